@@ -1,0 +1,17 @@
+"""Settings every test runs under."""
+
+import hypothesis
+import pytest
+import torch
+
+# A first call may compile a kernel, so the time of one example says nothing.
+hypothesis.settings.register_profile("quorem", deadline=None)
+hypothesis.settings.load_profile("quorem")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
