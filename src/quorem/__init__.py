@@ -1,0 +1,34 @@
+"""Compositional embeddings using complementary partitions: embedding tables that fit.
+
+>>> table = Embedding(1_000_000, 16, QR(num_collisions=4))
+>>> table(torch.tensor([0, 999_999])).shape, round(table.compression, 2)
+(torch.Size([2, 16]), 4.0)
+"""
+
+from . import init, operations, partitions, schemes
+from .bags import EmbeddingBag
+from .collection import EmbeddingCollection, Table
+from .embeddings import Embedding
+from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Path, Scheme, TableSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingCollection",
+    "Table",
+    "Full",
+    "Hash",
+    "QR",
+    "GeneralizedQR",
+    "ChineseRemainder",
+    "Custom",
+    "Path",
+    "Scheme",
+    "TableSpec",
+    "partitions",
+    "operations",
+    "schemes",
+    "init",
+]

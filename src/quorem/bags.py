@@ -1,0 +1,166 @@
+"""``EmbeddingBag``: ``nn.EmbeddingBag`` stored by a scheme. Vectors are composed first, then pooled."""
+
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .embeddings import Embedding
+from .schemes import Scheme
+from .tables import check_ids, check_offsets
+
+MODES = ("sum", "mean", "max")
+
+
+class EmbeddingBag(Embedding):
+    """Pooled vectors of bags of ids: a drop-in for ``nn.EmbeddingBag``.
+
+    Args:
+        num_embeddings: number of ids, n.
+        embedding_dim: width that comes out, D.
+        scheme: how the table is stored.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``, taken over the composed vectors.
+        include_last_offset: whether ``offsets`` ends with the number of ids.
+        padding_idx: an id that is not pooled, and not counted by the mean.
+        max_norm: must be None, as in ``Embedding``.
+        norm_type: of ``max_norm``.
+        scale_grad_by_freq: must be False, as in ``Embedding``.
+        sparse: give ``weight`` a sparse gradient.
+        on_invalid_id: as in ``Embedding``; an invalid id on a GPU is left out, as padding is.
+        device: where the tables are.
+        dtype: float32, float64, bfloat16 or float16.
+
+    >>> bags = EmbeddingBag(1000, 16, QR(num_collisions=4), mode="sum")
+    >>> bags(torch.tensor([1, 2, 4, 5]), torch.tensor([0, 3])).shape
+    torch.Size([2, 16])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        scheme: Scheme,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        on_invalid_id: str = "warn",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode ({mode!r}) must be one of {', '.join(map(repr, MODES))}")
+        if mode == "max" and sparse:
+            raise ValueError(f"sparse ({sparse}) must be False for mode='max', as in torch.nn.EmbeddingBag")
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            scheme,
+            padding_idx=padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+            on_invalid_id=on_invalid_id,
+            device=device,
+            dtype=dtype,
+        )
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Pooled vectors ``[B, D]`` (``[B, K, D]`` for feature generation).
+
+        Args:
+            input: ids, ``[B, L]`` bags of one length or ``[V]`` bags end to end.
+            offsets: where each bag of a 1-D ``input`` starts; None for 2-D.
+            per_sample_weights: a weight per id, shaped as ``input``; for ``"sum"``, and for ``"mean"``, which
+                divides the weighted sum by the number of ids.
+
+        Raises:
+            ValueError: if the shapes, the offsets or the mode do not fit.
+            TypeError: if ids or weights have the wrong dtype.
+        """
+        check_ids(input, "input")
+        weights = self._check_weights(per_sample_weights, input)
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ValueError(f"offsets {tuple(offsets.shape)} must be None for a 2-D input {tuple(input.shape)}")
+            step = input.shape[1]
+            starts = torch.arange(input.shape[0] + 1, device=input.device) * step
+            input, weights = input.reshape(-1), None if weights is None else weights.reshape(-1)
+        elif input.dim() == 1:
+            if offsets is None:
+                raise ValueError("offsets must be given for a 1-D input")
+            starts = check_offsets(offsets, len(input))
+            if not self.include_last_offset:
+                starts = F.pad(starts, (0, 1), value=len(input))
+            elif len(starts) == 0:
+                raise ValueError("offsets must hold at least one entry with include_last_offset=True")
+        else:
+            raise ValueError(f"input has shape {tuple(input.shape)} but must be 1-D or 2-D")
+        if self.mode == "max" or self.paths:
+            pooled = self._pool(input, starts, weights)
+        else:
+            pooled = self._bag(input, starts, weights, self.mode == "mean")
+        vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
+        return pooled.view(len(starts) - 1, *vectors, self.embedding_dim)
+
+    def _pool(self, ids: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
+        """Compose, then pool with ``F.embedding_bag``: max and path-based tables, which have no fused op."""
+        vectors = self._lookup(ids[:, None]).flatten(1)
+        place = torch.arange(len(ids), device=ids.device)
+        if self.padding_idx is not None:
+            place = torch.where(ids == self.padding_idx, len(ids), place)
+        if weights is not None and self.mode == "mean":  # which F.embedding_bag refuses
+            vectors, weights = vectors * weights[:, None].to(vectors.dtype), None
+        return F.embedding_bag(
+            place,
+            F.pad(vectors, (0, 0, 0, 1)),
+            starts,
+            mode=self.mode,
+            per_sample_weights=weights,
+            include_last_offset=True,
+            padding_idx=len(ids),
+        )
+
+    def _check_weights(self, weights: Tensor | None, input: Tensor) -> Tensor | None:
+        if weights is None:
+            return None
+        if self.mode == "max":
+            raise ValueError("per_sample_weights must be None for mode='max'")
+        if not weights.is_floating_point():
+            raise TypeError(f"per_sample_weights dtype ({weights.dtype}) must be floating point")
+        if weights.shape != input.shape:
+            raise ValueError(
+                f"per_sample_weights {tuple(weights.shape)} must have the shape of input {tuple(input.shape)}"
+            )
+        return weights.to(self.weight.dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        scheme: Scheme | None = None,
+        *,
+        freeze: bool = True,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+        on_invalid_id: str = "warn",
+    ) -> Self:
+        """The best fit of a trained table ``[n, D]`` by a scheme, as ``Embedding.from_pretrained``."""
+        module = super().from_pretrained(
+            embeddings, scheme, freeze=freeze, padding_idx=padding_idx, sparse=sparse, on_invalid_id=on_invalid_id
+        )
+        module.mode, module.include_last_offset = mode, include_last_offset
+        return module
+
+    def extra_repr(self) -> str:
+        """Size, scheme, compression and mode."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"

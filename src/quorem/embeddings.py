@@ -1,0 +1,132 @@
+"""``Embedding``: ``nn.Embedding`` stored by a scheme."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from . import init
+from .schemes import Full, Scheme
+from .tables import Tables, check_ids, check_padding
+
+
+class Embedding(Tables):
+    """A table of ``num_embeddings`` vectors that stores fewer: a drop-in for ``nn.Embedding`` (section 4).
+
+    Args:
+        num_embeddings: number of ids, n.
+        embedding_dim: width that comes out, D.
+        scheme: how the table is stored.
+        padding_idx: an id whose vector is zero and takes no gradient.
+        max_norm: must be None: a composed vector has no row of its own to renormalize in place.
+        norm_type: of ``max_norm``.
+        scale_grad_by_freq: must be False: a row's gradient is shared by the ids that share the row.
+        sparse: give ``weight`` a sparse gradient.
+        on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count,
+            warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
+        device: where the tables are, ``"meta"`` included.
+        dtype: float32, float64, bfloat16 or float16.
+
+    Shape:
+        input ``[...]``, output ``[..., D]``; ``[..., K, D]`` for feature generation.
+
+    Raises:
+        ValueError: if the scheme cannot store such a table, or an option is not supported.
+
+    >>> table = Embedding(1000, 16, QR(num_collisions=4))
+    >>> table(torch.tensor([[1, 2, 999]])).shape, table.num_parameters
+    (torch.Size([1, 3, 16]), 4064)
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        scheme: Scheme,
+        *,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        on_invalid_id: str = "warn",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        refuse(max_norm, scale_grad_by_freq)
+        spec = scheme.spec(num_embeddings, embedding_dim)
+        padding = [check_padding(padding_idx, num_embeddings)]
+        super().__init__([""], [spec], padding, sparse=sparse, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
+        self.num_embeddings, self.embedding_dim, self.scheme = num_embeddings, embedding_dim, spec.scheme
+        self.padding_idx = padding[0]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Vectors of the ids in ``input``, of any shape."""
+        check_ids(input, "input")
+        vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
+        return self._lookup(input.reshape(-1, 1)).view(*input.shape, *vectors, self.embedding_dim)
+
+    def to_dense(self) -> Tensor:
+        """The table this one stands for, ``[n, D]`` (``[n, K, D]`` for feature generation); differentiable."""
+        return self.dense()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        scheme: Scheme | None = None,
+        *,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+        on_invalid_id: str = "warn",
+    ) -> Self:
+        """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
+
+        Args:
+            embeddings: the trained table.
+            scheme: how to store it; least squares finds its tables (see ``quorem.init.fit_``).
+            freeze: whether the tables take no gradient.
+            padding_idx: as in the constructor.
+            sparse: as in the constructor.
+            on_invalid_id: as in the constructor.
+
+        Raises:
+            ValueError: if ``embeddings`` is not 2-D, or the scheme has no closed fit (``Path``).
+        """
+        if embeddings.dim() != 2:
+            raise ValueError(f"embeddings has shape {tuple(embeddings.shape)} but must be 2-D")
+        n, d = embeddings.shape
+        module = cls(
+            n,
+            d,
+            scheme or Full(),
+            padding_idx=padding_idx,
+            sparse=sparse,
+            on_invalid_id=on_invalid_id,
+            device=embeddings.device,
+            dtype=embeddings.dtype,
+        )
+        init.fit_(module.tables(), module.specs[0], embeddings)
+        module.weight.requires_grad_(not freeze)
+        return module
+
+    def extra_repr(self) -> str:
+        """Size, scheme and compression."""
+        spec = self.specs[0]
+        kept = f" ({spec.fallback})" if spec.fallback else ""
+        pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        size = f"{self.num_embeddings}, {self.embedding_dim}"
+        return f"{size}, {self.scheme}{kept}{pad}, compression={self.compression:.1f}"
+
+
+def refuse(max_norm: float | None, scale_grad_by_freq: bool) -> None:
+    """Raise ValueError for the options of ``torch.nn`` that have no meaning on shared rows."""
+    if max_norm is not None:
+        raise ValueError(
+            f"max_norm ({max_norm}) must be None: a composed vector has no row of its own to renormalize in place"
+        )
+    if scale_grad_by_freq:
+        raise ValueError(
+            f"scale_grad_by_freq ({scale_grad_by_freq}) must be False: a row's gradient is shared by several ids"
+        )

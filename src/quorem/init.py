@@ -1,0 +1,148 @@
+"""Starting values that know the operation: the composed vector starts as a row of the full table would.
+
+``docs/initialization.md`` has the measurements behind the default.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from .schemes import TableSpec
+
+NOISE = 0.01  # relative deviation of the small factors around their neutral value
+
+
+def matched_(tables: Sequence[Tensor], spec: TableSpec) -> None:
+    """The default: the largest table starts as the full one, U(-sqrt(1/n), sqrt(1/n)); others start neutral.
+
+    Neutral is one plus noise for ``mult``, noise around zero for ``add``: the composed vector then has the
+    distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so each starts as the full.
+    """
+    bound = sqrt(1 / spec.num_embeddings)
+    largest = max(range(len(tables)), key=lambda j: tables[j].shape[0])
+    for j, table in enumerate(tables):
+        if j == largest or spec.operation in ("concat", "feature"):
+            table.uniform_(-bound, bound)
+        elif spec.operation == "mult":
+            table.uniform_(1 - NOISE, 1 + NOISE)
+        else:
+            table.uniform_(-NOISE * bound, NOISE * bound)
+
+
+def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
+    """All factors alike, scaled so that the composed vector has the full table's variance."""
+    bound, k = sqrt(1 / spec.num_embeddings), len(tables)
+    if spec.operation == "mult":  # var of a product of k uniforms is (b^2 / 3)^k; the full table's is bound^2 / 3
+        bound = sqrt(3) * (bound / sqrt(3)) ** (1 / k)
+    elif spec.operation == "add":
+        bound /= sqrt(k)
+    for table in tables:
+        table.uniform_(-bound, bound)
+
+
+def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
+    """The public reference code's start, U(sqrt(1/n), 1): kept for comparison, trains badly."""
+    for table in tables:
+        table.uniform_(sqrt(1 / spec.num_embeddings), 1)
+
+
+STARTS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
+
+
+def start_(tables: Sequence[Tensor], spec: TableSpec, start: str = "matched") -> None:
+    """Fill the tables of one spec in place by the named start.
+
+    Raises:
+        ValueError: if ``start`` is not one of ``STARTS``.
+    """
+    if start not in STARTS:
+        raise ValueError(f"start ({start!r}) must be one of {', '.join(map(repr, STARTS))}")
+    with torch.no_grad():
+        STARTS[start](tables, spec)
+
+
+def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> None:
+    """Start path networks (section 4.1) as close to the identity as their width allows, plus noise.
+
+    With ``relu`` a direction q passes as ``relu(q x) - relu(-q x)``, so 2 D hidden units carry D dimensions
+    exactly; narrower networks carry as many as they can, scaled to keep the variance. With ``sigmoid``, which is
+    close to ``1/2 + x / 4`` for the small x that tables start with, D units suffice.
+
+    Args:
+        weights: of each layer ``[G, in, out]``, G networks of one shape.
+        biases: of each layer ``[G, out]``.
+        activation: ``"relu"`` or ``"sigmoid"``.
+    """
+    d = weights[0].shape[1]
+    units = min((w.shape[2] for w in weights[:-1]), default=d)
+    pair = 2 if activation == "relu" and len(weights) > 1 else 1
+    directions = max(1, min(units // pair, d))
+    signs = [1.0, -1.0][: min(pair, units)]
+    with torch.no_grad():
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            carry = torch.zeros(weight.shape[1:], dtype=torch.float32)
+            shift = 0.0
+            if len(weights) == 1:
+                carry.fill_diagonal_(1)
+            elif i == 0:
+                for q in range(directions):
+                    for s, sign in enumerate(signs):
+                        carry[q, len(signs) * q + s] = sign
+            elif i < len(weights) - 1:
+                carry.fill_diagonal_(1 if activation == "relu" else 4)
+                shift = 0.0 if activation == "relu" else -2.0
+            else:
+                gain = sqrt(d / directions) * (1 if activation == "relu" else 4)
+                for q in range(directions):
+                    for s, sign in enumerate(signs):
+                        carry[len(signs) * q + s, q] = sign * gain
+                shift = 0.0 if activation == "relu" else -gain / 2
+            noise = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1]))
+            weight.copy_(noise.add_(carry.to(weight.device)))
+            bias.fill_(shift)
+
+
+def fit_(tables: Sequence[Tensor], spec: TableSpec, dense: Tensor, *, sweeps: int = 30) -> None:
+    """Fill the tables of one spec with the least-squares fit of a full table ``[n, D]``.
+
+    A table's rows, the others held fixed, are a weighted mean over each bucket. One pass is exact for one table,
+    ``concat`` and ``feature``; ``add`` and ``mult`` alternate over the tables ``sweeps`` times (for two tables
+    and ``mult`` this is power iteration towards the best product).
+
+    Raises:
+        ValueError: for a path-based scheme, which has no such fit.
+    """
+    if spec.hidden is not None:
+        raise ValueError(f"scheme ({spec.scheme}) must not be path-based: its networks have no closed-form fit")
+    ids = torch.arange(spec.num_embeddings, device=dense.device)
+    ids = ids if spec.permutation is None else spec.permutation(ids)
+    buckets = [p(ids) for p in spec.partitions]
+    target = dense.detach().to(torch.promote_types(dense.dtype, torch.float32))
+    if spec.operation in ("concat", "feature"):
+        parts = target.split([t.shape[1] for t in tables], 1) if spec.operation == "concat" else [target] * len(tables)
+        fitted = [_bucket_mean(part, None, b, t) for part, b, t in zip(parts, buckets, tables, strict=True)]
+    else:
+        neutral = 1.0 if spec.operation == "mult" else 0.0
+        fitted = [torch.full(t.shape, neutral, dtype=target.dtype, device=target.device) for t in tables]
+        order = sorted(range(len(tables)), key=lambda j: -tables[j].shape[0])  # the large table first
+        for _ in range(sweeps if len(tables) > 1 else 1):
+            for j in order:
+                rows = [fitted[i][buckets[i]] for i in order if i != j]
+                if spec.operation == "mult":
+                    others = torch.stack([torch.ones_like(target), *rows]).prod(0)
+                    fitted[j] = _bucket_mean(target, others, buckets[j], tables[j])
+                else:
+                    fitted[j] = _bucket_mean(target - sum(rows), None, buckets[j], tables[j])
+    with torch.no_grad():
+        for table, values in zip(tables, fitted, strict=True):
+            table.copy_(values)
+
+
+def _bucket_mean(target: Tensor, others: Tensor | None, bucket: Tensor, table: Tensor) -> Tensor:
+    """Rows r that minimize ``|target - r[bucket] * others|^2``; an empty bucket gives zeros."""
+    others = torch.ones_like(target) if others is None else others
+    zeros = target.new_zeros(table.shape)
+    above, below = zeros.index_add(0, bucket, target * others), zeros.index_add(0, bucket, others * others)
+    return torch.where(below > 0, above / below, 0)

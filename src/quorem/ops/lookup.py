@@ -1,0 +1,211 @@
+"""The ops, each declared once: schema, shapes for the compiler, a kernel per device, gradients.
+
+``torch.library`` dispatches by device. On the CPU an id outside its table raises IndexError; on a GPU it gives
+zeros and no gradient, and ``Tables.on_invalid_id`` decides what is said about it.
+
+``integers`` stands for the four tensors of a layout: slots, parts, maps, spans.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .layout import LIMIT
+
+_INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
+_JAGGED = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor weight"
+_library = torch.library.Library("quorem", "DEF")
+_library.define(f"lookup(Tensor ids, Tensor weight, {_INTEGERS}, *, str names) -> Tensor")
+_library.define(f"lookup_backward(Tensor grad, Tensor ids, Tensor weight, {_INTEGERS}) -> Tensor")
+_library.define(f"bag({_JAGGED}, {_INTEGERS}, *, bool mean, str names) -> Tensor")
+_library.define(f"bag_backward(Tensor grad, {_JAGGED}, {_INTEGERS}, *, bool mean) -> Tensor")
+_library.define(
+    f"bag_sample_weights_backward(Tensor grad, Tensor ids, Tensor offsets, Tensor weight, {_INTEGERS}, *, bool mean)"
+    " -> Tensor"
+)
+
+
+def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "", sparse: bool = False) -> Tensor:
+    """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``.
+
+    Args:
+        ids: int32 or int64.
+        weight: every table, ``[R, W]``.
+        integers: the layout.
+        names: what an error calls each feature's table, one a line.
+        sparse: whether the gradient of ``weight`` is sparse.
+    """
+    if torch.is_grad_enabled() and weight.requires_grad:
+        return _Lookup.apply(ids, weight, *integers, names, sparse)
+    return torch.ops.quorem.lookup(ids, weight, *integers, names=names)
+
+
+def bag(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    weight: Tensor,
+    *integers: Tensor,
+    mean: bool,
+    names: str = "",
+    sparse: bool = False,
+) -> Tensor:
+    """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``."""
+    return _Bag.apply(ids, offsets, sample_weights, weight, *integers, mean, names, sparse)
+
+
+def raise_out_of_range(ids: Tensor, offsets: Tensor | None, slots: Tensor, spans: Tensor, names: str) -> None:
+    """Raise IndexError for the first id on the CPU that is outside its table, if there is one.
+
+    ``ids`` are ``[B, F]``, or jagged ``[V]`` where there are ``offsets``.
+    """
+    if ids.device.type != "cpu":
+        return
+    limits = slots[spans[:, 0], LIMIT]
+    feature = (
+        torch.arange(len(spans)).expand(ids.shape) if offsets is None else reference.bags_of(ids, offsets, spans)[1]
+    )
+    bad = reference.out_of_range(ids, limits[feature])
+    if bad.any():
+        column = int(feature[bad][0])
+        raise_id(int(ids[bad][0]), int(limits[column]), names, column)
+
+
+def raise_id(value: int, limit: int, names: str, feature: int) -> None:
+    """Say which id of which feature's table is out of range."""
+    table = names.split("\n")[feature] if names else "the table"
+    raise IndexError(f"id {value} is outside [0, {limit}) of {table}")
+
+
+def _lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor:
+    raise_out_of_range(ids, None, integers[0], integers[3], names)
+    return reference.lookup(ids, weight, *integers)
+
+
+def _lookup_backward(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> Tensor:
+    return reference.accumulate(*reference.lookup_row_grads(grad, ids, weight, *integers), weight)
+
+
+def _bag(ids: Tensor, offsets: Tensor, *rest: Any, mean: bool, names: str) -> Tensor:
+    raise_out_of_range(ids, offsets, rest[2], rest[5], names)
+    return reference.bag(ids, offsets, *rest, mean=mean)
+
+
+def _bag_backward(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    weight: Tensor,
+    *integers: Tensor,
+    mean: bool,
+) -> Tensor:
+    row_grads = reference.bag_row_grads(grad, ids, offsets, sample_weights, weight, *integers, mean=mean)
+    return reference.accumulate(*row_grads, weight)
+
+
+_library.impl("lookup", _lookup, "CompositeExplicitAutograd")
+_library.impl("lookup_backward", _lookup_backward, "CompositeExplicitAutograd")
+_library.impl("bag", _bag, "CompositeExplicitAutograd")
+_library.impl("bag_backward", _bag_backward, "CompositeExplicitAutograd")
+_library.impl("bag_sample_weights_backward", reference.bag_sample_weights_grad, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("quorem::lookup", lib=_library)
+def _(ids: Tensor, weight: Tensor, slots: Tensor, *rest: Tensor, names: str) -> Tensor:
+    return weight.new_empty(ids.shape[0], slots.shape[0], weight.shape[1])
+
+
+@torch.library.register_fake("quorem::lookup_backward", lib=_library)
+def _(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> Tensor:
+    return torch.empty_like(weight)
+
+
+@torch.library.register_fake("quorem::bag", lib=_library)
+def _(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    weight: Tensor,
+    *integers: Tensor,
+    mean: bool,
+    names: str,
+) -> Tensor:
+    slots, _, _, spans = integers
+    return weight.new_empty((offsets.shape[0] - 1) // spans.shape[0], slots.shape[0], weight.shape[1])
+
+
+@torch.library.register_fake("quorem::bag_backward", lib=_library)
+def _(
+    grad: Tensor, ids: Tensor, offsets: Tensor, sample_weights: Any, weight: Tensor, *rest: Tensor, mean: bool
+) -> Tensor:
+    return torch.empty_like(weight)
+
+
+@torch.library.register_fake("quorem::bag_sample_weights_backward", lib=_library)
+def _(grad: Tensor, ids: Tensor, offsets: Tensor, weight: Tensor, *integers: Tensor, mean: bool) -> Tensor:
+    return grad.new_empty(ids.shape)
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        *tensors, names, _ = inputs
+        return torch.ops.quorem.lookup(*tensors, names=names)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, _, ctx.sparse = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ids, weight, *integers = ctx.saved_tensors
+        if ctx.sparse:
+            dweight = _sparse(*reference.lookup_row_grads(grad, ids, weight, *integers), weight)
+        elif torch.is_grad_enabled():  # create_graph: this gradient will be differentiated itself
+            dweight = _lookup_backward(grad, ids, weight, *integers)
+        else:
+            dweight = torch.ops.quorem.lookup_backward(grad, ids, weight, *integers)
+        return None, dweight, *[None] * 6
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return torch.vmap(reference.lookup, in_dims[:6])(*inputs[:6]), 0
+
+
+class _Bag(torch.autograd.Function):
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        *tensors, mean, names, _ = inputs
+        return torch.ops.quorem.bag(*tensors, mean=mean, names=names)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.mean, _, ctx.sparse = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ids, offsets, sample_weights, weight, *integers = ctx.saved_tensors
+        twice = torch.is_grad_enabled()
+        dsample = dweight = None
+        if ctx.needs_input_grad[2]:
+            op = reference.bag_sample_weights_grad if twice else torch.ops.quorem.bag_sample_weights_backward
+            dsample = op(grad, ids, offsets, weight, *integers, mean=ctx.mean).to(sample_weights.dtype)
+        if ctx.needs_input_grad[3]:
+            inputs = (grad, ids, offsets, sample_weights, weight, *integers)
+            if ctx.sparse:
+                dweight = _sparse(*reference.bag_row_grads(*inputs, mean=ctx.mean), weight)
+            elif twice:
+                dweight = _bag_backward(*inputs, mean=ctx.mean)
+            else:
+                dweight = torch.ops.quorem.bag_backward(*inputs, mean=ctx.mean)
+        return None, None, dsample, dweight, *[None] * 7
+
+
+def _sparse(rows: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    read = rows >= 0
+    return torch.sparse_coo_tensor(rows[read][None], values[read].to(weight.dtype), weight.shape)

@@ -1,0 +1,130 @@
+"""Path-based embeddings (section 4.1): a row of one table, then a network chosen by each other partition."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from . import init
+from .ops import layout, reference
+from .partitions import Partition
+from .schemes import Path, TableSpec
+
+
+class PathNetworks(nn.Module):
+    """The networks of one or more features whose paths have the same shape, run as batched matrix products.
+
+    Ids are sorted by network into blocks of one network each, so a weight matrix is read once per block:
+    no loop over networks and no copy of a matrix per id.
+
+    Args:
+        members: the features, as positions in ``specs``.
+        specs: the specs of all features; the members' have a ``Path`` scheme of one width and shape.
+        padding: the padding id of each feature, or None.
+        spans: first slot and number of slots of each feature.
+    """
+
+    member: Tensor  # [F]: position of each feature among the members, or -1
+    features: Tensor  # [members]
+    columns: Tensor  # the members' slots
+    network_slots: Tensor  # as ``layout.slots``, a slot per member
+    network_parts: Tensor  # as ``layout.parts``, a partition per level: its base is the member's first network
+    network_maps: Tensor
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        specs: Sequence[TableSpec],
+        padding: Sequence[int | None],
+        spans: Tensor,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        own = [specs[f] for f in members]
+        scheme = own[0].scheme
+        assert isinstance(scheme, Path)
+        self.members = tuple(members)
+        self.activation = scheme.activation
+        self.embedding_dim = own[0].embedding_dim
+        self.counts = tuple(map(sum, zip(*(spec.path_sizes for spec in own), strict=True)))
+        widths = (self.embedding_dim, *scheme.hidden, self.embedding_dim)
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for count in self.counts:
+            for d_in, d_out in pairwise(widths):
+                self.weights.append(nn.Parameter(torch.empty(count, d_in, d_out, device=device, dtype=dtype)))
+                self.biases.append(nn.Parameter(torch.empty(count, d_out, device=device, dtype=dtype)))
+        heads, levels, base = [], [], [0] * len(self.counts)
+        for f in members:
+            heads.append(layout.head(f, specs[f], padding[f]))
+            parts = [p for p in specs[f].partitions[1:] if isinstance(p, Partition)]
+            levels.append([[p.stride, p.size, base[j], 1, layout.CLOSED_FORM] for j, p in enumerate(parts)])
+            base = [b + p.size for b, p in zip(base, parts, strict=True)]
+        member = torch.full((len(specs),), -1)
+        member[list(members)] = torch.arange(len(members))
+        columns = [torch.arange(first, first + count) for first, count in spans[list(members)].tolist()]
+        self.integers = {  # kept on the CPU, for place_integers
+            "member": member,
+            "features": torch.tensor(members),
+            "columns": torch.cat(columns),
+            "network_slots": torch.tensor(heads),
+            "network_parts": torch.tensor(levels),
+            "network_maps": torch.empty(0, dtype=torch.int64),
+        }
+        self.place_integers()
+        self.reset_parameters()
+
+    def place_integers(self) -> None:
+        """(Re)build the buffers that find an id's networks where the weights are; they hold no learned state."""
+        for name, values in self.integers.items():
+            self.register_buffer(name, values.to(self.weights[0].device), persistent=False)
+
+    def reset_parameters(self) -> None:
+        """Start every network near the identity (see ``init.path_``)."""
+        layers = len(self.weights) // len(self.counts)
+        for level in range(len(self.counts)):
+            own = slice(level * layers, (level + 1) * layers)
+            init.path_(list(self.weights)[own], list(self.biases)[own], self.activation)
+
+    def forward(self, x: Tensor, ids: Tensor, member: Tensor) -> Tensor:
+        """Transform the row vectors ``x`` ``[N, D]`` of ``ids`` ``[N]``, each of one ``member`` ``[N]``.
+
+        Padding and out-of-range ids give zeros.
+        """
+        slots, parts = self.network_slots[member][:, None], self.network_parts[member][:, None]
+        networks, valid = reference.rows_of(ids[:, None], slots, parts, self.network_maps)  # [N, 1, levels], [N, 1]
+        layers = len(self.weights) // len(self.counts)
+        act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
+        for level, count in enumerate(self.counts):
+            position, network, size = blocks(networks[:, 0, level], count)
+            x = x.new_zeros(len(network) * size, x.shape[1]).index_copy(0, position, x).view(len(network), size, -1)
+            for i in range(level * layers, (level + 1) * layers):
+                x = torch.baddbmm(self.biases[i][network][:, None], x, self.weights[i][network])
+                x = x if i == (level + 1) * layers - 1 else act(x)
+            x = x.flatten(0, 1)[position]
+        return torch.where(valid, x, 0)
+
+
+def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
+    """Places that sort N items into blocks of one group each.
+
+    The number of blocks depends on N and ``num_groups`` alone, so shapes stay static for the compiler.
+
+    Returns:
+        the place ``[N]`` of each item, the group of each block, and the size of a block.
+
+    >>> place, owner, size = blocks(torch.tensor([1, 0, 1, 1]), 2)
+    >>> bool((owner[place // size] == torch.tensor([1, 0, 1, 1])).all())
+    True
+    """
+    n = group.shape[0]
+    size = min(max(1 << (n // num_groups).bit_length(), 8), 1024)
+    counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
+    needed = (counts + size - 1) // size
+    order = torch.argsort(group, stable=True)
+    in_order = group[order]
+    rank = torch.arange(n, device=group.device) - (counts.cumsum(0) - counts)[in_order]
+    place = torch.empty_like(group).index_copy(0, order, (needed.cumsum(0) - needed)[in_order] * size + rank)
+    owner = torch.searchsorted(needed.cumsum(0), torch.arange(n // size + num_groups, device=group.device), right=True)
+    return place, owner.clamp(max=num_groups - 1), size

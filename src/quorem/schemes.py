@@ -1,0 +1,397 @@
+"""Schemes: how one table of ``n`` categories and width ``D`` is stored (sections 2 to 4).
+
+A scheme is a frozen value. ``scheme.spec(n, d)`` says what it means for one table (partitions, shapes,
+parameter count) without allocating anything; modules are built from the spec.
+"""
+
+import json
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from . import partitions as P
+from .operations import OPERATIONS, widths
+
+AnyPartition = P.Partition | P.ExplicitPartition
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a scheme means for one table: its partitions and the shape of each stored table.
+
+    ``scheme`` is the scheme in force, which is ``Full()`` where the asked one would not shrink the table;
+    ``fallback`` then says why in one sentence.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    scheme: "Scheme"
+    partitions: tuple[AnyPartition, ...]
+    shapes: tuple[tuple[int, int], ...]
+    operation: str
+    permutation: P.Permutation | None
+    hidden: tuple[int, ...] | None = None
+    fallback: str | None = None
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that come out of one id: K for feature generation, one otherwise."""
+        return len(self.partitions) if self.operation == "feature" else 1
+
+    @property
+    def path_sizes(self) -> tuple[int, ...]:
+        """Number of networks at each level of a path (section 4.1); empty for other schemes."""
+        return () if self.hidden is None else tuple(p.size for p in self.partitions[1:])
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored parameters: every table's, and every path network's."""
+        tables = sum(rows * width for rows, width in self.shapes)
+        if self.hidden is None:
+            return tables
+        layers = (self.embedding_dim, *self.hidden, self.embedding_dim)
+        network = sum(i * o + o for i, o in pairwise(layers))
+        return tables + sum(self.path_sizes) * network
+
+    @property
+    def compression(self) -> float:
+        """Parameters of the full table over stored parameters."""
+        return self.num_embeddings * self.embedding_dim / self.num_parameters
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Options every scheme takes.
+
+    Args:
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps the order.
+        force: store the table this way even where that does not shrink it (the paper's table 1 does).
+    """
+
+    _: KW_ONLY
+    permute: int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options that do not depend on a table."""
+        if self.permute is not None:
+            _check_int("permute", self.permute, 0)
+        if not isinstance(self.force, bool):
+            raise TypeError(f"force ({self.force!r}) must be a bool")
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """The partitions of ``n`` ids, least significant digit first."""
+        raise NotImplementedError
+
+    def spec(self, n: int, d: int) -> TableSpec:
+        """What this scheme means for a table of ``n`` ids and width ``d``.
+
+        Raises:
+            ValueError: if the scheme cannot store such a table.
+
+        >>> QR(num_collisions=4).spec(1000, 16).shapes
+        ((250, 16), (4, 16))
+        >>> QR(num_collisions=4).spec(3, 16).fallback
+        'QR would store 64 parameters where the full table has 48'
+        """
+        _check_int("num_embeddings", n, 1)
+        _check_int("embedding_dim", d, 1)
+        spec = self._spec(n, d)
+        if isinstance(self, Full) or self.force or spec.num_parameters < n * d:
+            return spec
+        full = Full(permute=self.permute)._spec(n, d)
+        reason = f"{type(self).__name__} would store {spec.num_parameters} parameters where the full table has {n * d}"
+        return replace(full, fallback=reason, operation=spec.operation)
+
+    def _spec(self, n: int, d: int) -> TableSpec:
+        parts = self.partitions_of(n)
+        operation = getattr(self, "operation", "add")  # any operation is the identity on one vector
+        hidden = getattr(self, "hidden", None)
+        if hidden is None:
+            dims = widths(operation, d, len(parts), getattr(self, "dims", None))
+            shapes = tuple((p.size, width) for p, width in zip(parts, dims, strict=True))
+        else:
+            shapes = ((parts[0].size, d),)
+        permutation = None if self.permute is None else P.Permutation.from_seed(n, self.permute)
+        return TableSpec(n, d, self, parts, shapes, operation, permutation, hidden)
+
+
+@dataclass(frozen=True)
+class Full(Scheme):
+    """One row per category: the naive partition.
+
+    >>> Full().spec(1000, 16).num_parameters
+    16000
+    """
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """The naive partition."""
+        return P.naive(n)
+
+
+@dataclass(frozen=True)
+class Hash(Scheme):
+    """The hashing trick (algorithm 1): ``ceil(n / num_collisions)`` rows, shared by remainder.
+
+    >>> Hash(num_collisions=4).spec(1000, 16).shapes
+    ((250, 16),)
+    """
+
+    num_collisions: int = 4
+
+    def __post_init__(self) -> None:
+        """Check ``num_collisions``."""
+        super().__post_init__()
+        _check_int("num_collisions", self.num_collisions, 1)
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """The remainder alone; not complementary."""
+        return P.hashing(n, ceil_div(n, self.num_collisions))
+
+
+@dataclass(frozen=True)
+class Composed(Scheme):
+    """Options of the operation-based schemes (section 4).
+
+    Args:
+        operation: ``"concat"``, ``"add"``, ``"mult"`` or ``"feature"``.
+        dims: widths of the tables for ``"concat"``; split evenly where absent.
+    """
+
+    _: KW_ONLY
+    operation: str = "mult"
+    dims: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check ``operation`` and ``dims``."""
+        super().__post_init__()
+        if self.operation not in OPERATIONS:
+            raise ValueError(f"operation ({self.operation!r}) must be one of {', '.join(map(repr, OPERATIONS))}")
+        if self.dims is not None:
+            object.__setattr__(self, "dims", tuple(self.dims))
+            for width in self.dims:
+                _check_int("dims", width, 1)
+
+
+@dataclass(frozen=True)
+class QR(Composed):
+    """The quotient-remainder trick (algorithm 2).
+
+    Args:
+        num_collisions: ids that share a row of the large table, which has ``ceil(n / num_collisions)`` rows.
+        large: the partition with the large table: ``"remainder"`` (the default, and better where
+            low ids are frequent) or ``"quotient"`` (the order of the public reference code).
+    """
+
+    num_collisions: int = 4
+    _: KW_ONLY
+    large: str = "remainder"
+
+    def __post_init__(self) -> None:
+        """Check ``num_collisions`` and ``large``."""
+        super().__post_init__()
+        _check_int("num_collisions", self.num_collisions, 1)
+        if self.large not in ("remainder", "quotient"):
+            raise ValueError(f"large ({self.large!r}) must be 'remainder' or 'quotient'")
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """Remainder, then quotient."""
+        if self.large == "quotient":
+            return P.quotient_remainder(n, min(self.num_collisions, n))
+        return P.quotient_remainder(n, ceil_div(n, self.num_collisions))
+
+
+@dataclass(frozen=True)
+class GeneralizedQR(Composed):
+    """Generalized quotient-remainder: the digits of the id in a mixed radix (section 3.1).
+
+    Args:
+        num_partitions: number of digits, hence of tables.
+        num_rows: rows to spend over all tables, split evenly; the fewest that cover the ids where absent.
+    """
+
+    num_partitions: int = 3
+    _: KW_ONLY
+    num_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check ``num_partitions`` and ``num_rows``."""
+        super().__post_init__()
+        _check_rows(self.num_partitions, self.num_rows)
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """Digits of balanced sizes; with ``num_rows``, digits that overlap so that every row is used."""
+        k = self.num_partitions
+        fewest = P.balanced_sizes(n, k)
+        if self.num_rows is None:
+            return P.generalized_quotient_remainder(n, fewest)
+        if self.num_rows < sum(fewest):
+            raise ValueError(
+                f"num_rows ({self.num_rows}) must be at least {sum(fewest)} for {k} tables to cover {n} ids"
+            )
+        even, extra = divmod(self.num_rows, k)
+        return P.overlapping_quotient_remainder(n, [min(n, even + (j < extra)) for j in range(k)])
+
+
+@dataclass(frozen=True)
+class ChineseRemainder(Composed):
+    """Remainders by pairwise coprime sizes (section 3.1).
+
+    Args:
+        num_partitions: number of remainders, hence of tables.
+        num_rows: rows to spend over all tables, split as evenly as coprime sizes allow; the fewest
+            that cover the ids where absent.
+    """
+
+    num_partitions: int = 3
+    _: KW_ONLY
+    num_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check ``num_partitions`` and ``num_rows``."""
+        super().__post_init__()
+        _check_rows(self.num_partitions, self.num_rows)
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """Remainders by the smallest coprime sizes, or by the largest that ``num_rows`` pays for."""
+        k = self.num_partitions
+        fewest = P.coprime_sizes(n, k)
+        if self.num_rows is None:
+            return P.chinese_remainder(n, fewest)
+        if self.num_rows < sum(fewest):
+            raise ValueError(
+                f"num_rows ({self.num_rows}) must be at least {sum(fewest)} for {k} coprime tables to cover {n} ids"
+            )
+        return P.chinese_remainder(n, P.coprime_sizes_for_rows(self.num_rows, k))
+
+
+@dataclass(frozen=True)
+class Custom(Composed):
+    """Partitions of one's own, such as a car's make, year and type (section 3.1).
+
+    Args:
+        partitions: ``Partition`` and ``ExplicitPartition`` objects.
+        check: raise unless the partitions are complementary.
+    """
+
+    partitions: tuple[AnyPartition, ...]
+    _: KW_ONLY
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        """Check that there are partitions."""
+        super().__post_init__()
+        object.__setattr__(self, "partitions", tuple(self.partitions))
+        if not self.partitions or not all(isinstance(p, AnyPartition) for p in self.partitions):
+            raise ValueError(f"partitions ({self.partitions!r}) must be one or more Partition or ExplicitPartition")
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """The given partitions, checked against ``n``."""
+        for p in self.partitions:
+            if isinstance(p, P.ExplicitPartition) and len(p.index) != n:
+                raise ValueError(f"index of {p!r} has {len(p.index)} entries, but num_embeddings ({n}) must match")
+        if self.check and not _complementary(self.partitions, n):
+            raise ValueError(
+                f"partitions {self.partitions!r} must be complementary over {n} ids"
+                " (check=False lets ids share a vector)"
+            )
+        return self.partitions
+
+
+@dataclass(frozen=True)
+class Path(Scheme):
+    """Path-based: the first partition's row goes through a network chosen by each other one (section 4.1).
+
+    Args:
+        num_collisions: ids that share a row of the table, which has ``ceil(n / num_collisions)`` rows.
+        hidden: widths of the hidden layers of each network; ``()`` is the linear map.
+        num_partitions: levels of the path plus one; ``num_collisions`` is divided among the levels.
+        activation: ``"relu"`` or ``"sigmoid"``, between layers.
+    """
+
+    num_collisions: int = 4
+    hidden: tuple[int, ...] = (64,)
+    _: KW_ONLY
+    num_partitions: int = 2
+    activation: str = "relu"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        _check_int("num_collisions", self.num_collisions, 1)
+        _check_int("num_partitions", self.num_partitions, 2)
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        for width in self.hidden:
+            _check_int("hidden", width, 1)
+        if self.activation not in ("relu", "sigmoid"):
+            raise ValueError(f"activation ({self.activation!r}) must be 'relu' or 'sigmoid'")
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """Remainder, then the digits of the quotient."""
+        m = ceil_div(n, self.num_collisions)
+        return P.generalized_quotient_remainder(n, (m, *P.balanced_sizes(ceil_div(n, m), self.num_partitions - 1)))
+
+
+SCHEMES = {c.__name__: c for c in (Full, Hash, QR, GeneralizedQR, ChineseRemainder, Custom, Path)}
+
+
+def to_json(scheme: Scheme) -> str:
+    """The scheme as JSON text, options at their defaults left out.
+
+    >>> to_json(QR(num_collisions=60, operation="add"))
+    '{"scheme": "QR", "operation": "add", "num_collisions": 60}'
+    """
+    options = {f.name: getattr(scheme, f.name) for f in fields(scheme) if getattr(scheme, f.name) != f.default}
+    if isinstance(scheme, Custom):
+        options["partitions"] = [
+            {"stride": p.stride, "size": p.size} if isinstance(p, P.Partition) else {"index": p.index.tolist()}
+            for p in scheme.partitions
+        ]
+    return json.dumps({"scheme": type(scheme).__name__, **options})
+
+
+def from_json(text: str) -> Scheme:
+    """The scheme that ``to_json`` wrote.
+
+    Raises:
+        ValueError: if the text is not a scheme.
+
+    >>> from_json('{"scheme": "Path", "hidden": [64, 32]}')
+    Path(permute=None, force=False, num_collisions=4, hidden=(64, 32), num_partitions=2, activation='relu')
+    """
+    options = json.loads(text)
+    if not isinstance(options, dict) or options.get("scheme") not in SCHEMES:
+        raise ValueError(f"scheme JSON ({text[:80]!r}) must be an object whose 'scheme' is one of {', '.join(SCHEMES)}")
+    cls = SCHEMES[options.pop("scheme")]
+    unknown = set(options) - {f.name for f in fields(cls)}
+    if unknown:
+        raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
+    if cls is Custom:
+        options["partitions"] = [
+            P.ExplicitPartition(p["index"]) if "index" in p else P.Partition(p["stride"], p["size"])
+            for p in options["partitions"]
+        ]
+    return cls(**options)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``ceil(a / b)`` in integers."""
+    return -(-a // b)
+
+
+@lru_cache(maxsize=64)
+def _complementary(parts: tuple[AnyPartition, ...], n: int) -> bool:
+    return P.is_complementary(parts, n)
+
+
+def _check_rows(num_partitions: int, num_rows: int | None) -> None:
+    _check_int("num_partitions", num_partitions, 1)
+    if num_rows is not None:
+        _check_int("num_rows", num_rows, num_partitions)
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} ({value!r}) must be an int")
+    if value < least:
+        raise ValueError(f"{name} ({value}) must be at least {least}")

@@ -1,0 +1,270 @@
+"""The stored tables of a module: one weight, found by integers, with a name for each table in it."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from . import init
+from .operations import OPERATIONS
+from .ops import layout, lookup, reference
+from .paths import PathNetworks
+from .schemes import Path, TableSpec
+
+INVALID_ID_MODES = ("raise", "warn", "trust")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Tables(nn.Module):
+    """What ``Embedding``, ``EmbeddingBag`` and ``EmbeddingCollection`` share: storage, start, saving, lookup.
+
+    All tables lie in one parameter ``weight`` ``[R, W]``, so a lookup is one op whatever the number of tables;
+    ``named_tables`` gives each as a view, and ``state_dict`` saves each under its own name.
+    """
+
+    slots: Tensor
+    parts: Tensor
+    maps: Tensor
+    spans: Tensor
+    limits: Tensor
+    invalid_ids: Tensor
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        specs: Sequence[TableSpec],
+        padding: Sequence[int | None],
+        *,
+        sparse: bool,
+        on_invalid_id: str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if on_invalid_id not in INVALID_ID_MODES:
+            raise ValueError(f"on_invalid_id ({on_invalid_id!r}) must be one of {INVALID_ID_MODES}")
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(f"dtype ({dtype}) must be one of {DTYPES}")
+        self.names, self.specs, self.padding = tuple(names), tuple(specs), tuple(padding)
+        self.sparse, self.on_invalid_id = sparse, on_invalid_id
+        self.titles = "\n".join(f"table {name}" if name else f"{type(self).__name__}" for name in names)
+        laid = layout.build(specs, padding)
+        self.extents = laid.extents
+        self.weight = nn.Parameter(torch.empty(laid.num_rows, laid.width, device=device, dtype=dtype))
+        groups = _path_groups(specs)
+        self.paths = nn.ModuleList(PathNetworks(g, specs, padding, laid.spans, device, dtype) for g in groups)
+        self._lookups = 0
+        self._place_integers()
+        self.reset_parameters()
+        _say_fallbacks(names, specs)
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored parameters."""
+        return sum(spec.num_parameters for spec in self.specs)
+
+    @property
+    def compression(self) -> float:
+        """Parameters of the full tables over stored parameters."""
+        return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
+
+    def reset_parameters(self, start: str = "matched") -> None:
+        """Start the tables afresh: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
+        self._place_integers()  # after to_empty() the buffers hold nothing
+        for f, spec in enumerate(self.specs):
+            init.start_(self.tables(f), spec, start)
+        for group in self._path_networks():
+            group.reset_parameters()
+
+    def tables(self, feature: int = 0) -> list[Tensor]:
+        """The stored tables of one feature, views ``[rows, width]`` of ``weight``."""
+        return [extent.of(self.weight) for extent in self.extents[feature]]
+
+    def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Name and view of each stored table.
+
+        Args:
+            values: a tensor shaped as ``weight`` to take the views of, such as ``weight.grad``; ``weight`` if None.
+        """
+        for name, extents in zip(self.names, self.extents, strict=True):
+            for j, extent in enumerate(extents):
+                view = extent.of(self.weight if values is None else values)
+                yield f"tables.{name}.{j}" if name else f"tables.{j}", view
+
+    def dense(self, feature: int = 0) -> Tensor:
+        """The table that a feature stands for, ``[n, D]``, straight from the paper's equations.
+
+        Differentiable. Feature generation gives ``[n, K, D]``.
+        """
+        spec, pad = self.specs[feature], self.padding[feature]
+        ids = torch.arange(spec.num_embeddings, device=self.weight.device)
+        placed = ids if spec.permutation is None else spec.permutation(ids)
+        rows = [table[p(placed)] for table, p in zip(self.tables(feature), spec.partitions, strict=False)]
+        dense = OPERATIONS[spec.operation](*rows)
+        for group in self._path_networks():
+            if feature in group.members:
+                dense = group(dense, ids, torch.full_like(ids, group.members.index(feature)))
+        return dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
+
+    def _lookup(self, ids: Tensor) -> Tensor:
+        """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
+        integers = (self.slots, self.parts, self.maps, self.spans)
+        if ids.is_cuda:
+            self._report_invalid(ids, self.limits)
+        out = lookup.lookup(ids, self.weight, *integers, names=self.titles, sparse=self.sparse)
+        for group in self._path_networks():
+            rows = out[:, group.columns]
+            member = torch.arange(len(group.features), device=ids.device).repeat(len(ids))
+            composed = group(rows.reshape(-1, group.embedding_dim), ids[:, group.features].flatten(), member)
+            out = out.index_copy(1, group.columns, composed.view_as(rows))
+        return out
+
+    def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
+        """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
+        integers = (self.slots, self.parts, self.maps, self.spans)
+        if ids.is_cuda:
+            self._report_invalid(ids, self.limits[reference.bags_of(ids, offsets, self.spans)[1]])
+        if not self.paths:
+            return lookup.bag(
+                ids, offsets, sample_weights, self.weight, *integers, mean=mean, names=self.titles, sparse=self.sparse
+            )
+        if not torch.compiler.is_compiling():
+            lookup.raise_out_of_range(ids, offsets, self.slots, self.spans, self.titles)
+        vectors, valid = reference.jagged_vectors(ids, offsets, self.weight, *integers)
+        feature = reference.bags_of(ids, offsets, self.spans)[1]
+        for group in self._path_networks():
+            member = group.member[feature]
+            units = group.embedding_dim // self.weight.shape[1]
+            composed = group(vectors[:, :units].flatten(1), ids, member.clamp(min=0)).unflatten(1, (units, -1))
+            composed = torch.where((member >= 0)[:, None, None], composed, vectors[:, :units])
+            vectors = torch.cat([composed, vectors[:, units:]], 1)
+        return reference.pool(vectors, valid, offsets, sample_weights, *integers, mean=mean).to(self.weight.dtype)
+
+    def _path_networks(self) -> list[PathNetworks]:
+        return cast(list[PathNetworks], list(self.paths))
+
+    def _report_invalid(self, ids: Tensor, limits: Tensor) -> None:
+        """On a GPU, do what ``on_invalid_id`` says about ids out of range; the CPU ops raise by themselves."""
+        if self.on_invalid_id == "trust":
+            return
+        bad = reference.out_of_range(ids, limits)
+        if self.on_invalid_id == "raise":
+            torch._assert_async(~bad.any(), f"an id is out of range in {self.titles!r}")
+            return
+        self.invalid_ids += bad.sum()
+        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+            return
+        self._lookups += 1
+        if self._lookups & (self._lookups - 1) == 0:
+            self.warn_invalid_ids()
+
+    def warn_invalid_ids(self) -> int:
+        """Number of ids out of range that a GPU has seen so far, with a warning if there were any.
+
+        Called by itself at the 1st, 2nd, 4th, 8th, ... lookup, since reading the count waits for the GPU.
+        """
+        count = int(self.invalid_ids)
+        if count:
+            tables = ", ".join(self.titles.split("\n"))
+            warnings.warn(f"{count} ids out of range in {tables}: each gave a vector of zeros", stacklevel=2)
+        return count
+
+    def _place_integers(self) -> None:
+        """(Re)build the layout's buffers where the weight is; they hold no learned state."""
+        laid = layout.build(self.specs, self.padding)
+        integers = {"slots": laid.slots, "parts": laid.parts, "maps": laid.maps, "spans": laid.spans}
+        integers["limits"] = laid.slots[laid.spans[:, 0], layout.LIMIT]
+        integers["invalid_ids"] = torch.zeros((), dtype=torch.int64)
+        for name, values in integers.items():
+            self.register_buffer(name, values.to(self.weight.device), persistent=False)
+        for group in self._path_networks():
+            group.place_integers()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for name, table in self.named_tables():
+            destination[prefix + name] = table if keep_vars else table.detach()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tables = {prefix + name: table for name, table in self.named_tables()}
+        found = {key: state_dict[key] for key in tables if key in state_dict}
+        missing_keys += [key for key in tables if key not in found]
+        if strict:
+            own = (key for key in state_dict if key.startswith(prefix) and key not in tables)
+            unexpected_keys += [key for key in own if key.removeprefix(prefix).split(".")[0] != "paths"]
+        wrong = [
+            f"{key} is {tuple(value.shape)} in the checkpoint and {tuple(tables[key].shape)} here:"
+            " was it saved under another scheme, size or embedding_dim?"
+            for key, value in found.items()
+            if value.shape != tables[key].shape
+        ]
+        error_msgs += wrong
+        if wrong:
+            return
+        if local_metadata.get("assign_to_params_buffers") and len(found) == len(tables):
+            packed = torch.cat([found[key].reshape(-1, self.weight.shape[1]) for key in tables])
+            self.weight = nn.Parameter(packed, requires_grad=self.weight.requires_grad)
+        else:
+            with torch.no_grad():
+                for key, value in found.items():
+                    tables[key].copy_(value)
+        self._place_integers()
+
+
+def check_ids(ids: Tensor, argument: str) -> None:
+    """Raise TypeError unless ``ids`` is a tensor of int32 or int64."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{argument} ({type(ids).__name__}) must be a Tensor")
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{argument} dtype ({ids.dtype}) must be torch.int32 or torch.int64")
+
+
+def check_offsets(offsets: Tensor, num_ids: int) -> Tensor:
+    """``offsets`` as int64, or ValueError where they do not start at 0, rise, and end within the ids."""
+    check_ids(offsets, "offsets")
+    if offsets.dim() != 1:
+        raise ValueError(f"offsets has shape {tuple(offsets.shape)} but must be 1-D")
+    offsets = offsets.long()
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and len(offsets):
+        if offsets[0] != 0:
+            raise ValueError(f"offsets[0] ({int(offsets[0])}) must be 0")
+        if (offsets.diff() < 0).any():
+            raise ValueError(f"offsets ({offsets.tolist()[:8]}...) must not decrease")
+        if offsets[-1] > num_ids:
+            raise ValueError(f"offsets[-1] ({int(offsets[-1])}) must be at most the number of ids ({num_ids})")
+    return offsets
+
+
+def check_padding(padding_idx: int | None, n: int) -> int | None:
+    """``padding_idx`` counted from the front, or ValueError where it is outside the table."""
+    if padding_idx is None:
+        return None
+    if not -n <= padding_idx < n:
+        raise ValueError(f"padding_idx ({padding_idx}) must be within num_embeddings ({n})")
+    return padding_idx % n
+
+
+def _path_groups(specs: Sequence[TableSpec]) -> list[list[int]]:
+    """Features whose path networks have one shape, and so run together."""
+    groups: dict[Any, list[int]] = {}
+    for f, spec in enumerate(specs):
+        if isinstance(spec.scheme, Path):
+            shape = (spec.embedding_dim, spec.scheme.hidden, spec.scheme.activation, len(spec.partitions))
+            groups.setdefault(shape, []).append(f)
+    return list(groups.values())
+
+
+def _say_fallbacks(names: Sequence[str], specs: Sequence[TableSpec]) -> None:
+    kept = [f"{name + ': ' if name else ''}{s.fallback}" for name, s in zip(names, specs, strict=True) if s.fallback]
+    if kept:
+        warnings.warn(f"{len(kept)} of {len(specs)} tables stay full: {'; '.join(kept)}", stacklevel=4)
