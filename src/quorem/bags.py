@@ -96,10 +96,10 @@ class EmbeddingBag(Embedding):
         elif input.dim() == 1:
             if offsets is None:
                 raise ValueError("offsets must be given for a 1-D input")
-            starts = check_offsets(offsets, len(input))
+            starts = check_offsets(offsets, input.shape[0])
             if not self.include_last_offset:
-                starts = F.pad(starts, (0, 1), value=len(input))
-            elif len(starts) == 0:
+                starts = torch.cat([starts, starts.new_full((1,), input.shape[0])])
+            elif starts.shape[0] == 0:
                 raise ValueError("offsets must hold at least one entry with include_last_offset=True")
         else:
             raise ValueError(f"input has shape {tuple(input.shape)} but must be 1-D or 2-D")
@@ -108,24 +108,25 @@ class EmbeddingBag(Embedding):
         else:
             pooled = self._bag(input, starts, weights, self.mode == "mean")
         vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
-        return pooled.view(len(starts) - 1, *vectors, self.embedding_dim)
+        return pooled.view(starts.shape[0] - 1, *vectors, self.embedding_dim)
 
     def _pool(self, ids: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
         """Compose, then pool with ``F.embedding_bag``: max and path-based tables, which have no fused op."""
-        vectors = self._lookup(ids[:, None]).flatten(1)
-        place = torch.arange(len(ids), device=ids.device)
+        place = torch.arange(ids.shape[0], device=ids.device)
+        left_out = place >= starts[-1]  # ids past the last offset count for nothing
         if self.padding_idx is not None:
-            place = torch.where(ids == self.padding_idx, len(ids), place)
+            left_out = left_out | (ids == self.padding_idx)
+        vectors = self._lookup(torch.where(left_out, 0, ids)[:, None]).flatten(1)
         if weights is not None and self.mode == "mean":  # which F.embedding_bag refuses
-            vectors, weights = vectors * weights[:, None].to(vectors.dtype), None
+            vectors, weights = vectors * weights[:, None], None
         return F.embedding_bag(
-            place,
-            F.pad(vectors, (0, 0, 0, 1)),
+            torch.where(left_out, 0, place + 1),
+            F.pad(vectors, (0, 0, 1, 0)),
             starts,
             mode=self.mode,
             per_sample_weights=weights,
             include_last_offset=True,
-            padding_idx=len(ids),
+            padding_idx=0,
         )
 
     def _check_weights(self, weights: Tensor | None, input: Tensor) -> Tensor | None:

@@ -92,8 +92,8 @@ class EmbeddingCollection(Tables):
         else:
             if ids.dim() != 1:
                 raise ValueError(f"ids has shape {tuple(ids.shape)} but must be 1-D with offsets")
-            offsets = check_offsets(offsets, len(ids))
-            if len(offsets) == 0 or (len(offsets) - 1) % features:
+            offsets = check_offsets(offsets, ids.shape[0])
+            if offsets.shape[0] == 0 or (offsets.shape[0] - 1) % features:
                 raise ValueError(f"offsets has {len(offsets)} entries but must have a multiple of {features} plus one")
             if per_sample_weights is not None:
                 if not per_sample_weights.is_floating_point():
@@ -106,7 +106,7 @@ class EmbeddingCollection(Tables):
                 per_sample_weights = per_sample_weights.to(self.weight.dtype)
             out = self._bag(ids, offsets, per_sample_weights, self.mode == "mean")
         if len(set(self.embedding_dims)) == 1:
-            return out.view(len(out), len(self.embedding_dims), self.embedding_dims[0])
+            return out.view(out.shape[0], len(self.embedding_dims), self.embedding_dims[0])
         return out.flatten(1)
 
     def to_dense(self) -> dict[str, Tensor]:

@@ -98,7 +98,8 @@ class PathNetworks(nn.Module):
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
         for level, count in enumerate(self.counts):
             position, network, size = blocks(networks[:, 0, level], count)
-            x = x.new_zeros(len(network) * size, x.shape[1]).index_copy(0, position, x).view(len(network), size, -1)
+            places = network.shape[0] * size
+            x = x.new_zeros(places, x.shape[1]).index_copy(0, position, x).view(network.shape[0], size, x.shape[1])
             for i in range(level * layers, (level + 1) * layers):
                 x = torch.baddbmm(self.biases[i][network][:, None], x, self.weights[i][network])
                 x = x if i == (level + 1) * layers - 1 else act(x)
@@ -119,7 +120,7 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     True
     """
     n = group.shape[0]
-    size = min(max(1 << (n // num_groups).bit_length(), 8), 1024)
+    size = torch.sym_min(8 * (n // num_groups // 8 + 1), 1024)
     counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
     needed = (counts + size - 1) // size
     order = torch.argsort(group, stable=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import init
@@ -116,7 +117,7 @@ class Tables(nn.Module):
         out = lookup.lookup(ids, self.weight, *integers, names=self.titles, sparse=self.sparse)
         for group in self._path_networks():
             rows = out[:, group.columns]
-            member = torch.arange(len(group.features), device=ids.device).repeat(len(ids))
+            member = torch.arange(len(group.features), device=ids.device).repeat(ids.shape[0])
             composed = group(rows.reshape(-1, group.embedding_dim), ids[:, group.features].flatten(), member)
             out = out.index_copy(1, group.columns, composed.view_as(rows))
         return out
@@ -126,21 +127,32 @@ class Tables(nn.Module):
         integers = (self.slots, self.parts, self.maps, self.spans)
         if ids.is_cuda:
             self._report_invalid(ids, self.limits[reference.bags_of(ids, offsets, self.spans)[1]])
-        if not self.paths:
-            return lookup.bag(
-                ids, offsets, sample_weights, self.weight, *integers, mean=mean, names=self.titles, sparse=self.sparse
-            )
-        if not torch.compiler.is_compiling():
-            lookup.raise_out_of_range(ids, offsets, self.slots, self.spans, self.titles)
-        vectors, valid = reference.jagged_vectors(ids, offsets, self.weight, *integers)
-        feature = reference.bags_of(ids, offsets, self.spans)[1]
-        for group in self._path_networks():
-            member = group.member[feature]
-            units = group.embedding_dim // self.weight.shape[1]
-            composed = group(vectors[:, :units].flatten(1), ids, member.clamp(min=0)).unflatten(1, (units, -1))
-            composed = torch.where((member >= 0)[:, None, None], composed, vectors[:, :units])
-            vectors = torch.cat([composed, vectors[:, units:]], 1)
-        return reference.pool(vectors, valid, offsets, sample_weights, *integers, mean=mean).to(self.weight.dtype)
+        out = lookup.bag(
+            ids, offsets, sample_weights, self.weight, *integers, mean=mean, names=self.titles, sparse=self.sparse
+        )
+        for group in self._path_networks():  # the op pooled their rows; they have to be transformed before
+            out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
+        return out
+
+    def _path_bag(
+        self, group: PathNetworks, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool
+    ) -> Tensor:
+        """Transformed, then pooled vectors of the features of one group, ``[B, slots of the group, W]``."""
+        bags, feature = reference.bags_of(ids, offsets, self.spans)
+        members, member = len(group.members), group.member[feature]
+        own = (member >= 0) & (torch.arange(ids.shape[0], device=ids.device) < offsets[-1])
+        member = member.clamp(min=0)
+        slot = group.columns.view(members, -1)[member]
+        rows, valid = reference.rows_of(ids[:, None], self.slots[slot], self.parts[slot][..., :1, :], self.maps)
+        valid = valid & own[:, None]
+        vectors = F.embedding(rows[..., 0], self.weight, sparse=self.sparse).flatten(1)
+        vectors = group(vectors, ids, member).to(reference.accumulator(self.weight))
+        factor = reference.scale(bags, valid, sample_weights, offsets, mean, vectors.dtype)[:, 0]
+        vectors = torch.where(valid[:, :1], vectors * factor, 0)
+        batch = (offsets.shape[0] - 1) // self.spans.shape[0]
+        place = bags % torch.sym_max(batch, 1) * members + member
+        pooled = vectors.new_zeros(batch * members, vectors.shape[1]).index_add(0, place, vectors)
+        return pooled.view(batch, group.columns.shape[0], self.weight.shape[1]).to(self.weight.dtype)
 
     def _path_networks(self) -> list[PathNetworks]:
         return cast(list[PathNetworks], list(self.paths))

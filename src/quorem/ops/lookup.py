@@ -37,9 +37,7 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "", spar
         names: what an error calls each feature's table, one a line.
         sparse: whether the gradient of ``weight`` is sparse.
     """
-    if torch.is_grad_enabled() and weight.requires_grad:
-        return _Lookup.apply(ids, weight, *integers, names, sparse)
-    return torch.ops.quorem.lookup(ids, weight, *integers, names=names)
+    return _Lookup.apply(ids, weight, *integers, names, sparse)
 
 
 def bag(
@@ -68,6 +66,8 @@ def raise_out_of_range(ids: Tensor, offsets: Tensor | None, slots: Tensor, spans
         torch.arange(len(spans)).expand(ids.shape) if offsets is None else reference.bags_of(ids, offsets, spans)[1]
     )
     bad = reference.out_of_range(ids, limits[feature])
+    if offsets is not None:
+        bad &= torch.arange(len(ids)) < offsets[-1]  # ids past the last offset count for nothing
     if bad.any():
         column = int(feature[bad][0])
         raise_id(int(ids[bad][0]), int(limits[column]), names, column)
@@ -149,7 +149,30 @@ def _(grad: Tensor, ids: Tensor, offsets: Tensor, weight: Tensor, *integers: Ten
     return grad.new_empty(ids.shape)
 
 
+def _batched(op: str) -> None:
+    """Let ``torch.vmap`` run an op: ids of a lookup as one longer batch, anything else sample by sample."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **options: Any) -> tuple[Tensor, int]:
+        if op == "lookup" and not any(d is not None for d in in_dims[1:]):
+            ids = args[0].movedim(in_dims[0], 0)
+            out = torch.ops.quorem.lookup(ids.flatten(0, 1), *args[1:], **options)
+            return out.unflatten(0, ids.shape[:2]), 0
+
+        def sample(i: int) -> list[Any]:
+            return [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
+
+        return torch.stack([getattr(torch.ops.quorem, op)(*sample(i), **options) for i in range(info.batch_size)]), 0
+
+    torch.library.register_vmap(f"quorem::{op}", rule, lib=_library)
+
+
+for _op in ("lookup", "lookup_backward", "bag", "bag_backward", "bag_sample_weights_backward"):
+    _batched(_op)
+
+
 class _Lookup(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         *tensors, names, _ = inputs
@@ -171,12 +194,10 @@ class _Lookup(torch.autograd.Function):
             dweight = torch.ops.quorem.lookup_backward(grad, ids, weight, *integers)
         return None, dweight, *[None] * 6
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return torch.vmap(reference.lookup, in_dims[:6])(*inputs[:6]), 0
-
 
 class _Bag(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         *tensors, mean, names, _ = inputs

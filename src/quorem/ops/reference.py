@@ -54,10 +54,10 @@ def pool(
     slots, _, _, spans = integers
     bags, slot, _ = _jagged(valid, offsets, slots, spans)
     batch = (len(offsets) - 1) // len(spans)
-    scale = _scale(bags, valid, sample_weights, offsets, mean, vectors.dtype)
+    factor = scale(bags, valid, sample_weights, offsets, mean, vectors.dtype)
     out = vectors.new_zeros(batch * len(slots), vectors.shape[2])
     target = (bags % max(batch, 1))[:, None] * len(slots) + slot
-    return out.index_add(0, target.flatten(), (vectors * scale).flatten(0, 1)).view(batch, len(slots), -1)
+    return out.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1)).view(batch, len(slots), -1)
 
 
 def bag_row_grads(
@@ -75,7 +75,7 @@ def bag_row_grads(
     rows, valid = rows_of(ids[:, None], slots[slot], parts[slot], maps)
     valid = valid & belongs
     grad = grad[(bags % max(len(grad), 1))[:, None], slot].to(accumulator(weight))
-    grad = grad * _scale(bags, valid, sample_weights, offsets, mean, grad.dtype)
+    grad = grad * scale(bags, valid, sample_weights, offsets, mean, grad.dtype)
     return _row_grads(grad, rows, valid, weight, slots[slot], parts[slot])
 
 
@@ -86,7 +86,7 @@ def bag_sample_weights_grad(
     slots, _, _, spans = integers
     bags, slot, _ = _jagged(ids, offsets, slots, spans)
     vectors, valid = jagged_vectors(ids, offsets, weight, *integers)
-    vectors = vectors * _scale(bags, valid, None, offsets, mean, vectors.dtype)
+    vectors = vectors * scale(bags, valid, None, offsets, mean, vectors.dtype)
     return (vectors * grad[(bags % max(len(grad), 1))[:, None], slot]).sum((1, 2))
 
 
@@ -103,9 +103,10 @@ def out_of_range(ids: Tensor, limits: Tensor) -> Tensor:
 
 def bags_of(ids: Tensor, offsets: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
     """Bag ``[V]`` and feature ``[V]`` of each jagged id."""
-    bags = torch.searchsorted(offsets, torch.arange(len(ids), device=ids.device, dtype=offsets.dtype), right=True) - 1
-    bags = bags.clamp(0, max(len(offsets) - 2, 0))  # ids past the last offset count for nothing
-    return bags, bags // max((len(offsets) - 1) // len(spans), 1)
+    places = torch.arange(ids.shape[0], device=ids.device, dtype=offsets.dtype)
+    bags = torch.searchsorted(offsets, places, right=True) - 1
+    bags = bags.clamp(0, torch.sym_max(offsets.shape[0] - 2, 0))  # ids past the last offset count for nothing
+    return bags, bags // torch.sym_max((offsets.shape[0] - 1) // spans.shape[0], 1)
 
 
 def rows_of(i: Tensor, slots: Tensor, parts: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,6 +123,18 @@ def rows_of(i: Tensor, slots: Tensor, parts: Tensor, maps: Tensor) -> tuple[Tens
     return parts[..., BASE] + bucket * parts[..., PITCH], valid
 
 
+def scale(
+    bags: Tensor, valid: Tensor, sample_weights: Tensor | None, offsets: Tensor, mean: bool, dtype: torch.dtype
+) -> Tensor:
+    """What each id's vector is multiplied by when pooled, ``[V, 1, 1]``."""
+    ones = torch.ones(bags.shape[0], dtype=dtype, device=bags.device)
+    factor = ones if sample_weights is None else sample_weights.to(dtype)
+    if mean:
+        count = ones.new_zeros(offsets.shape[0]).index_add(0, bags, valid.any(1).to(dtype))
+        factor = factor / count.clamp(min=1)[bags]
+    return factor[:, None, None]
+
+
 def accumulator(weight: Tensor) -> torch.dtype:
     """The dtype that sums and products of ``weight``'s rows are taken in."""
     return torch.float32 if weight.dtype in (torch.bfloat16, torch.float16) else weight.dtype
@@ -134,18 +147,6 @@ def _jagged(ids: Tensor, offsets: Tensor, slots: Tensor, spans: Tensor) -> tuple
     first, count = spans[feature].unbind(1)
     steps = torch.arange(int(spans[:, 1].max()), device=ids.device)
     return bags, (first[:, None] + steps).clamp(max=len(slots) - 1), inside & (steps < count[:, None])
-
-
-def _scale(
-    bags: Tensor, valid: Tensor, sample_weights: Tensor | None, offsets: Tensor, mean: bool, dtype: torch.dtype
-) -> Tensor:
-    """What each id's vector is multiplied by when pooled, ``[V, 1, 1]``."""
-    ones = torch.ones(len(bags), dtype=dtype, device=bags.device)
-    scale = ones if sample_weights is None else sample_weights.to(dtype)
-    if mean:
-        count = ones.new_zeros(len(offsets)).index_add(0, bags, valid.any(1).to(dtype))
-        scale = scale / count.clamp(min=1)[bags]
-    return scale[:, None, None]
 
 
 def _vectors(rows: Tensor, weight: Tensor, slots: Tensor, parts: Tensor) -> Tensor:
