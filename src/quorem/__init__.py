@@ -1,5 +1,6 @@
 """Compositional embeddings using complementary partitions: embedding tables that fit.
 
+>>> import torch
 >>> table = Embedding(1_000_000, 16, QR(num_collisions=4))
 >>> table(torch.tensor([0, 999_999])).shape, round(table.compression, 2)
 (torch.Size([2, 16]), 4.0)

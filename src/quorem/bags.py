@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .embeddings import Embedding
 from .schemes import Scheme
-from .tables import check_ids, check_offsets
+from .tables import check_ids, check_offsets, check_sample_weights
 
 MODES = ("sum", "mean", "max")
 
@@ -31,6 +31,7 @@ class EmbeddingBag(Embedding):
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16.
 
+    >>> from quorem import QR
     >>> bags = EmbeddingBag(1000, 16, QR(num_collisions=4), mode="sum")
     >>> bags(torch.tensor([1, 2, 4, 5]), torch.tensor([0, 3])).shape
     torch.Size([2, 16])
@@ -53,10 +54,7 @@ class EmbeddingBag(Embedding):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode ({mode!r}) must be one of {', '.join(map(repr, MODES))}")
-        if mode == "max" and sparse:
-            raise ValueError(f"sparse ({sparse}) must be False for mode='max', as in torch.nn.EmbeddingBag")
+        check_mode(mode, sparse)
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -134,12 +132,7 @@ class EmbeddingBag(Embedding):
             return None
         if self.mode == "max":
             raise ValueError("per_sample_weights must be None for mode='max'")
-        if not weights.is_floating_point():
-            raise TypeError(f"per_sample_weights dtype ({weights.dtype}) must be floating point")
-        if weights.shape != input.shape:
-            raise ValueError(
-                f"per_sample_weights {tuple(weights.shape)} must have the shape of input {tuple(input.shape)}"
-            )
+        check_sample_weights(weights, input, "input")
         return weights.to(self.weight.dtype)
 
     @classmethod
@@ -156,6 +149,7 @@ class EmbeddingBag(Embedding):
         on_invalid_id: str = "warn",
     ) -> Self:
         """The best fit of a trained table ``[n, D]`` by a scheme, as ``Embedding.from_pretrained``."""
+        check_mode(mode, sparse)
         module = super().from_pretrained(
             embeddings, scheme, freeze=freeze, padding_idx=padding_idx, sparse=sparse, on_invalid_id=on_invalid_id
         )
@@ -165,3 +159,11 @@ class EmbeddingBag(Embedding):
     def extra_repr(self) -> str:
         """Size, scheme, compression and mode."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
+
+
+def check_mode(mode: str, sparse: bool) -> None:
+    """Raise ValueError unless ``mode`` is one of ``MODES`` that can be had with ``sparse``."""
+    if mode not in MODES:
+        raise ValueError(f"mode ({mode!r}) must be one of {', '.join(map(repr, MODES))}")
+    if mode == "max" and sparse:
+        raise ValueError(f"sparse ({sparse}) must be False for mode='max', as in torch.nn.EmbeddingBag")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .schemes import Full, Scheme
-from .tables import Tables, check_ids, check_offsets, check_padding
+from .tables import Tables, check_ids, check_offsets, check_padding, check_sample_weights, check_scheme
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Table:
     scheme: Scheme = Full()  # noqa: RUF009 - a scheme is frozen
     padding_idx: int | None = None
 
+    def __post_init__(self) -> None:
+        """Check the name and the scheme."""
+        if not isinstance(self.name, str) or not self.name or "\n" in self.name:
+            raise ValueError(f"name ({self.name!r}) must be a string of one line that is not empty")
+        check_scheme(self.scheme)
+
 
 class EmbeddingCollection(Tables):
     """All features' tables, any mix of schemes, in one storage and one lookup.
@@ -45,6 +51,7 @@ class EmbeddingCollection(Tables):
         KeyedJaggedTensor has them); output ``[B, F', D]``, where feature generation turns one feature into K; or
         ``[B, sum D]`` where widths differ.
 
+    >>> from quorem import QR
     >>> tables = [Table("user", 1000, 16, QR(num_collisions=4)), Table("day", 7, 16, Full())]
     >>> EmbeddingCollection(tables)(torch.tensor([[999, 0], [5, 6]])).shape
     torch.Size([2, 2, 16])
@@ -63,9 +70,9 @@ class EmbeddingCollection(Tables):
         if not tables:
             raise ValueError("tables must hold at least one Table")
         names = [table.name for table in tables]
-        repeated = {name for name in names if names.count(name) > 1 or not name}
+        repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"names of tables ({', '.join(map(repr, sorted(repeated)))}) must be unique and not empty")
+            raise ValueError(f"names of tables ({', '.join(map(repr, repeated))}) must be unique")
         if mode not in ("mean", "sum"):
             raise ValueError(f"mode ({mode!r}) must be 'mean' or 'sum'")
         specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in tables]
@@ -96,13 +103,7 @@ class EmbeddingCollection(Tables):
             if offsets.shape[0] == 0 or (offsets.shape[0] - 1) % features:
                 raise ValueError(f"offsets has {len(offsets)} entries but must have a multiple of {features} plus one")
             if per_sample_weights is not None:
-                if not per_sample_weights.is_floating_point():
-                    raise TypeError(f"per_sample_weights dtype ({per_sample_weights.dtype}) must be floating point")
-                if per_sample_weights.shape != ids.shape:
-                    raise ValueError(
-                        f"per_sample_weights {tuple(per_sample_weights.shape)} must have the shape of ids"
-                        f" {tuple(ids.shape)}"
-                    )
+                check_sample_weights(per_sample_weights, ids, "ids")
                 per_sample_weights = per_sample_weights.to(self.weight.dtype)
             out = self._bag(ids, offsets, per_sample_weights, self.mode == "mean")
         if len(set(self.embedding_dims)) == 1:

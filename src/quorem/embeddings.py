@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import init
 from .schemes import Full, Scheme
-from .tables import Tables, check_ids, check_padding
+from .tables import Tables, check_ids, check_padding, check_scheme
 
 
 class Embedding(Tables):
@@ -33,6 +33,7 @@ class Embedding(Tables):
     Raises:
         ValueError: if the scheme cannot store such a table, or an option is not supported.
 
+    >>> from quorem import QR
     >>> table = Embedding(1000, 16, QR(num_collisions=4))
     >>> table(torch.tensor([[1, 2, 999]])).shape, table.num_parameters
     (torch.Size([1, 3, 16]), 4064)
@@ -54,6 +55,7 @@ class Embedding(Tables):
         dtype: torch.dtype | None = None,
     ) -> None:
         refuse(max_norm, scale_grad_by_freq)
+        check_scheme(scheme)
         spec = scheme.spec(num_embeddings, embedding_dim)
         padding = [check_padding(padding_idx, num_embeddings)]
         super().__init__([""], [spec], padding, sparse=sparse, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
@@ -100,7 +102,7 @@ class Embedding(Tables):
         module = cls(
             n,
             d,
-            scheme or Full(),
+            Full() if scheme is None else scheme,
             padding_idx=padding_idx,
             sparse=sparse,
             on_invalid_id=on_invalid_id,

@@ -5,9 +5,11 @@ parameter count) without allocating anything; modules are built from the spec.
 """
 
 import json
+import operator
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 from . import partitions as P
 from .operations import OPERATIONS, widths
@@ -75,7 +77,7 @@ class Scheme:
     def __post_init__(self) -> None:
         """Check the options that do not depend on a table."""
         if self.permute is not None:
-            _check_int("permute", self.permute, 0)
+            _set_int(self, "permute", 0)
         if not isinstance(self.force, bool):
             raise TypeError(f"force ({self.force!r}) must be a bool")
 
@@ -94,8 +96,7 @@ class Scheme:
         >>> QR(num_collisions=4).spec(3, 16).fallback
         'QR would store 64 parameters where the full table has 48'
         """
-        _check_int("num_embeddings", n, 1)
-        _check_int("embedding_dim", d, 1)
+        n, d = _int("num_embeddings", n, 1), _int("embedding_dim", d, 1)
         spec = self._spec(n, d)
         if isinstance(self, Full) or self.force or spec.num_parameters < n * d:
             return spec
@@ -142,7 +143,7 @@ class Hash(Scheme):
     def __post_init__(self) -> None:
         """Check ``num_collisions``."""
         super().__post_init__()
-        _check_int("num_collisions", self.num_collisions, 1)
+        _set_int(self, "num_collisions", 1)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """The remainder alone; not complementary."""
@@ -168,9 +169,7 @@ class Composed(Scheme):
         if self.operation not in OPERATIONS:
             raise ValueError(f"operation ({self.operation!r}) must be one of {', '.join(map(repr, OPERATIONS))}")
         if self.dims is not None:
-            object.__setattr__(self, "dims", tuple(self.dims))
-            for width in self.dims:
-                _check_int("dims", width, 1)
+            object.__setattr__(self, "dims", tuple(_int("dims", width, 1) for width in self.dims))
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class QR(Composed):
     def __post_init__(self) -> None:
         """Check ``num_collisions`` and ``large``."""
         super().__post_init__()
-        _check_int("num_collisions", self.num_collisions, 1)
+        _set_int(self, "num_collisions", 1)
         if self.large not in ("remainder", "quotient"):
             raise ValueError(f"large ({self.large!r}) must be 'remainder' or 'quotient'")
 
@@ -217,7 +216,7 @@ class GeneralizedQR(Composed):
     def __post_init__(self) -> None:
         """Check ``num_partitions`` and ``num_rows``."""
         super().__post_init__()
-        _check_rows(self.num_partitions, self.num_rows)
+        _set_rows(self)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Digits of balanced sizes; with ``num_rows``, digits that overlap so that every row is used."""
@@ -250,7 +249,7 @@ class ChineseRemainder(Composed):
     def __post_init__(self) -> None:
         """Check ``num_partitions`` and ``num_rows``."""
         super().__post_init__()
-        _check_rows(self.num_partitions, self.num_rows)
+        _set_rows(self)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainders by the smallest coprime sizes, or by the largest that ``num_rows`` pays for."""
@@ -318,11 +317,9 @@ class Path(Scheme):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        _check_int("num_collisions", self.num_collisions, 1)
-        _check_int("num_partitions", self.num_partitions, 2)
-        object.__setattr__(self, "hidden", tuple(self.hidden))
-        for width in self.hidden:
-            _check_int("hidden", width, 1)
+        _set_int(self, "num_collisions", 1)
+        _set_int(self, "num_partitions", 2)
+        object.__setattr__(self, "hidden", tuple(_int("hidden", width, 1) for width in self.hidden))
         if self.activation not in ("relu", "sigmoid"):
             raise ValueError(f"activation ({self.activation!r}) must be 'relu' or 'sigmoid'")
 
@@ -360,18 +357,23 @@ def from_json(text: str) -> Scheme:
     Path(permute=None, force=False, num_collisions=4, hidden=(64, 32), num_partitions=2, activation='relu')
     """
     options = json.loads(text)
-    if not isinstance(options, dict) or options.get("scheme") not in SCHEMES:
+    if not isinstance(options, dict) or options.get("scheme") not in tuple(SCHEMES):
         raise ValueError(f"scheme JSON ({text[:80]!r}) must be an object whose 'scheme' is one of {', '.join(SCHEMES)}")
     cls = SCHEMES[options.pop("scheme")]
     unknown = set(options) - {f.name for f in fields(cls)}
     if unknown:
         raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
     if cls is Custom:
-        options["partitions"] = [
-            P.ExplicitPartition(p["index"]) if "index" in p else P.Partition(p["stride"], p["size"])
-            for p in options["partitions"]
-        ]
+        options["partitions"] = [_partition(entry) for entry in options.get("partitions", ())]
     return cls(**options)
+
+
+def _partition(entry: object) -> AnyPartition:
+    if isinstance(entry, dict) and set(entry) == {"index"}:
+        return P.ExplicitPartition(entry["index"])
+    if isinstance(entry, dict) and set(entry) == {"stride", "size"}:
+        return P.Partition(**entry)
+    raise ValueError(f"partition JSON ({str(entry)[:80]!r}) must hold stride and size, or index")
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -384,14 +386,25 @@ def _complementary(parts: tuple[AnyPartition, ...], n: int) -> bool:
     return P.is_complementary(parts, n)
 
 
-def _check_rows(num_partitions: int, num_rows: int | None) -> None:
-    _check_int("num_partitions", num_partitions, 1)
-    if num_rows is not None:
-        _check_int("num_rows", num_rows, num_partitions)
+def _set_int(scheme: Scheme, name: str, least: int) -> None:
+    """Check an option of a frozen scheme, and make it a plain int (it may be numpy's)."""
+    object.__setattr__(scheme, name, _int(name, getattr(scheme, name), least))
 
 
-def _check_int(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _set_rows(scheme: GeneralizedQR | ChineseRemainder) -> None:
+    _set_int(scheme, "num_partitions", 1)
+    if scheme.num_rows is not None:
+        _set_int(scheme, "num_rows", scheme.num_partitions)
+
+
+def _int(name: str, value: Any, least: int) -> int:
+    """``value`` as a plain int, checked."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise TypeError(f"{name} ({value!r}) must be an int")
-    if value < least:
-        raise ValueError(f"{name} ({value}) must be at least {least}")
+    if number < least:
+        raise ValueError(f"{name} ({number}) must be at least {least}")
+    return number

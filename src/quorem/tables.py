@@ -12,7 +12,7 @@ from . import init
 from .operations import OPERATIONS
 from .ops import layout, lookup, reference
 from .paths import PathNetworks
-from .schemes import Path, TableSpec
+from .schemes import Path, Scheme, TableSpec
 
 INVALID_ID_MODES = ("raise", "warn", "trust")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -57,7 +57,6 @@ class Tables(nn.Module):
         groups = _path_groups(specs)
         self.paths = nn.ModuleList(PathNetworks(g, specs, padding, laid.spans, device, dtype) for g in groups)
         self._lookups = 0
-        self._place_integers()
         self.reset_parameters()
         _say_fallbacks(names, specs)
 
@@ -108,6 +107,14 @@ class Tables(nn.Module):
             if feature in group.members:
                 dense = group(dense, ids, torch.full_like(ids, group.members.index(feature)))
         return dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
+
+    def num_duplicates(self, feature: int = 0) -> int:
+        """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.
+
+        Theorem 1 promises that for ``concat`` over distinct rows; ``add`` and ``mult`` can collide, and a hash does.
+        """
+        vectors = self.dense(feature).detach().flatten(1)
+        return len(vectors) - len(vectors.unique(dim=0))
 
     def _lookup(self, ids: Tensor) -> Tensor:
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
@@ -208,6 +215,8 @@ class Tables(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         tables = {prefix + name: table for name, table in self.named_tables()}
         found = {key: state_dict[key] for key in tables if key in state_dict}
         missing_keys += [key for key in tables if key not in found]
@@ -215,16 +224,19 @@ class Tables(nn.Module):
             own = (key for key in state_dict if key.startswith(prefix) and key not in tables)
             unexpected_keys += [key for key in own if key.removeprefix(prefix).split(".")[0] != "paths"]
         wrong = [
-            f"{key} is {tuple(value.shape)} in the checkpoint and {tuple(tables[key].shape)} here:"
-            " was it saved under another scheme, size or embedding_dim?"
+            f"{key} is {tuple(getattr(value, 'shape', ())) or type(value).__name__} in the checkpoint and"
+            f" {tuple(tables[key].shape)} here: was it saved under another scheme, size or embedding_dim?"
             for key, value in found.items()
-            if value.shape != tables[key].shape
+            if not isinstance(value, Tensor) or value.shape != tables[key].shape
         ]
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        if self.weight.is_meta and found and not (assign and len(found) == len(tables)):
+            wrong.append(f"{prefix}weight is on the meta device: it takes every table at once, and with assign=True")
         error_msgs += wrong
         if wrong:
             return
-        if local_metadata.get("assign_to_params_buffers") and len(found) == len(tables):
-            packed = torch.cat([found[key].reshape(-1, self.weight.shape[1]) for key in tables])
+        if assign and len(found) == len(tables):
+            packed = torch.cat([found[key].detach().reshape(-1, self.weight.shape[1]) for key in tables])
             self.weight = nn.Parameter(packed, requires_grad=self.weight.requires_grad)
         else:
             with torch.no_grad():
@@ -257,10 +269,29 @@ def check_offsets(offsets: Tensor, num_ids: int) -> Tensor:
     return offsets
 
 
+def check_sample_weights(weights: Tensor, ids: Tensor, argument: str) -> None:
+    """Raise TypeError or ValueError unless ``weights`` holds a floating-point number for each of ``ids``."""
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+        raise TypeError(f"per_sample_weights ({got}) must be a floating-point Tensor")
+    if weights.shape != ids.shape:
+        raise ValueError(
+            f"per_sample_weights {tuple(weights.shape)} must have the shape of {argument} {tuple(ids.shape)}"
+        )
+
+
+def check_scheme(scheme: Scheme) -> None:
+    """Raise TypeError unless ``scheme`` is one."""
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme ({scheme!r}) must be a Scheme, such as quorem.QR(num_collisions=4)")
+
+
 def check_padding(padding_idx: int | None, n: int) -> int | None:
     """``padding_idx`` counted from the front, or ValueError where it is outside the table."""
     if padding_idx is None:
         return None
+    if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
+        raise TypeError(f"padding_idx ({padding_idx!r}) must be an int or None")
     if not -n <= padding_idx < n:
         raise ValueError(f"padding_idx ({padding_idx}) must be within num_embeddings ({n})")
     return padding_idx % n
