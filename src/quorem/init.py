@@ -14,7 +14,7 @@ from .schemes import TableSpec
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
 
 
-def matched_(tables: Sequence[Tensor], spec: TableSpec) -> None:
+def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
     """The default: the largest table starts as the full one, U(-sqrt(1/n), sqrt(1/n)); others start neutral.
 
     Neutral is one plus noise for ``mult``, noise around zero for ``add``: the composed vector then has the
@@ -26,9 +26,9 @@ def matched_(tables: Sequence[Tensor], spec: TableSpec) -> None:
         if j == largest or spec.operation in ("concat", "feature"):
             table.uniform_(-bound, bound)
         elif spec.operation == "mult":
-            table.uniform_(1 - NOISE, 1 + NOISE)
+            table.uniform_(1 - noise, 1 + noise)
         else:
-            table.uniform_(-NOISE * bound, NOISE * bound)
+            table.uniform_(-noise * bound, noise * bound)
 
 
 def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
@@ -43,9 +43,13 @@ def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
 
 
 def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """The public reference code's start, U(sqrt(1/n), 1): kept for comparison, trains badly."""
+    """The public reference code's start, U(sqrt(1/n), 1) for every factor: kept for comparison, trains badly.
+
+    A table that stands alone starts as the full one does, there too.
+    """
+    bound = sqrt(1 / spec.num_embeddings)
     for table in tables:
-        table.uniform_(sqrt(1 / spec.num_embeddings), 1)
+        table.uniform_(-bound if len(tables) == 1 else bound, bound if len(tables) == 1 else 1)
 
 
 STARTS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}

@@ -1,0 +1,346 @@
+"""How the tables' starting values change what a small DLRM learns, on real click-log rows (docs/initialization.md).
+
+    python benchmarks/start_study.py --data PATH/train.txt.gz --out benchmarks/results/start_study.json
+    python benchmarks/start_study.py --out benchmarks/results/start_study.json --table
+
+The data are rows in the layout of the Criteo Kaggle ``train.txt``, in time order: label, 13 integers, 26 categories.
+Finished runs are kept in the JSON and skipped, so the command can be stopped and started again.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import quorem
+from quorem import init, partitions
+from quorem.schemes import Scheme, ceil_div
+
+NULL = -1  # stands for a missing category: a token like any other
+COLLISIONS = (4, 16, 60)
+NOISES = (0.0, 0.001, 0.01, 0.1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What all runs share."""
+
+    train_rows: int = 64_000
+    val_rows: int = 8_000
+    test_rows: int = 8_000
+    batch: int = 128
+    lr: float = 0.01
+    dim: int = 16
+    bottom: tuple[int, ...] = (512, 256, 64)
+    top: tuple[int, ...] = (512, 256)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of storing and starting the tables; ``scheme`` is a key of ``SCHEMES``."""
+
+    scheme: str
+    collisions: int
+    start: str
+    noise: float | None = None
+
+    @property
+    def key(self) -> str:
+        noise = "" if self.noise is None else f" noise={self.noise:g}"
+        return f"{self.scheme} {self.collisions}x {self.start}{noise}"
+
+
+def generalized(operation: str, k: int) -> Callable[[int, int], Scheme]:
+    """Equal tables with as many rows in all as QR's large table; the fewest that cover the ids where that is more."""
+    return lambda n, c: quorem.GeneralizedQR(
+        k, operation=operation, num_rows=max(ceil_div(n, c), sum(partitions.balanced_sizes(n, k)))
+    )
+
+
+SCHEMES: dict[str, Callable[[int, int], Scheme]] = {  # (n, collisions) -> scheme
+    "full": lambda n, c: quorem.Full(),
+    "hash": lambda n, c: quorem.Hash(c),
+    "mult": lambda n, c: quorem.QR(c, operation="mult"),
+    "add": lambda n, c: quorem.QR(c, operation="add"),
+    "mult, large quotient": lambda n, c: quorem.QR(c, operation="mult", large="quotient"),
+    "add, large quotient": lambda n, c: quorem.QR(c, operation="add", large="quotient"),
+    "mult, 2 equal tables": generalized("mult", 2),
+    "mult, 3 equal tables": generalized("mult", 3),
+    "add, 3 equal tables": generalized("add", 3),
+    "path, linear": lambda n, c: quorem.Path(c, hidden=()),
+    "path, h=16": lambda n, c: quorem.Path(c, hidden=(16,)),
+    "path, h=64": lambda n, c: quorem.Path(c, hidden=(64,)),
+}
+
+
+def settings() -> Iterator[tuple[Setting, int]]:
+    """Every setting of the study and its number of seeds, the most telling first."""
+    yield Setting("full", 1, "matched"), 5
+    for c in COLLISIONS:
+        yield Setting("hash", c, "matched"), 5
+        for operation in ("mult", "add"):
+            yield Setting(operation, c, "matched", init.NOISE), 5
+            yield Setting(operation, c, "symmetric"), 5
+            yield Setting(operation, c, "reference"), 5
+            yield Setting(f"{operation}, large quotient", c, "matched", init.NOISE), 5
+    for hidden in ("linear", "h=16", "h=64"):
+        for start in ("identity", "nn.Linear"):
+            yield Setting(f"path, {hidden}", 4, start), 5
+    for scheme in ("mult, 2 equal tables", "mult, 3 equal tables", "add, 3 equal tables"):
+        yield Setting(scheme, 16, "matched", init.NOISE), 3
+        yield Setting(scheme, 16, "symmetric"), 3
+    for c in COLLISIONS:
+        for operation in ("mult", "add"):
+            for noise in NOISES:
+                yield Setting(operation, c, "matched", noise), 3
+
+
+class CompactDLRM(nn.Module):
+    """A bottom network over the dense features, dot products of all pairs of vectors, a top network."""
+
+    def __init__(self, tables: quorem.EmbeddingCollection, num_dense: int, config: Config) -> None:
+        super().__init__()
+        self.tables = tables
+        vectors = len(tables.embedding_dims) + 1
+        self.bottom = mlp(num_dense, *config.bottom, config.dim)
+        self.top = mlp(config.dim + vectors * (vectors - 1) // 2, *config.top, 1)[:-1]  # the last activation left out
+        self.register_buffer("pairs", torch.tril_indices(vectors, vectors, -1), persistent=False)
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        x = self.bottom(dense)
+        vectors = torch.cat([x[:, None], self.tables(ids)], 1)
+        dots = (vectors @ vectors.mT)[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat([x, dots], 1))[:, 0]
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear layers, each with a ReLU, started as the public DLRM starts them."""
+    layers: list[nn.Module] = []
+    for d_in, d_out in pairwise(widths):
+        linear = nn.Linear(d_in, d_out)
+        nn.init.normal_(linear.weight, std=(2 / (d_in + d_out)) ** 0.5)
+        nn.init.normal_(linear.bias, std=(1 / d_out) ** 0.5)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def read(path: Path, rows: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Labels ``[N]``, dense features ``[N, 13]``, ids ``[N, 26]`` and the number of ids of each feature.
+
+    A dense feature is ``log(x + 1)``, missing and negative ones 0. Ids are given in order of first appearance.
+    """
+    names = ["label", *(f"i{j}" for j in range(13)), *(f"c{j}" for j in range(26))]
+    types = {name: pl.String if name[0] == "c" else pl.Int64 for name in names}
+    frame = pl.read_csv(path, separator="\t", has_header=False, schema=types, n_rows=rows)
+    if len(frame) < rows:
+        raise ValueError(f"{path} has {len(frame)} rows but must have at least {rows}")
+    frame = frame.with_columns(
+        pl.col("^i\\d+$").fill_null(0).clip(0).log1p(), pl.col("^c\\d+$").str.to_integer(base=16).fill_null(NULL)
+    )
+    ids, sizes = [], []
+    for name in names[14:]:
+        tokens, first, inverse = np.unique(frame[name].to_numpy(), return_index=True, return_inverse=True)
+        appearance = np.empty(len(tokens), dtype=np.int64)
+        appearance[np.argsort(first)] = np.arange(len(tokens))
+        ids.append(appearance[inverse])
+        sizes.append(len(tokens))
+    dense = frame.select(names[1:14]).cast(pl.Float32).to_torch()
+    return torch.from_numpy(frame["label"].to_numpy()).float(), dense, torch.from_numpy(np.stack(ids, 1)), sizes
+
+
+def start_(tables: quorem.EmbeddingCollection, setting: Setting) -> None:
+    """Start the tables as the setting says."""
+    tables.reset_parameters(setting.start if setting.start in init.STARTS else "matched")
+    with torch.no_grad():
+        if setting.noise is not None:
+            for feature, spec in enumerate(tables.specs):
+                init.matched_(tables.tables(feature), spec, noise=setting.noise)
+        if setting.start == "nn.Linear":  # U(-1/sqrt(d_in), 1/sqrt(d_in)), weights and biases
+            for group in tables.paths:
+                for weight, bias in zip(group.weights, group.biases, strict=True):
+                    bound = weight.shape[1] ** -0.5
+                    weight.uniform_(-bound, bound)
+                    bias.uniform_(-bound, bound)
+
+
+def run(setting: Setting, seed: int, data: tuple[Tensor, Tensor, Tensor, list[int]], config: Config) -> dict:
+    """Train one model for one epoch in time order; its final losses and the size of its tables."""
+    labels, dense, ids, sizes = data
+    began = time.perf_counter()
+    scheme = SCHEMES[setting.scheme]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tables too small to shrink stay full
+        tables = quorem.EmbeddingCollection(
+            [quorem.Table(f"c{j}", n, config.dim, scheme(n, setting.collisions)) for j, n in enumerate(sizes)]
+        )
+    torch.manual_seed(seed)  # here, so that the networks of one seed start alike in every setting
+    model = CompactDLRM(tables, dense.shape[1], config)
+    start_(tables, setting)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=config.lr)
+    first = None
+    for at in range(0, config.train_rows, config.batch):
+        rows = slice(at, min(at + config.batch, config.train_rows))
+        loss = F.binary_cross_entropy_with_logits(model(dense[rows], ids[rows]), labels[rows])
+        first = loss.item() if first is None else first
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def mean_loss(begin: int, count: int) -> float:
+        logits = [model(dense[r], ids[r]) for r in torch.arange(begin, begin + count).split(1000)]
+        return F.binary_cross_entropy_with_logits(torch.cat(logits), labels[begin : begin + count]).item()
+
+    return {
+        "setting": setting.key,
+        **asdict(setting),
+        "seed": seed,
+        "parameters": tables.num_parameters,
+        "first_batch_loss": round(first, 6),
+        "val_loss": round(mean_loss(config.train_rows, config.val_rows), 6),
+        "test_loss": round(mean_loss(config.train_rows + config.val_rows, config.test_rows), 6),
+        "seconds": round(time.perf_counter() - began, 2),
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    """The repository's commit, with a plus where tracked files differ from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../src", "start_study.py")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
+
+
+def save(path: Path, config: Config, runs: list[dict]) -> None:
+    """Write the study as JSON, a run a line."""
+    versions = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+    head = json.dumps({"config": asdict(config), "versions": versions, "threads": torch.get_num_threads()})
+    text = head[:-1] + ', "runs": [\n' + ",\n".join(json.dumps(r) for r in runs) + "\n]}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def study(data_path: Path, out: Path) -> None:
+    """Run what is missing, one run after the other, saving after each."""
+    torch.set_num_threads(1)  # the networks are small: more threads wait for each other
+    config = Config()
+    runs = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
+    done = {(r["setting"], r["seed"]) for r in runs}
+    wanted = [(setting, seed) for setting, seeds in settings() for seed in range(seeds)]
+    todo = [(s, seed) for s, seed in dict.fromkeys(wanted) if (s.key, seed) not in done]
+    data = read(data_path, config.train_rows + config.val_rows + config.test_rows)
+    began = time.perf_counter()
+    for at, (setting, seed) in enumerate(todo):
+        runs.append(run(setting, seed, data, config))
+        save(out, config, runs)
+        left = (time.perf_counter() - began) / (at + 1) * (len(todo) - at - 1)
+        loss = runs[-1]["test_loss"]
+        print(f"{at + 1}/{len(todo)} {setting.key} seed {seed}: {loss:.4f}, {left / 60:.0f} min left", file=sys.stderr)
+
+
+def table(study: dict) -> str:
+    """The study's results as Markdown: mean and standard deviation over seeds of the final test log loss."""
+    cells: dict[str, list[dict]] = {}
+    for r in study["runs"]:
+        cells.setdefault(r["setting"], []).append(r)
+
+    def cell(scheme: str, collisions: int, start: str, noise: float | None = None) -> str:
+        runs = cells.get(Setting(scheme, collisions, start, noise).key, [])
+        if len(runs) < 2:
+            return "-"
+        losses = [r["test_loss"] for r in runs]
+        return f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"
+
+    def size(scheme: str, collisions: int, start: str, noise: float | None = None) -> str:
+        return f"{cells[Setting(scheme, collisions, start, noise).key][0]['parameters']:,}"
+
+    def rows(title: str, header: list[str], body: list[tuple[str, ...]]) -> list[str]:
+        lines = [[title, *header], ["---"] * (len(header) + 1), *body]
+        return [f"| {' | '.join(line)} |" for line in lines] + [""]
+
+    by_size = [f"{c}x" for c in COLLISIONS]
+    main = [("full", "matched", None), ("hash", "matched", None)]
+    for operation in ("mult", "add"):
+        main += [(operation, "matched", init.NOISE), (operation, "symmetric", None), (operation, "reference", None)]
+        main += [(f"{operation}, large quotient", "matched", init.NOISE)]
+    text = rows(
+        "test log loss",
+        by_size,
+        [
+            (f"{scheme}: {start}", *(cell(scheme, 1 if scheme == "full" else c, start, noise) for c in COLLISIONS))
+            for scheme, start, noise in main
+        ],
+    )
+    text += rows(
+        "parameters",
+        by_size,
+        [
+            (scheme, *(size(scheme, 1 if scheme == "full" else c, "matched", noise) for c in COLLISIONS))
+            for scheme, noise in (("full", None), ("hash", None), ("mult", init.NOISE))
+        ],
+    )
+    text += rows(
+        "noise of the small table",
+        by_size,
+        [
+            (f"{operation}: {noise:g}", *(cell(operation, c, "matched", noise) for c in COLLISIONS))
+            for operation in ("mult", "add")
+            for noise in NOISES
+        ],
+    )
+    text += rows(
+        "equal tables, 16x",
+        ["matched", "symmetric"],
+        [
+            (s, cell(s, 16, "matched", init.NOISE), cell(s, 16, "symmetric"))
+            for s in ("mult, 2 equal tables", "mult, 3 equal tables", "add, 3 equal tables")
+        ],
+    )
+    text += rows(
+        "4x",
+        ["near the identity", "as nn.Linear", "parameters"],
+        [
+            (s, cell(s, 4, "identity"), cell(s, 4, "nn.Linear"), size(s, 4, "identity"))
+            for s in ("path, linear", "path, h=16", "path, h=64")
+        ],
+    )
+    return "\n".join(text).strip() + "\n"
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="rows in the layout of Criteo's train.txt, plain or gzipped")
+    parser.add_argument("--out", type=Path, required=True, help="the study's JSON, read and written")
+    parser.add_argument("--table", action="store_true", help="print the results in --out as Markdown; run nothing")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.out.read_text(encoding="utf-8"))), end="")
+    elif arguments.data is None:
+        parser.error("--data is needed to run the study")
+    else:
+        study(arguments.data, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
