@@ -6,7 +6,7 @@
 (torch.Size([2, 16]), 4.0)
 """
 
-from . import init, operations, partitions, schemes
+from . import init, models, operations, partitions, schemes
 from .bags import EmbeddingBag
 from .collection import EmbeddingCollection, Table
 from .embeddings import Embedding
@@ -32,4 +32,5 @@ __all__ = [
     "operations",
     "schemes",
     "init",
+    "models",
 ]

@@ -1,0 +1,1 @@
+"""Click logs: reading, preparing, making up."""

@@ -1,0 +1,93 @@
+"""The tables of the paper's experiments (section 5): one method for all features, and a threshold."""
+
+from collections.abc import Sequence
+
+from ..collection import Table
+from ..schemes import QR, Composed, Full, Hash, Path, Scheme
+
+METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
+
+
+def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64) -> Scheme:
+    """The scheme behind a name in the paper's figures and table.
+
+    Compressed tables are stored so even where that does not shrink them, as in the paper.
+
+    Args:
+        method: ``"full"``, ``"hash"``, an operation of the quotient-remainder trick, or ``"path"``.
+        num_collisions: ids that share a row; without meaning for ``"full"``.
+        hidden: width of the hidden layer of each network of ``"path"``.
+
+    Raises:
+        ValueError: if ``method`` is unknown.
+
+    >>> scheme_of("mult", 60).spec(6000, 16).shapes, scheme_of("hash", 60).spec(6000, 16).shapes
+    (((100, 16), (60, 16)), ((100, 16),))
+    """
+    if method not in METHODS:
+        raise ValueError(f"method ({method!r}) must be one of {', '.join(map(repr, METHODS))}")
+    if method == "full":
+        return Full()
+    if method == "hash":
+        return Hash(num_collisions, force=True)
+    if method == "path":
+        return Path(num_collisions, hidden=(hidden,), force=True)
+    return QR(num_collisions, operation=method, force=True)
+
+
+def tables_of(
+    cardinalities: Sequence[int],
+    scheme: Scheme,
+    *,
+    threshold: int = 0,
+    embedding_dim: int = 16,
+    names: Sequence[str] | None = None,
+) -> list[Table]:
+    """One table per feature, all stored by ``scheme`` but those of at most ``threshold`` ids, which stay full.
+
+    ``concat`` lays K rows of width ``embedding_dim`` end to end, so every table is then K times as wide, the full
+    ones too (section 5.1).
+
+    Args:
+        cardinalities: number of ids of each feature.
+        scheme: how the tables above the threshold are stored.
+        threshold: largest table that stays full.
+        embedding_dim: width of a row, D.
+        names: of the features; ``C1``, ``C2``, ... where absent.
+
+    Raises:
+        ValueError: if ``threshold`` is negative, or ``names`` are not as many as ``cardinalities``.
+
+    >>> [(t.embedding_dim, type(t.scheme).__name__) for t in tables_of([10, 1000], scheme_of("concat"), threshold=20)]
+    [(32, 'Full'), (32, 'QR')]
+    """
+    if threshold < 0:
+        raise ValueError(f"threshold ({threshold}) must be at least 0")
+    names = [f"C{f + 1}" for f in range(len(cardinalities))] if names is None else names
+    if len(names) != len(cardinalities):
+        raise ValueError(f"names ({len(names)}) must be as many as cardinalities ({len(cardinalities)})")
+    width = embedding_dim
+    if isinstance(scheme, Composed) and scheme.operation == "concat" and scheme.dims is None and cardinalities:
+        width *= len(scheme.partitions_of(max(cardinalities)))
+    return [
+        Table(name, n, width, Full(permute=scheme.permute) if n <= threshold else scheme)
+        for name, n in zip(names, cardinalities, strict=True)
+    ]
+
+
+def paper_tables(
+    cardinalities: Sequence[int],
+    method: str,
+    num_collisions: int = 4,
+    *,
+    threshold: int = 0,
+    embedding_dim: int = 16,
+    hidden: int = 64,
+) -> list[Table]:
+    """The tables of one point of the paper's figures: ``tables_of`` the ``scheme_of`` a method.
+
+    >>> sum(t.scheme.spec(t.num_embeddings, 16).num_parameters for t in paper_tables([10, 1000], "mult"))
+    4176
+    """
+    scheme = scheme_of(method, num_collisions, hidden=hidden)
+    return tables_of(cardinalities, scheme, threshold=threshold, embedding_dim=embedding_dim)

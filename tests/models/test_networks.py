@@ -1,0 +1,252 @@
+"""What both networks must do, whatever embeddings they are handed."""
+
+from math import sqrt
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import quorem
+from quorem import models
+from quorem.models.mlp import mlp, start_
+from quorem.training.tables import METHODS, paper_tables
+
+CARDINALITIES = (4, 23, 90, 500)
+SMALL = {
+    "dcn": lambda e, **options: models.DCN(e, num_dense=3, deep=(16, 8), num_cross=3, **options),
+    "dlrm": lambda e, **options: models.DLRM(e, num_dense=3, bottom=(16,), top=(16, 8), **options),
+}
+TINY = {
+    "dcn": lambda e: models.DCN(e, num_dense=2, deep=(4, 3), num_cross=3, dtype=torch.float64),
+    "dlrm": lambda e: models.DLRM(e, num_dense=2, bottom=(4,), top=(4, 3), dtype=torch.float64),
+}
+both = pytest.mark.parametrize("network", SMALL)
+
+
+def batch(rows, num_dense=3, cardinalities=CARDINALITIES, dtype=torch.float32):
+    dense = torch.randn(rows, num_dense, dtype=dtype)
+    ids = torch.stack([torch.randint(n, (rows,)) for n in cardinalities], 1)
+    return dense, ids
+
+
+def tables(method, threshold=0, embedding_dim=4, **options):
+    wanted = paper_tables(CARDINALITIES, method, 4, threshold=threshold, embedding_dim=embedding_dim, hidden=8)
+    return quorem.EmbeddingCollection(wanted, **options)
+
+
+class Plain(nn.Module):
+    """Embeddings that know nothing of quorem: one ``nn.Embedding`` a feature, laid end to end."""
+
+    def __init__(self, dims, **options):
+        super().__init__()
+        self.features = nn.ModuleList(nn.Embedding(n, d, **options) for n, d in zip(CARDINALITIES, dims, strict=True))
+
+    def forward(self, ids):
+        return torch.cat([table(column) for table, column in zip(self.features, ids.unbind(1), strict=True)], 1)
+
+
+@both
+@pytest.mark.parametrize("threshold", [0, 30, 1000])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_one_logit_a_row_and_trains_every_parameter(network, method, threshold):
+    torch.manual_seed(0)
+    model = SMALL[network](tables(method, threshold))
+    logits = model(*batch(300))
+    assert logits.shape == (300,)
+    logits.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+@both
+def test_any_module_will_do(network):
+    torch.manual_seed(0)
+    collection = tables("full")
+    plain = Plain((4, 4, 4, 4))
+    for table, (_, values) in zip(plain.features, collection.named_tables(), strict=True):
+        table.weight.data.copy_(values)
+    ours, theirs = SMALL[network](collection), SMALL[network](plain, embedding_dims=(4, 4, 4, 4))
+    theirs.load_state_dict({k: v for k, v in ours.state_dict().items() if "embeddings" not in k}, strict=False)
+    inputs = batch(50)
+    torch.testing.assert_close(ours(*inputs), theirs(*inputs))
+
+
+@both
+def test_jagged_ids_reach_the_embeddings(network):
+    torch.manual_seed(0)
+    model = SMALL[network](tables("mult"))
+    dense, ids = batch(6)
+    bags = torch.arange(4 * 6 + 1)  # bags of one id, feature by feature
+    torch.testing.assert_close(model(dense, ids.T.flatten(), bags), model(dense, ids))
+
+
+@both
+@pytest.mark.parametrize("method", ["mult", "feature"])
+def test_gradients_agree_with_finite_differences(network, method):
+    torch.manual_seed(0)
+    model = TINY[network](tables(method, embedding_dim=2, dtype=torch.float64))
+    dense, ids = batch(3, num_dense=2, dtype=torch.float64)
+    names, values = zip(*((n, p) for n, p in model.named_parameters() if n != "embeddings.weight"), strict=True)
+    vectors = model.embeddings(ids).detach().requires_grad_()
+
+    def logits(dense, vectors, *values):
+        return functional_call(
+            Head(model), {f"model.{n}": v for n, v in zip(names, values, strict=True)}, (dense, vectors)
+        )
+
+    assert torch.autograd.gradcheck(logits, (dense.requires_grad_(), vectors, *values))
+    assert torch.autograd.gradgradcheck(lambda v: model.logits(dense, v), (vectors,))
+
+
+class Head(nn.Module):
+    """``logits`` as a forward, for ``functional_call``."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, dense, vectors):
+        return self.model.logits(dense, vectors)
+
+
+@both
+@pytest.mark.parametrize("method", ["mult", "path"])
+def test_compiles_without_a_graph_break(network, method):
+    torch.manual_seed(0)
+    model = SMALL[network](tables(method))
+    inputs = batch(40)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected, got = model(*inputs), compiled(*inputs)
+    torch.testing.assert_close(got, expected)
+    want = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    have = torch.autograd.grad(got.sum(), list(model.parameters()))
+    for (name, _), w, h in zip(model.named_parameters(), want, have, strict=True):
+        torch.testing.assert_close(h, w, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@both
+def test_bfloat16_autocast_trains(network):
+    torch.manual_seed(0)
+    model = SMALL[network](tables("mult"))
+    inputs = batch(64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(*inputs).square().mean()
+    loss.backward()
+    exact = model(*inputs).square().mean()
+    torch.testing.assert_close(loss.float(), exact, rtol=2**-5, atol=0)
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@both
+def test_a_small_log_is_learnt_by_heart(network):
+    torch.manual_seed(0)
+    model = SMALL[network](tables("mult", embedding_dim=8))
+    inputs, labels = batch(32), torch.randint(2, (32,)).float()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, amsgrad=True)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(*inputs), labels)
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.05
+
+
+@both
+def test_meta_model_is_filled_by_reset(network):
+    torch.manual_seed(0)
+    model = SMALL[network](tables("mult", device="meta"), device="meta").to_empty(device="cpu")
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.detach().fill_(9)
+    model.embeddings.reset_parameters()
+    model.reset_parameters()
+    model.load_state_dict((other := SMALL[network](tables("mult"))).state_dict())
+    inputs = batch(20)
+    torch.testing.assert_close(model(*inputs), other(*inputs), rtol=0, atol=0)
+
+
+@both
+def test_reset_leaves_the_embeddings_alone(network):
+    model = SMALL[network](tables("path"))
+    before = {k: v.clone() for k, v in model.embeddings.state_dict().items()}
+    weight = model.output.weight.clone()
+    model.reset_parameters()
+    assert not torch.equal(weight, model.output.weight)
+    for name, value in model.embeddings.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@both
+def test_deterministic_mode_has_an_answer(network):
+    model = SMALL[network](tables("mult"))
+    torch.use_deterministic_algorithms(True)
+    try:
+        model(*batch(10)).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@both
+@pytest.mark.gpu
+def test_runs_in_a_cuda_graph(network):
+    torch.manual_seed(0)
+    model = SMALL[network](tables("mult", on_invalid_id="trust")).cuda()
+    dense, ids = (x.cuda() for x in batch(40))
+    expected = model(dense, ids).detach()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = model(dense, ids)
+    graph.replay()
+    torch.testing.assert_close(got.detach(), expected)
+
+
+@both
+def test_wrong_inputs_are_named(network):
+    model = SMALL[network](tables("mult"))
+    dense, ids = batch(5)
+    with pytest.raises(ValueError, match=r"dense has shape \(5, 2\) but must be \[B, 3\]"):
+        model(dense[:, :2], ids)
+    with pytest.raises(
+        ValueError, match=r"gave shape \(5, 4, 4\) but must give 16 columns \(4 vectors\) for each of the 3"
+    ):
+        model(dense[:3], ids)
+    with pytest.raises(ValueError, match=r"gave shape \(5, 3, 4\) but must give 16 columns"):
+        model.logits(dense, torch.zeros(5, 3, 4))
+
+
+@both
+def test_wrong_sizes_are_named(network):
+    build = {"dcn": models.DCN, "dlrm": models.DLRM}[network]
+    with pytest.raises(ValueError, match=r"embedding_dims must be given: embeddings \(Plain\) does not say its own"):
+        build(Plain((4, 4, 4, 4)))
+    with pytest.raises(ValueError, match=r"embedding_dims \(\(4, 0\)\) must be one or more widths of at least 1"):
+        build(Plain((4, 4, 4, 4)), embedding_dims=(4, 0))
+    with pytest.raises(ValueError, match=r"num_dense \(-1\) must be at least 0"):
+        build(tables("full"), num_dense=-1)
+    hidden = {"dcn": "deep", "dlrm": "top"}[network]
+    with pytest.raises(ValueError, match=rf"{hidden} \(\(\)\) must have at least one layer"):
+        build(tables("full"), **{hidden: ()})
+    with pytest.raises(ValueError, match=r"sizes \(.*\) must all be at least 1"):
+        build(tables("full"), **{hidden: (4, 0)})
+
+
+def test_layers_start_with_glorot_variance():
+    torch.manual_seed(0)
+    layers = mlp((300, 2000, 500))
+    start_(layers)
+    for layer in (layers[0], layers[2]):
+        for values, variance in (
+            (layer.weight, 2 / (layer.in_features + layer.out_features)),
+            (layer.bias, 1 / layer.out_features),
+        ):
+            n = values.numel()
+            assert abs(values.mean()) < 5 * sqrt(variance / n)
+            assert abs(values.var() / variance - 1) < 5 * sqrt(2 / n)
+
+
+def test_unknown_network_and_preset_are_named():
+    with pytest.raises(ValueError, match=r"network \('wide'\) must be one of 'dcn', 'dlrm'"):
+        models.build("wide", tables("full"))
+    with pytest.raises(ValueError, match=r"preset \('table2'\) must be one of 'text', 'table1'"):
+        models.build("dcn", tables("full"), preset="table2")

@@ -1,0 +1,177 @@
+"""Metrics against sums over all pairs and rows, and against values worked out by hand."""
+
+from fractions import Fraction
+from math import exp, isnan, log
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorem.training import metrics
+from quorem.training.metrics import Evaluation, auc
+
+samples = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=60)
+
+
+def evaluate(logits, labels, batch=None, **options):
+    evaluation = Evaluation(**options)
+    batch = batch or len(logits)
+    for x, y in zip(logits.split(batch), labels.split(batch), strict=True):
+        evaluation.update(x, y)
+    return evaluation.compute()
+
+
+def pairs(scores, labels):
+    """AUC from its definition: every positive against every negative."""
+    wins = [
+        Fraction(1 + (a > b) - (a < b), 2)
+        for a, is_a in zip(scores, labels, strict=True)
+        for b, is_b in zip(scores, labels, strict=True)
+        if is_a and not is_b
+    ]
+    return float(sum(wins) / len(wins)) if wins else float("nan")
+
+
+@given(samples)
+def test_auc_is_the_share_of_ordered_pairs(rows):
+    scores, labels = zip(*rows, strict=True)
+    expected = pairs(scores, labels)
+    got = auc(torch.tensor(scores), torch.tensor(labels))
+    assert got == expected or (isnan(got) and isnan(expected))
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "expected"),
+    [
+        ([1, 2, 3, 4], [0, 0, 1, 1], 1.0),
+        ([4, 3, 2, 1], [0, 0, 1, 1], 0.0),
+        ([5, 5, 5, 5], [0, 1, 0, 1], 0.5),
+        ([1, 2, 2, 3], [0, 0, 1, 1], 0.875),  # of four pairs three are in order and one is tied
+        ([-torch.inf, 0.0, torch.inf], [0, 1, 1], 1.0),
+    ],
+)
+def test_auc_by_hand(scores, labels, expected):
+    assert auc(torch.tensor(scores), torch.tensor(labels)) == expected
+
+
+def test_auc_has_no_meaning_without_both_classes_or_with_nan():
+    assert isnan(auc(torch.tensor([1.0, 2.0]), torch.tensor([1, 1])))
+    assert isnan(auc(torch.tensor([1.0, 2.0]), torch.tensor([0, 0])))
+    assert isnan(auc(torch.tensor([]), torch.tensor([])))
+    assert isnan(auc(torch.tensor([1.0, torch.nan, 0.0]), torch.tensor([1, 0, 1])))
+
+
+def test_auc_counts_pairs_past_2_to_the_32():
+    ones, zeros = 100_000, 150_000  # 1.5e10 pairs: all positives tie with half of the negatives
+    scores = torch.cat([torch.ones(ones), torch.ones(zeros // 2), torch.zeros(zeros // 2)])
+    labels = torch.cat([torch.ones(ones), torch.zeros(zeros)]).bool()
+    assert auc(scores, labels) == 0.75
+
+
+def sigmoid(x):
+    return 1 / (1 + exp(-x))
+
+
+def brute_force(logits, labels, bins):
+    """Every metric but AUC, row by row."""
+    p = [sigmoid(x) for x in logits]
+    loss = -sum(log(q) if y else log(1 - q) for q, y in zip(p, labels, strict=True)) / len(p)
+    accuracy = sum((q >= 0.5) == y for q, y in zip(p, labels, strict=True)) / len(p)
+    calibration = sum(p) / sum(labels) if any(labels) else float("nan")
+    error = 0.0
+    for b in range(bins):
+        here = [i for i, q in enumerate(p) if b <= q * bins < b + 1]
+        if here:
+            confidence, frequency = sum(p[i] for i in here) / len(here), sum(labels[i] for i in here) / len(here)
+            error += abs(confidence - frequency) * len(here) / len(p)
+    return loss, accuracy, calibration, error
+
+
+@given(samples, st.sampled_from([1, 2, 15]), st.integers(1, 60))
+def test_metrics_are_those_of_the_rows(rows, bins, batch):
+    logits, labels = zip(*rows, strict=True)
+    got = evaluate(torch.tensor(logits, dtype=torch.float64), torch.tensor(labels), batch, bins=bins)
+    expected = brute_force(logits, labels, bins)
+    values = (got.log_loss, got.accuracy, got.calibration, got.calibration_error)
+    assert values == pytest.approx(expected, rel=1e-12, abs=1e-12, nan_ok=True)
+    assert got.rows == len(rows)
+    assert got.auc == pytest.approx(pairs(logits, labels), rel=1e-15, nan_ok=True)
+
+
+def test_metrics_by_hand():
+    logits = torch.tensor([0.0, log(3), -log(3), log(3)], dtype=torch.float64)  # probabilities 1/2, 3/4, 1/4, 3/4
+    got = evaluate(logits, torch.tensor([1.0, 1.0, 0.0, 0.0]), bins=2)
+    assert got.log_loss == pytest.approx((log(2) + 2 * log(4 / 3) + log(4)) / 4, rel=1e-15)
+    assert got.accuracy == 0.75
+    assert got.auc == 0.625  # two and a half of four pairs
+    assert got.calibration == pytest.approx(2.25 / 2, rel=1e-15)
+    assert got.calibration_error == pytest.approx((0.25 + 0.0) / 4, rel=1e-12)  # 1/4 against 0; 2 against 2 of three
+
+
+def test_batches_and_chunks_change_nothing(monkeypatch):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(10_000), torch.randint(2, (10_000,))
+    whole = evaluate(logits, labels)
+    monkeypatch.setattr(metrics, "CHUNK", 777)
+    parts = evaluate(logits, labels, 4096)
+    assert parts.auc == whole.auc and parts.accuracy == whole.accuracy
+    assert vars(parts) == pytest.approx(vars(whole), rel=1e-12)
+
+
+def test_compute_can_be_asked_again_as_rows_come():
+    evaluation = Evaluation()
+    evaluation.update(torch.tensor([1.0, -1.0]), torch.tensor([1, 0]))
+    assert evaluation.compute() == evaluation.compute()
+    evaluation.update(torch.tensor([2.0]), torch.tensor([0]))
+    assert evaluation.compute() == evaluate(torch.tensor([1.0, -1.0, 2.0]), torch.tensor([1, 0, 0]))
+
+
+def test_logits_are_copied():
+    logits, evaluation = torch.tensor([1.0, -1.0]), Evaluation()
+    evaluation.update(logits, torch.tensor([1, 0]))
+    logits.neg_()
+    assert evaluation.compute().auc == 1.0
+
+
+def test_large_logits_keep_their_loss_and_order():
+    got = evaluate(torch.tensor([200.0, 100.0]), torch.tensor([0, 1]))
+    assert got.log_loss == pytest.approx(100.0, rel=1e-12)
+    assert got.auc == 0.0
+
+
+def test_half_precision_logits_are_taken():
+    got = evaluate(torch.tensor([1.0, -1.0], dtype=torch.bfloat16), torch.tensor([1, 0]))
+    assert got.log_loss == pytest.approx(log(1 + exp(-1)), rel=1e-12)
+
+
+def test_a_diverged_model_is_not_a_number():
+    got = evaluate(torch.tensor([torch.nan, 1.0]), torch.tensor([1, 0]))
+    assert isnan(got.log_loss) and isnan(got.auc) and isnan(got.calibration)
+    assert got.accuracy == 0.0
+
+
+def test_wrong_inputs_are_named():
+    with pytest.raises(ValueError, match=r"bins \(0\) must be at least 1"):
+        Evaluation(bins=0)
+    with pytest.raises(ValueError, match=r"logits \(2,\) must have the shape of labels \(3,\)"):
+        Evaluation().update(torch.zeros(2), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"scores \(2,\) must have the shape of labels \(3,\)"):
+        auc(torch.zeros(2), torch.zeros(3))
+    with pytest.raises(ValueError, match="updated with at least one sample"):
+        Evaluation().compute()
+    with pytest.raises(ValueError, match="2 of 3 labels are neither 0 nor 1"):
+        evaluate(torch.zeros(3), torch.tensor([0.0, 0.5, 2.0]))
+
+
+@pytest.mark.gpu
+def test_update_does_not_wait_for_the_gpu():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(5000, device="cuda"), torch.randint(2, (5000,), device="cuda")
+    evaluation = Evaluation()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        evaluation.update(logits, labels)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert vars(evaluation.compute()) == pytest.approx(vars(evaluate(logits.cpu(), labels.cpu())), rel=1e-12)
