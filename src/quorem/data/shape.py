@@ -1,0 +1,62 @@
+"""The shape of the Criteo Kaggle click log (section 5): its columns, cardinalities and days."""
+
+from collections.abc import Sequence
+
+DENSE_NAMES = tuple(f"I{i}" for i in range(1, 14))
+CATEGORICAL_NAMES = tuple(f"C{i}" for i in range(1, 27))
+COLUMNS = ("label", *DENSE_NAMES, *CATEGORICAL_NAMES)
+
+# Distinct tokens of each categorical feature over the seven days, without the NULL row.
+NUM_TOKENS = (1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 8351592, 3194)
+NUM_TOKENS += (27, 14992, 5461305, 10, 5652, 2172, 3, 7046546, 17, 15, 286180, 104, 142571)
+CARDINALITIES = tuple(n + 1 for n in NUM_TOKENS)
+NUM_ROWS = 45_840_617
+
+
+def scaled_cardinalities(scale: float, least: int = 100) -> tuple[int, ...]:
+    """The 26 cardinalities times ``scale``; those at or under ``least`` stay, larger ones stay at or above it.
+
+    Raises:
+        ValueError: if ``scale`` is not in ``(0, 1]`` or ``least`` is below 1.
+
+    >>> scaled_cardinalities(0.001)[:4]
+    (100, 100, 10131, 2203)
+    """
+    if not 0 < scale <= 1:
+        raise ValueError(f"scale ({scale}) must be in (0, 1]")
+    if least < 1:
+        raise ValueError(f"least ({least}) must be at least 1")
+    return tuple(max(min(n, least), round(n * scale)) for n in CARDINALITIES)
+
+
+def day_starts(num_rows: int, days: int = 7) -> list[int]:
+    """First row of each day, and ``num_rows``: days of equal row counts, the first ones one longer where it does not divide.
+
+    >>> day_starts(10, 4)
+    [0, 3, 6, 8, 10]
+    """
+    even, extra = divmod(num_rows, days)
+    return [day * even + min(day, extra) for day in range(days + 1)]
+
+
+def day_split(num_rows: int, days: int = 7) -> dict[str, tuple[int, int]]:
+    """Rows ``[start, stop)`` of each split: all days but the last train, the last is halved (section 5.2).
+
+    Raises:
+        ValueError: if ``days`` is below 2.
+
+    >>> day_split(45_840_617)["train"], day_split(80_000, days=5)["test"]
+    ((0, 39291958), (72000, 80000))
+    """
+    if days < 2:
+        raise ValueError(f"days ({days}) must be at least 2")
+    last = day_starts(num_rows, days)[-2]
+    middle = last + -(-(num_rows - last) // 2)
+    return {"train": (0, last), "validation": (last, middle), "test": (middle, num_rows)}
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Raise ValueError unless ``names`` are unique and not empty strings."""
+    repeated = sorted({name for name in names if not name or list(names).count(name) > 1})
+    if repeated:
+        raise ValueError(f"{what} ({', '.join(map(repr, repeated))}) must be unique and not empty")
