@@ -1,0 +1,29 @@
+"""Table 1: path-based embeddings, 4 collisions, one hidden layer of 16 to 128 (section 5.4)."""
+
+import torch
+
+from .. import models
+from ..collection import EmbeddingCollection
+from ..data.shape import CARDINALITIES
+from ..training.tables import paper_tables
+
+HIDDEN = (16, 32, 64, 128)
+NUM_COLLISIONS = 4
+
+
+def parameter_counts() -> dict[tuple[str, int], int]:
+    """Parameters of each cell of table 1, by network and hidden width, in the layout that gives the paper's numbers.
+
+    Nothing is allocated: the models are built on the meta device.
+
+    >>> parameter_counts()["dlrm", 64]
+    135746273
+    """
+    counts = {}
+    for network in models.NETWORKS:
+        for hidden in HIDDEN:
+            tables = paper_tables(CARDINALITIES, "path", NUM_COLLISIONS, hidden=hidden)
+            embeddings = EmbeddingCollection(tables, device="meta")
+            model = models.build(network, embeddings, preset="table1", device=torch.device("meta"))
+            counts[network, hidden] = sum(p.numel() for p in model.parameters())
+    return counts

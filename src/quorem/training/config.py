@@ -1,0 +1,125 @@
+"""The configuration of a run: everything that decides its result, and nothing else."""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .. import models, schemes
+from ..schemes import QR, Scheme
+
+# Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
+OPTIMIZERS = {"adagrad": 1e-2, "amsgrad": 1e-3}
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run (section 5.2). Two runs with equal configurations are the same run.
+
+    Args:
+        data: identity of the prepared data, not its path: the same data elsewhere is the same run.
+        network: ``"dcn"`` or ``"dlrm"``.
+        preset: architecture of the network, ``"text"`` or ``"table1"`` (see ``models.build``).
+        scheme: how tables are stored.
+        threshold: tables of at most this many ids stay full.
+        embedding_dim: width of a stored row, D; ``concat`` gives vectors of several (see ``tables_of``).
+        optimizer: ``"adagrad"`` or ``"amsgrad"``, otherwise at torch's defaults.
+        lr: learning rate; torch's default for the optimizer where None.
+        batch_size: samples a step.
+        epochs: passes over the training rows.
+        seed: of the starting values and of the order of the samples.
+        precision: of the matrix products: ``"float32"``, ``"tf32"``, or ``"bfloat16"`` under autocast.
+        validate_every: steps between two validations; None validates at the end only.
+        max_rows: train on the first rows only; None takes all.
+
+    Raises:
+        TypeError: if an option has the wrong type.
+        ValueError: if an option is out of range or unknown.
+
+    >>> config = RunConfig(data="criteo-sample", scheme=QR(num_collisions=60), seed=3)
+    >>> RunConfig.from_json(config.to_json()) == config, config.learning_rate
+    (True, 0.01)
+    """
+
+    data: str
+    network: str = "dlrm"
+    preset: str = "text"
+    scheme: Scheme = QR()  # noqa: RUF009 - a scheme is frozen
+    threshold: int = 0
+    embedding_dim: int = 16
+    optimizer: str = "adagrad"
+    lr: float | None = None
+    batch_size: int = 128
+    epochs: int = 1
+    seed: int = 0
+    precision: str = "float32"
+    validate_every: int | None = None
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        if not isinstance(self.data, str):
+            raise TypeError(f"data ({self.data!r}) must be a str")
+        if not self.data:
+            raise ValueError("data ('') must name the data")
+        if not isinstance(self.scheme, Scheme):
+            raise TypeError(f"scheme ({self.scheme!r}) must be a Scheme")
+        choices = {
+            "network": models.NETWORKS,
+            "preset": models.PRESETS,
+            "optimizer": OPTIMIZERS,
+            "precision": PRECISIONS,
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")
+        least = {"threshold": 0, "embedding_dim": 1, "batch_size": 1, "epochs": 1, "seed": 0}
+        optional = {name: 1 for name in ("validate_every", "max_rows") if getattr(self, name) is not None}
+        for name, low in (least | optional).items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} ({value!r}) must be an int")
+            if value < low:
+                raise ValueError(f"{name} ({value}) must be at least {low}")
+        if self.lr is not None:
+            if isinstance(self.lr, bool) or not isinstance(self.lr, int | float):
+                raise TypeError(f"lr ({self.lr!r}) must be a float")
+            if not (math.isfinite(self.lr) and self.lr > 0):
+                raise ValueError(f"lr ({self.lr}) must be above 0 and finite")
+            object.__setattr__(self, "lr", float(self.lr))
+
+    @property
+    def learning_rate(self) -> float:
+        """``lr``, or torch's default for the optimizer."""
+        return OPTIMIZERS[self.optimizer] if self.lr is None else self.lr
+
+    def to_json(self) -> str:
+        """The configuration as JSON text, every option written out; equal configurations give equal text."""
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        options["scheme"] = json.loads(schemes.to_json(self.scheme))
+        return json.dumps(options, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "RunConfig":
+        """The configuration that ``to_json`` wrote.
+
+        Raises:
+            ValueError: if the text is not a configuration.
+        """
+        options = json.loads(text)
+        if not isinstance(options, dict) or "data" not in options:
+            raise ValueError(f"configuration JSON ({text[:80]!r}) must be an object with 'data'")
+        if unknown := set(options) - {f.name for f in fields(cls)}:
+            raise ValueError(f"RunConfig has no option {', '.join(sorted(unknown))}")
+        if "scheme" in options:
+            options["scheme"] = schemes.from_json(json.dumps(options["scheme"]))
+        return cls(**options)
+
+    def key(self) -> str:
+        """Sixteen hex digits that name the run: the start of the SHA-256 of ``to_json()``.
+
+        The same in every process and on every machine; any option that differs gives another key.
+        """
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]

@@ -1,0 +1,13 @@
+"""Table 1's parameter counts, as printed in the paper."""
+
+from quorem.experiments.table1 import parameter_counts
+
+PRINTED = {
+    "dcn": {16: 135_464_410, 32: 135_519_322, 64: 135_629_146, 128: 135_848_794},
+    "dlrm": {16: 135_581_537, 32: 135_636_449, 64: 135_746_273, 128: 135_965_921},
+}
+
+
+def test_all_eight_parameter_counts():
+    expected = {(network, hidden): count for network, row in PRINTED.items() for hidden, count in row.items()}
+    assert parameter_counts() == expected

@@ -1,0 +1,130 @@
+"""RunConfig: checked on construction, the same through JSON, named by a key that any process finds again."""
+
+import dataclasses
+import hashlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import quorem
+from quorem.training.config import OPTIMIZERS, RunConfig
+
+CONFIG = RunConfig(data="log")
+CHANGES = {
+    "data": "another",
+    "network": "dcn",
+    "preset": "table1",
+    "scheme": quorem.Hash(num_collisions=4),
+    "threshold": 20,
+    "embedding_dim": 8,
+    "optimizer": "amsgrad",
+    "lr": 0.5,
+    "batch_size": 2048,
+    "epochs": 2,
+    "seed": 1,
+    "precision": "bfloat16",
+    "validate_every": 1000,
+    "max_rows": 64_000,
+}
+
+
+def test_every_option_is_in_the_list_of_changes():
+    assert set(CHANGES) == {f.name for f in dataclasses.fields(RunConfig)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_json_round_trip_and_a_key_of_its_own(name):
+    changed = dataclasses.replace(CONFIG, **{name: CHANGES[name]})
+    assert RunConfig.from_json(changed.to_json()) == changed != CONFIG
+    assert changed.key() != CONFIG.key()
+    assert RunConfig.from_json(changed.to_json()).key() == changed.key()
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        quorem.Full(),
+        quorem.QR(num_collisions=60, operation="concat", force=True, permute=7),
+        quorem.GeneralizedQR(num_partitions=4, num_rows=1000),
+        quorem.ChineseRemainder(num_partitions=2, operation="add"),
+        quorem.Path(num_collisions=4, hidden=(64, 32)),
+        quorem.Custom([quorem.partitions.ExplicitPartition([0, 1, 1]), quorem.partitions.Partition(1, 3)]),
+    ],
+    ids=lambda scheme: type(scheme).__name__,
+)
+def test_any_scheme_survives(scheme):
+    config = RunConfig(data="log", scheme=scheme)
+    assert RunConfig.from_json(config.to_json()) == config
+
+
+def test_key_is_the_hash_of_the_canonical_text():
+    text = (
+        '{"batch_size": 128, "data": "log", "embedding_dim": 16, "epochs": 1, "lr": null, "max_rows": null, '
+        '"network": "dlrm", "optimizer": "adagrad", "precision": "float32", "preset": "text", '
+        '"scheme": {"scheme": "QR"}, "seed": 0, "threshold": 0, "validate_every": null}'
+    )
+    assert CONFIG.to_json() == text
+    assert CONFIG.key() == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_key_is_the_same_in_another_process():
+    code = "from quorem.training.config import RunConfig; print(RunConfig(data='log').key())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": "1"})
+    assert run.stdout.strip() == CONFIG.key(), run.stderr
+
+
+def test_equal_configurations_have_equal_keys():
+    whole, decimal = RunConfig(data="log", lr=1), RunConfig(data="log", lr=1.0)
+    assert whole == decimal and whole.key() == decimal.key()
+
+
+def test_learning_rates_are_torchs_defaults():
+    for name, optimizer in {"adagrad": torch.optim.Adagrad, "amsgrad": torch.optim.Adam}.items():
+        assert OPTIMIZERS[name] == inspect.signature(optimizer).parameters["lr"].default
+        assert RunConfig(data="log", optimizer=name).learning_rate == OPTIMIZERS[name]
+        assert RunConfig(data="log", optimizer=name, lr=0.5).learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"data": ""}, ValueError, r"data \(''\) must name the data"),
+        ({"data": 3}, TypeError, r"data \(3\) must be a str"),
+        ({"network": "wide"}, ValueError, r"network \('wide'\) must be one of 'dcn', 'dlrm'"),
+        ({"preset": "table2"}, ValueError, r"preset \('table2'\) must be one of 'text', 'table1'"),
+        ({"optimizer": "sgd"}, ValueError, r"optimizer \('sgd'\) must be one of 'adagrad', 'amsgrad'"),
+        ({"precision": "fp8"}, ValueError, r"precision \('fp8'\) must be one of 'float32', 'tf32', 'bfloat16'"),
+        ({"scheme": "QR"}, TypeError, r"scheme \('QR'\) must be a Scheme"),
+        ({"threshold": -1}, ValueError, r"threshold \(-1\) must be at least 0"),
+        ({"embedding_dim": 0}, ValueError, r"embedding_dim \(0\) must be at least 1"),
+        ({"batch_size": 0}, ValueError, r"batch_size \(0\) must be at least 1"),
+        ({"epochs": 0}, ValueError, r"epochs \(0\) must be at least 1"),
+        ({"seed": 1.5}, TypeError, r"seed \(1.5\) must be an int"),
+        ({"seed": True}, TypeError, r"seed \(True\) must be an int"),
+        ({"validate_every": 0}, ValueError, r"validate_every \(0\) must be at least 1"),
+        ({"max_rows": 0}, ValueError, r"max_rows \(0\) must be at least 1"),
+        ({"lr": 0}, ValueError, r"lr \(0\) must be above 0 and finite"),
+        ({"lr": float("nan")}, ValueError, r"lr \(nan\) must be above 0 and finite"),
+        ({"lr": "0.1"}, TypeError, r"lr \('0.1'\) must be a float"),
+    ],
+)
+def test_wrong_options_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        RunConfig(**{"data": "log", **options})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", r"configuration JSON \('\[\]'\) must be an object with 'data'"),
+        ("{}", "must be an object with 'data'"),
+        ('{"data": "log", "learning": 1, "colour": 2}', "RunConfig has no option colour, learning"),
+        ('{"data": "log", "scheme": {"scheme": "Q"}}', "must be an object whose 'scheme' is one of"),
+    ],
+)
+def test_wrong_json_is_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig.from_json(text)

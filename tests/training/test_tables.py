@@ -1,0 +1,89 @@
+"""The tables of the paper's experiments: methods, thresholds, widths, and the parameters they come to."""
+
+import pytest
+import torch
+
+import quorem
+from quorem import models
+from quorem.data.shape import CARDINALITIES
+from quorem.training.tables import METHODS, paper_tables, scheme_of, tables_of
+
+
+def count(tables, network=None):
+    embeddings = quorem.EmbeddingCollection(tables, device="meta")
+    model = embeddings if network is None else models.build(network, embeddings, device="meta")
+    return sum(p.numel() for p in model.parameters())
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+def test_kaggle_cardinalities():
+    assert len(CARDINALITIES) == 26
+    assert sum(CARDINALITIES) == 33_762_591
+
+
+@pytest.mark.parametrize("collisions", [2, 3, 4, 5, 6, 7, 60])
+def test_embedding_parameters_of_figure_5(collisions):
+    remainders = sum(ceil(n, collisions) for n in CARDINALITIES)
+    quotients = sum(ceil(n, ceil(n, collisions)) for n in CARDINALITIES)
+    assert count(paper_tables(CARDINALITIES, "full", collisions)) == 16 * sum(CARDINALITIES)
+    assert count(paper_tables(CARDINALITIES, "hash", collisions)) == 16 * remainders
+    for method in ("feature", "concat", "add", "mult"):
+        assert count(paper_tables(CARDINALITIES, method, collisions)) == 16 * (remainders + quotients), method
+
+
+def test_feature_generation_costs_dlrm_half_a_million_parameters():
+    extra = count(paper_tables(CARDINALITIES, "feature"), "dlrm") - count(paper_tables(CARDINALITIES, "mult"), "dlrm")
+    assert extra == 525_824 == (53 * 52 // 2 - 27 * 26 // 2) * 512
+    embeddings = quorem.EmbeddingCollection(paper_tables(CARDINALITIES, "feature"), device="meta")
+    assert embeddings.embedding_dims == (16,) * 52
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 20, 200, 2000, 20000, 10**8])
+@pytest.mark.parametrize("method", METHODS)
+def test_tables_at_or_under_the_threshold_stay_full(method, threshold):
+    tables = paper_tables(CARDINALITIES, method, threshold=threshold)
+    width = 32 if method == "concat" else 16
+    embeddings = quorem.EmbeddingCollection(tables, device="meta")
+    for table, spec, n in zip(tables, embeddings.specs, CARDINALITIES, strict=True):
+        assert (table.num_embeddings, table.embedding_dim) == (n, width)
+        full = n <= threshold or method == "full"
+        assert spec.scheme == (quorem.Full() if full else scheme_of(method))
+        assert spec.shapes[0] == ((n, width) if full else (ceil(n, 4), 16))
+    compressed = sum(n > threshold for n in CARDINALITIES)
+    assert len(embeddings.embedding_dims) == 26 + (compressed if method == "feature" else 0)
+
+
+def test_threshold_is_inclusive():
+    tables = paper_tables((20, 21), "mult", threshold=20)
+    assert [type(table.scheme).__name__ for table in tables] == ["Full", "QR"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("threshold", [0, 200])
+def test_num_parameters_is_what_the_module_holds(method, threshold):
+    embeddings = quorem.EmbeddingCollection(paper_tables(CARDINALITIES, method, threshold=threshold), device="meta")
+    assert embeddings.num_parameters == sum(p.numel() for p in embeddings.parameters())
+
+
+def test_concat_of_three_partitions_is_three_times_as_wide():
+    scheme = quorem.GeneralizedQR(num_partitions=3, operation="concat")
+    tables = tables_of((7, 1000), scheme, threshold=10, embedding_dim=4)
+    assert [table.embedding_dim for table in tables] == [12, 12]
+    assert quorem.EmbeddingCollection(tables)(torch.tensor([[6, 999]])).shape == (1, 2, 12)
+
+
+def test_names_follow_the_features():
+    assert [t.name for t in tables_of((3, 4), quorem.Full())] == ["C1", "C2"]
+    assert [t.name for t in tables_of((3, 4), quorem.Full(), names=("user", "item"))] == ["user", "item"]
+    with pytest.raises(ValueError, match=r"names \(1\) must be as many as cardinalities \(2\)"):
+        tables_of((3, 4), quorem.Full(), names=("user",))
+
+
+def test_wrong_options_are_named():
+    with pytest.raises(ValueError, match=r"method \('multiply'\) must be one of 'full', 'hash'"):
+        paper_tables((3,), "multiply")
+    with pytest.raises(ValueError, match=r"threshold \(-1\) must be at least 0"):
+        paper_tables((3,), "mult", threshold=-1)
