@@ -9,9 +9,10 @@ zeros and no gradient, and ``Tables.on_invalid_id`` decides what is said about i
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from . import reference
+from . import reference, update
 from .layout import LIMIT
 
 _INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
@@ -37,7 +38,11 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "", spar
         names: what an error calls each feature's table, one a line.
         sparse: whether the gradient of ``weight`` is sparse.
     """
-    return _Lookup.apply(ids, weight, *integers, names, sparse)
+    update.catch_up_(ids, None, weight, *integers)
+    if getattr(weight, "in_backward", None) is None:
+        return _Lookup.apply(ids, weight, *integers, names, sparse)
+    out = _Lookup.apply(ids, weight.detach(), *integers, names, sparse)
+    return update.applied(out, weight, "lookup", (ids,), integers)
 
 
 def bag(
@@ -51,7 +56,18 @@ def bag(
     sparse: bool = False,
 ) -> Tensor:
     """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``."""
-    return _Bag.apply(ids, offsets, sample_weights, weight, *integers, mean, names, sparse)
+    update.catch_up_(ids, offsets, weight, *integers)
+    if getattr(weight, "in_backward", None) is None:
+        return _Bag.apply(ids, offsets, sample_weights, weight, *integers, mean, names, sparse)
+    out = _Bag.apply(ids, offsets, sample_weights, weight.detach(), *integers, mean, names, sparse)
+    return update.applied(out, weight, "bag", (ids, offsets, sample_weights), integers, mean=mean)
+
+
+def gather(rows: Tensor, weight: Tensor, sparse: bool = False) -> Tensor:
+    """``rows`` of ``weight`` as they are, ``[..., W]``."""
+    if getattr(weight, "in_backward", None) is None:
+        return F.embedding(rows, weight, sparse=sparse)
+    return update.applied(F.embedding(rows, weight.detach()), weight, "rows", (rows,))
 
 
 def raise_out_of_range(ids: Tensor, offsets: Tensor | None, slots: Tensor, spans: Tensor, names: str) -> None:
@@ -229,4 +245,5 @@ class _Bag(torch.autograd.Function):
 
 def _sparse(rows: Tensor, values: Tensor, weight: Tensor) -> Tensor:
     read = rows >= 0
-    return torch.sparse_coo_tensor(rows[read][None], values[read].to(weight.dtype), weight.shape)
+    rows, values = rows[read][None], values[read].to(weight.dtype)
+    return torch.sparse_coo_tensor(rows, values, weight.shape, check_invariants=False)

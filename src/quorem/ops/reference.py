@@ -41,7 +41,7 @@ def bag(
 def jagged_vectors(ids: Tensor, offsets: Tensor, weight: Tensor, *integers: Tensor) -> tuple[Tensor, Tensor]:
     """Composed vectors ``[V, P, W]`` of jagged ids and which of them are; P is the most slots of any feature."""
     slots, parts, maps, spans = integers
-    _, slot, belongs = _jagged(ids, offsets, slots, spans)
+    _, slot, belongs = jagged(ids, offsets, slots, spans)
     rows, valid = rows_of(ids[:, None], slots[slot], parts[slot], maps)
     valid = valid & belongs
     return _compose(_vectors(rows, weight, slots[slot], parts[slot]), slots[slot], valid), valid
@@ -52,12 +52,13 @@ def pool(
 ) -> Tensor:
     """Pool the vectors ``[V, P, W]`` of jagged ids into ``[B, S, W]``, weighted, by sum or mean over valid ids."""
     slots, _, _, spans = integers
-    bags, slot, _ = _jagged(valid, offsets, slots, spans)
+    bags, slot, _ = jagged(valid, offsets, slots, spans)
     batch = (len(offsets) - 1) // len(spans)
     factor = scale(bags, valid, sample_weights, offsets, mean, vectors.dtype)
     out = vectors.new_zeros(batch * len(slots), vectors.shape[2])
     target = (bags % max(batch, 1))[:, None] * len(slots) + slot
-    return out.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1)).view(batch, len(slots), -1)
+    out = out.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1))
+    return out.view(batch, len(slots), vectors.shape[2])
 
 
 def bag_row_grads(
@@ -71,7 +72,7 @@ def bag_row_grads(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of every row that ``bag`` read: row numbers ``[V, P, K]`` and values ``[V, P, K, W]``."""
     slots, parts, maps, spans = integers
-    bags, slot, belongs = _jagged(ids, offsets, slots, spans)
+    bags, slot, belongs = jagged(ids, offsets, slots, spans)
     rows, valid = rows_of(ids[:, None], slots[slot], parts[slot], maps)
     valid = valid & belongs
     grad = grad[(bags % max(len(grad), 1))[:, None], slot].to(accumulator(weight))
@@ -84,7 +85,7 @@ def bag_sample_weights_grad(
 ) -> Tensor:
     """Gradient of the per-sample weights ``[V]`` of ``bag``."""
     slots, _, _, spans = integers
-    bags, slot, _ = _jagged(ids, offsets, slots, spans)
+    bags, slot, _ = jagged(ids, offsets, slots, spans)
     vectors, valid = jagged_vectors(ids, offsets, weight, *integers)
     vectors = vectors * scale(bags, valid, None, offsets, mean, vectors.dtype)
     return (vectors * grad[(bags % max(len(grad), 1))[:, None], slot]).sum((1, 2))
@@ -140,7 +141,7 @@ def accumulator(weight: Tensor) -> torch.dtype:
     return torch.float32 if weight.dtype in (torch.bfloat16, torch.float16) else weight.dtype
 
 
-def _jagged(ids: Tensor, offsets: Tensor, slots: Tensor, spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def jagged(ids: Tensor, offsets: Tensor, slots: Tensor, spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Bag ``[V]`` of each id, its feature's slots ``[V, P]`` (P: the most of any feature), and which of them are."""
     bags, feature = bags_of(ids, offsets, spans)
     inside = (torch.arange(len(ids), device=ids.device) < offsets[-1])[:, None]
