@@ -1,13 +1,12 @@
 """Metrics of click prediction: log loss, AUC, accuracy, calibration; on any device, without waiting for it."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import nan
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-CHUNK = 2**18  # rows taken in at once: bounds the memory of one update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +34,14 @@ class Metrics:
 class Evaluation:
     """Collects logits and labels batch by batch, then gives the metrics of all of them.
 
-    Sums are kept in float64. AUC is exact, so it alone needs the logits: five bytes a row, where the logits are.
+    Log loss, accuracy and calibration are sums in float64. AUC and the calibration error need the logits in order, so
+    these are kept where they are: five bytes a row.
 
     Args:
         bins: of ``calibration_error``.
+
+    Raises:
+        ValueError: if ``bins`` is below 1.
 
     >>> evaluation = Evaluation()
     >>> evaluation.update(torch.tensor([2.0, -1.0]), torch.tensor([1.0, 0.0]))
@@ -54,8 +57,7 @@ class Evaluation:
         self.bins = bins
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
-        self._sums: Tensor | None = None  # float64 [3]: loss, right predictions, labels that are neither 0 nor 1
-        self._binned: Tensor | None = None  # float64 [bins, 3]: samples, predictions, labels
+        self._sums: Tensor | None = None  # float64 [4]: loss, right, predicted, labels that are neither 0 nor 1
 
     @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor) -> None:
@@ -66,25 +68,16 @@ class Evaluation:
         """
         if logits.shape != labels.shape:
             raise ValueError(f"logits {tuple(logits.shape)} must have the shape of labels {tuple(labels.shape)}")
-        logits = logits.detach().flatten()
+        logits, labels = logits.detach().flatten(), labels.flatten()
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        labels = labels.flatten()
+        x, y, positive = logits.double(), labels.double(), labels > 0.5
+        loss = F.binary_cross_entropy_with_logits(x, y, reduction="sum")
+        right = ((x >= 0) == positive) & ~x.isnan()
+        odd = (y != 0) & (y != 1)
+        sums = torch.stack([loss, right.sum().double(), x.sigmoid().sum(), odd.sum().double()])
         self._logits.append(logits.clone())  # a captured graph writes its next batch into the same memory
-        self._labels.append(labels > 0.5)
-        for part, y in zip(logits.split(CHUNK), labels.split(CHUNK), strict=True):
-            self._add(part.double(), y.double())
-
-    def _add(self, logits: Tensor, y: Tensor) -> None:
-        p = logits.sigmoid()
-        loss = F.binary_cross_entropy_with_logits(logits, y, reduction="sum")
-        right = ((logits >= 0) == (y > 0.5)) & ~logits.isnan()
-        sums = torch.stack([loss, right.sum().double(), ((y != 0) & (y != 1)).sum().double()])
-        # A product with the bins' indicator, not a scatter: the same sum on every run.
-        place = (p * self.bins).nan_to_num().long().clamp(max=self.bins - 1)
-        indicator = (place == torch.arange(self.bins, device=p.device)[:, None]).double()
-        binned = indicator @ torch.stack([torch.ones_like(p), p, y], 1)
+        self._labels.append(positive)
         self._sums = sums if self._sums is None else self._sums + sums
-        self._binned = binned if self._binned is None else self._binned + binned
 
     def compute(self) -> Metrics:
         """The metrics of all batches so far; not a number where one has no meaning (AUC of a single class).
@@ -93,20 +86,22 @@ class Evaluation:
             ValueError: if there are no samples, or labels other than 0 and 1.
         """
         rows = sum(map(len, self._labels))
-        if self._sums is None or self._binned is None or not rows:
+        if self._sums is None or not rows:
             raise ValueError("an Evaluation must be updated with at least one sample before compute()")
-        loss, right, odd = self._sums.tolist()
+        loss, right, predicted, odd = self._sums.tolist()
         if odd:
             raise ValueError(f"{int(odd)} of {rows} labels are neither 0 nor 1")
         self._logits, self._labels = [torch.cat(self._logits)], [torch.cat(self._labels)]
-        _, predicted, actual = self._binned.sum(0).tolist()
+        ordered, order = self._logits[0].sort()
+        labels = self._labels[0][order]
+        positives = int(labels.sum())
         return Metrics(
             rows=rows,
             log_loss=loss / rows,
-            auc=auc(self._logits[0], self._labels[0]),
+            auc=_auc_in_order(ordered, labels),
             accuracy=right / rows,
-            calibration=predicted / actual if actual else nan,
-            calibration_error=float((self._binned[:, 1] - self._binned[:, 2]).abs().sum()) / rows,
+            calibration=predicted / positives if positives else nan,
+            calibration_error=_calibration_error_in_order(ordered, labels, self.bins),
         )
 
 
@@ -129,14 +124,27 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     if scores.shape != labels.shape:
         raise ValueError(f"scores {tuple(scores.shape)} must have the shape of labels {tuple(labels.shape)}")
     ordered, order = scores.flatten().sort()
-    positive = labels.flatten()[order].long().cumsum(0)
-    positives = int(positive[-1]) if len(order) else 0
-    negatives = len(order) - positives
+    return _auc_in_order(ordered, labels.flatten()[order])
+
+
+def _auc_in_order(ordered: Tensor, labels: Tensor) -> float:
+    positive = labels.long().cumsum(0)
+    positives = int(positive[-1]) if len(labels) else 0
+    negatives = len(labels) - positives
     if not positives or not negatives or bool(ordered[-1].isnan()):
         return nan
     last = F.pad(ordered[1:] != ordered[:-1], (0, 1), value=True)  # of each group of equal scores
-    negative = torch.arange(1, len(order) + 1, device=order.device) - positive
+    negative = torch.arange(1, len(labels) + 1, device=labels.device) - positive
     above = positive[last].diff(prepend=positive.new_zeros(1))  # positives of each group
-    below = negative[last]  # negatives up to the end of each group, and before it
+    below = negative[last]  # negatives up to the end of each group, and so before the next
     twice = (above * (below + F.pad(below[:-1], (1, 0)))).sum()
     return int(twice) / (2 * positives * negatives)
+
+
+def _calibration_error_in_order(ordered: Tensor, labels: Tensor, bins: int) -> float:
+    """Sums over slices, since a bin's samples lie side by side: no scatter, hence the same result on every run."""
+    p = ordered.double().sigmoid()
+    place = (p * bins).nan_to_num(bins).long().clamp(max=bins - 1)
+    ends = torch.searchsorted(place, torch.arange(bins, device=place.device), right=True).tolist()
+    gap = p - labels.double()
+    return sum(abs(float(gap[start:end].sum())) for start, end in pairwise((0, *ends))) / len(p)
