@@ -1,21 +1,22 @@
 """The stored tables of a module: one weight, found by integers, with a name for each table in it."""
 
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import init
 from .operations import OPERATIONS
-from .ops import layout, lookup, reference
+from .ops import layout, lookup, reference, update
 from .paths import PathNetworks
 from .schemes import Path, Scheme, TableSpec
 
 INVALID_ID_MODES = ("raise", "warn", "trust")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_alive: weakref.WeakSet["Tables"] = weakref.WeakSet()
 
 
 class Tables(nn.Module):
@@ -57,6 +58,7 @@ class Tables(nn.Module):
         groups = _path_groups(specs)
         self.paths = nn.ModuleList(PathNetworks(g, specs, padding, laid.spans, device, dtype) for g in groups)
         self._lookups = 0
+        _alive.add(self)
         self.reset_parameters()
         _say_fallbacks(names, specs)
 
@@ -80,6 +82,7 @@ class Tables(nn.Module):
 
     def tables(self, feature: int = 0) -> list[Tensor]:
         """The stored tables of one feature, views ``[rows, width]`` of ``weight``."""
+        update.flush_(self.weight)
         return [extent.of(self.weight) for extent in self.extents[feature]]
 
     def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -88,6 +91,8 @@ class Tables(nn.Module):
         Args:
             values: a tensor shaped as ``weight`` to take the views of, such as ``weight.grad``; ``weight`` if None.
         """
+        if values is None:
+            update.flush_(self.weight)
         for name, extents in zip(self.names, self.extents, strict=True):
             for j, extent in enumerate(extents):
                 view = extent.of(self.weight if values is None else values)
@@ -152,7 +157,7 @@ class Tables(nn.Module):
         slot = group.columns.view(members, -1)[member]
         rows, valid = reference.rows_of(ids[:, None], self.slots[slot], self.parts[slot][..., :1, :], self.maps)
         valid = valid & own[:, None]
-        vectors = F.embedding(rows[..., 0], self.weight, sparse=self.sparse).flatten(1)
+        vectors = lookup.gather(rows[..., 0], self.weight, self.sparse).flatten(1)
         vectors = group(vectors, ids, member).to(reference.accumulator(self.weight))
         factor = reference.scale(bags, valid, sample_weights, offsets, mean, vectors.dtype)[:, 0]
         vectors = torch.where(valid[:, :1], vectors * factor, 0)
@@ -201,6 +206,14 @@ class Tables(nn.Module):
         for group in self._path_networks():
             group.place_integers()
 
+    def __getstate__(self) -> Any:
+        update.flush_(self.weight)  # a copy owes nothing
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _alive.add(self)
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name, table in self.named_tables():
             destination[prefix + name] = table if keep_vars else table.detach()
@@ -243,6 +256,11 @@ class Tables(nn.Module):
                 for key, value in found.items():
                     tables[key].copy_(value)
         self._place_integers()
+
+
+def owner(weight: Tensor) -> Tables | None:
+    """The tables whose ``weight`` this is."""
+    return next((tables for tables in _alive if tables.weight is weight), None)
 
 
 def check_ids(ids: Tensor, argument: str) -> None:
