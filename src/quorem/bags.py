@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .embeddings import Embedding
+from .ops import reference
 from .schemes import Scheme
 from .tables import check_ids, check_offsets, check_sample_weights
 
@@ -101,31 +102,28 @@ class EmbeddingBag(Embedding):
                 raise ValueError("offsets must hold at least one entry with include_last_offset=True")
         else:
             raise ValueError(f"input has shape {tuple(input.shape)} but must be 1-D or 2-D")
-        if self.mode == "max" or self.paths:
-            pooled = self._pool(input, starts, weights)
+        if self.mode == "max":
+            pooled = self._max(input, starts)
         else:
             pooled = self._bag(input, starts, weights, self.mode == "mean")
         vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
         return pooled.view(starts.shape[0] - 1, *vectors, self.embedding_dim)
 
-    def _pool(self, ids: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
-        """Compose, then pool with ``F.embedding_bag``: max and path-based tables, which have no fused op."""
+    def _max(self, ids: Tensor, starts: Tensor) -> Tensor:
+        """Compose, then take the maximum of each bag, which has no fused op; the first of equals has the gradient."""
         place = torch.arange(ids.shape[0], device=ids.device)
-        left_out = place >= starts[-1]  # ids past the last offset count for nothing
+        valid = place < starts[-1]  # ids past the last offset count for nothing
         if self.padding_idx is not None:
-            left_out = left_out | (ids == self.padding_idx)
-        vectors = self._lookup(torch.where(left_out, 0, ids)[:, None]).flatten(1)
-        if weights is not None and self.mode == "mean":  # which F.embedding_bag refuses
-            vectors, weights = vectors * weights[:, None], None
-        return F.embedding_bag(
-            torch.where(left_out, 0, place + 1),
-            F.pad(vectors, (0, 0, 1, 0)),
-            starts,
-            mode=self.mode,
-            per_sample_weights=weights,
-            include_last_offset=True,
-            padding_idx=0,
-        )
+            valid = valid & (ids != self.padding_idx)
+        vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
+        bags = reference.bags_of(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
+        values = torch.where(valid[:, None], vectors.detach(), -torch.inf)
+        best = values.new_full((starts.shape[0] - 1, vectors.shape[1]), -torch.inf)
+        best = best.scatter_reduce(0, bags, values, "amax")
+        wins = valid[:, None] & (values == best.gather(0, bags))
+        first = torch.where(wins, place[:, None], ids.shape[0])
+        first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
+        return F.pad(vectors, (0, 0, 0, 1)).gather(0, first)  # an empty bag takes the row of zeros
 
     def _check_weights(self, weights: Tensor | None, input: Tensor) -> Tensor | None:
         if weights is None:

@@ -121,11 +121,13 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     """
     n = group.shape[0]
     size = torch.sym_min(8 * (n // num_groups // 8 + 1), 1024)
+    num_blocks = n // size + num_groups
     counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
     needed = (counts + size - 1) // size
+    ends = needed.cumsum(0)
     order = torch.argsort(group, stable=True)
     in_order = group[order]
     rank = torch.arange(n, device=group.device) - (counts.cumsum(0) - counts)[in_order]
-    place = torch.empty_like(group).index_copy(0, order, (needed.cumsum(0) - needed)[in_order] * size + rank)
-    owner = torch.searchsorted(needed.cumsum(0), torch.arange(n // size + num_groups, device=group.device), right=True)
+    place = torch.empty_like(group).index_copy(0, order, (ends - needed)[in_order] * size + rank)
+    owner = group.new_zeros(num_blocks + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:num_blocks]
     return place, owner.clamp(max=num_groups - 1), size
