@@ -6,7 +6,7 @@
 (torch.Size([2, 16]), 4.0)
 """
 
-from . import init, models, operations, partitions, schemes
+from . import init, models, operations, optim, partitions, schemes
 from .bags import EmbeddingBag
 from .collection import EmbeddingCollection, Table
 from .embeddings import Embedding
@@ -32,5 +32,6 @@ __all__ = [
     "operations",
     "schemes",
     "init",
+    "optim",
     "models",
 ]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import reference, update
+from . import in_backward, reference, update
 from .layout import LIMIT
 
 _INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
@@ -39,10 +39,11 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "", spar
         sparse: whether the gradient of ``weight`` is sparse.
     """
     update.catch_up_(ids, None, weight, *integers)
-    if getattr(weight, "in_backward", None) is None:
-        return _Lookup.apply(ids, weight, *integers, names, sparse)
-    out = _Lookup.apply(ids, weight.detach(), *integers, names, sparse)
-    return update.applied(out, weight, "lookup", (ids,), integers)
+    if in_backward.collector(weight) is not None:
+        return _lookup_in_backward(ids, weight, *integers, names=names)
+    if torch.compiler.is_compiling() and not (torch.is_grad_enabled() and weight.requires_grad):
+        return torch.ops.quorem.lookup(ids, weight, *integers, names=names)  # the compiler fails on the function below
+    return _Lookup.apply(ids, weight, *integers, names, sparse)
 
 
 def bag(
@@ -57,17 +58,39 @@ def bag(
 ) -> Tensor:
     """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``."""
     update.catch_up_(ids, offsets, weight, *integers)
-    if getattr(weight, "in_backward", None) is None:
-        return _Bag.apply(ids, offsets, sample_weights, weight, *integers, mean, names, sparse)
-    out = _Bag.apply(ids, offsets, sample_weights, weight.detach(), *integers, mean, names, sparse)
-    return update.applied(out, weight, "bag", (ids, offsets, sample_weights), integers, mean=mean)
+    if in_backward.collector(weight) is not None:
+        return _bag_in_backward(ids, offsets, sample_weights, weight, *integers, mean=mean, names=names)
+    differentiable = weight.requires_grad or (sample_weights is not None and sample_weights.requires_grad)
+    if torch.compiler.is_compiling() and not (torch.is_grad_enabled() and differentiable):
+        return torch.ops.quorem.bag(ids, offsets, sample_weights, weight, *integers, mean=mean, names=names)
+    return _Bag.apply(ids, offsets, sample_weights, weight, *integers, mean, names, sparse)
 
 
 def gather(rows: Tensor, weight: Tensor, sparse: bool = False) -> Tensor:
     """``rows`` of ``weight`` as they are, ``[..., W]``."""
-    if getattr(weight, "in_backward", None) is None:
-        return F.embedding(rows, weight, sparse=sparse)
-    return update.applied(F.embedding(rows, weight.detach()), weight, "rows", (rows,))
+    if in_backward.collector(weight) is not None:
+        return in_backward.collected(F.embedding(rows, weight.detach()), weight, "rows", (rows,))
+    return F.embedding(rows, weight, sparse=sparse)
+
+
+@in_backward.outside_the_graph
+def _lookup_in_backward(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor:
+    out = torch.ops.quorem.lookup(ids, weight.detach(), *integers, names=names)
+    return in_backward.collected(out, weight, "lookup", (ids,), integers)
+
+
+@in_backward.outside_the_graph
+def _bag_in_backward(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    weight: Tensor,
+    *integers: Tensor,
+    mean: bool,
+    names: str,
+) -> Tensor:
+    out = _Bag.apply(ids, offsets, sample_weights, weight.detach(), *integers, mean, names, False)
+    return in_backward.collected(out, weight, "bag", (ids, offsets, sample_weights), integers, mean=mean)
 
 
 def raise_out_of_range(ids: Tensor, offsets: Tensor | None, slots: Tensor, spans: Tensor, names: str) -> None:

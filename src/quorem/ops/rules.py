@@ -27,7 +27,7 @@ def adagrad(rows: Tensor, grad: Tensor, weight: Tensor, lr: Tensor, state: list[
     lr_decay, eps = hyper
     squares = total[rows] + grad**2
     total[rows] = squares
-    _subtract(weight, rows, lr / (1 + step * lr_decay) * grad / (squares.sqrt() + eps))
+    _subtract(weight, rows, lr / (1 + step.double() * lr_decay) * grad / (squares.sqrt() + eps))
     step += 1
 
 
@@ -42,7 +42,7 @@ def rowwise_adagrad(
     mean = grad.new_zeros(len(rows)).index_add(0, place, (grad**2).mean(1) / pitch)[place]
     squares = total[rows] + mean
     total[rows] = squares
-    _subtract(weight, rows, lr / (1 + step * lr_decay) * grad / (squares.sqrt() + eps)[:, None])
+    _subtract(weight, rows, lr / (1 + step.double() * lr_decay) * grad / (squares.sqrt() + eps)[:, None])
     step += 1
 
 

@@ -39,7 +39,6 @@ may fall behind by more than H steps, so each step of adam and amsgrad first bri
 ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +73,7 @@ class Ledger:
 
     rule: str
     hyper: list[float]
-    lr: Tensor
+    lr: "Dial"
     state: list[Tensor]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,6 +83,24 @@ class Ledger:
     def options(self) -> dict[str, Any]:
         """The rule, as the ops take it."""
         return {"rule": self.rule, "hyper": self.hyper}
+
+
+class Dial:
+    """A number on a device, written only when it changes: a CUDA graph reads it there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.tensor = torch.zeros((), dtype=torch.float64, device=device)
+        self.number: float | None = None
+
+    def turn(self, value: float | Tensor) -> Tensor:
+        """Set it to ``value``."""
+        if isinstance(value, Tensor):
+            self.number = None
+            self.tensor.copy_(value.squeeze())
+        elif value != self.number:
+            self.number = value
+            self.tensor.fill_(value)
+        return self.tensor
 
 
 @dataclass
@@ -100,10 +117,7 @@ class Read:
         if self.op == "rows":
             rows, values = self.before
         else:
-            grads: Callable[..., tuple[Tensor, Tensor]] = {
-                "lookup": reference.lookup_row_grads,
-                "bag": reference.bag_row_grads,
-            }[self.op]
+            grads: Any = {"lookup": reference.lookup_row_grads, "bag": reference.bag_row_grads}[self.op]
             rows, values = grads(*self.before, weight, *self.after, **self.options)
         assert rows is not None and values is not None
         return rows.flatten(), values.reshape(-1, weight.shape[1]).to(reference.accumulator(weight))
@@ -124,7 +138,7 @@ def apply_(
     op = getattr(torch.ops.quorem, f"{read.op}_update_")
     options = ledger.options | read.options | {"clip_value": clip_value, "loss_scale": loss_scale}
     with torch.no_grad():
-        op(*read.before, weight, ledger.lr, ledger.state, *read.after, **options)
+        op(*read.before, weight, ledger.lr.tensor, ledger.state, *read.after, **options)
     torch.autograd.graph.increment_version(weight)
 
 
@@ -148,63 +162,6 @@ def flush_(weight: Tensor) -> None:
     if ledger is not None:
         with torch.no_grad():
             torch.ops.quorem.rows_catch_up_(None, weight.data, ledger.state, **ledger.options)
-
-
-class InBackward:
-    """Collects the reads of one backward pass, and hands them on as the pass ends: then no gradient is still to come.
-
-    Args:
-        weight: whose reads these are; carries this object as its attribute ``in_backward``.
-        apply: takes the reads of a pass.
-    """
-
-    def __init__(self, weight: Tensor, apply: Callable[[list[Read]], None]) -> None:
-        self.weight, self.apply = weight, apply
-        self.reads: list[Read] = []
-        self.task = -1
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # an optimizer stays with the weight it was made for
-
-    def collect(self, read: Read, version: int) -> None:
-        """Note a read whose gradient has come; ``version`` is the weight's at the time it was read."""
-        if self.weight._version != version:
-            raise RuntimeError(
-                "the tables changed between this lookup and its backward: after apply_in_backward every backward pass"
-                " is a step, so look up again after each, and join losses that share a lookup before backward()"
-            )
-        task = torch._C._current_graph_task_id()
-        if task != self.task:  # the first of this pass; what a pass left behind that failed is dropped
-            self.reads, self.task = [], task
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
-        self.reads.append(read)
-
-    def finish(self) -> None:
-        """Hand the reads on."""
-        reads, self.reads, self.task = self.reads, [], -1
-        self.apply(reads)
-
-
-@torch.compiler.disable(reason="apply_in_backward runs outside the compiled graph")
-def applied(out: Tensor, weight: Any, op: str, before: tuple[Any, ...], after: Any = (), **options: Any) -> Tensor:
-    """``out``, read from ``weight`` by ``op``, such that its gradient goes to ``weight.in_backward``."""
-    return _Applied.apply(weight, out, weight.in_backward, op, before, after, options)
-
-
-class _Applied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, out: Tensor, *read: Any) -> Tensor:
-        ctx.read, ctx.version = read, weight._version
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
-        in_backward, op, before, after, options = ctx.read
-        before = (*before, grad) if op == "rows" else (grad, *before)
-        in_backward.collect(Read(op, before, after, options), ctx.version)
-        return None, grad, *[None] * 5
 
 
 def summed(

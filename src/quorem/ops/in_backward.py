@@ -1,0 +1,74 @@
+"""Lookups whose gradients go straight to an optimizer's rule, and never into ``weight.grad``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .update import Read
+
+
+class InBackward:
+    """Collects the reads of one backward pass, and hands them on as the pass ends: then no gradient is still to come.
+
+    Args:
+        weight: whose reads these are; carries this object as its attribute ``in_backward``.
+        apply: takes the reads of a pass.
+    """
+
+    def __init__(self, weight: Tensor, apply: Callable[[list[Read]], None]) -> None:
+        self.weight, self.apply = weight, apply
+        self.reads: list[Read] = []
+        self.task = -1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # an optimizer stays with the weight it was made for
+
+    def collect(self, read: Read, version: int) -> None:
+        """Note a read whose gradient has come; ``version`` is the weight's at the time it was read."""
+        if self.weight._version != version:
+            raise RuntimeError(
+                "the tables changed between this lookup and its backward: after apply_in_backward every backward pass"
+                " is a step, so look up again after each, and join losses that share a lookup before backward()"
+            )
+        task = torch._C._current_graph_task_id()
+        if task != self.task:  # the first of this pass; what a pass left behind that failed is dropped
+            self.reads, self.task = [], task
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        self.reads.append(read)
+
+    def finish(self) -> None:
+        """Hand the reads on."""
+        reads, self.reads, self.task = self.reads, [], -1
+        self.apply(reads)
+
+
+outside_the_graph = torch.compiler.disable(reason="a lookup after apply_in_backward is not compiled")
+
+
+def collector(weight: Tensor) -> InBackward | None:
+    """Where the gradients of ``weight`` go, if not into ``weight.grad``."""
+    return getattr(weight, "in_backward", None)
+
+
+@outside_the_graph
+def collected(out: Tensor, weight: Tensor, op: str, before: tuple[Any, ...], after: Any = (), **options: Any) -> Tensor:
+    """``out``, read from ``weight`` by ``op``, such that its gradient goes to the weight's collector."""
+    return _Collected.apply(weight, out, collector(weight), op, before, after, options)
+
+
+class _Collected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, out: Tensor, *read: Any) -> Tensor:
+        ctx.read, ctx.version = read, weight._version
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
+        to, op, before, after, options = ctx.read
+        before = (*before, grad) if op == "rows" else (grad, *before)
+        to.collect(Read(op, before, after, options), ctx.version)
+        return None, grad, *[None] * 5

@@ -1,0 +1,25 @@
+"""``torch.optim``'s optimizers at the cost of the rows touched, in a step or within the backward pass.
+
+They take the parameters of any model. Those with dense gradients are left to ``torch.optim``; tables with sparse ones
+(``sparse=True``) are updated row by row, with the result that the dense optimizer would have given.
+
+>>> from quorem import QR, Embedding
+>>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+>>> optimizer = AMSGrad(table.parameters(), lr=1e-3)
+"""
+
+from .in_backward import apply_in_backward
+from .optimizers import SGD, Adagrad, Adam, AMSGrad, LazyAdam, LazyAMSGrad, RowWiseAdagrad
+from .row_optimizer import RowOptimizer
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "RowWiseAdagrad",
+    "Adam",
+    "AMSGrad",
+    "LazyAdam",
+    "LazyAMSGrad",
+    "RowOptimizer",
+    "apply_in_backward",
+]

@@ -1,0 +1,77 @@
+"""Updates within the backward pass."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..ops import update
+from ..ops.in_backward import InBackward
+from ..tables import Tables
+from .row_optimizer import RowOptimizer
+
+
+def apply_in_backward(
+    module: nn.Module,
+    optimizer_class: type[RowOptimizer],
+    *,
+    clip_value: float | None = None,
+    loss_scale: float | Tensor | None = None,
+    **options: Any,
+) -> RowOptimizer:
+    """Update the tables in ``module`` within each backward pass, so that no gradient of theirs is ever stored.
+
+    Each backward pass is one step, taken as the pass ends, with the gradients of all lookups in it; ``weight.grad``
+    stays None. Other parameters, the networks of path-based tables among them, keep their gradients for an optimizer
+    of their own. Under ``torch.compile`` the lookup runs outside the compiled graph.
+
+    Args:
+        module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
+        optimizer_class: one of ``quorem.optim``.
+        clip_value: clamp each element of the summed gradient to ``[-clip_value, clip_value]``.
+        loss_scale: what the loss was multiplied by, number or tensor: gradients are divided by it, and a row whose
+            gradient is not finite takes it as zero. It may be set anew, as ``optimizer.loss_scale``.
+        options: of the optimizer, such as ``lr``.
+
+    Returns:
+        The optimizer: for ``lr`` and learning-rate schedulers, ``state_dict``, ``load_state_dict``, ``flush`` and
+        ``remove``. Its ``step`` has nothing left to do.
+
+    Raises:
+        TypeError: if ``optimizer_class`` is not one of ``quorem.optim``.
+        ValueError: if there are no tables, or they are frozen or updated already, or an option is not supported.
+
+    >>> import torch
+    >>> from quorem import QR, Embedding
+    >>> from quorem.optim import Adagrad
+    >>> table = Embedding(1000, 16, QR(num_collisions=4))
+    >>> optimizer = apply_in_backward(table, Adagrad, lr=0.1)
+    >>> before = table(torch.tensor([7]))
+    >>> before.sum().backward()
+    >>> table.weight.grad is None, torch.equal(table(torch.tensor([7])), before)
+    (True, False)
+    """
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, RowOptimizer)):
+        raise TypeError(f"optimizer_class ({optimizer_class!r}) must be a class of quorem.optim")
+    if clip_value is not None and not clip_value > 0:
+        raise ValueError(f"clip_value ({clip_value}) must be positive")
+    weights: list[Any] = list(dict.fromkeys(m.weight for m in module.modules() if isinstance(m, Tables)))
+    if not weights:
+        raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")
+    for weight in weights:
+        if getattr(weight, "in_backward", None) is not None:
+            raise ValueError("module has a table that is updated in backward already: remove() that optimizer first")
+        if not weight.requires_grad:
+            raise ValueError("module has a table that is frozen: its weight must require a gradient")
+    optimizer = optimizer_class(weights, **options)
+    optimizer.clip_value, optimizer.loss_scale = clip_value, loss_scale
+    for weight in weights:
+        optimizer._ledger(optimizer.param_groups[0], weight)
+        weight.in_backward = InBackward(weight, partial(_apply, optimizer, weight, update.Dial(weight.device)))
+    return optimizer
+
+
+def _apply(optimizer: RowOptimizer, weight: Tensor, dial: update.Dial, reads: list[update.Read]) -> None:
+    loss_scale = None if optimizer.loss_scale is None else dial.turn(optimizer.loss_scale)
+    ledger = optimizer._ledger(optimizer.param_groups[0], weight)
+    update.apply_(reads, weight, ledger, optimizer.clip_value, loss_scale)

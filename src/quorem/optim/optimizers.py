@@ -1,0 +1,184 @@
+"""The optimizers, each a rule of ``ops.rules`` under the arguments of its ``torch.optim`` class."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ..ops import replay
+from ..tables import owner
+from .row_optimizer import RowOptimizer
+
+
+class SGD(RowOptimizer):
+    """``torch.optim.SGD`` without momentum.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+    """
+
+    torch_class, rule, options = torch.optim.SGD, "sgd", ("lr", "weight_decay")
+
+    def __init__(self, params: ParamsT, lr: float | Tensor = 1e-3, *, weight_decay: float = 0) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+
+    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
+        return []
+
+
+class Adagrad(RowOptimizer):
+    """``torch.optim.Adagrad``: exact at the cost of the rows touched, since a row without a gradient does not move.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate.
+        lr_decay: learning rate decay.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+        initial_accumulator_value: what the sums of squares start from.
+        eps: added to the denominator.
+    """
+
+    torch_class, rule, averages = torch.optim.Adagrad, "adagrad", ("sum",)
+    options = ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+        )
+
+    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
+        return [float(group["lr_decay"]), float(group["eps"])]
+
+    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        fresh = super()._fresh(group, p)
+        fresh["sum"] += group["initial_accumulator_value"]
+        return fresh
+
+    def _start_dense(self, p: Tensor) -> None:
+        self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])
+
+
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one accumulator per row, the sum of the mean of its squared gradient: a D-th of the state.
+
+    Parameters with dense gradients get ``torch.optim.Adagrad``. The arguments are those of ``Adagrad``.
+    """
+
+    rule = "rowwise_adagrad"
+
+    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        return super()._fresh(group, p[:, 0])
+
+    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
+        if state["sum"].shape != p.shape[:1]:
+            raise ValueError(f"sum {tuple(state['sum'].shape)} must hold one number for each of the {len(p)} rows")
+        tables = owner(p)
+        extents = [[0, 1]] if tables is None else [[e.base, e.pitch] for f in tables.extents for e in f]
+        return [state["step"], torch.tensor(extents, device=p.device)]
+
+
+class _Adam(RowOptimizer):
+    """The arguments of ``torch.optim.Adam``."""
+
+    torch_class = torch.optim.Adam
+    averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    options = ("lr", "betas", "eps", "weight_decay")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+    ) -> None:
+        amsgrad = "max_exp_avg_sq" in self.averages
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+
+    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
+        return [*map(float, group["betas"]), float(group["eps"])]
+
+
+class LazyAdam(_Adam):
+    """``torch.optim.SparseAdam``: rows without a gradient keep still, and their averages do not decay.
+
+    Cheaper than ``Adam`` by the steps it leaves out, and not equal to it. Parameters with dense gradients get
+    ``torch.optim.Adam``.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+    """
+
+    rule = "lazy_adam"
+
+
+class LazyAMSGrad(LazyAdam):
+    """``LazyAdam`` with the maximum of the second average; the arguments are those of ``LazyAdam``."""
+
+    rule, averages = "lazy_amsgrad", (*_Adam.averages, "max_exp_avg_sq")
+
+
+class Adam(_Adam):
+    """``torch.optim.Adam`` on the dense gradient, at the cost of the rows touched.
+
+    A dense step moves every row, through its momentum. What a row missed is added up when it is next read or updated
+    (docs/optimizers.md derives how).
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate; a scheduler may change it at any step.
+        betas: decay of the averages of the gradient and of its square; for tables ``betas[0] ** 2 < betas[1]``.
+        eps: added to the denominator.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+    """
+
+    rule = "adam"
+
+    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
+        beta1, beta2, eps = super()._hyper(group, p)
+        return replay.constants(beta1, beta2, eps, p.dtype, self.rule == "amsgrad")
+
+    def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
+        super()._check_rows(group, p)
+        if owner(p) is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: {name} owes rows"
+                f" the steps they missed, and only such a module asks for them before it reads; Lazy{name} owes none"
+            )
+
+    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
+        last = state["step"].to(torch.int32).expand(len(p)).clone()
+        return [last, *replay.empty_times(state["step"], hyper, p.dtype)]
+
+
+class AMSGrad(Adam):
+    """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the rows touched; else as ``Adam``.
+
+    The paper's better optimizer for most of its results, and the one whose sparse form others leave out.
+    """
+
+    rule, averages = "amsgrad", (*_Adam.averages, "max_exp_avg_sq")

@@ -1,0 +1,177 @@
+"""What the optimizers share."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ..ops import rules, update
+from ..ops.reference import accumulator
+from ..tables import owner
+
+
+class RowOptimizer(torch.optim.Optimizer):
+    """One of ``torch.optim``'s for parameters with dense gradients, and a rule on rows for those with sparse ones.
+
+    Its ``state_dict`` is that of the ``torch.optim`` class, each way. ``clip_value`` and ``loss_scale`` are those of
+    ``apply_in_backward``.
+    """
+
+    torch_class: ClassVar[type[torch.optim.Optimizer]]
+    rule: ClassVar[str]
+    averages: ClassVar[tuple[str, ...]] = ()  # the tensors that the rows have, named as in torch_class
+    options: ClassVar[tuple[str, ...]]  # of torch_class, that may be set
+
+    def __init__(self, params: ParamsT, **defaults: Any) -> None:
+        self.clip_value: float | None = None
+        self.loss_scale: float | Tensor | None = None
+        self._ledgers: dict[Tensor, update.Ledger] = {}
+        self._dense = self.torch_class([torch.empty(0)], **defaults)
+        super().__init__(params, self._dense.defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("clip_value", None)
+        self.__dict__.setdefault("loss_scale", None)
+        self._ledgers = {}
+        self._dense = self.torch_class([torch.empty(0)], **self.defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.flush()
+        return super().__getstate__()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with options of their own, as in ``torch.optim``.
+
+        Raises:
+            ValueError: if an option is not supported, or not for a table among the parameters.
+        """
+        super().add_param_group(param_group)
+        self._check(self.param_groups[-1])
+
+    def _check(self, group: dict[str, Any]) -> None:
+        for key, default in self.defaults.items():
+            if key not in self.options and group.get(key, default) != default:
+                name = type(self).__name__
+                raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
+        for p in group["params"]:
+            tables = owner(p)
+            if tables is not None and tables.sparse:
+                self._check_rows(group, p)
+
+    def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
+        """Raise ValueError if the rows of ``p`` cannot be updated one by one."""
+        decay = group["weight_decay"]
+        if decay:
+            raise ValueError(f"weight_decay ({decay}) must be 0 for tables: it would move every row in every step")
+        if p.dim() != 2:
+            raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
+        self._hyper(group, p)
+
+    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
+        """The rule's constants, in the order of ``ops.update``."""
+        return []
+
+    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        """What the state of ``p`` starts as."""
+        zeros = {name: torch.zeros_like(p, dtype=accumulator(p)) for name in self.averages}
+        return {"step": torch.tensor(0), **zeros}
+
+    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
+        """What follows the averages in the rule's state."""
+        return [state["step"]]
+
+    def _ledger(self, group: dict[str, Any], p: Any) -> update.Ledger:
+        """The rule's state of ``p``, made from the optimizer's where there is none that fits."""
+        hyper = self._hyper(group, p)
+        ledger = self._ledgers.get(p)
+        if ledger is None or ledger.hyper != hyper:
+            self._check_rows(group, p)
+            update.flush_(p)  # of what it missed under other constants, or another optimizer
+            state = self.state[p]
+            for name, value in (state or self._fresh(group, p)).items():
+                if name == "step" or name in self.averages:
+                    dtype = torch.int64 if name == "step" else accumulator(p)
+                    state[name] = torch.as_tensor(value).to(p.device, dtype)
+            rows = [state[name] for name in self.averages]
+            ledger = update.Ledger(self.rule, hyper, update.Dial(p.device), rows + self._more(state, p, hyper))
+            self._ledgers[p] = ledger
+            p.ledger = ledger if self.rule in rules.OWING else None
+        ledger.lr.turn(group["lr"])
+        return ledger
+
+    def _start_dense(self, p: Tensor) -> None:
+        """Give ``p`` the state that torch's ``step`` expects of its constructor."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; a parameter without a gradient is left as it is.
+
+        Args:
+            closure: computes the loss anew, and returns it.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        by_row = [(group, p, p.grad) for group, p in pairs if p.grad.is_sparse or p in self._ledgers]
+        for _, p, _ in by_row:
+            p.grad = None  # so that torch passes it over
+        for _, p in pairs:
+            if p.grad is not None and not self.state[p]:
+                self._start_dense(p)
+        self._dense.param_groups, self._dense.state = self.param_groups, self.state
+        self._dense.step()
+        for group, p, grad in by_row:
+            p.grad = grad
+            rows, values = torch.arange(len(p), device=p.device), grad
+            if grad.is_sparse:
+                rows, values = grad._indices()[0], grad._values()
+            update.apply_([update.Read("rows", (rows, values))], p, self._ledger(group, p))
+        return loss
+
+    def flush(self) -> None:
+        """Bring every row up to date.
+
+        Modules do so themselves for what they read; only code that reads ``module.weight`` directly needs this.
+        """
+        for p in self._ledgers:
+            update.flush_(p)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as the ``torch.optim`` class would have it, with every row up to date."""
+        self.flush()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up a state that this optimizer, or the ``torch.optim`` class, has saved."""
+        self.flush()
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            self._check(group)
+            for p, i in zip(group["params"], saved["params"], strict=True):
+                for name, value in state_dict["state"].get(i, {}).items():
+                    if name in self.averages:  # torch has rounded it to the dtype of the parameter
+                        self.state[p][name] = value.to(p.device)
+
+    @property
+    def lr(self) -> float | Tensor:
+        """The learning rate of the first group; setting it sets that of every group."""
+        return self.param_groups[0]["lr"]
+
+    @lr.setter
+    def lr(self, lr: float | Tensor) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr
+            for p in group["params"]:
+                if p in self._ledgers:
+                    self._ledgers[p].lr.turn(lr)
+
+    def remove(self) -> None:
+        """Undo ``apply_in_backward``: from now on the weights get gradients, and ``step`` takes the steps."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.in_backward = None
