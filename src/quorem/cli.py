@@ -1,7 +1,7 @@
 """The ``quorem`` command. Each command imports what it runs, so that ``quorem --help`` is quick."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 try:
     import typer
@@ -27,6 +27,20 @@ def demo(
     from .experiments import demo
 
     demo.show(rows, dim, seed, Console())
+
+
+@app.command()
+def reproduce(
+    what: Annotated[Literal["table1"], typer.Argument(help="Figure or table of the paper.")],
+    params_only: Annotated[bool, typer.Option("--params-only", help="Count parameters; train nothing.")] = False,
+) -> None:
+    """Reproduce a figure or table of the paper."""
+    if not params_only:
+        raise typer.BadParameter(f"{what} has no trained part yet: --params-only must be given")
+    from .experiments import table1
+
+    for (network, hidden), count in table1.parameter_counts().items():
+        typer.echo(f"{network},{hidden},{count}")
 
 
 def main() -> None:

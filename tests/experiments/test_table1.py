@@ -1,5 +1,8 @@
 """Table 1's parameter counts, as printed in the paper."""
 
+from typer.testing import CliRunner
+
+from quorem.cli import app
 from quorem.experiments.table1 import parameter_counts
 
 PRINTED = {
@@ -11,3 +14,16 @@ PRINTED = {
 def test_all_eight_parameter_counts():
     expected = {(network, hidden): count for network, row in PRINTED.items() for hidden, count in row.items()}
     assert parameter_counts() == expected
+
+
+def test_command_prints_a_line_for_each_cell():
+    run = CliRunner().invoke(app, ["reproduce", "table1", "--params-only"])
+    expected = [f"{network},{hidden},{count}" for network, row in PRINTED.items() for hidden, count in row.items()]
+    assert run.exit_code == 0, run.output
+    assert run.stdout.splitlines() == expected
+
+
+def test_training_part_is_refused_until_it_exists():
+    run = CliRunner().invoke(app, ["reproduce", "table1"], env={"COLUMNS": "120", "TERM": "dumb"})
+    assert run.exit_code == 2
+    assert "--params-only must be given" in run.stderr
