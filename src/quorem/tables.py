@@ -60,7 +60,7 @@ class Tables(nn.Module):
         self._lookups = 0
         _alive.add(self)
         self.reset_parameters()
-        _say_fallbacks(names, specs)
+        _say_fallbacks(self)
 
     @property
     def num_parameters(self) -> int:
@@ -325,7 +325,10 @@ def _path_groups(specs: Sequence[TableSpec]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _say_fallbacks(names: Sequence[str], specs: Sequence[TableSpec]) -> None:
-    kept = [f"{name + ': ' if name else ''}{s.fallback}" for name, s in zip(names, specs, strict=True) if s.fallback]
+def _say_fallbacks(tables: Tables) -> None:
+    pairs = zip(tables.names, tables.specs, strict=True)
+    kept = [f"{name + ': ' if name else ''}{spec.fallback}" for name, spec in pairs if spec.fallback]
     if kept:
-        warnings.warn(f"{len(kept)} of {len(specs)} tables stay full: {'; '.join(kept)}", stacklevel=4)
+        constructors = sum("__init__" in vars(cls) for cls in type(tables).__mro__ if issubclass(cls, Tables))
+        text = f"{len(kept)} of {len(tables.specs)} tables stay full: {'; '.join(kept)}"
+        warnings.warn(text, stacklevel=2 + constructors)  # where the module was made
