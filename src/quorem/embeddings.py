@@ -89,7 +89,7 @@ class Embedding(Tables):
             embeddings: the trained table.
             scheme: how to store it; least squares finds its tables (see ``quorem.init.fit_``).
             freeze: whether the tables take no gradient.
-            padding_idx: as in the constructor.
+            padding_idx: as in the constructor: its vector is zero, whatever ``embeddings`` holds.
             sparse: as in the constructor.
             on_invalid_id: as in the constructor.
 
@@ -109,7 +109,10 @@ class Embedding(Tables):
             device=embeddings.device,
             dtype=embeddings.dtype,
         )
-        init.fit_(module.tables(), module.specs[0], embeddings)
+        weights = torch.ones(n, device=embeddings.device)
+        if module.padding_idx is not None:
+            weights[module.padding_idx] = 0
+        init.fit_(module.tables(), module.specs[0], embeddings, weights=weights)
         module.weight.requires_grad_(not freeze)
         return module
 

@@ -86,8 +86,7 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) 
     signs = [1.0, -1.0][: min(pair, units)]
     with torch.no_grad():
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            carry = torch.zeros(weight.shape[1:], dtype=torch.float32)
-            shift = 0.0
+            carry = torch.zeros(weight.shape[1:], dtype=torch.float32, device=weight.device)
             if len(weights) == 1:
                 carry.fill_diagonal_(1)
             elif i == 0:
@@ -96,37 +95,51 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) 
                         carry[q, len(signs) * q + s] = sign
             elif i < len(weights) - 1:
                 carry.fill_diagonal_(1 if activation == "relu" else 4)
-                shift = 0.0 if activation == "relu" else -2.0
             else:
                 gain = sqrt(d / directions) * (1 if activation == "relu" else 4)
                 for q in range(directions):
                     for s, sign in enumerate(signs):
                         carry[len(signs) * q + s, q] = sign * gain
-                shift = 0.0 if activation == "relu" else -gain / 2
             noise = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1]))
-            weight.copy_(noise.add_(carry.to(weight.device)))
-            bias.fill_(shift)
+            weight.copy_(noise.add_(carry))
+            centred = i > 0 and activation == "sigmoid"  # take the 1/2 that each unit before carries out again
+            bias.copy_((-carry.sum(0) / 2 if centred else torch.zeros_like(carry[0])).expand(bias.shape))
 
 
-def fit_(tables: Sequence[Tensor], spec: TableSpec, dense: Tensor, *, sweeps: int = 30) -> None:
-    """Fill the tables of one spec with the least-squares fit of a full table ``[n, D]``.
+def fit_(
+    tables: Sequence[Tensor], spec: TableSpec, dense: Tensor, *, weights: Tensor | None = None, sweeps: int = 30
+) -> None:
+    """Fill the tables of one spec with the least-squares fit of a full table.
 
     A table's rows, the others held fixed, are a weighted mean over each bucket. One pass is exact for one table,
     ``concat`` and ``feature``; ``add`` and ``mult`` alternate over the tables ``sweeps`` times (for two tables
     and ``mult`` this is power iteration towards the best product).
 
+    Args:
+        tables: the stored tables, filled in place.
+        spec: what they are.
+        dense: the full table, ``[n, D]``.
+        weights: how much the error of each id counts, ``[n]``, such as its frequency; all alike where absent.
+        sweeps: passes over the tables.
+
     Raises:
-        ValueError: for a path-based scheme, which has no such fit.
+        ValueError: if ``dense`` or ``weights`` has the wrong shape, and for a path-based scheme, which has no such fit.
     """
     if spec.hidden is not None:
         raise ValueError(f"scheme ({spec.scheme}) must not be path-based: its networks have no closed-form fit")
-    ids = torch.arange(spec.num_embeddings, device=dense.device)
+    n, d = spec.num_embeddings, spec.embedding_dim
+    if dense.shape != (n, d):
+        raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [num_embeddings, embedding_dim] ({n}, {d})")
+    if weights is not None and weights.shape != (n,):
+        raise ValueError(f"weights has shape {tuple(weights.shape)} but must be [num_embeddings] ({n})")
+    ids = torch.arange(n, device=dense.device)
     ids = ids if spec.permutation is None else spec.permutation(ids)
     buckets = [p(ids) for p in spec.partitions]
     target = dense.detach().to(torch.promote_types(dense.dtype, torch.float32))
+    counts = target.new_ones(n, 1) if weights is None else weights.detach().to(target)[:, None]
     if spec.operation in ("concat", "feature"):
         parts = target.split([t.shape[1] for t in tables], 1) if spec.operation == "concat" else [target] * len(tables)
-        fitted = [_bucket_mean(part, None, b, t) for part, b, t in zip(parts, buckets, tables, strict=True)]
+        fitted = [_bucket_mean(part, counts, b, t) for part, b, t in zip(parts, buckets, tables, strict=True)]
     else:
         neutral = 1.0 if spec.operation == "mult" else 0.0
         fitted = [torch.full(t.shape, neutral, dtype=target.dtype, device=target.device) for t in tables]
@@ -136,17 +149,17 @@ def fit_(tables: Sequence[Tensor], spec: TableSpec, dense: Tensor, *, sweeps: in
                 rows = [fitted[i][buckets[i]] for i in order if i != j]
                 if spec.operation == "mult":
                     others = torch.stack([torch.ones_like(target), *rows]).prod(0)
-                    fitted[j] = _bucket_mean(target, others, buckets[j], tables[j])
+                    fitted[j] = _bucket_mean(target, counts, buckets[j], tables[j], others)
                 else:
-                    fitted[j] = _bucket_mean(target - sum(rows), None, buckets[j], tables[j])
+                    fitted[j] = _bucket_mean(target - sum(rows), counts, buckets[j], tables[j])
     with torch.no_grad():
         for table, values in zip(tables, fitted, strict=True):
             table.copy_(values)
 
 
-def _bucket_mean(target: Tensor, others: Tensor | None, bucket: Tensor, table: Tensor) -> Tensor:
-    """Rows r that minimize ``|target - r[bucket] * others|^2``; an empty bucket gives zeros."""
-    others = torch.ones_like(target) if others is None else others
+def _bucket_mean(target: Tensor, counts: Tensor, bucket: Tensor, table: Tensor, others: Tensor | float = 1.0) -> Tensor:
+    """Rows r that minimize the sum of ``counts * |target - r[bucket] * others|^2``; an empty bucket gives zeros."""
     zeros = target.new_zeros(table.shape)
-    above, below = zeros.index_add(0, bucket, target * others), zeros.index_add(0, bucket, others * others)
+    above = zeros.index_add(0, bucket, target * others * counts)
+    below = zeros.index_add(0, bucket, (counts * others * others).expand(target.shape))
     return torch.where(below > 0, above / below, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,24 +62,18 @@ class PathNetworks(nn.Module):
             parts = [p for p in specs[f].partitions[1:] if isinstance(p, Partition)]
             levels.append([[p.stride, p.size, base[j], 1, layout.CLOSED_FORM] for j, p in enumerate(parts)])
             base = [b + p.size for b, p in zip(base, parts, strict=True)]
-        member = torch.full((len(specs),), -1)
-        member[list(members)] = torch.arange(len(members))
-        columns = [torch.arange(first, first + count) for first, count in spans[list(members)].tolist()]
-        self.integers = {  # kept on the CPU, for place_integers
-            "member": member,
-            "features": torch.tensor(members),
-            "columns": torch.cat(columns),
-            "network_slots": torch.tensor(heads),
-            "network_parts": torch.tensor(levels),
-            "network_maps": torch.empty(0, dtype=torch.int64),
-        }
-        self.place_integers()
+        member = [members.index(f) if f in members else -1 for f in range(len(specs))]
+        columns = [c for f in members for c in range(int(spans[f, 0]), int(spans[f].sum()))]
+        integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
+        integers |= {"network_slots": heads, "network_parts": levels, "network_maps": []}
+        self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
+        self.place_integers(self.weights[0].device)
         self.reset_parameters()
 
-    def place_integers(self) -> None:
-        """(Re)build the buffers that find an id's networks where the weights are; they hold no learned state."""
+    def place_integers(self, device: torch.device) -> None:
+        """(Re)build the buffers that find an id's networks; they hold no learned state."""
         for name, values in self.integers.items():
-            self.register_buffer(name, values.to(self.weights[0].device), persistent=False)
+            self.register_buffer(name, values.to(device), persistent=False)
 
     def reset_parameters(self) -> None:
         """Start every network near the identity (see ``init.path_``)."""

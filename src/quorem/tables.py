@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from . import init
 from .operations import OPERATIONS
 from .ops import layout, lookup, reference, update
+from .partitions import Partition
 from .paths import PathNetworks
 from .schemes import Path, Scheme, TableSpec
 
@@ -200,11 +202,11 @@ class Tables(nn.Module):
         laid = layout.build(self.specs, self.padding)
         integers = {"slots": laid.slots, "parts": laid.parts, "maps": laid.maps, "spans": laid.spans}
         integers["limits"] = laid.slots[laid.spans[:, 0], layout.LIMIT]
-        integers["invalid_ids"] = torch.zeros((), dtype=torch.int64)
+        integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.weight.device), persistent=False)
         for group in self._path_networks():
-            group.place_integers()
+            group.place_integers(self.weight.device)
 
     def __getstate__(self) -> Any:
         update.flush_(self.weight)  # a copy owes nothing
@@ -217,6 +219,8 @@ class Tables(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name, table in self.named_tables():
             destination[prefix + name] = table if keep_vars else table.detach()
+        metadata = cast(Any, destination)._metadata[prefix[:-1]]
+        metadata["meanings"] = {name: _meaning(spec) for name, spec in zip(self.names, self.specs, strict=True)}
 
     def _load_from_state_dict(
         self,
@@ -241,6 +245,12 @@ class Tables(nn.Module):
             f" {tuple(tables[key].shape)} here: was it saved under another scheme, size or embedding_dim?"
             for key, value in found.items()
             if not isinstance(value, Tensor) or value.shape != tables[key].shape
+        ]
+        saved = local_metadata.get("meanings", {})
+        wrong = wrong or [
+            f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {_meaning(spec)} here"
+            for name, spec in zip(self.names, self.specs, strict=True)
+            if saved.get(name, _meaning(spec)) != _meaning(spec)
         ]
         assign = local_metadata.get("assign_to_params_buffers", False)
         if self.weight.is_meta and found and not (assign and len(found) == len(tables)):
@@ -308,11 +318,11 @@ def check_padding(padding_idx: int | None, n: int) -> int | None:
     """``padding_idx`` counted from the front, or ValueError where it is outside the table."""
     if padding_idx is None:
         return None
-    if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
+    if isinstance(padding_idx, bool) or not hasattr(padding_idx, "__index__"):
         raise TypeError(f"padding_idx ({padding_idx!r}) must be an int or None")
     if not -n <= padding_idx < n:
         raise ValueError(f"padding_idx ({padding_idx}) must be within num_embeddings ({n})")
-    return padding_idx % n
+    return int(padding_idx) % int(n)
 
 
 def _path_groups(specs: Sequence[TableSpec]) -> list[list[int]]:
@@ -323,6 +333,18 @@ def _path_groups(specs: Sequence[TableSpec]) -> list[list[int]]:
             shape = (spec.embedding_dim, spec.scheme.hidden, spec.scheme.activation, len(spec.partitions))
             groups.setdefault(shape, []).append(f)
     return list(groups.values())
+
+
+def _meaning(spec: TableSpec) -> str:
+    """Which rows an id takes and how they are combined: what a checkpoint must agree on beside shapes."""
+    parts = [
+        f"{p.stride}:{p.size}" if isinstance(p, Partition) else f"index {zlib.crc32(p.index.numpy().tobytes()):08x}"
+        for p in spec.partitions
+    ]
+    how = "path" if spec.hidden is not None else spec.operation if len(parts) > 1 else "table"
+    permutation = spec.permutation
+    order = "" if permutation is None else f" after {permutation.multiplier} i + {permutation.shift}"
+    return f"{how} of {', '.join(parts)}{order}"
 
 
 def _say_fallbacks(tables: Tables) -> None:

@@ -64,7 +64,7 @@ def head(feature: int, spec: TableSpec, padding: int | None) -> list[int]:
 
 
 def build(specs: Sequence[TableSpec], padding: Sequence[int | None]) -> Layout:
-    """Lay out the tables of ``specs``, one spec per feature.
+    """Lay out the tables of ``specs``, one spec per feature; on the CPU, whatever torch's default device.
 
     Args:
         specs: what each feature's table is.
@@ -103,8 +103,8 @@ def build(specs: Sequence[TableSpec], padding: Sequence[int | None]) -> Layout:
         width=width,
         num_rows=rows,
         extents=tuple(extents),
-        slots=torch.tensor(slots, dtype=torch.int64),
-        parts=torch.tensor([p + [unused] * (most - len(p)) for p in parts], dtype=torch.int64),
-        maps=torch.cat(maps) if maps else torch.empty(0, dtype=torch.int64),
-        spans=torch.tensor(spans, dtype=torch.int64),
+        slots=torch.tensor(slots, device="cpu"),
+        parts=torch.tensor([p + [unused] * (most - len(p)) for p in parts], device="cpu"),
+        maps=torch.cat(maps) if maps else torch.empty(0, dtype=torch.int64, device="cpu"),
+        spans=torch.tensor(spans, device="cpu"),
     )
