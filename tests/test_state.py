@@ -173,6 +173,13 @@ def test_another_index_map_is_another_scheme() -> None:
         first.load_state_dict(second.state_dict())
 
 
+def test_another_activation_is_another_scheme() -> None:
+    first, second = (Embedding(N, D, replace(CASES["path-mlp"], activation=name)) for name in ("relu", "sigmoid"))
+    with pytest.raises(RuntimeError, match="holds sigmoid path of 1:15, 15:4 in the checkpoint and relu path"):
+        first.load_state_dict(second.state_dict())
+    first.load_state_dict(second.state_dict(destination={}))
+
+
 def test_schemes_that_store_the_same_load_each_other() -> None:
     """The name of the scheme does not matter, nor the number of ids: only the rows that an id takes."""
     first = fill_(Embedding(100, D, QR(10)))

@@ -219,8 +219,9 @@ class Tables(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name, table in self.named_tables():
             destination[prefix + name] = table if keep_vars else table.detach()
-        metadata = cast(Any, destination)._metadata[prefix[:-1]]
-        metadata["meanings"] = {name: _meaning(spec) for name, spec in zip(self.names, self.specs, strict=True)}
+        if hasattr(destination, "_metadata"):
+            meanings = {name: _meaning(spec) for name, spec in zip(self.names, self.specs, strict=True)}
+            destination._metadata[prefix[:-1]]["meanings"] = meanings
 
     def _load_from_state_dict(
         self,
@@ -341,7 +342,9 @@ def _meaning(spec: TableSpec) -> str:
         f"{p.stride}:{p.size}" if isinstance(p, Partition) else f"index {zlib.crc32(p.index.numpy().tobytes()):08x}"
         for p in spec.partitions
     ]
-    how = "path" if spec.hidden is not None else spec.operation if len(parts) > 1 else "table"
+    how = spec.operation if len(parts) > 1 else "table"
+    if isinstance(spec.scheme, Path):
+        how = f"{spec.scheme.activation} path"
     permutation = spec.permutation
     order = "" if permutation is None else f" after {permutation.multiplier} i + {permutation.shift}"
     return f"{how} of {', '.join(parts)}{order}"
