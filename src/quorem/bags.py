@@ -118,12 +118,12 @@ class EmbeddingBag(Embedding):
         vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
         bags = reference.bags_of(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
         values = torch.where(valid[:, None], vectors.detach(), -torch.inf)
-        best = values.new_full((starts.shape[0] - 1, vectors.shape[1]), -torch.inf)
+        best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # one row more than there are bags
         best = best.scatter_reduce(0, bags, values, "amax")
         wins = valid[:, None] & (values == best.gather(0, bags))
         first = torch.where(wins, place[:, None], ids.shape[0])
         first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
-        return F.pad(vectors, (0, 0, 0, 1)).gather(0, first)  # an empty bag takes the row of zeros
+        return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag takes the row of zeros
 
     def _check_weights(self, weights: Tensor | None, input: Tensor) -> Tensor | None:
         if weights is None:

@@ -58,7 +58,8 @@ class Tables(nn.Module):
         self.extents = laid.extents
         self.weight = nn.Parameter(torch.empty(laid.num_rows, laid.width, device=device, dtype=dtype))
         groups = _path_groups(specs)
-        self.paths = nn.ModuleList(PathNetworks(g, specs, padding, laid.spans, device, dtype) for g in groups)
+        networks = [PathNetworks(group, specs, padding, laid.spans, device, dtype) for group in groups]
+        self.paths = nn.ModuleList(networks) if networks else ()
         self._lookups = 0
         _alive.add(self)
         self.reset_parameters()
@@ -165,8 +166,8 @@ class Tables(nn.Module):
         vectors = torch.where(valid[:, :1], vectors * factor, 0)
         batch = (offsets.shape[0] - 1) // self.spans.shape[0]
         place = bags % torch.sym_max(batch, 1) * members + member
-        pooled = vectors.new_zeros(batch * members, vectors.shape[1]).index_add(0, place, vectors)
-        return pooled.view(batch, group.columns.shape[0], self.weight.shape[1]).to(self.weight.dtype)
+        pooled = vectors.new_zeros((batch + 1) * members, vectors.shape[1]).index_add(0, place, vectors)
+        return pooled[: batch * members].view(batch, group.columns.shape[0], self.weight.shape[1]).to(self.weight.dtype)
 
     def _path_networks(self) -> list[PathNetworks]:
         return cast(list[PathNetworks], list(self.paths))
@@ -240,7 +241,7 @@ class Tables(nn.Module):
         missing_keys += [key for key in tables if key not in found]
         if strict:
             own = (key for key in state_dict if key.startswith(prefix) and key not in tables)
-            unexpected_keys += [key for key in own if key.removeprefix(prefix).split(".")[0] != "paths"]
+            unexpected_keys += [key for key in own if key.removeprefix(prefix).split(".")[0] not in self._modules]
         wrong = [
             f"{key} is {tuple(getattr(value, 'shape', ())) or type(value).__name__} in the checkpoint and"
             f" {tuple(tables[key].shape)} here: was it saved under another scheme, size or embedding_dim?"

@@ -55,10 +55,10 @@ def pool(
     bags, slot, _ = jagged(valid, offsets, slots, spans)
     batch = (len(offsets) - 1) // len(spans)
     factor = scale(bags, valid, sample_weights, offsets, mean, vectors.dtype)
-    out = vectors.new_zeros(batch * len(slots), vectors.shape[2])
+    out = vectors.new_zeros((batch + 1) * len(slots), vectors.shape[2])  # a row for ids that are in no bag
     target = (bags % max(batch, 1))[:, None] * len(slots) + slot
     out = out.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1))
-    return out.view(batch, len(slots), vectors.shape[2])
+    return out[: batch * len(slots)].view(batch, len(slots), vectors.shape[2])
 
 
 def bag_row_grads(
