@@ -1,0 +1,160 @@
+"""``Embedding`` beside ``nn.Embedding``: what is the same, what is refused, and ids that are none."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from oracles import CASES, FEW, D, N, fill_
+from torch import Tensor, nn
+
+from quorem import QR, Embedding, Full, Hash, Path
+
+TABLE = Embedding(N, D, QR(4))
+
+
+def test_a_full_table_is_torchs() -> None:
+    """Same options, same outputs, same gradients, padding included."""
+    theirs = nn.Embedding(N, D, padding_idx=5)
+    ours = Embedding.from_pretrained(theirs.weight.detach(), freeze=False, padding_idx=5)
+    ids = torch.tensor([[5, 0, 59], [5, 5, 7]])
+    for module in (ours, theirs):
+        module(ids).pow(2).sum().backward()
+    assert torch.equal(ours(ids), theirs(ids))
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+    assert ours.compression == 1 and ours.num_parameters == N * D
+    assert (ours.num_embeddings, ours.embedding_dim, ours.padding_idx) == (N, D, 5)
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_padding_is_zero_and_takes_no_gradient(case: str) -> None:
+    table = fill_(Embedding(N, D, CASES[case], padding_idx=-2))
+    assert table.padding_idx == N - 2
+    vectors = table(torch.tensor([N - 2, 3]))
+    assert not vectors[0].any() and vectors[1].any() and not table.to_dense()[N - 2].any()
+    vectors[0].sum().backward()
+    assert not any(p.grad.any() for p in table.parameters())
+
+
+def test_from_pretrained_freezes_as_torch_does() -> None:
+    dense = torch.randn(N, D, dtype=torch.float64)
+    table = Embedding.from_pretrained(dense)
+    assert not table.weight.requires_grad and table.weight.dtype == torch.float64
+    assert torch.equal(table.to_dense(), dense)
+    assert Embedding.from_pretrained(dense, QR(4), freeze=False, sparse=True).weight.requires_grad
+
+
+def test_compression_and_repr() -> None:
+    table = Embedding(1000, 16, QR(4), padding_idx=0)
+    assert table.num_parameters == 254 * 16 == sum(p.numel() for p in table.parameters())
+    assert table.compression == 1000 / 254
+    assert repr(table) == f"Embedding(1000, 16, {QR(4)}, padding_idx=0, compression=3.9)"
+    path = Embedding(1000, 16, Path(4, (8,)))
+    assert path.num_parameters == sum(p.numel() for p in path.parameters()) == 250 * 16 + 4 * (16 * 8 + 8 + 8 * 16 + 16)
+
+
+def test_the_default_dtype_is_torchs() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Embedding(N, D, Path(4, (2,), force=True))(torch.tensor([3])).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("bad", [N, -1, 2**40, -(2**40)])
+@pytest.mark.parametrize("case", FEW)
+def test_ids_out_of_range(case: str, bad: int) -> None:
+    for padding in (None, 0):
+        table = Embedding(N, D, CASES[case], padding_idx=padding)
+        with pytest.raises(IndexError, match=rf"id {bad} is outside \[0, 60\) of Embedding"):
+            table(torch.tensor([[0, 3], [bad, N + 7]]))
+
+
+def test_the_error_names_the_first_bad_id() -> None:
+    with pytest.raises(IndexError, match=r"id -3 is outside \[0, 60\) of Embedding"):
+        TABLE(torch.tensor([1, -3, 60], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        (torch.tensor([1.0]), r"input dtype \(torch.float32\) must be torch.int32 or torch.int64"),
+        (torch.tensor([torch.nan]), r"input dtype \(torch.float32\) must be"),
+        (torch.tensor([True]), r"input dtype \(torch.bool\) must be"),
+        (torch.tensor([1], dtype=torch.uint8), r"input dtype \(torch.uint8\) must be"),
+        (torch.tensor([1], dtype=torch.int16), r"input dtype \(torch.int16\) must be"),
+        ([1, 2], r"input \(list\) must be a Tensor"),
+        (3, r"input \(int\) must be a Tensor"),
+        (np.array([1]), r"input \(ndarray\) must be a Tensor"),
+    ],
+)
+def test_ids_of_another_type(ids: Tensor, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        TABLE(ids)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: Embedding(N, D, QR(4), max_norm=1.0), ValueError, r"max_norm \(1.0\) must be None: a composed vector"),
+        (lambda: Embedding(N, D, QR(4), scale_grad_by_freq=True), ValueError, r"scale_grad_by_freq \(True\) must be"),
+        (lambda: Embedding(N, D, QR(4), padding_idx=N), ValueError, r"padding_idx \(60\) must be within num_emb"),
+        (lambda: Embedding(N, D, QR(4), padding_idx=-N - 1), ValueError, r"padding_idx \(-61\) must be within"),
+        (lambda: Embedding(N, D, QR(4), padding_idx=1.5), TypeError, r"padding_idx \(1.5\) must be an int or None"),
+        (lambda: Embedding(N, D, QR(4), padding_idx=True), TypeError, r"padding_idx \(True\) must be an int or None"),
+        (lambda: Embedding(N, D, QR(4), dtype=torch.int64), ValueError, r"dtype \(torch.int64\) must be one of"),
+        (lambda: Embedding(N, D, QR(4), on_invalid_id="skip"), ValueError, r"on_invalid_id \('skip'\) must be one of"),
+        (lambda: Embedding(N, D, 5), TypeError, r"scheme \(5\) must be a Scheme, such as quorem.QR"),
+        (lambda: Embedding(N, D, QR), TypeError, r"scheme \(.*QR.*\) must be a Scheme"),
+        (lambda: Embedding(-1, D, QR(4)), ValueError, r"num_embeddings \(-1\) must be at least 1"),
+        (lambda: Embedding(N, 7, QR(4, operation="concat")), ValueError, r"embedding_dim \(7\) must be divisible"),
+        (lambda: Embedding(N, D, QR(4)).reset_parameters("zeros"), ValueError, r"start \('zeros'\) must be one of"),
+        (lambda: Embedding.from_pretrained(torch.zeros(3)), ValueError, r"embeddings has shape \(3,\) but must be 2-D"),
+        (lambda: Embedding.from_pretrained(torch.zeros(9, 2), False), TypeError, r"scheme \(False\) must be a Scheme"),
+        (
+            lambda: Embedding.from_pretrained(torch.zeros(N, D), Path(4, (1,))),
+            ValueError,
+            "must not be path-based: its networks have no closed-form fit",
+        ),
+        (
+            lambda: Embedding.from_pretrained(torch.zeros(9, 2, dtype=torch.int64)),
+            ValueError,
+            r"dtype \(torch.int64\) must be one of",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(call: Callable[[], object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_numpy_padding_and_sizes() -> None:
+    table = Embedding(np.int64(N), np.int64(D), Hash(4), padding_idx=np.int64(3))
+    assert table.padding_idx == 3 and type(table.padding_idx) is int and not table(torch.tensor(3)).any()
+
+
+def test_the_count_of_invalid_ids_a_gpu_has_seen() -> None:
+    """On the CPU ids raise at once; the counter is what the GPU's ``"warn"`` mode writes to."""
+    table = Embedding(N, D, Full())
+    assert table.warn_invalid_ids() == 0
+    table.invalid_ids += 3
+    with pytest.warns(UserWarning, match="3 ids out of range in Embedding: each gave a vector of zeros"):
+        assert table.warn_invalid_ids() == 3
+
+
+def test_a_training_step_lowers_the_loss() -> None:
+    """A target that the scheme can hold is learned, by every table."""
+    torch.manual_seed(0)
+    target = Embedding.from_pretrained(torch.randn(N, D)).to_dense()
+    for operation in ("mult", "add", "concat"):
+        table = Embedding(N, D, QR(4, operation=operation))
+        table.reset_parameters("symmetric")
+        optimizer = torch.optim.Adam(table.parameters(), lr=0.03)
+        losses = []
+        for _ in range(60):
+            loss = (table(torch.arange(N)) - target).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.9 * losses[0]
