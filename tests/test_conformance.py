@@ -25,6 +25,7 @@ from torch import Tensor
 
 import quorem
 from quorem import Embedding, EmbeddingBag
+from quorem.ops import reference
 from quorem.partitions import ExplicitPartition, Partition
 from quorem.schemes import Scheme
 
@@ -118,6 +119,36 @@ def test_bag(case: str, mode: str, dtype: torch.dtype, variant: str) -> None:
     name, weights = MODES[mode]
     module = fill_(EmbeddingBag(N, D, scheme, mode=name, padding_idx=padding, dtype=dtype))
     check_bags(module, BAG_IDS.to(id_dtype), OFFSETS.to(id_dtype), weights)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "path" not in case])
+def test_the_reference_is_what_the_ops_compute(case: str) -> None:
+    """The plain functions that every fused kernel is held to, called directly; the ops may be fused."""
+    module = fill_(EmbeddingBag(N, D, CASES[case], mode="mean", padding_idx=7, dtype=torch.float64))
+    integers = (module.slots, module.parts, module.maps, module.spans)
+    ids, twin = IDS.view(-1, 1), twin_of(module)
+    expected = twin.to_dense()[ids.flatten()].flatten(1)
+    out = reference.lookup(ids, module.weight, *integers)
+    assert_near(out.flatten(1), expected, torch.float64, "lookup")
+    grad = torch.randn(out.shape, dtype=torch.float64)
+    expected.backward(grad.flatten(1))
+    found = reference.accumulate(*reference.lookup_row_grads(grad, ids, module.weight, *integers), module.weight)
+    assert_near(found, twin.weight.grad, torch.float64, "gradient of lookup")
+
+    twin.zero_grad()
+    for ends in (OFFSETS, OFFSETS[:1]):
+        sample = BAG_WEIGHTS.double().requires_grad_()
+        expected = bags_by_torch(twin.to_dense(), BAG_IDS[: ends[-1]], ends, "mean", sample[: ends[-1]], 7).flatten(1)
+        out = reference.bag(BAG_IDS, ends, sample.detach(), module.weight, *integers, mean=True)
+        assert_near(out.flatten(1), expected, torch.float64, "bag")
+        grad = torch.randn(out.shape, dtype=torch.float64)
+        arguments = (grad, BAG_IDS, ends)
+        rows = reference.bag_row_grads(*arguments, sample.detach(), module.weight, *integers, mean=True)
+        weights = reference.bag_sample_weights_grad(*arguments, module.weight, *integers, mean=True)
+        expected.backward(grad.flatten(1))
+        assert_near(reference.accumulate(*rows, module.weight), twin.weight.grad, torch.float64, "gradient of bag")
+        assert_near(weights, sample.grad, torch.float64, "gradient of per_sample_weights")
+        twin.zero_grad(set_to_none=False)
 
 
 # The forms an input may have, for one scheme of each kind.

@@ -75,7 +75,7 @@ def bag_row_grads(
     bags, slot, belongs = jagged(ids, offsets, slots, spans)
     rows, valid = rows_of(ids[:, None], slots[slot], parts[slot], maps)
     valid = valid & belongs
-    grad = grad[(bags % max(len(grad), 1))[:, None], slot].to(accumulator(weight))
+    grad = _of_ids(grad, bags, slot).to(accumulator(weight))
     grad = grad * scale(bags, valid, sample_weights, offsets, mean, grad.dtype)
     return _row_grads(grad, rows, valid, weight, slots[slot], parts[slot])
 
@@ -88,7 +88,7 @@ def bag_sample_weights_grad(
     bags, slot, _ = jagged(ids, offsets, slots, spans)
     vectors, valid = jagged_vectors(ids, offsets, weight, *integers)
     vectors = vectors * scale(bags, valid, None, offsets, mean, vectors.dtype)
-    return (vectors * grad[(bags % max(len(grad), 1))[:, None], slot]).sum((1, 2))
+    return (vectors * _of_ids(grad, bags, slot)).sum((1, 2))
 
 
 def accumulate(rows: Tensor, values: Tensor, weight: Tensor) -> Tensor:
@@ -148,6 +148,12 @@ def jagged(ids: Tensor, offsets: Tensor, slots: Tensor, spans: Tensor) -> tuple[
     first, count = spans[feature].unbind(1)
     steps = torch.arange(int(spans[:, 1].max()), device=ids.device)
     return bags, (first[:, None] + steps).clamp(max=len(slots) - 1), inside & (steps < count[:, None])
+
+
+def _of_ids(grad: Tensor, bags: Tensor, slot: Tensor) -> Tensor:
+    """The gradient ``[B, S, W]`` of bags at each id's slots, ``[V, P, W]``."""
+    grad = grad if len(grad) else grad.new_zeros(1, *grad.shape[1:])  # ids without any bag
+    return grad[(bags % len(grad))[:, None], slot]
 
 
 def _vectors(rows: Tensor, weight: Tensor, slots: Tensor, parts: Tensor) -> Tensor:
