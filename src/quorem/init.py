@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from math import sqrt
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from .schemes import TableSpec
 
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
+STILL = 1e-6  # relative change of every table under which a fit has converged
 
 
 def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
@@ -102,8 +104,9 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) 
                         carry[len(signs) * q + s, q] = sign * gain
             noise = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1]))
             weight.copy_(noise.add_(carry))
-            centred = i > 0 and activation == "sigmoid"  # take the 1/2 that each unit before carries out again
-            bias.copy_((-carry.sum(0) / 2 if centred else torch.zeros_like(carry[0])).expand(bias.shape))
+            bias.zero_()
+            if i > 0 and activation == "sigmoid":  # each unit before carries 1/2 beside the signal: take it out again
+                bias.sub_(noise.sum(1) / 2)
 
 
 def fit_(
@@ -112,15 +115,15 @@ def fit_(
     """Fill the tables of one spec with the least-squares fit of a full table.
 
     A table's rows, the others held fixed, are a weighted mean over each bucket. One pass is exact for one table,
-    ``concat`` and ``feature``; ``add`` and ``mult`` alternate over the tables ``sweeps`` times (for two tables
-    and ``mult`` this is power iteration towards the best product).
+    ``concat`` and ``feature``; ``add`` and ``mult`` alternate over the tables until they stand still (for two
+    tables and ``mult`` this is power iteration towards the best product).
 
     Args:
         tables: the stored tables, filled in place.
         spec: what they are.
         dense: the full table, ``[n, D]``.
         weights: how much the error of each id counts, ``[n]``, such as its frequency; all alike where absent.
-        sweeps: passes over the tables.
+        sweeps: passes over the tables at most.
 
     Raises:
         ValueError: if ``dense`` or ``weights`` has the wrong shape, and for a path-based scheme, which has no such fit.
@@ -141,17 +144,21 @@ def fit_(
         parts = target.split([t.shape[1] for t in tables], 1) if spec.operation == "concat" else [target] * len(tables)
         fitted = [_bucket_mean(part, counts, b, t) for part, b, t in zip(parts, buckets, tables, strict=True)]
     else:
-        neutral = 1.0 if spec.operation == "mult" else 0.0
-        fitted = [torch.full(t.shape, neutral, dtype=target.dtype, device=target.device) for t in tables]
+        draw = torch.Generator().manual_seed(0)  # uneven factors: from equal ones, rows that cancel would give zeros
+        fitted = [torch.rand(t.shape, generator=draw, dtype=target.dtype).add_(0.5).to(target.device) for t in tables]
+        if spec.operation == "add":
+            fitted = [torch.zeros_like(t) for t in fitted]
         order = sorted(range(len(tables)), key=lambda j: -tables[j].shape[0])  # the large table first
-        for _ in range(sweeps if len(tables) > 1 else 1):
+        for _ in range(sweeps):
+            before = list(fitted)
             for j in order:
                 rows = [fitted[i][buckets[i]] for i in order if i != j]
-                if spec.operation == "mult":
-                    others = torch.stack([torch.ones_like(target), *rows]).prod(0)
-                    fitted[j] = _bucket_mean(target, counts, buckets[j], tables[j], others)
+                if spec.operation == "mult" and rows:
+                    fitted[j] = _bucket_mean(target, counts, buckets[j], tables[j], reduce(torch.mul, rows))
                 else:
                     fitted[j] = _bucket_mean(target - sum(rows), counts, buckets[j], tables[j])
+            if all(torch.dist(new, old) <= STILL * new.norm() for new, old in zip(fitted, before, strict=True)):
+                break
     with torch.no_grad():
         for table, values in zip(tables, fitted, strict=True):
             table.copy_(values)
