@@ -25,7 +25,7 @@ from torch import Tensor
 HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may fall behind
 BLOCK = 32  # terms added at a time
 NEVER = 2.0**31  # a step that is not reached
-SPREAD = 0.02  # of the d_j, relative, from which on two nodes err less than float32 rounds
+SPREAD = 0.015  # of the d_j, relative, below which two nodes err less than float32 rounds
 
 Times = tuple[Tensor, Tensor, Tensor]
 
