@@ -7,8 +7,10 @@ CATEGORICAL_NAMES = tuple(f"C{i}" for i in range(1, 27))
 COLUMNS = ("label", *DENSE_NAMES, *CATEGORICAL_NAMES)
 
 # Distinct tokens of each categorical feature over the seven days, without the NULL row.
-NUM_TOKENS = (1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 8351592, 3194)
-NUM_TOKENS += (27, 14992, 5461305, 10, 5652, 2172, 3, 7046546, 17, 15, 286180, 104, 142571)
+NUM_TOKENS = (
+    *(1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 8351592, 3194),
+    *(27, 14992, 5461305, 10, 5652, 2172, 3, 7046546, 17, 15, 286180, 104, 142571),
+)
 CARDINALITIES = tuple(n + 1 for n in NUM_TOKENS)
 NUM_ROWS = 45_840_617
 
@@ -30,7 +32,7 @@ def scaled_cardinalities(scale: float, least: int = 100) -> tuple[int, ...]:
 
 
 def day_starts(num_rows: int, days: int = 7) -> list[int]:
-    """First row of each day, and ``num_rows``: days of equal row counts, the first ones one longer where it does not divide.
+    """First row of each day, and ``num_rows``: days of equal row counts, up to one row.
 
     >>> day_starts(10, 4)
     [0, 3, 6, 8, 10]

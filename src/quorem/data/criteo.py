@@ -1,0 +1,46 @@
+"""``quorem prepare criteo``: the Kaggle display advertising file (section 5.2), plain or gzip."""
+
+import os
+from pathlib import Path
+
+import polars as pl
+
+from . import shape
+from .batches import Prepared
+from .folder import Progress
+from .prepare import Columns, PrepareConfig, write
+from .text import BLOCK_BYTES, Layout, Malformed, blocks, parse
+
+LAYOUT = Layout({name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMNS})
+COLUMNS = Columns("label", shape.DENSE_NAMES, shape.CATEGORICAL_NAMES)
+
+
+def prepare_criteo(
+    raw: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    config: PrepareConfig | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> Prepared:
+    """Turn the Criteo file into memory-mapped arrays, vocabularies and ``meta.json``.
+
+    Args:
+        raw: lines of a label, 13 integers and 26 tokens, tab-separated, empty where missing; plain or gzip.
+        out: folder to write; it appears under this name only once it is complete.
+        config: ids, vocabulary, days and the limit of malformed lines.
+        overwrite: replace prepared data of that name.
+        progress: called with the stage, the part of it that is done, and the rows so far.
+        block_bytes: text parsed at a time; changes memory and speed, not the result.
+
+    Raises:
+        FileExistsError: if ``out`` exists and is not to be, or must not be, overwritten.
+        ValueError: if the file is empty, damaged, or has more malformed lines than the limit.
+        OSError: if the disk is full.
+    """
+    source, config = Path(raw), config or PrepareConfig()
+    malformed = Malformed(source.name, config.max_malformed)
+    rows = (parse(block, LAYOUT, malformed) for block in blocks(source, size=block_bytes))
+    write(source, Path(out), COLUMNS, rows, malformed, config, overwrite=overwrite, progress=progress)
+    return Prepared(out)

@@ -1,0 +1,100 @@
+"""The synthetic click log as text in the format of the Criteo file, to exercise ``quorem prepare``."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .folder import Progress
+from .synthetic import MISSING, Chunk, ClickLog
+
+HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def write_raw(
+    log: ClickLog,
+    num_rows: int,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Write the first rows of a log as lines of label, counts and tokens, tab-separated, empty where missing.
+
+    A token is eight hex digits, a different one for every id of a feature. A name that ends in ``.gz`` is compressed.
+
+    Raises:
+        FileExistsError: if ``path`` exists and is not to be overwritten.
+        ValueError: if ``num_rows`` is below 1.
+    """
+    path = Path(path)
+    if num_rows < 1:
+        raise ValueError(f"num_rows ({num_rows}) must be at least 1")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: choose another name, or overwrite=True (--overwrite)")
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with gzip.open(partial, "wb", 6) if path.suffix == ".gz" else open(partial, "wb") as file:
+            stop = 0
+            while stop < num_rows:
+                chunk = log._chunk(stop, torch.device("cpu"))
+                rows = min(len(chunk.labels), num_rows - stop)
+                file.write(lines(Chunk(*(part[..., :rows] for part in chunk))))
+                stop += rows
+                if progress is not None:
+                    progress("draw", stop / num_rows, stop)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def lines(chunk: Chunk) -> bytes:
+    """The text of some rows: characters side by side in a matrix ``[B, W]``, less those that are not there."""
+    label = chunk.labels.numpy().astype(np.uint8)[:, None] + ord("0")
+    fields = [(label, np.ones_like(label, bool))]
+    fields += [decimal(count) for count in chunk.counts.numpy()]
+    fields += [hexadecimal(token(ids, feature), ids != 0) for feature, ids in enumerate(chunk.ids.numpy())]
+    characters, there = [], []
+    for k, (text, present) in enumerate(fields):
+        end = ord("\t") if k < len(fields) - 1 else ord("\n")
+        characters += [text, np.full((len(text), 1), end, np.uint8)]
+        there += [present, np.ones((len(text), 1), bool)]
+    return np.concatenate(characters, 1)[np.concatenate(there, 1)].tobytes()
+
+
+def token(ids: NDArray[np.int64], feature: int) -> NDArray[np.uint32]:
+    """A 32-bit number for each id of a feature; distinct ids have distinct ones, since every step can be undone.
+
+    >>> len(set(token(np.arange(1000), 3).tolist()))
+    1000
+    """
+    x = ids.astype(np.uint32) + np.uint32(feature * 0x3C6EF372 & 0xFFFFFFFF)
+    for shift, factor in ((15, 0x9E3779B1), (13, 0x85EBCA77)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+def hexadecimal(numbers: NDArray[np.uint32], there: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Eight hex digits of each number ``[B, 8]``, and which characters are there."""
+    digits = HEX_DIGITS[(numbers[:, None] >> np.arange(28, -1, -4, dtype=np.uint32)) & np.uint32(15)]
+    return digits, np.broadcast_to(there[:, None], digits.shape)
+
+
+def decimal(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """A sign and the decimal digits of each number ``[B, W]``, and which characters are there; none if missing.
+
+    >>> text, there = decimal(np.array([-12, 305, MISSING]))
+    >>> [row[here].tobytes().decode() for row, here in zip(text, there)]
+    ['-12', '305', '']
+    """
+    missing = numbers == MISSING
+    size = np.abs(np.where(missing, 0, numbers))
+    width = len(str(size.max(initial=0)))
+    scaled = size[:, None] // 10 ** np.arange(width - 1, -1, -1)
+    sign = np.full((len(numbers), 1), ord("-"))
+    there = np.concatenate([(numbers < 0)[:, None], scaled > 0], 1)
+    there[:, -1] = True
+    return np.concatenate([sign, ord("0") + scaled % 10], 1).astype(np.uint8), there & ~missing[:, None]

@@ -1,0 +1,341 @@
+"""A synthetic click log with Criteo's shape and a planted signal, on any device. Needs torch and numpy only.
+
+Everything follows from ``(seed, row, column)`` by a counter-based generator, so any rows can be drawn, in chunks of
+any size. A category's hidden effect is a hash of ``(feature, id)``: no table, whatever the cardinality, and no two
+categories alike, so two that share an embedding cost accuracy. Sums of effects are taken in integers.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .batches import Batch, Prepared
+from .folder import Folder, Progress, file_name
+from .shape import CARDINALITIES, day_split, day_starts
+
+GOLDEN = 0x9E3779B97F4A7C15  # of splitmix64
+CALIBRATION_ROWS = 1 << 14
+CHUNK_ROWS = {True: 1 << 12, False: 1 << 18}  # on a CPU, where a chunk is to stay in the cache, and elsewhere
+WRITE_ROWS = 1 << 17
+LOG_UNIT = 1 << 20
+MISSING = -(2**31)  # among the counts
+NORMAL_DEVIATION = 2 * ((8192**2 - 1) / 3) ** 0.5  # of what _normals gives
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClickLog:
+    """The hidden model and the frequencies of a log; rows come from ``draw``.
+
+    Ids are Zipf distributed (log-uniform): id k > 0 has probability ``log((k + 1) / k) / log(n)``; id 0 is NULL.
+    Dense features are heavy-tailed counts. The log-odds of a click are the sum of an effect of every category, of the
+    product of two hidden factors for every pair of neighbouring features, and of the dense features' logarithms.
+
+    Args:
+        cardinalities: number of ids of each feature, NULL included.
+        num_dense: number of dense features.
+        click_rate: mean probability of a click.
+        missing: probability that a category or a count is missing.
+        categories: standard deviation of the log-odds that the categories' effects give.
+        pairs: that which the pairs give.
+        dense: that which the dense features give.
+        seed: of everything.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    cardinalities: tuple[int, ...] = CARDINALITIES
+    num_dense: int = 13
+    click_rate: float = 0.25
+    missing: float = 0.05
+    categories: float = 1.0
+    pairs: float = 0.7
+    dense: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        object.__setattr__(self, "cardinalities", tuple(self.cardinalities))
+        if not self.cardinalities or not all(1 <= n < 2**31 for n in self.cardinalities):
+            raise ValueError(f"cardinalities ({self.cardinalities}) must be one or more numbers in [1, 2**31)")
+        if self.num_dense < 0:
+            raise ValueError(f"num_dense ({self.num_dense}) must be at least 0")
+        if not 0 < self.click_rate < 1:
+            raise ValueError(f"click_rate ({self.click_rate}) must be in (0, 1)")
+        if not 0 <= self.missing < 1:
+            raise ValueError(f"missing ({self.missing}) must be in [0, 1)")
+        for name in ("categories", "pairs", "dense"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed ({self.seed}) must be in [0, 2**31)")
+
+    def draw(self, start: int, stop: int, device: torch.device | str = "cpu") -> "Draw":
+        """Rows ``[start, stop)``, the same whatever the chunks (on one kind of device).
+
+        >>> log = ClickLog(cardinalities=(10, 1000), num_dense=2)
+        >>> log.draw(0, 4).batch.ids.shape, bool((log.draw(2, 4).batch.ids == log.draw(0, 4).batch.ids[2:]).all())
+        (torch.Size([4, 2]), True)
+        """
+        if not 0 <= start <= stop:
+            raise ValueError(f"start ({start}) and stop ({stop}) must be 0 <= start <= stop")
+        device, rows = torch.device(device), stop - start
+        labels = torch.empty(rows, dtype=torch.uint8, device=device)
+        dense = torch.empty(rows, self.num_dense, device=device)
+        ids = torch.empty(rows, len(self.cardinalities), dtype=torch.int32, device=device)
+        probability = torch.empty(rows, dtype=torch.float64, device=device)
+
+        def fill(at: int) -> None:
+            chunk = self._chunk(at, device)
+            own = slice(max(at - start, 0), min(at + chunk_rows, stop) - start)
+            part = slice(max(start - at, 0), min(stop - at, chunk_rows))
+            labels[own], probability[own] = chunk.labels[part], chunk.probability[part]
+            dense[own], ids[own] = chunk.logs[:, part].T, chunk.ids[:, part].T
+
+        chunk_rows = CHUNK_ROWS[device.type == "cpu"]
+        starts = range(start - start % chunk_rows, stop, chunk_rows)
+        if device.type == "cpu":
+            _in_threads(fill, starts)
+        else:
+            list(map(fill, starts))
+        return Draw(Batch(labels, dense, ids), probability)
+
+    def _chunk(self, start: int, device: torch.device) -> "Chunk":
+        """Always a whole chunk: on a CPU, functions of the last elements of a tensor may be rounded otherwise."""
+        stop = start + CHUNK_ROWS[device.type == "cpu"]
+        scales = _calibration(self)
+        bits = self._bits(start, stop, device)
+        features = len(self.cardinalities)
+        ids, counts = self._ids(bits[:features]), self._counts(bits[features:-1])
+        logs = counts.clamp(min=0).double().log1p()
+        log_odds = torch.full_like(bits[-1], scales.bias, dtype=torch.float64)
+        for scale, effect in zip(scales.effects, self._effects(ids, logs), strict=True):
+            log_odds += effect.double().mul_(scale)
+        probability = log_odds.sigmoid_()
+        return Chunk(_uniform(bits[-1]) < probability, counts, logs, ids, probability)
+
+    def _bits(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """64 random bits for each column and row, ``[F + num_dense + 1, B]``."""
+        columns = len(self.cardinalities) + self.num_dense + 1
+        row = torch.arange(start, stop, device=device) * columns
+        return _hash(row + torch.arange(columns, device=device)[:, None], self.seed)
+
+    def _ids(self, bits: Tensor) -> Tensor:
+        n = torch.tensor(self.cardinalities, device=bits.device)[:, None]
+        ids = (_uniform(bits) * n.double().log()).exp_().long().clamp_(max=n - 1)
+        return ids.masked_fill_(self._is_missing(bits), 0)
+
+    def _counts(self, bits: Tensor) -> Tensor:
+        """Heavy-tailed integers ``[num_dense, B]``, some below zero; missing ones are ``MISSING``."""
+        column = torch.arange(self.num_dense, device=bits.device)[:, None]
+        normal = _normals(bits)[0].double().mul_(1 / NORMAL_DEVIATION)
+        counts = (normal * (0.5 + column % 4 / 4) + 1 + column % 5 / 2).exp_().long()
+        counts -= 1 + column % 3
+        return counts.masked_fill_(self._is_missing(bits), MISSING)
+
+    def _is_missing(self, bits: Tensor) -> Tensor:
+        return (bits & 2047) < round(self.missing * 2048)  # the bits that _uniform leaves
+
+    def _effects(self, ids: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Effect of the categories, of the pairs and of the dense features in log-odds, up to scale, in integers."""
+        feature = torch.arange(len(ids), device=ids.device)[:, None]
+        own, factor = _normals(_hash(ids + (feature << 32), self.seed + (1 << 32)))
+        unit = (logs * LOG_UNIT).long()
+        weight = _hash(torch.arange(len(logs), device=ids.device)[:, None], self.seed + (2 << 32)) >> 58
+        return own.sum(0), (factor * factor.roll(1, 0)).sum(0), (unit * weight).sum(0)
+
+
+class Draw(NamedTuple):
+    """Rows and their true probabilities of a click ``[B]``."""
+
+    batch: Batch
+    probability: Tensor
+
+
+class Chunk(NamedTuple):
+    """Rows column by column: ``[B]``, ``[num_dense, B]`` twice, ``[F, B]`` and ``[B]``."""
+
+    labels: Tensor
+    counts: Tensor
+    logs: Tensor
+    ids: Tensor
+    probability: Tensor
+
+
+class Scales(NamedTuple):
+    """What turns the integer effects into log-odds."""
+
+    effects: tuple[float, float, float]
+    bias: float
+
+
+@lru_cache(maxsize=16)
+def _calibration(log: ClickLog) -> Scales:
+    """Scales and bias that give the asked deviations and click rate on the log's own first rows.
+
+    Always found on the CPU and rounded, so that every device has the same.
+    """
+    bits = log._bits(0, CALIBRATION_ROWS, torch.device("cpu"))
+    ids = log._ids(bits[: len(log.cardinalities)])
+    logs = log._counts(bits[len(log.cardinalities) : -1]).clamp(min=0).double().log1p()
+    effects = [effect.double().numpy() for effect in log._effects(ids, logs)]
+    scales = []
+    for effect, asked in zip(effects, (log.categories, log.pairs, log.dense), strict=True):
+        deviation = effect.std()
+        scales.append(_rounded(asked / deviation) if deviation > 0 else 0.0)
+    log_odds = sum(effect * scale for effect, scale in zip(effects, scales, strict=True))
+    low, high = -100.0, 100.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        rate = (1 / (1 + np.exp(-(log_odds - np.mean(log_odds) + middle)))).mean()
+        low, high = (middle, high) if rate < log.click_rate else (low, middle)
+    first, second, third = scales
+    return Scales((first, second, third), _rounded(low - float(np.mean(log_odds))))
+
+
+def _in_threads(fill: Callable[[int], None], starts: Sequence[int]) -> None:
+    """A chunk a thread: faster than all threads on each of a chunk's hundred short operations."""
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(fill, starts))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _rounded(x: float) -> float:
+    return float(f"{x:.6g}")
+
+
+def _signed(x: int) -> int:
+    return (x & (2**64 - 1)) - ((x & 2**63) << 1)
+
+
+def _hash(counter: Tensor, stream: int) -> Tensor:
+    """splitmix64 at the given counters, as signed 64-bit integers: shifts keep the sign, so it is masked off."""
+    start = _signed(int(_mixed(np.uint64(stream))))
+    x = (counter + 1).mul_(_signed(GOLDEN)).add_(start)
+    x ^= (x >> 30).bitwise_and_((1 << 34) - 1)
+    x *= _signed(0xBF58476D1CE4E5B9)
+    x ^= (x >> 27).bitwise_and_((1 << 37) - 1)
+    x *= _signed(0x94D049BB133111EB)
+    x ^= (x >> 31).bitwise_and_((1 << 33) - 1)
+    return x
+
+
+def _mixed(x: np.uint64) -> np.uint64:
+    with np.errstate(over="ignore"):
+        x = (x + np.uint64(1)) * np.uint64(GOLDEN)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _uniform(bits: Tensor) -> Tensor:
+    """Uniform in [0, 1) from the upper 53 bits."""
+    return (bits >> 11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
+
+
+def _normals(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """Two uncorrelated, nearly normal integers from the upper 52 bits: sums of four uniform ones, two signs apart."""
+    first, second, third, fourth = ((bits >> (12 + 13 * k)).bitwise_and_(8191) for k in range(4))
+    first += second
+    third += fourth
+    return (first + third).mul_(2).sub_(4 * 8191), first.sub_(third).mul_(2)
+
+
+def synthesize(
+    log: ClickLog,
+    num_rows: int,
+    out: str | os.PathLike[str],
+    *,
+    days: int = 7,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Write the first rows of a log as a prepared folder, with the best log loss any model can have.
+
+    ``meta.json`` holds, for each split, the expected log loss of the true probabilities (``bayes_log_loss``) and their
+    log loss on the labels drawn (``true_log_loss``).
+
+    Args:
+        log: the hidden model.
+        num_rows: of the log.
+        out: folder to write; it appears under this name only once it is complete.
+        days: equal parts; all but the last train, the last is halved into validation and test.
+        overwrite: replace prepared data of that name.
+        progress: called with the stage, the part of it that is done, and the rows so far.
+
+    Raises:
+        FileExistsError: if ``out`` exists and is not to be, or must not be, overwritten.
+        ValueError: if ``num_rows`` is below 1.
+        OSError: if the disk is full.
+    """
+    if num_rows < 1:
+        raise ValueError(f"num_rows ({num_rows}) must be at least 1")
+    split = day_split(num_rows, days)
+    base = np.cumsum([0, *log.cardinalities])
+    counts = torch.zeros(int(base[-1]), dtype=torch.int64)
+    expected, realized = np.zeros(3), np.zeros(3)
+    features = len(log.cardinalities)
+    with Folder(out, overwrite=overwrite) as folder:
+        folder.bytes_needed = lambda: num_rows * (1 + 4 * log.num_dense + 4 * features) + 8 * len(counts)
+        folder.check_space()
+        labels = folder.array("labels.npy", np.uint8)
+        dense = folder.array("dense.npy", np.float32, (log.num_dense,))
+        ids = folder.array("categorical.npy", np.int32, (features,))
+        for start in range(0, num_rows, WRITE_ROWS):
+            stop = min(start + WRITE_ROWS, num_rows)
+            batch, probability = log.draw(start, stop)
+            labels.append(batch.labels.numpy())
+            dense.append(batch.dense.numpy())
+            ids.append(batch.ids.numpy())
+            training = batch.ids[: max(0, split["train"][1] - start)]
+            flat = (training + torch.from_numpy(base[:-1])).flatten()
+            counts.index_add_(0, flat, torch.ones_like(flat))
+            for k, (first, last) in enumerate(split.values()):
+                own = slice(max(first - start, 0), max(last - start, 0))
+                expected[k] += float(_entropy(probability[own]).sum())
+                realized[k] += float(_log_loss(probability[own], batch.labels[own]).sum())
+            if progress is not None:
+                progress("draw", stop / num_rows, stop)
+        names = [f"C{k + 1}" for k in range(features)]
+        for k, name in enumerate(names):
+            folder.save(f"counts/{file_name(name)}.npy", counts[base[k] : base[k + 1]].numpy())
+        sizes = np.array([max(last - first, 1) for first, last in split.values()])
+        folder.commit(
+            {
+                "num_rows": num_rows,
+                "label": "label",
+                "dense": [f"I{k + 1}" for k in range(log.num_dense)],
+                "categorical": names,
+                "bags": [],
+                "cardinalities": list(log.cardinalities),
+                "split": {name: list(bounds) for name, bounds in split.items()},
+                "day_starts": day_starts(num_rows, days),
+                "null_id": 0,
+                "unknown_id": None,
+                "first_token_id": None,
+                "config": {"synthetic": asdict(log), "days": days},
+                "bayes_log_loss": dict(zip(split, (expected / sizes).tolist(), strict=True)),
+                "true_log_loss": dict(zip(split, (realized / sizes).tolist(), strict=True)),
+                "versions": {"quorem": version("quorem"), "torch": torch.__version__, "numpy": np.__version__},
+            }
+        )
+    return Prepared(out)
+
+
+def _entropy(probability: Tensor) -> Tensor:
+    return -(probability * probability.log() + (1 - probability) * torch.log1p(-probability))
+
+
+def _log_loss(probability: Tensor, labels: Tensor) -> Tensor:
+    return -torch.where(labels.bool(), probability.log(), torch.log1p(-probability))

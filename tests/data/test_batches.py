@@ -1,0 +1,199 @@
+"""Prepared data as tensors: splits, batches, shuffles, jagged input, and folders that are not whole."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from click_logs import random_lines
+
+import quorem
+from quorem.data.batches import Bags, Batch, Prepared
+from quorem.data.criteo import prepare_criteo
+from quorem.data.table import prepare_table
+
+ROWS = 100
+
+
+@pytest.fixture
+def criteo(tmp_path):
+    (tmp_path / "raw.txt").write_text("".join(text + "\n" for text in random_lines(ROWS)))
+    return prepare_criteo(tmp_path / "raw.txt", tmp_path / "out")
+
+
+@pytest.fixture
+def with_bags(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pl.DataFrame(
+        {
+            "click": rng.integers(0, 2, ROWS),
+            "user": rng.integers(0, 50, ROWS),
+            "tags": [[f"t{i}" for i in rng.integers(0, 20, rng.integers(0, 4))] for _ in range(ROWS)],
+            "shop": [f"s{i}" for i in rng.integers(0, 9, ROWS)],
+        }
+    )
+    table.write_parquet(tmp_path / "table.parquet")
+    columns = {"label": "click", "categorical": ["user", "tags", "shop"]}
+    return prepare_table(tmp_path / "table.parquet", tmp_path / "out", **columns)
+
+
+def parts(batch: Batch) -> list[torch.Tensor]:
+    bags = [t for bag in batch.bags.values() for t in (bag.values, bag.offsets)]
+    return [batch.labels, batch.dense, batch.ids, *bags]
+
+
+def test_splits_follow_one_another(criteo):
+    sizes = [len(criteo.split(name)) for name in ("train", "validation", "test")]
+    assert sizes == [86, 7, 7]
+    for own, whole in zip(
+        zip(*(parts(criteo.split(s)) for s in criteo.meta["split"]), strict=True), parts(criteo.all), strict=True
+    ):
+        torch.testing.assert_close(torch.cat(own), whole, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"split \('dev'\) must be one of 'train', 'validation', 'test'"):
+        criteo.split("dev")
+
+
+def test_dtypes_and_shapes(criteo):
+    train = criteo.split("train")
+    assert (train.labels.dtype, train.dense.dtype, train.ids.dtype) == (torch.uint8, torch.float32, torch.int32)
+    assert (train.dense.shape, train.ids.shape) == ((86, 13), (86, 26))
+
+
+def test_batches_in_order_are_views(criteo):
+    train = criteo.split("train")
+    batches = list(train.batches(32))
+    assert [len(batch) for batch in batches] == [32, 32, 22]
+    assert [len(batch) for batch in train.batches(32, drop_last=True)] == [32, 32]
+    for own, whole in zip(zip(*map(parts, batches), strict=True), parts(train), strict=True):
+        assert torch.equal(torch.cat(own), whole)
+    assert batches[1].ids.data_ptr() == train.ids[32:].data_ptr()
+    with pytest.raises(ValueError, match=r"size \(0\) must be at least 1"):
+        next(train.batches(0))
+
+
+def test_writing_to_a_batch_leaves_the_file_alone(criteo):
+    before = (criteo.path / "labels.npy").read_bytes()
+    criteo.split("train").labels.fill_(7)
+    assert (criteo.path / "labels.npy").read_bytes() == before
+
+
+@pytest.mark.parametrize("data", ["criteo", "with_bags"])
+def test_shuffle_is_a_permutation_that_the_seed_decides(data, request):
+    train = request.getfixturevalue(data).split("train")
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(3))
+    rows = [train.rows(i, i + 1) for i in order.tolist()]
+    again = [list(train.batches(len(train), seed=3)) for _ in range(2)]
+    for (shuffled,) in again:
+        assert torch.equal(shuffled.ids, torch.cat([row.ids for row in rows]))
+        assert torch.equal(shuffled.labels, torch.cat([row.labels for row in rows]))
+        for name, bag in shuffled.bags.items():
+            assert torch.equal(bag.values, torch.cat([row.bags[name].values for row in rows]))
+            assert bag.offsets.diff().tolist() == [len(row.bags[name].values) for row in rows]
+    assert not torch.equal(next(train.batches(len(train), seed=4)).ids, again[0][0].ids)
+
+
+def test_bags_of_a_batch_start_at_zero(with_bags):
+    train = with_bags.split("train")
+    for start, batch in zip(range(0, len(train), 16), train.batches(16), strict=True):
+        bag, whole = batch.bags["tags"], train.bags["tags"]
+        assert bag.offsets[0] == 0
+        for row in range(len(batch)):
+            own = bag.values[bag.offsets[row] : bag.offsets[row + 1]]
+            assert torch.equal(own, whole.values[whole.offsets[start + row] : whole.offsets[start + row + 1]])
+
+
+def test_jagged_input_of_a_collection(with_bags):
+    tables = [quorem.Table(n, c, 4) for n, c in zip(with_bags.names, with_bags.cardinalities, strict=True)]
+    collection = quorem.EmbeddingCollection(tables, mode="sum")
+    batch = next(with_bags.split("train").batches(16))
+    values, offsets = batch.jagged(with_bags.names)
+    out = collection(values.long(), offsets)
+    dense = collection.to_dense()
+    torch.testing.assert_close(out[:, 0], dense["user"][batch.ids[:, 0]])
+    torch.testing.assert_close(out[:, 2], dense["shop"][batch.ids[:, 1]])
+    tags = batch.bags["tags"]
+    pooled = torch.nn.functional.embedding_bag(
+        tags.values.long(), dense["tags"], tags.offsets, mode="sum", include_last_offset=True
+    )
+    torch.testing.assert_close(out[:, 1], pooled)
+    with pytest.raises(ValueError, match="must be 2 single-valued features"):
+        batch.jagged(["user", "tags"])
+
+
+def test_moving_keeps_the_rows(with_bags):
+    train = with_bags.split("train")
+    moved = train.to("meta")
+    assert all(part.device.type == "meta" for part in parts(moved))
+    assert [part.shape for part in parts(moved)] == [part.shape for part in parts(train)]
+
+
+@pytest.mark.gpu
+def test_device_resident_batches_equal_those_on_the_cpu(with_bags):
+    train = with_bags.split("train")
+    moved = train.pin_memory().to("cuda", non_blocking=True)
+    for seed in (None, 5):
+        for own, there in zip(train.batches(16, seed=seed), moved.batches(16, seed=seed), strict=True):
+            assert all(torch.equal(a, b.cpu()) for a, b in zip(parts(own), parts(there), strict=True))
+
+
+def test_take_of_no_rows():
+    bag = Bags(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 1, 3]))
+    assert bag.take(torch.tensor([1])).offsets.tolist() == [0, 0]
+    assert bag.take(torch.tensor([2, 0])).values.tolist() == [2, 3, 1]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage_meta(change):
+    def damage(path):
+        meta = json.loads((path / "meta.json").read_text())
+        change(meta)
+        (path / "meta.json").write_text(json.dumps(meta))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda p: cut(p / "categorical.npy"), ValueError, r"categorical\.npy is damaged or cut off"),
+        (lambda p: cut(p / "dense.npy"), ValueError, r"dense\.npy is damaged or cut off"),
+        (lambda p: (p / "labels.npy").write_bytes(b""), ValueError, r"labels\.npy is damaged or cut off"),
+        (lambda p: (p / "labels.npy").unlink(), FileNotFoundError, r"labels\.npy is missing"),
+        (
+            lambda p: np.save(p / "labels.npy", np.zeros(99, np.uint8)),
+            ValueError,
+            r"is uint8 \(99,\) but meta\.json says",
+        ),
+        (lambda p: np.save(p / "labels.npy", np.zeros(100)), ValueError, r"is float64 \(100,\) but meta\.json says"),
+        (lambda p: (p / "meta.json").unlink(), FileNotFoundError, "not a folder of prepared data"),
+        (lambda p: (p / "meta.json").write_text('{"for'), ValueError, r"meta\.json is damaged"),
+        (lambda p: (p / "meta.json").write_text("[]"), ValueError, "must be of format 'quorem-prepared'"),
+        (damage_meta(lambda m: m.update(format_version=99)), ValueError, "has format version 99"),
+        (damage_meta(lambda m: m.update(num_rows=99)), ValueError, r"\(100,\) but meta\.json says uint8 \(99,\)"),
+    ],
+)
+def test_folder_that_is_not_whole_is_refused(damage, error, message, criteo):
+    damage(criteo.path)
+    with pytest.raises(error, match=message):
+        Prepared(criteo.path)
+
+
+def test_unknown_feature_is_refused(criteo):
+    for ask in (criteo.counts, criteo.vocabulary):
+        with pytest.raises(ValueError, match=r"name \('C27'\) must be one of the categorical features C1, "):
+            ask("C27")
+
+
+def test_reading_needs_neither_polars_nor_anything_heavier():
+    code = (
+        "import sys, quorem.data.batches, quorem.data.synthetic, quorem.data.raw, quorem.data;"
+        "print(*sorted({'polars', 'pandas', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr

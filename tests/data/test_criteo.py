@@ -1,0 +1,235 @@
+"""``prepare_criteo`` against a line-by-line oracle, on every oddity a file can have."""
+
+import gzip
+import re
+
+import pytest
+from click_logs import SAMPLE, assert_prepared, line, oracle, random_lines
+
+from quorem.data import shape
+from quorem.data.criteo import prepare_criteo
+from quorem.data.prepare import PrepareConfig
+
+LINES = random_lines(200)
+CONFIGS = {
+    "appearance": PrepareConfig(),
+    "frequency": PrepareConfig(ids="frequency", days=3),
+    "hash": PrepareConfig(ids="hash", buckets=17),
+    "appearance-train": PrepareConfig(vocabulary="train"),
+    "frequency-train": PrepareConfig(ids="frequency", vocabulary="train", days=4),
+}
+
+
+def prepared(tmp_path, data, config=None, name="raw.txt", **options):
+    if isinstance(data, list):
+        data = "".join(text + "\n" for text in data).encode()
+    (tmp_path / name).write_bytes(data)
+    return prepare_criteo(tmp_path / name, tmp_path / "out", config, **options)
+
+
+@pytest.mark.parametrize("block_bytes", [10_000, 1 << 26])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_equals_the_oracle(config, block_bytes, tmp_path):
+    assert_prepared(prepared(tmp_path, LINES, config, block_bytes=block_bytes), LINES)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        lambda rng: rng.choice(["0000000a", "0000000A", "+000000a", "a", "0000000a0"]),
+        lambda rng: rng.choice(["münchen", "a b", '"', "a\\b", "\\n", "日本語日本"]),
+        lambda rng: f"{rng.randrange(5):08x}" if rng.random() < 0.99 else "not hex",
+    ],
+    ids=["spelled otherwise", "any text", "text late in the file"],
+)
+def test_tokens_need_not_be_hex(token, tmp_path):
+    lines = random_lines(300, token=token)
+    assert_prepared(prepared(tmp_path, lines, block_bytes=4000), lines)
+
+
+TEXT = "".join(text + "\n" for text in LINES).encode()
+FORMS = {
+    "windows line ends": TEXT.replace(b"\n", b"\r\n"),
+    "no last line break": TEXT.removesuffix(b"\n"),
+    "windows, no last line break": TEXT.replace(b"\n", b"\r\n").removesuffix(b"\n"),
+    "byte order mark": b"\xef\xbb\xbf" + TEXT,
+    "gzip": gzip.compress(TEXT),
+    "gzip members": gzip.compress(TEXT[:5000]) + gzip.compress(TEXT[5000:]),
+    "gzip padding": gzip.compress(TEXT) + b"\0" * 100,
+}
+
+
+@pytest.mark.parametrize("block_bytes", [10_000, 1 << 26])
+@pytest.mark.parametrize("data", FORMS.values(), ids=FORMS)
+def test_accepted_forms(data, block_bytes, tmp_path):
+    assert_prepared(prepared(tmp_path, data, block_bytes=block_bytes), LINES)
+
+
+FIELDS = "fields where 40 are expected"
+MALFORMED = {
+    "too few fields": ("\t".join(line().split("\t")[:-1]), f"39 {FIELDS}"),
+    "too many fields": (line() + "\t", f"41 {FIELDS}"),
+    "empty line": ("", f"1 {FIELDS}"),
+    "label is text": (line(label="x"), "label is not an integer"),
+    "label is 2": (line(label="2"), "label is neither 0 nor 1"),
+    "label is negative": (line(label="-1"), "label is neither 0 nor 1"),
+    "label is a fraction": (line(label="0.5"), "label is not an integer"),
+    "integer is a fraction": (line(integers=["1.0"] + ["1"] * 12), "I1 is not an integer"),
+    "integer is text": (line(integers=["1"] * 12 + ["abc"]), "I13 is not an integer"),
+    "integer is too large": (line(integers=["9" * 30] + ["1"] * 12), "I1 is not an integer"),
+    "NUL byte": (line(tokens=["0000\x000a"] * 26), "a NUL byte"),
+    "not UTF-8": (line(tokens=["\udcff0000"] * 26), "not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("block_bytes", [10_000, 1 << 26])
+@pytest.mark.parametrize(("bad", "reason"), MALFORMED.values(), ids=MALFORMED)
+def test_malformed_line_is_counted_shown_and_left_out(bad, reason, block_bytes, tmp_path):
+    lines = [*LINES[:20], bad, *LINES[20:40], bad, *LINES[40:]]
+    data = "".join(text + "\n" for text in lines).encode(errors="surrogateescape")
+    result = prepared(tmp_path, data, block_bytes=block_bytes)
+    assert result.meta["malformed"] == {"count": 2, "first": [[21, reason], [42, reason]]}
+    assert_prepared(result, LINES)
+
+
+def test_lines_that_make_up_for_each_other_are_found(tmp_path):
+    short, long = MALFORMED["too few fields"][0], MALFORMED["too many fields"][0]
+    result = prepared(tmp_path, [LINES[0], short, long, *LINES[1:]])
+    assert result.meta["malformed"] == {"count": 2, "first": [[2, f"39 {FIELDS}"], [3, f"41 {FIELDS}"]]}
+    assert_prepared(result, LINES)
+
+
+def test_cut_off_last_line_is_malformed(tmp_path):
+    result = prepared(tmp_path, TEXT + LINES[0].encode()[:30])
+    ((number, reason),) = result.meta["malformed"]["first"]
+    assert number == len(LINES) + 1
+    assert re.fullmatch(r"\d+ fields where 40 are expected, and the file ends inside the line", reason)
+    assert_prepared(result, LINES)
+
+
+def test_run_stops_past_the_limit_of_malformed_lines(tmp_path):
+    lines = [line(), "a\tb", *[line(label="7")] * 3, line()]
+    message = (
+        r"raw.txt has 4 malformed lines so far, more than max_malformed \(3\): line 2: 2 fields where 40 are expected; "
+        r"line 3: label is neither 0 nor 1; line 4: .*; line 5: label is neither 0 nor 1$"
+    )
+    with pytest.raises(ValueError, match=message):
+        prepared(tmp_path, lines, PrepareConfig(max_malformed=3))
+    assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
+    assert prepared(tmp_path, lines, PrepareConfig(max_malformed=4)).num_rows == 2
+
+
+def test_message_shows_no_data(tmp_path):
+    with pytest.raises(ValueError, match="max_malformed") as caught:
+        prepared(tmp_path, [line(label="secret")] * 20)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "has no well-formed rows"),
+        (b"\n", r"has no well-formed rows \(1 malformed\)"),
+        (gzip.compress(TEXT)[:-500], r"gzip stream is damaged or cut off after line \d+"),
+        (gzip.compress(TEXT)[:-4] + b"\0\0\0\0", "gzip stream is damaged or cut off"),
+        (gzip.compress(TEXT) + b"\x1f\x8b", "gzip stream is damaged or cut off"),
+        (b"x" * 5000, "line 1 is longer than 2,000 bytes: this is not a text file"),
+    ],
+    ids=["empty", "one empty line", "cut gzip", "damaged gzip", "cut second member", "one long line"],
+)
+def test_unusable_file_is_refused(data, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        prepared(tmp_path, data, block_bytes=1000)
+    assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.txt"):
+        prepare_criteo(tmp_path / "absent.txt", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ids": "name"}, r"ids \('name'\) must be"),
+        ({"vocabulary": "test"}, r"vocabulary \('test'\) must be"),
+        ({"ids": "hash"}, r"buckets \(None\) must be given with ids='hash'"),
+        ({"buckets": 10}, r"buckets \(10\) must be given with ids='hash'"),
+        ({"ids": "hash", "buckets": 0}, r"buckets \(0\) must be in"),
+        ({"ids": "hash", "buckets": 5, "vocabulary": "train"}, r"vocabulary \('train'\) must be 'all'"),
+        ({"days": 1}, r"days \(1\) must be at least 2"),
+        ({"max_malformed": -1}, r"max_malformed \(-1\) must be at least 0"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PrepareConfig(**options)
+
+
+def test_fewer_rows_than_days(tmp_path):
+    result = prepared(tmp_path, LINES[:3])
+    assert [len(result.split(name)) for name in ("train", "validation", "test")] == [3, 0, 0]
+
+
+def test_progress_is_reported(tmp_path):
+    seen = []
+    prepared(tmp_path, LINES, block_bytes=20_000, progress=lambda *report: seen.append(report))
+    for stage in ("parse", "encode", "write"):
+        done = [part for name, part, _ in seen if name == stage]
+        assert done == sorted(done)
+        assert done[-1] == 1
+    assert seen[-1][2] == len(LINES)
+
+
+def test_kaggle_split():
+    split = shape.day_split(shape.NUM_ROWS)
+    sizes = {name: stop - start for name, (start, stop) in split.items()}
+    assert sum(sizes.values()) == shape.NUM_ROWS
+    day = shape.NUM_ROWS // 7
+    assert sizes["train"] == shape.NUM_ROWS - day
+    assert 0 <= sizes["validation"] - sizes["test"] <= 1
+    assert max(b - a for a, b in zip(shape.day_starts(100, 7), shape.day_starts(100, 7)[1:], strict=False)) == 15
+    assert sum(shape.CARDINALITIES) == 33_762_591
+
+
+@pytest.mark.parametrize(("scale", "least", "match"), [(0, 100, "scale"), (2, 100, "scale"), (0.5, 0, "least")])
+def test_scaled_cardinalities_checks(scale, least, match):
+    with pytest.raises(ValueError, match=match):
+        shape.scaled_cardinalities(scale, least)
+
+
+needs_sample = pytest.mark.skipif(
+    not SAMPLE.exists(), reason="the Criteo sample is not beside the project; QUOREM_CRITEO_SAMPLE may name its folder"
+)
+
+
+@needs_sample
+def test_sample_of_80000_rows(tmp_path):
+    result = prepare_criteo(SAMPLE / "train.txt.gz", tmp_path / "out", PrepareConfig(days=5, max_malformed=0))
+    tokens = dict(zip(result.names, (n - 1 for n in result.cardinalities), strict=True))
+    assert result.num_rows == 80_000
+    assert {c: tokens[c] for c in ("C3", "C12", "C21", "C16", "C4")} == {
+        "C3": 35_103,
+        "C12": 33_152,
+        "C21": 31_057,
+        "C16": 27_921,
+        "C4": 20_745,
+    }
+    assert sum(len(column.unique()) for column in result.all.ids.T) == 200_024  # the missing value counts as one
+    assert [len(result.split(s)) for s in ("train", "validation", "test")] == [64_000, 8_000, 8_000]
+    assert round(100 * result.all.labels.double().mean().item(), 1) == 22.4
+    for name in result.names:
+        assert result.counts(name).sum() == 64_000
+
+
+@needs_sample
+def test_sample_with_native_tokens_equals_the_oracle(tmp_path):
+    with gzip.open(SAMPLE / "native_head.txt.gz", "rt") as file:
+        lines = file.read().splitlines()
+    assert len(lines) == 10_000
+    result = prepare_criteo(SAMPLE / "native_head.txt.gz", tmp_path / "out", PrepareConfig(max_malformed=0))
+    expected = oracle(lines, PrepareConfig())
+    assert result.all.ids.tolist() == expected["ids"].tolist()
+    assert result.all.labels.tolist() == expected["labels"]
+    assert all(len(token) == 8 for name in result.names for token in result.vocabulary(name)[1:] if token is not None)

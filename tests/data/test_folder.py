@@ -1,0 +1,251 @@
+"""A folder appears only once complete: killed runs, full disks, other runs, other people's files, thread counts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from click_logs import assert_prepared, folder_bytes, random_lines
+
+from quorem.data.batches import Prepared
+from quorem.data.criteo import prepare_criteo
+from quorem.data.folder import ArrayFile, Folder
+from quorem.data.prepare import PrepareConfig
+
+LINES = random_lines(300)
+
+# Children are forked before anything has started a thread, so that one import serves all of them.
+KILL = """
+import json, os, pathlib, random, signal, sys, time
+from quorem.data.criteo import prepare_criteo
+
+raw, out = sys.argv[1:]
+os.fsync = lambda descriptor: None
+
+def look():
+    ends = {"out": "", "meta": "/meta.json", "partial": ".partial", "replaced": ".replaced/meta.json"}
+    return {name: os.path.exists(out + end) for name, end in ends.items()}
+
+def run(delay=None, **options):
+    child = os.fork()
+    if child == 0:
+        prepare_criteo(raw, out, block_bytes=20_000, **options)
+        os._exit(0)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return look()
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class DieAt:
+    def __init__(self, n):
+        self.left = n
+    def __call__(self, *_):
+        self.left -= 1
+        if self.left == 0:
+            die()
+"""
+
+KILL_LOOPS = """
+reports, n = [], 1
+while not reports or not reports[-1]["meta"]:  # at every report of progress, until a run comes through
+    reports.append(run(progress=DieAt(n)))
+    n += 1
+timed, delay, rng = [], 0.0, random.Random(0)
+while len(timed) < 20:  # and after any time, over finished data
+    timed.append(run(delay, overwrite=True))
+    delay += rng.uniform(0.0, 0.02)
+print(json.dumps([reports, timed]))
+"""
+
+KILL_COMMIT = """
+rename, unlink = os.rename, pathlib.Path.unlink
+seen = []
+for n in range(1, 6):  # inside the last step, before and after each change of a name
+    step = DieAt(n)
+    os.rename = lambda *names: (step(), rename(*names), step())
+    seen.append(run(overwrite=True))
+print(json.dumps(seen))
+"""
+
+
+def raw_file(path, lines=LINES):
+    path.write_text("".join(text + "\n" for text in lines))
+    return path
+
+
+def run_script(code, *arguments):
+    run = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_killed_at_any_moment_leaves_nothing_that_looks_finished(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    reports, timed = run_script(KILL + KILL_LOOPS, raw, out)
+    assert len(reports) > 30
+    assert all(look["partial"] and not look["out"] for look in reports[:-1])
+    assert all(look["out"] == look["meta"] for look in timed)
+    assert all(look["meta"] or look["replaced"] for look in timed)  # the new data, or the old
+    assert any(look["partial"] for look in timed)
+    assert_prepared(Prepared(out), LINES)
+    prepare_criteo(raw, out, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+
+
+def test_killed_while_names_change_loses_nothing(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+    seen = run_script(KILL + KILL_COMMIT, raw, out)
+    assert all(look["out"] == look["meta"] for look in seen)
+    assert all(look["meta"] or look["replaced"] for look in seen)
+    assert_prepared(Prepared(out), LINES)
+
+
+def test_result_does_not_depend_on_the_number_of_threads(tmp_path):
+    raw = raw_file(
+        tmp_path / "raw.txt", random_lines(2000, token=lambda rng: f"{int(rng.paretovariate(0.5)):08x}"[-8:])
+    )
+    results = []
+    for threads in ("1", "2"):
+        code = (
+            "import sys, polars; from quorem.data.criteo import prepare_criteo;"
+            "prepare_criteo(*sys.argv[1:], block_bytes=50_000); print(polars.thread_pool_size())"
+        )
+        env = {**os.environ, "POLARS_MAX_THREADS": threads, "OMP_NUM_THREADS": threads}
+        out = tmp_path / threads
+        run = subprocess.run([sys.executable, "-c", code, raw, out], capture_output=True, text=True, env=env)
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.strip() == threads
+        results.append(folder_bytes(out))
+    assert results[0] == results[1]
+
+
+def test_failed_run_removes_what_it_wrote(tmp_path):
+    raw = raw_file(tmp_path / "raw.txt")
+
+    def interrupt(stage, done, rows):
+        if stage == "encode":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_criteo(raw, tmp_path / "out", progress=interrupt)
+    assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
+
+
+def test_what_a_killed_run_left_is_cleared(tmp_path):
+    raw = raw_file(tmp_path / "raw.txt")
+    left = tmp_path / "out.partial"
+    (left / "scratch").mkdir(parents=True)
+    (left / ".quorem-partial").touch()
+    (left / "labels.npy").write_bytes(b"half")
+    assert_prepared(prepare_criteo(raw, tmp_path / "out"), LINES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+    assert "scratch" not in {p.name for p in (tmp_path / "out").iterdir()}
+
+
+def test_a_folder_of_someone_else_is_left_alone(tmp_path):
+    raw = raw_file(tmp_path / "raw.txt")
+    other = tmp_path / "out.partial"
+    other.mkdir()
+    (other / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="was not left by an earlier run"):
+        prepare_criteo(raw, tmp_path / "out")
+    assert (other / "thesis.txt").read_text() == "precious"
+
+
+def test_existing_folder_is_kept_unless_told(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    first = prepare_criteo(raw, out).meta
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        prepare_criteo(raw, out)
+    again = prepare_criteo(raw, out, PrepareConfig(days=3), overwrite=True)
+    assert again.meta["split"] != first["split"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+
+
+def test_only_prepared_data_is_overwritten(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="is not a folder of prepared data"):
+        prepare_criteo(raw, out, overwrite=True)
+    with pytest.raises(FileExistsError, match="is not a folder of prepared data"):
+        prepare_criteo(raw, raw, overwrite=True)
+    assert (out / "thesis.txt").read_text() == "precious"
+
+
+def test_failed_overwrite_keeps_the_old_data(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+    before = folder_bytes(out)
+    bad = raw_file(tmp_path / "bad.txt", ["x"] * 100)
+    with pytest.raises(ValueError, match="malformed"):
+        prepare_criteo(bad, out, overwrite=True)
+    assert folder_bytes(out) == before
+
+
+def test_overwrite_stopped_halfway_is_cleared_up(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+    for left in ("out.partial", "out.replaced"):  # killed after the first renaming, and after the second
+        shutil.copytree(out, tmp_path / left)
+    assert_prepared(prepare_criteo(raw, out, overwrite=True), LINES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+
+
+def test_two_runs_into_one_folder_are_told_apart(tmp_path):
+    pytest.importorskip("fcntl")
+    with Folder(tmp_path / "out") as folder:
+        with pytest.raises(RuntimeError, match="is being written by another run"), Folder(tmp_path / "out"):
+            pass
+        folder.commit({})
+    assert (tmp_path / "out" / "meta.json").exists()
+
+
+def test_full_disk_is_foreseen(tmp_path, monkeypatch):
+    raw = raw_file(tmp_path / "raw.txt")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000, 1000, 1000))
+    message = r"disk full: [\d,]+ bytes were written, 1,000 are free, about [\d,]+ are needed in all.*out\.partial"
+    with pytest.raises(OSError, match=message):
+        prepare_criteo(raw, tmp_path / "out", block_bytes=10_000)
+    assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
+
+
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_full_disk(foreseen, tmp_path, monkeypatch):
+    """On a file system of 256 KiB, which holds neither the arrays nor all that is set aside."""
+    raw, disk = raw_file(tmp_path / "raw.txt", LINES * 10), tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if mount is None or subprocess.run([mount, *options], capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        (disk / "neighbour").write_text("stays")
+        if not foreseen:
+            monkeypatch.setattr(Folder, "check_space", lambda self: None)
+        with pytest.raises(OSError, match=r"disk full: .* about [\d,]+ are needed in all.*disk/out\.partial"):
+            prepare_criteo(raw, disk / "out", block_bytes=20_000)
+        assert [p.name for p in disk.iterdir()] == ["neighbour"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_array_file_grows_and_is_plain_npy(tmp_path):
+    array = ArrayFile(tmp_path / "a.npy", np.int32, (3,))
+    rows = np.arange(30, dtype=np.int32).reshape(10, 3)
+    for part in (rows[:0], rows[:1], rows[1:7], rows[7:].astype(np.int64)):
+        array.append(part)
+    with pytest.raises(ValueError, match=r"rows of a\.npy have shape \(2,\) but must have \(3,\)"):
+        array.append(rows[:, :2])
+    array.close()
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy", allow_pickle=False), rows)

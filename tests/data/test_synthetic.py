@@ -1,0 +1,243 @@
+"""The synthetic click log: frequencies, click rate, planted signal, reproducibility, and the raw form."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+
+from quorem.data.criteo import prepare_criteo
+from quorem.data.raw import token, write_raw
+from quorem.data.shape import CARDINALITIES, scaled_cardinalities
+from quorem.data.synthetic import ClickLog, _calibration, _hash, _normals, synthesize
+
+ROWS = 60_000
+SMALL = ClickLog(cardinalities=(400, 300, 50, 3, 2000, 1000, 7, 120))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return SMALL.draw(0, ROWS)
+
+
+def log_loss(target, probability):
+    """Expected log loss of ``probability`` where ``target`` is the true one."""
+    return torch.nn.functional.binary_cross_entropy(probability, target).item()
+
+
+def effects(log):
+    """Own effect and hidden factor of every category of each feature, as the module states them."""
+    for feature, n in enumerate(log.cardinalities):
+        yield _normals(_hash(torch.arange(n) + (feature << 32), log.seed + (1 << 32)))
+
+
+@pytest.mark.parametrize("feature", range(len(SMALL.cardinalities)))
+def test_ids_are_zipf_distributed(feature, drawn):
+    n, ids = SMALL.cardinalities[feature], drawn.batch.ids[:, feature].numpy()
+    k = np.arange(1, n)
+    share = round(SMALL.missing * 2048) / 2048
+    expected = np.concatenate([[share], (1 - share) * np.log((k + 1) / k) / np.log(n)])
+    assert expected.sum() == pytest.approx(1)
+    found = np.bincount(ids, minlength=n) / ROWS
+    deviation = np.sqrt(expected * (1 - expected) / ROWS)
+    z = (found - expected) / deviation
+    assert len(found) == n
+    assert np.abs(z).max() < 6
+    assert (z**2).mean() == pytest.approx(1, abs=6 * np.sqrt(2 / n) + 0.1)
+
+
+@pytest.mark.parametrize("rate", [0.03, 0.25, 0.7])
+def test_click_rate(rate):
+    draw = ClickLog(cardinalities=SMALL.cardinalities, click_rate=rate).draw(100_000, 100_000 + ROWS)
+    assert draw.batch.labels.double().mean().item() == pytest.approx(rate, abs=0.02)
+    assert draw.probability.mean().item() == pytest.approx(rate, abs=0.02)
+
+
+def test_labels_follow_the_probabilities(drawn):
+    order = drawn.probability.argsort()
+    for part in order.chunk(10):
+        p, clicks = drawn.probability[part], drawn.batch.labels[part].double()
+        assert abs(clicks.mean() - p.mean()) < 5 * (p * (1 - p)).mean().sqrt() / len(part) ** 0.5
+
+
+def test_rows_do_not_depend_on_chunks_or_threads(drawn):
+    def rows(draw):
+        return [draw.batch.labels, draw.batch.dense, draw.batch.ids, draw.probability]
+
+    pieces = [rows(SMALL.draw(a, b)) for a, b in ((0, 1), (1, 8), (8, 5000), (5000, 5000), (5000, 20_000))]
+    for whole, parts in zip(rows(drawn), zip(*pieces, strict=True), strict=True):
+        assert torch.equal(whole[:20_000], torch.cat(parts))
+    threads = torch.get_num_threads()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        try:
+            again = rows(SMALL.draw(0, 20_000))
+            assert torch.get_num_threads() == count
+        finally:
+            torch.set_num_threads(threads)
+        assert all(torch.equal(whole[:20_000], part) for whole, part in zip(rows(drawn), again, strict=True))
+
+
+def test_seeds_differ_in_rows_and_in_the_hidden_model(drawn):
+    other = ClickLog(cardinalities=SMALL.cardinalities, seed=1)
+    assert (other.draw(0, 1000).batch.ids == drawn.batch.ids[:1000]).double().mean() < 0.5
+    own, theirs = (torch.cat([effect for effect, _ in effects(log)]).double() for log in (SMALL, other))
+    assert abs(torch.corrcoef(torch.stack([own, theirs]))[0, 1]) < 5 / len(own) ** 0.5
+
+
+def test_effects_of_categories_are_distinct_and_independent():
+    own, factor = (
+        torch.cat(parts).double() for parts in zip(*effects(ClickLog(cardinalities=(50_000,) * 4)), strict=True)
+    )
+    n = len(own)
+    z = (own - own.mean()) / own.std()
+    assert abs(own.mean() / own.std()) < 5 / n**0.5
+    assert (z**4).mean().item() == pytest.approx(3 - 6 / (5 * 4), abs=0.05)  # of a sum of four uniform numbers
+    for other in (factor, own.roll(1), own.roll(50_000)):  # same category, next id, next feature
+        assert abs(torch.corrcoef(torch.stack([own, other]))[0, 1]) < 5 / n**0.5
+
+
+def test_log_odds_are_the_stated_sum(drawn):
+    """Recomputed row by row from tables of effects."""
+    scales = _calibration(SMALL)
+    tables = list(effects(SMALL))
+    ids = drawn.batch.ids[:500].long()
+    own = torch.stack([tables[f][0][ids[:, f]] for f in range(8)])
+    factor = torch.stack([tables[f][1][ids[:, f]] for f in range(8)])
+    pairs = sum(factor[f] * factor[f - 1] for f in range(8))
+    weight = _hash(torch.arange(13), SMALL.seed + (2 << 32)) >> 58
+    dense = (drawn.batch.dense[:500].double() * (1 << 20)) @ weight.double()
+    parts = [own.sum(0).double(), pairs.double(), dense]
+    log_odds = scales.bias + sum(s * part for s, part in zip(scales.effects, parts, strict=True))
+    torch.testing.assert_close(torch.logit(drawn.probability[:500]), log_odds, rtol=0, atol=1e-4)  # dense is float32
+
+
+def test_deviations_are_those_asked_for(drawn):
+    for name, asked in (("categories", 0.8), ("pairs", 0.6), ("dense", 0.3)):
+        others = dict.fromkeys({"categories", "pairs", "dense"} - {name}, 0.0)
+        draw = ClickLog(cardinalities=SMALL.cardinalities, **{name: asked}, **others).draw(0, ROWS)
+        assert torch.logit(draw.probability).std().item() == pytest.approx(asked, rel=0.05)
+
+
+@pytest.mark.parametrize("collisions", [4, 16])
+def test_collisions_cost(collisions, drawn):
+    """Sharing an effect and a factor among hashed ids, at their mean over the rows, is worse than the truth."""
+    scales, ids = _calibration(SMALL), drawn.batch.ids.long()
+    shared = []
+    for f, (own, factor) in enumerate(effects(SMALL)):
+        bucket = torch.arange(len(own)) % -(-len(own) // collisions)
+        count = torch.bincount(ids[:, f], minlength=len(own)).double()
+        total = torch.zeros(len(own), dtype=torch.float64).index_add(0, bucket, count).clamp(min=1)
+        means = [torch.zeros_like(total).index_add(0, bucket, count * e) / total for e in (own, factor)]
+        shared.append([mean[bucket][ids[:, f]] - e[ids[:, f]] for mean, e in zip(means, (own, factor), strict=True)])
+    tables = list(effects(SMALL))
+    factor = torch.stack([tables[f][1][ids[:, f]] for f in range(8)]).double()
+    blind = factor + torch.stack([s[1] for s in shared])
+    change = scales.effects[0] * sum(s[0] for s in shared)
+    change += scales.effects[1] * ((blind * blind.roll(1, 0)).sum(0) - (factor * factor.roll(1, 0)).sum(0))
+    hashed = torch.sigmoid(torch.logit(drawn.probability) + change)
+    truth, rate = drawn.probability, torch.full_like(drawn.probability, drawn.probability.mean().item())
+    bayes, with_collisions, no_model = log_loss(truth, truth), log_loss(truth, hashed), log_loss(truth, rate)
+    assert bayes + 0.005 < with_collisions < no_model
+
+
+def test_synthesize_writes_prepared_data_with_its_best_loss(tmp_path):
+    data = synthesize(SMALL, 20_000, tmp_path / "out")
+    draw = SMALL.draw(0, 20_000)
+    assert torch.equal(data.all.ids, draw.batch.ids)
+    assert torch.equal(data.all.dense, draw.batch.dense)
+    assert torch.equal(data.all.labels, draw.batch.labels)
+    assert data.cardinalities == list(SMALL.cardinalities)
+    for name, (start, stop) in data.meta["split"].items():
+        p, clicks = draw.probability[start:stop], draw.batch.labels[start:stop].double()
+        assert data.meta["bayes_log_loss"][name] == pytest.approx(log_loss(p, p), rel=1e-9)
+        assert data.meta["true_log_loss"][name] == pytest.approx(log_loss(clicks, p), rel=1e-9)
+    train = data.split("train")
+    for f, name in enumerate(data.names):
+        n = data.cardinalities[f]
+        assert data.counts(name).tolist() == torch.bincount(train.ids[:, f], minlength=n).tolist()
+    with pytest.raises(ValueError, match="has no vocabulary"):
+        data.vocabulary("C1")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        synthesize(SMALL, 10, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["raw.txt", "raw.txt.gz"])
+def test_raw_form_prepares_to_the_same_log(name, tmp_path):
+    log = ClickLog(cardinalities=scaled_cardinalities(1e-4, least=50))
+    write_raw(log, 5000, tmp_path / name)
+    data = prepare_criteo(tmp_path / name, tmp_path / "out")
+    draw = log.draw(0, 5000).batch
+    assert data.meta["malformed"]["count"] == 0
+    assert torch.equal(data.all.labels, draw.labels)
+    np.testing.assert_array_max_ulp(data.all.dense.numpy(), draw.dense.numpy(), maxulp=1)
+    for f, feature in enumerate(data.names):
+        tokens = np.array([f"{t:08x}" for t in token(np.arange(log.cardinalities[f]), f)])
+        tokens[0] = ""
+        found = np.array([t or "" for t in data.vocabulary(feature)])
+        assert (found[data.all.ids[:, f]] == tokens[draw.ids[:, f]]).all()
+
+
+def test_raw_form_has_missing_and_negative_values(tmp_path):
+    write_raw(ClickLog(), 2000, tmp_path / "raw.txt.gz")
+    with gzip.open(tmp_path / "raw.txt.gz", "rt") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    assert {len(row) for row in rows} == {40}
+    integers = [x for row in rows for x in row[1:14]]
+    assert 0.03 < integers.count("") / len(integers) < 0.07
+    assert any(x.startswith("-") for x in integers)
+    tokens = [x for row in rows for x in row[14:]]
+    assert 0.03 < tokens.count("") / len(tokens) < 0.07
+    assert {len(x) for x in tokens} == {0, 8}
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write_raw(ClickLog(), 10, tmp_path / "raw.txt.gz")
+
+
+def test_all_real_cardinalities_are_reached():
+    assert ClickLog().cardinalities == CARDINALITIES
+    ids = ClickLog(missing=0).draw(0, ROWS).batch.ids
+    assert (ids >= 1).all()
+    assert (ids < torch.tensor(CARDINALITIES)).all()
+    assert (ids.max(0).values > torch.tensor(CARDINALITIES).double() * 0.99 - 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cardinalities": ()}, r"cardinalities \(\(\)\) must be one or more"),
+        ({"cardinalities": (0,)}, r"cardinalities \(\(0,\)\) must be one or more"),
+        ({"cardinalities": (2**31,)}, "cardinalities"),
+        ({"num_dense": -1}, r"num_dense \(-1\) must be at least 0"),
+        ({"click_rate": 0.0}, r"click_rate \(0.0\) must be in \(0, 1\)"),
+        ({"missing": 1.0}, r"missing \(1.0\) must be in \[0, 1\)"),
+        ({"pairs": -0.5}, r"pairs \(-0.5\) must be at least 0"),
+        ({"seed": -1}, r"seed \(-1\) must be in"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ClickLog(**options)
+
+
+def test_wrong_ranges_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"start \(5\) and stop \(3\)"):
+        SMALL.draw(5, 3)
+    for write in (synthesize, write_raw):
+        with pytest.raises(ValueError, match=r"num_rows \(0\) must be at least 1"):
+            write(SMALL, 0, tmp_path / "out")
+
+
+def test_log_without_dense_features():
+    draw = ClickLog(cardinalities=(5, 1), num_dense=0).draw(0, 100)
+    assert draw.batch.dense.shape == (100, 0)
+    assert (draw.batch.ids[:, 1] == 0).all()
+
+
+@pytest.mark.gpu
+def test_gpu_draws_the_same_log(drawn):
+    there = SMALL.draw(0, ROWS, "cuda")
+    same = (there.batch.ids.cpu() == drawn.batch.ids).double().mean()
+    assert same > 1 - 1e-6  # a logarithm rounded otherwise may move an id at the border of two
+    rows = (there.batch.ids.cpu() == drawn.batch.ids).all(1)
+    torch.testing.assert_close(there.probability.cpu()[rows], drawn.probability[rows], rtol=0, atol=1e-6)
+    torch.testing.assert_close(there.batch.dense.cpu(), drawn.batch.dense)
