@@ -125,7 +125,7 @@ def bags_by_torch(dense: Tensor, ids: Tensor, offsets: Tensor, mode: str, weight
         total = F.embedding_bag(ids, flat, mode="sum", per_sample_weights=weights, **options)
         count = F.embedding_bag(ids, torch.ones_like(flat[:, :1]), mode="sum", **options)
         pooled = total / count.clamp(min=1)
-    return pooled.view(-1, *dense.shape[1:])
+    return pooled.unflatten(1, dense.shape[1:])
 
 
 def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype, name: str = "") -> None:

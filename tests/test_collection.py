@@ -1,0 +1,246 @@
+"""``EmbeddingCollection``: any mix of schemes equals its tables one by one, single-hot and jagged."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import (
+    CASES,
+    DTYPES,
+    D,
+    N,
+    assert_near,
+    assert_same_gradients,
+    bags_by_torch,
+    dense_by_hand,
+    fill_,
+    twin_of,
+)
+from torch import Tensor
+
+from quorem import QR, EmbeddingCollection, Full, GeneralizedQR, Hash, Path, Table
+
+# Equal widths: a fallback, two path groups (one of two members), padding, feature generation, permutation, a map.
+EQUAL = [
+    Table("a", N, D, CASES["qr-mult"], padding_idx=7),
+    Table("b", 9, D, Full()),
+    Table("c", N, D, CASES["path-mlp"], padding_idx=0),
+    Table("d", N, D, CASES["generalized3-feature"]),
+    Table("e", N, D, CASES["mixed-mult"]),
+    Table("f", 2 * N, D, Path(6, (5,), permute=2, force=True)),
+    Table("g", N, D, CASES["path-levels"]),
+    Table("h", N, D, CASES["generalized-dims"]),
+    Table("i", N, D, Hash(4, permute=3)),
+]
+UNEQUAL = [
+    Table("a", N, 8, QR(4, operation="concat", dims=(6, 2))),
+    Table("b", 30, 6, GeneralizedQR(3, operation="add", permute=1), padding_idx=-1),
+    Table("c", N, 4, Path(4, (3,), force=True)),
+    Table("d", N, 2, QR(4, operation="feature")),
+    Table("e", N, 8, Path(6, (), force=True)),
+    Table("f", 5, 10, Full()),
+]
+MIXES = {"equal": EQUAL, "unequal": UNEQUAL, "one": EQUAL[:1], "one-path": EQUAL[2:3], "features": EQUAL[3:4]}
+BATCH = 4
+
+
+def limits(tables: list[Table]) -> Tensor:
+    return torch.tensor([table.num_embeddings for table in tables])
+
+
+def single(tables: list[Table], batch: int = BATCH) -> Tensor:
+    """Ids ``[B, F]``: the last of each table, the padding of each that has one, and others."""
+    ids = torch.arange(batch * len(tables)).view(batch, len(tables)) * 7 % limits(tables)
+    if batch:
+        ids[0] = limits(tables) - 1
+        ids[-1] = torch.tensor([table.padding_idx or 0 for table in tables]) % limits(tables)
+    return ids
+
+
+def jagged(tables: list[Table], lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids ``[V]`` and offsets ``[F * B + 1]`` of bags with ``lengths`` ``[F, B]``."""
+    feature = torch.arange(len(tables)).repeat_interleave(lengths.sum(1))
+    ids = torch.arange(len(feature)) * 11 % limits(tables)[feature]
+    return ids, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+
+
+def join(tables: list[Table], vectors: list[Tensor]) -> Tensor:
+    """The features' vectors side by side: ``[B, F', D]``, or ``[B, sum D]`` where widths differ."""
+    flat = torch.cat([v.flatten(1) for v in vectors], 1)
+    dims = {table.embedding_dim for table in tables}
+    return flat.unflatten(1, (-1, dims.pop())) if len(dims) == 1 else flat
+
+
+def check(tables: list[Table], dtype: torch.dtype, arguments: tuple[Tensor, ...], **options: object) -> None:
+    """Values, the gradient of each table and network by name, and of the weights."""
+    module = fill_(EmbeddingCollection(tables, dtype=dtype, **options))
+    twin = twin_of(module)
+    ids, *rest = arguments
+    sample = rest[1].to(dtype).clone().requires_grad_() if len(rest) == 2 else None
+    wanted = None if sample is None else sample.detach().double().requires_grad_()
+    vectors = []
+    for f, dense in enumerate(twin.to_dense().values()):
+        if not rest:
+            vectors.append(dense[ids[:, f].long()])
+            continue
+        batch = (len(rest[0]) - 1) // len(tables)
+        ends = rest[0][f * batch : (f + 1) * batch + 1].long()
+        own = slice(int(ends[0]), int(ends[-1]))
+        weights = None if wanted is None else wanted[own]
+        vectors.append(bags_by_torch(dense, ids[own].long(), ends - ends[0], module.mode, weights, twin.padding[f]))
+    expected = join(tables, vectors)
+    out = module(ids, *rest[:1], *(() if sample is None else (sample,)))
+    assert out.shape == expected.shape and out.dtype == dtype
+    assert_near(out, expected, dtype, "value")
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    out.backward(grad)
+    expected.backward(grad.double())
+    assert_same_gradients(module, twin)
+    if sample is not None:
+        assert_near(sample.grad, wanted.grad, dtype, "per_sample_weights")
+
+
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mix", MIXES)
+def test_single_hot(mix: str, dtype: torch.dtype, id_dtype: torch.dtype) -> None:
+    check(MIXES[mix], dtype, (single(MIXES[mix]).to(id_dtype),))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mix", MIXES)
+def test_jagged(mix: str, dtype: torch.dtype, mode: str, weighted: bool) -> None:
+    tables = MIXES[mix]
+    lengths = torch.arange(len(tables) * BATCH).view(-1, BATCH) * 3 % 5  # empty bags among them
+    ids, offsets = jagged(tables, lengths)
+    weights = (torch.linspace(-1, 2, len(ids)),) if weighted else ()
+    check(tables, dtype, (ids, offsets, *weights), mode=mode)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_sparse(mix: str) -> None:
+    tables = MIXES[mix]
+    check(tables, torch.float32, (single(tables),), sparse=True)
+    check(tables, torch.float32, jagged(tables, torch.full((len(tables), BATCH), 2)), sparse=True)
+    module = EmbeddingCollection(tables, sparse=True)
+    for arguments in ((single(tables),), jagged(tables, torch.full((len(tables), BATCH), 2))):
+        module.zero_grad()
+        module(*arguments).sum().backward()
+        assert module.weight.grad.is_sparse
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_no_rows_no_bags_and_bags_of_nothing(mix: str) -> None:
+    tables = MIXES[mix]
+    check(tables, torch.float32, (single(tables, 0),))
+    for batch in (0, 3):
+        check(tables, torch.float32, jagged(tables, torch.zeros(len(tables), batch, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_ids_in_any_memory_order(mix: str) -> None:
+    tables = MIXES[mix]
+    check(tables, torch.float32, (single(tables).T.contiguous().T,))
+    wide = torch.stack([single(tables)] * 2, 2)
+    check(tables, torch.float32, (wide[:, :, 1],))
+
+
+def test_ids_past_the_last_offset_count_for_nothing() -> None:
+    module = fill_(EmbeddingCollection(EQUAL))
+    ids, offsets = jagged(EQUAL, torch.full((len(EQUAL), 2), 2))
+    tail = torch.cat([ids, torch.tensor([10**9, -1])])
+    torch.testing.assert_close(module(tail, offsets), module(ids, offsets))
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_drawn_bags(data: st.DataObject) -> None:
+    batch = data.draw(st.integers(1, 4), "batch")
+    tables = data.draw(st.lists(st.sampled_from(EQUAL), min_size=1, max_size=5, unique=True), "tables")
+    row = st.lists(st.integers(0, 4), min_size=batch, max_size=batch)
+    lengths = data.draw(st.lists(row, min_size=len(tables), max_size=len(tables)), "lengths")
+    ids, offsets = jagged(tables, torch.tensor(lengths))
+    mode = data.draw(st.sampled_from(["sum", "mean"]), "mode")
+    check(tables, torch.float64, (ids, offsets, torch.linspace(-1, 1, len(ids))), mode=mode)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_to_dense_by_name(mix: str) -> None:
+    module = fill_(EmbeddingCollection(MIXES[mix], dtype=torch.float64))
+    dense = module.to_dense()
+    assert list(dense) == [table.name for table in MIXES[mix]]
+    for f, values in enumerate(dense.values()):
+        assert_near(values, dense_by_hand(module, f), torch.float64)
+
+
+def test_shapes_that_come_out() -> None:
+    equal, unequal = EmbeddingCollection(EQUAL), EmbeddingCollection(UNEQUAL)
+    assert equal(single(EQUAL)).shape == (BATCH, len(EQUAL) + 2, D)  # feature generation gives three vectors for one
+    assert equal.embedding_dims == (D,) * (len(EQUAL) + 2)
+    assert unequal(single(UNEQUAL)).shape == (BATCH, 8 + 6 + 4 + 2 * 2 + 8 + 10)
+    assert unequal.embedding_dims == (8, 6, 4, 2, 2, 8, 10)
+
+
+def test_numbers_of_parameters() -> None:
+    module = EmbeddingCollection(EQUAL)
+    assert module.num_parameters == sum(p.numel() for p in module.parameters())
+    full = sum(table.num_embeddings * table.embedding_dim for table in EQUAL)
+    assert module.compression == full / module.num_parameters
+    assert "(a): 60, 12, QR(" in repr(module) and f"compression={module.compression:.1f}" in repr(module)
+
+
+@pytest.mark.parametrize("bad", [-1, 9, 59])
+def test_ids_out_of_range_name_their_table(bad: int) -> None:
+    module = EmbeddingCollection(EQUAL)
+    match = rf"id {bad} is outside \[0, 9\) of table b"
+    ids = single(EQUAL)
+    ids[2, 1] = bad
+    with pytest.raises(IndexError, match=match):
+        module(ids)
+    ids, offsets = jagged(EQUAL, torch.full((len(EQUAL), 2), 2))
+    ids[6] = bad
+    with pytest.raises(IndexError, match=match):
+        module(ids, offsets)
+    with pytest.raises(IndexError, match=match):
+        module(ids, offsets, torch.ones(len(ids)))
+
+
+TWO = EmbeddingCollection(EQUAL[:2])
+IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: TWO(IDS), ValueError, r"ids has shape \(3,\) but must be \[B, 2\] without offsets"),
+        (lambda: TWO(IDS[None]), ValueError, r"ids has shape \(1, 3\) but must be \[B, 2\] without offsets"),
+        (lambda: TWO(IDS[None, :2], OFFSETS), ValueError, r"ids has shape \(1, 2\) but must be 1-D with offsets"),
+        (lambda: TWO(IDS[None, :2].float()), TypeError, r"ids dtype \(torch.float32\) must be torch.int32 or"),
+        (lambda: TWO([[1, 2]]), TypeError, r"ids \(list\) must be a Tensor"),
+        (lambda: TWO(IDS[None, :2], None, torch.ones(1, 2)), ValueError, "per_sample_weights must be None without off"),
+        (lambda: TWO(IDS, OFFSETS[:2]), ValueError, "offsets has 2 entries but must have a multiple of 2 plus one"),
+        (lambda: TWO(IDS, OFFSETS[:0]), ValueError, "offsets has 0 entries but must have a multiple of 2 plus one"),
+        (lambda: TWO(IDS, OFFSETS + 1), ValueError, r"offsets\[0\] \(1\) must be 0"),
+        (lambda: TWO(IDS, torch.tensor([0, 2, 1])), ValueError, r"offsets \(\[0, 2, 1\].*\) must not decrease"),
+        (lambda: TWO(IDS, torch.tensor([0, 2, 4])), ValueError, r"offsets\[-1\] \(4\) must be at most the number"),
+        (lambda: TWO(IDS, OFFSETS.float()), TypeError, r"offsets dtype \(torch.float32\) must be"),
+        (lambda: TWO(IDS, OFFSETS, torch.ones(2)), ValueError, r"per_sample_weights \(2,\) must have the shape of ids"),
+        (lambda: TWO(IDS, OFFSETS, IDS), TypeError, r"per_sample_weights \(torch.int64\) must be a floating-point Ten"),
+        (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
+        (lambda: EmbeddingCollection([EQUAL[0]] * 2), ValueError, r"names of tables \('a'\) must be unique"),
+        (lambda: EmbeddingCollection(EQUAL, mode="max"), ValueError, r"mode \('max'\) must be 'mean' or 'sum'"),
+        (lambda: EmbeddingCollection([Table("a", 9, 4, padding_idx=9)]), ValueError, r"padding_idx \(9\) must be"),
+        (lambda: EmbeddingCollection([Table("a", 0, 4)]), ValueError, r"num_embeddings \(0\) must be at least 1"),
+        (lambda: Table("", 9, 4), ValueError, r"name \(''\) must be a string of one line that is not empty"),
+        (lambda: Table("a\nb", 9, 4), ValueError, r"name \('a\\nb'\) must be a string of one line"),
+        (lambda: Table(3, 9, 4), ValueError, r"name \(3\) must be a string"),
+        (lambda: Table("a", 9, 4, "QR"), TypeError, r"scheme \('QR'\) must be a Scheme"),
+    ],
+)  # fmt: skip
+def test_refusals(call: Callable[[], object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        call()
