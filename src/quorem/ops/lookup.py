@@ -6,13 +6,14 @@ zeros and no gradient, and ``Tables.on_invalid_id`` decides what is said about i
 ``integers`` stands for the four tensors of a layout: slots, parts, maps, spans.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import in_backward, reference, update
+from . import cpu, in_backward, reference, update
 from .layout import LIMIT
 
 _INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
@@ -20,6 +21,7 @@ _JAGGED = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor weight"
 _library = torch.library.Library("quorem", "DEF")
 _library.define(f"lookup(Tensor ids, Tensor weight, {_INTEGERS}, *, str names) -> Tensor")
 _library.define(f"lookup_backward(Tensor grad, Tensor ids, Tensor weight, {_INTEGERS}) -> Tensor")
+_library.define(f"count_invalid_(Tensor ids, Tensor? offsets, Tensor(a!) count, {_INTEGERS}) -> ()")
 _library.define(f"bag({_JAGGED}, {_INTEGERS}, *, bool mean, str names) -> Tensor")
 _library.define(f"bag_backward(Tensor grad, {_JAGGED}, {_INTEGERS}, *, bool mean) -> Tensor")
 _library.define(
@@ -118,6 +120,16 @@ def raise_id(value: int, limit: int, names: str, feature: int) -> None:
     raise IndexError(f"id {value} is outside [0, {limit}) of {table}")
 
 
+def _count_invalid(ids: Tensor, offsets: Tensor | None, count: Tensor, *integers: Tensor) -> None:
+    slots, _, _, spans = integers
+    limits = slots[spans[:, 0], LIMIT]
+    if offsets is None:
+        count += reference.out_of_range(ids, limits).sum()
+    else:
+        bad = reference.out_of_range(ids, limits[reference.bags_of(ids, offsets, spans)[1]])
+        count += (bad & (torch.arange(len(ids), device=ids.device) < offsets[-1])).sum()
+
+
 def _lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor:
     raise_out_of_range(ids, None, integers[0], integers[3], names)
     return reference.lookup(ids, weight, *integers)
@@ -145,11 +157,18 @@ def _bag_backward(
     return reference.accumulate(*row_grads, weight)
 
 
-_library.impl("lookup", _lookup, "CompositeExplicitAutograd")
-_library.impl("lookup_backward", _lookup_backward, "CompositeExplicitAutograd")
-_library.impl("bag", _bag, "CompositeExplicitAutograd")
-_library.impl("bag_backward", _bag_backward, "CompositeExplicitAutograd")
-_library.impl("bag_sample_weights_backward", reference.bag_sample_weights_grad, "CompositeExplicitAutograd")
+_bodies: dict[str, Callable[..., Any]] = {
+    "lookup": _lookup,
+    "lookup_backward": _lookup_backward,
+    "bag": _bag,
+    "bag_backward": _bag_backward,
+    "bag_sample_weights_backward": reference.bag_sample_weights_grad,
+}
+for _name, _body in _bodies.items():
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+    _library.impl(_name, cpu.fused(_name, _body), "CPU")
+_library.impl("count_invalid_", _count_invalid, "CompositeExplicitAutograd")
+torch.library.register_fake("quorem::count_invalid_", lambda *inputs: None, lib=_library)
 
 
 @torch.library.register_fake("quorem::lookup", lib=_library)

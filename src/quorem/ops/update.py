@@ -39,13 +39,14 @@ may fall behind by more than H steps, so each step of adam and amsgrad first bri
 ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import reference, rules
+from . import cpu, reference, rules
 from .layout import FEATURE
 
 _INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
@@ -239,13 +240,15 @@ def _nothing(*args: Any, **options: Any) -> None:
     """The shapes that an op in place gives the compiler: none."""
 
 
-for _name, _body in {
+_bodies: dict[str, Callable[..., Any]] = {
     "lookup_update_": _lookup_update,
     "bag_update_": _bag_update,
     "rows_update_": _rows_update,
     "lookup_catch_up_": _lookup_catch_up,
     "bag_catch_up_": _bag_catch_up,
     "rows_catch_up_": _rows_catch_up,
-}.items():
+}
+for _name, _body in _bodies.items():
     _library.impl(_name, _body, "CompositeExplicitAutograd")
+    _library.impl(_name, cpu.fused(_name, _body), "CPU")
     torch.library.register_fake(f"quorem::{_name}", _nothing, lib=_library)

@@ -1,0 +1,238 @@
+"""Row gradients, summed by row before they touch the tables.
+
+One slot at a time, for no two slots share a row: each distinct row that the slot's ids read gets a number in order
+of first appearance, and gradients are added up under that number in a buffer no larger than the batch needs. Small
+tables are numbered through an array, large ones through a hash table of at least twice as many places as ids.
+
+A row's gradients are always added in the order of the batch, whatever the number of threads: same bits every time.
+
+The sums of one slot, with N ids, lie in an *area* of scratch memory, for other kernels to take them from:
+
+    N        int64
+    count    int64 [K]          distinct rows
+    rows     int64 [K + 1, 64]  the block's rows, as ``block_rows`` gives them
+    numbers  int64 [K, 64]      and their numbers
+    seen     int64 [K, N]       the row of each number
+    places   int32 [K, P]       one plus the number, by bucket or by hash; P is a power of two, at least 2 N
+    sums     [K, N, W]          gradients by number, float32 or float64
+
+``areas`` is a tuple: the first area's address, the bytes from one to the next, how many there are, K and W.
+"""
+
+import numpy as np
+
+from ..layout import BASE, FEATURE, PITCH, SIZE
+from .compiled import inner, kernel
+from .rows import BLOCK, block_rows, multiplies, part_item, partitions_of, rows_bytes, slot_item
+from .vector import INT32, INT64, item, load, number, over_columns, prefetch, put, size_of, splat, store
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def area_bytes(n: int, k: int, width: int, number_bytes: int) -> int:
+    """Size of an area for ``n`` ids, in whole cache lines."""
+    places = 64
+    while places < 2 * n:
+        places *= 2
+    size = 8 * (1 + k + (2 * k + 1) * BLOCK + k * n) + 4 * k * places
+    return -(-size // 64) * 64 + -(-k * n * width * number_bytes // 64) * 64
+
+
+@inner
+def count_of(area, k):
+    """Number of distinct rows of partition ``k``."""
+    return item(INT64, area, 1 + k)
+
+
+@inner
+def seen_of(area, K, k):
+    """Address of ``seen`` of partition ``k``."""
+    return area + (1 + K + (2 * K + 1) * BLOCK + k * item(INT64, area, 0)) * 8
+
+
+@inner
+def places_of(area, K, k, places):
+    """Address of ``places`` of partition ``k``."""
+    return seen_of(area, K, K) + k * places * 4
+
+
+@inner
+def sums_of(kind, area, K, W, k):
+    """Address of ``sums`` of partition ``k``."""
+    start = places_of(area, K, K, _places_for(item(INT64, area, 0)))
+    return (start + 63) // 64 * 64 + k * item(INT64, area, 0) * W * size_of(number(kind))
+
+
+@inner
+def _places_for(n):
+    places = 64
+    while places < 2 * n:
+        places *= 2
+    return places
+
+
+@over_columns
+def _clear(zero, j, kind, at):
+    store(number(kind), at, j, zero)
+
+
+@inner
+def start_area(area, n, K, k, span):
+    """Make an area ready for ``n`` ids of a partition whose rows span ``span`` numbers."""
+    put(INT64, area, 0, n)
+    put(INT64, area, 1 + k, 0)
+    size = _places_for(n)
+    places = places_of(area, K, k, size)
+    for place in range(min(span, size)):
+        put(INT32, places, place, 0)
+
+
+@inner
+def number_rows(kind, area, K, W, k, base, span, residue, shares, n):
+    """Fill the area's ``numbers`` for the block's rows; -1 for no row, or one of another residue modulo ``shares``."""
+    rows = area + (1 + K + k * BLOCK) * 8
+    numbers = rows + (K + 1) * BLOCK * 8
+    size = _places_for(item(INT64, area, 0))
+    seen, places, sums = seen_of(area, K, k), places_of(area, K, k, size), sums_of(kind, area, K, W, k)
+    count = count_of(area, k)
+    for i in range(n):
+        row = item(INT64, rows, i)
+        if row < 0 or (shares > 1 and row % shares != residue):
+            put(INT64, numbers, i, -1)
+            continue
+        if span <= size:
+            place = row - base
+            found = np.int64(item(INT32, places, place)) - 1
+        else:
+            place = np.int64((np.uint64(row) * _GOLDEN) >> np.uint64(32)) & (size - 1)
+            found = np.int64(item(INT32, places, place)) - 1
+            while found >= 0 and item(INT64, seen, found) != row:
+                place = (place + 1) & (size - 1)
+                found = np.int64(item(INT32, places, place)) - 1
+        if found < 0:
+            found = count
+            count += 1
+            put(INT32, places, place, count)
+            put(INT64, seen, found, row)
+            _clear(kind, W, kind, sums + found * W * size_of(number(kind)))
+        put(INT64, numbers, i, found)
+    put(INT64, area, 1 + k, count)
+
+
+@over_columns
+def _add_gradients(zero, j, kind, grad, factor, table, rows, numbers, i, used, mult, sums, n):
+    """Add the gradient of id ``i`` of the block to the sums of the rows it read."""
+    weight, W = table
+    gradient = load(kind, zero, grad, j) * splat(zero, factor)
+    for k in range(used):
+        found = item(INT64, numbers, k * BLOCK + i)
+        if found >= 0:
+            value = gradient
+            if mult:
+                for other in range(used):
+                    if other != k:
+                        value = value * load(kind, zero, weight, item(INT64, rows, other * BLOCK + i) * W + j)
+            at = (k * n + found) * W + j
+            store(number(kind), sums, at, load(number(kind), zero, sums, at) + value)
+
+
+@inner
+def _sum_slot(kind, grad, table, source, layout, bags, s, area, residue, shares):
+    offsets, where, scale, B = bags
+    S, K, W = layout[3], layout[4], table[1]
+    f = slot_item(layout, s, FEATURE)
+    begin = item(INT64, offsets, f * B) if offsets else 0
+    end = item(INT64, offsets, (f + 1) * B) if offsets else B
+    rows = area + (1 + K) * 8
+    numbers = rows + rows_bytes(layout)
+    used, mult = partitions_of(layout, s), multiplies(layout, s)
+    for k in range(K):
+        span = part_item(layout, s, k, SIZE) * part_item(layout, s, k, PITCH) if k < used else 0
+        start_area(area, end - begin, K, k, span)
+    sums = sums_of(kind, area, K, W, 0)
+    for p in range(begin, end, BLOCK):
+        n = min(BLOCK, end - p)
+        block_rows(kind, source, layout, table, s, p, n, rows)
+        for i in range(n):
+            b = np.int64(item(INT32, where, p + i)) if where else p + i
+            prefetch(grad + (b * S + s) * W * size_of(kind))
+        for k in range(used):
+            base, span = part_item(layout, s, k, BASE), part_item(layout, s, k, SIZE) * part_item(layout, s, k, PITCH)
+            number_rows(kind, area, K, W, k, base, span, residue, shares, n)
+        for i in range(n):
+            if item(INT64, rows, i) >= 0:
+                b = np.int64(item(INT32, where, p + i)) if where else p + i
+                factor = item(number(kind), scale, p + i) if where else number(kind) + 1
+                at = grad + (b * S + s) * W * size_of(kind)
+                _add_gradients(kind, W, kind, at, factor, table, rows, numbers, i, used, mult, sums, end - begin)
+
+
+@kernel
+def sum_slots(kind, grad, table, source, layout, bags, areas, first, residue, shares):
+    """Sum the gradients of the slots from ``first`` on by row, each into its area.
+
+    ``bags`` is offsets, where and scale of ``forward.spread_bags``, all 0 for a lookup, and the batch size. Several
+    threads may share a slot, each with an area of its own: one takes the rows with a ``residue`` modulo ``shares``.
+    """
+    address, step, slots, _, _ = areas
+    for s in range(first, first + slots):
+        _sum_slot(kind, grad, table, source, layout, bags, s, address + (s - first) * step, residue, shares)
+
+
+@over_columns
+def _add_row(zero, j, kind, total, values):
+    store(number(kind), total, j, load(number(kind), zero, total, j) + load(number(kind), zero, values, j))
+
+
+@kernel
+def sum_rows(kind, rows, values, n, R, areas, residue, shares):
+    """Sum ``values`` ``[N, W]`` by ``rows`` ``[N]``, repeated or not, below 0 for none, into one area."""
+    area, _, _, K, W = areas
+    start_area(area, n, K, 0, R)
+    block = area + (1 + K) * 8
+    numbers = block + (K + 1) * BLOCK * 8
+    sums = sums_of(kind, area, K, W, 0)
+    for p in range(0, n, BLOCK):
+        m = min(BLOCK, n - p)
+        for i in range(m):
+            put(INT64, block, i, item(INT64, rows, p + i))
+        number_rows(kind, area, K, W, 0, 0, R, residue, shares, m)
+        for i in range(m):
+            found = item(INT64, numbers, i)
+            if found >= 0:
+                size = W * size_of(number(kind))
+                _add_row(kind, W, kind, sums + found * size, values + (p + i) * size)
+
+
+@over_columns
+def _copy(zero, j, kind, out, sums):
+    store(kind, out, j, load(number(kind), zero, sums, j))
+
+
+@kernel
+def scatter(kind, out, areas):
+    """Write the sums of all areas into a gradient ``[R, W]``, which is zero where no row was read."""
+    address, step, slots, K, W = areas
+    for a in range(slots):
+        area = address + a * step
+        for k in range(K):
+            seen, sums = seen_of(area, K, k), sums_of(kind, area, K, W, k)
+            for u in range(count_of(area, k)):
+                at = out + item(INT64, seen, u) * W * size_of(kind)
+                _copy(kind, W, kind, at, sums + u * W * size_of(number(kind)))
+
+
+@kernel
+def collect(kind, rows, values, areas):
+    """Write rows ``[U]`` and their sums ``[U, W]``, area after area; how many."""
+    address, step, slots, K, W = areas
+    written = 0
+    for a in range(slots):
+        area = address + a * step
+        for k in range(K):
+            seen, sums = seen_of(area, K, k), sums_of(kind, area, K, W, k)
+            for u in range(count_of(area, k)):
+                put(INT64, rows, written, item(INT64, seen, u))
+                _copy(kind, W, kind, values + written * W * size_of(kind), sums + u * W * size_of(number(kind)))
+                written += 1
+    return written

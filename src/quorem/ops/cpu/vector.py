@@ -1,0 +1,271 @@
+"""Vectors of 16, 4 or 1 numbers in compiled code: loads, stores and arithmetic that are sure to be vector instructions.
+
+Addresses and positions are plain integers. What lies there is told by a *kind*, a zero whose type stands for it:
+
+    float32, float64    themselves
+    uint16              bfloat16, which Numba does not know
+    int16               float16, which Numba does not know on a CPU
+
+Half types are widened to float32 by ``load`` and rounded to nearest even by ``store``, so arithmetic is in float32
+or float64. The compiler may not assume that two addresses differ, and so does not vectorize plain loops well.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.core.cgutils import get_or_insert_function
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+from .compiled import inner
+
+INT32, INT64, FLOAT64 = np.int32(0), np.int64(0), np.float64(0)
+_INT16, _INT32 = ir.IntType(16), ir.IntType(32)
+
+
+class Vector(types.Type):
+    """``lanes`` numbers of type ``number``."""
+
+    def __init__(self, number: types.Float, lanes: int) -> None:
+        self.number, self.lanes = number, lanes
+        super().__init__(name=f"Vector({number}, {lanes})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        number = ir.DoubleType() if vector.number == types.float64 else ir.FloatType()
+        super().__init__(manager, vector, ir.VectorType(number, vector.lanes))
+
+
+def _number(kind: Any) -> types.Float:
+    return types.float64 if kind == types.float64 else types.float32
+
+
+def _pointer(builder: Any, kind: Any, address: Any, position: Any, target: ir.Type) -> Any:
+    base = builder.inttoptr(address, ir.IntType(kind.bitwidth).as_pointer())
+    return builder.bitcast(builder.gep(base, [position]), target.as_pointer())
+
+
+@intrinsic
+def reserve(typing: Any, size: Any) -> Any:
+    """The address of ``size`` bytes on the stack; arrays would be reference-counted.
+
+    Only for a kernel itself, outside of loops: memory that an inner function reserves is gone when it returns.
+    """
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        memory = builder.alloca(ir.IntType(8), args[0])
+        memory.align = 64
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.int64(types.int64), build
+
+
+@intrinsic
+def size_of(typing: Any, kind: Any) -> Any:
+    """Bytes of one element."""
+    size = kind.bitwidth // 8
+    return types.int64(kind), lambda context, builder, sig, args: context.get_constant(types.int64, size)
+
+
+@intrinsic
+def number(typing: Any, kind: Any) -> Any:
+    """The kind that arithmetic on ``kind`` is done in."""
+    result = _number(kind)
+    return result(kind), lambda context, builder, sig, args: context.get_constant(result, 0)
+
+
+@intrinsic(prefer_literal=True)
+def zeros(typing: Any, kind: Any, lanes: Any) -> Any:
+    """A vector of zeros; also tells ``load`` how many lanes to take."""
+    vector = Vector(_number(kind), lanes.literal_value)
+    return vector(kind, lanes), lambda context, builder, sig, args: ir.Constant(context.get_value_type(vector), None)
+
+
+@intrinsic
+def splat(typing: Any, vector: Any, value: Any) -> Any:
+    """A vector shaped as ``vector`` with ``value`` in every lane."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        shape = context.get_value_type(vector)
+        value_of_type = context.cast(builder, args[1], value, vector.number)
+        first = builder.insert_element(ir.Constant(shape, ir.Undefined), value_of_type, _INT32(0))
+        mask = ir.Constant(ir.VectorType(_INT32, vector.lanes), None)
+        return builder.shuffle_vector(first, ir.Constant(shape, ir.Undefined), mask)
+
+    return vector(vector, value), build
+
+
+@intrinsic
+def load(typing: Any, kind: Any, vector: Any, address: Any, position: Any) -> Any:
+    """As many elements as ``vector`` has, from ``position`` on."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        shape = context.get_value_type(vector)
+        half = ir.VectorType(_INT16, vector.lanes)
+        stored = half if kind.bitwidth == 16 else shape
+        value = builder.load(_pointer(builder, kind, args[2], args[3], stored))
+        value.align = kind.bitwidth // 8
+        if kind == types.uint16:
+            wide = ir.VectorType(_INT32, vector.lanes)
+            shift = ir.Constant(wide, [16] * vector.lanes)
+            value = builder.bitcast(builder.shl(builder.zext(value, wide), shift), shape)
+        elif kind == types.int16:
+            value = builder.fpext(builder.bitcast(value, ir.VectorType(ir.HalfType(), vector.lanes)), shape)
+        return value
+
+    return vector(kind, vector, types.int64, types.int64), build
+
+
+@intrinsic
+def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> Any:
+    """Write a vector from ``position`` on."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = args[3]
+        half = ir.VectorType(_INT16, vector.lanes)
+        if kind == types.uint16:
+            value = _to_bfloat16(builder, value, vector.lanes)
+        elif kind == types.int16:
+            value = builder.bitcast(builder.fptrunc(value, ir.VectorType(ir.HalfType(), vector.lanes)), half)
+        builder.store(value, _pointer(builder, kind, args[1], args[2], value.type)).align = kind.bitwidth // 8
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, vector), build
+
+
+def _to_bfloat16(builder: Any, value: Any, lanes: int) -> Any:
+    """The upper half of each float32 after rounding to nearest even; NaN stays NaN."""
+    wide = ir.VectorType(_INT32, lanes)
+
+    def constant(number: int) -> ir.Constant:
+        return ir.Constant(wide, [number] * lanes)
+
+    bits = builder.bitcast(value, wide)
+    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, constant(0x7FFF))), constant(16))
+    rounded = builder.select(builder.fcmp_unordered("uno", value, value), constant(0x7FC0), rounded)
+    return builder.trunc(rounded, ir.VectorType(_INT16, lanes))
+
+
+@intrinsic
+def total(typing: Any, vector: Any) -> Any:
+    """The sum over the lanes, by halves."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, lanes = args[0], vector.lanes
+        while lanes > 1:
+            lanes //= 2
+            low, high = (ir.Constant(ir.VectorType(_INT32, lanes), [*range(at, at + lanes)]) for at in (0, lanes))
+            nothing = ir.Constant(value.type, ir.Undefined)
+            parts = (builder.shuffle_vector(value, nothing, half) for half in (low, high))
+            value = builder.fadd(*parts)
+        return builder.extract_element(value, _INT32(0))
+
+    return vector.number(vector), build
+
+
+@intrinsic
+def sqrt(typing: Any, vector: Any) -> Any:
+    """Square root in every lane."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        shape = context.get_value_type(vector)
+        name = f"llvm.sqrt.v{vector.lanes}f{vector.number.bitwidth}"
+        return builder.call(get_or_insert_function(builder.module, ir.FunctionType(shape, [shape]), name), args)
+
+    return vector(vector), build
+
+
+@intrinsic
+def maximum(typing: Any, a: Any, b: Any) -> Any:
+    """The larger in every lane; NaN where either is."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        larger = builder.or_(builder.fcmp_ordered(">", *args), builder.fcmp_unordered("uno", args[0], args[0]))
+        return builder.select(larger, *args)
+
+    return a(a, b), build
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for the cache line at ``address`` ahead of its use."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        declared = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], declared)
+        builder.call(function, [pointer, _INT32(0), _INT32(3), _INT32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), build
+
+
+@intrinsic
+def item(typing: Any, kind: Any, address: Any, position: Any) -> Any:
+    """One number of type ``kind``; 16-bit kinds are integers here."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, kind, args[1], args[2], context.get_value_type(kind)))
+
+    return kind(kind, types.int64, types.int64), build
+
+
+@intrinsic
+def put(typing: Any, kind: Any, address: Any, position: Any, value: Any) -> Any:
+    """Write one number of type ``kind``."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _pointer(builder, kind, args[1], args[2], context.get_value_type(kind))
+        builder.store(context.cast(builder, args[3], value, kind), pointer)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, value), build
+
+
+def _arithmetic(sign: Any, instruction: str) -> None:
+    """Let two vectors of one shape be combined by a Python operator."""
+
+    @infer_global(sign)
+    class Typing(AbstractTemplate):
+        def generic(self, args: Any, kws: Any) -> Any:
+            if len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]:
+                return signature(args[0], *args)
+            return None
+
+    @lower_builtin(sign, Vector, Vector)
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, instruction)(*args)
+
+
+for _sign, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
+    _arithmetic(getattr(operator, _sign), _instruction)
+
+
+def over_columns(step: Callable[..., None]) -> Any:
+    """Compile ``step(zero, j, *rest)`` into ``loop(kind, W, *rest)``, which calls it for all of a row's W columns.
+
+    Each call is for the columns from ``j`` on, as many as the vector ``zero`` has lanes.
+    """
+    step = inner(step)
+
+    @inner
+    def loop(kind, W, *rest):
+        j = 0
+        while j + 16 <= W:
+            step(zeros(kind, 16), j, *rest)
+            j += 16
+        while j + 4 <= W:
+            step(zeros(kind, 4), j, *rest)
+            j += 4
+        while j < W:
+            step(zeros(kind, 1), j, *rest)
+            j += 1
+
+    return loop
