@@ -1,186 +1,305 @@
-"""Starting values: distributions of the composed vectors; path networks near the identity; least-squares fits."""
+"""Starts: the distribution that the composed vectors have. Fits: exact where they can be, optimal where not."""
 
+from dataclasses import replace
+from itertools import pairwise
 from math import sqrt
 
 import pytest
 import torch
+from oracles import CASES, D, N, assert_near, fill_
 from torch import Tensor
 
-from quorem import QR, ChineseRemainder, Embedding, Full, GeneralizedQR, Hash, Path, init
+from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, Path
+from quorem.init import NOISE, STARTS, fit_, path_
+from quorem.partitions import ExplicitPartition
 from quorem.schemes import Scheme
 
-OPERATIONS = ("concat", "add", "mult", "feature")
-COMPOSED = [
-    pytest.param(scheme, id=f"{type(scheme).__name__}-{scheme.operation}")
-    for operation in OPERATIONS
-    for scheme in (
-        QR(4, operation=operation),
-        QR(4, operation=operation, large="quotient"),
-        GeneralizedQR(2, operation=operation, num_rows=4000),
-        ChineseRemainder(3, operation=operation, num_rows=6000),
-    )
-]
-N, D = 12_000, 12
+ROWS = 40_000
+BOUND = sqrt(1 / ROWS)
 
 
-def composed(scheme: Scheme, start: str, n: int = N, d: int = D) -> tuple[Embedding, Tensor]:
-    torch.manual_seed(0)
-    module = Embedding(n, d, scheme, dtype=torch.float64)
-    module.reset_parameters(start)
-    return module, module.to_dense().detach()
+def started(scheme: Scheme, start: str = "matched", seed: int = 0) -> Embedding:
+    torch.manual_seed(seed)
+    table = Embedding(ROWS, 16, scheme, dtype=torch.float64)
+    table.reset_parameters(start)
+    return table
 
 
-@pytest.mark.parametrize("scheme", [Full(), Hash(4), *COMPOSED])
-def test_matched_start_has_the_full_tables_distribution(scheme: Scheme) -> None:
-    """Moments of U(-b, b), where 1,000 rows or more are drawn: mean 0, variance b^2 / 3, fourth b^4 / 5."""
-    module, dense = composed(scheme, "matched")
-    b = sqrt(1 / N)
-    kept_apart = module.specs[0].operation in ("concat", "feature")
-    for values in module.tables() if kept_apart else [dense]:
-        assert values.abs().max() <= b * (1 + 2.01 * init.NOISE)
-        if len(values) >= 1000:
-            for power, moment in ((1, 0.0), (2, b**2 / 3), (4, b**4 / 5)):
-                assert (values**power).mean().item() == pytest.approx(moment, rel=0.03, abs=0.03 * b**power)
-
-
-@pytest.mark.parametrize("scheme", COMPOSED)
-def test_symmetric_start_has_the_full_tables_variance(scheme: Scheme) -> None:
-    module, dense = composed(scheme, "symmetric")
-    rows = min(len(table) for table in module.tables())
-    assert dense.var().item() == pytest.approx(1 / N / 3, rel=0.05 if rows > 1000 else 0.5)
-
-
-@pytest.mark.parametrize("operation", ["add", "mult"])
-def test_symmetric_start_treats_tables_alike(operation: str) -> None:
-    module, _ = composed(ChineseRemainder(3, operation=operation, num_rows=6000), "symmetric")
-    bounds = [table.abs().max().item() for table in module.tables()]
-    expected = sqrt(1 / N / 3) if operation == "add" else sqrt(3) * (1 / N / 3) ** (1 / 6)
-    assert bounds == pytest.approx([expected] * 3, rel=0.001)
-
-
-def test_reference_start_is_positive_but_for_a_table_that_stands_alone() -> None:
-    module, _ = composed(QR(4), "reference")
-    for table in module.tables():
-        assert sqrt(1 / N) <= table.min() and table.max() <= 1
-    assert module.tables()[0].mean().item() == pytest.approx((1 + sqrt(1 / N)) / 2, rel=0.01)
-    for scheme in (Full(), Hash(4)):
-        _, alone = composed(scheme, "reference")
-        assert -sqrt(1 / N) <= alone.min() < 0 < alone.max() <= sqrt(1 / N)
-
-
-def test_noise_is_the_deviation_of_the_small_table() -> None:
-    module = Embedding(N, D, QR(4))
-    with torch.no_grad():
-        init.matched_(module.tables(), module.specs[0], noise=0.0)
-    assert torch.equal(module.tables()[1], torch.ones(4, D))
-    with torch.no_grad():
-        init.matched_(module.tables(), module.specs[0], noise=0.5)
-    assert 0.4 < (module.tables()[1] - 1).abs().max() <= 0.5
-
-
-def test_unknown_start_is_named() -> None:
-    with pytest.raises(ValueError, match=r"start \('zeros'\) must be one of 'matched', 'symmetric', 'reference'"):
-        Embedding(10, 2, Full()).reset_parameters("zeros")
-
-
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-@pytest.mark.parametrize("hidden", [(), (24,), (64,), (64, 24, 100)])
-def test_path_networks_start_near_the_identity(hidden: tuple[int, ...], activation: str) -> None:
-    """Wide enough networks pass the table's row, up to noise of relative size NOISE per layer."""
-    module, dense = composed(Path(4, hidden, activation=activation), "matched")
-    row = module.tables()[0].detach()[torch.arange(N) % (N // 4)]
-    layers = len(hidden) + 1
-    relative = (dense - row).norm() / row.norm()
-    assert 0 < relative < 4 * layers * init.NOISE
-
-
-@pytest.mark.parametrize("hidden", [(1,), (2,), (5,), (16,)])
-def test_narrow_path_networks_keep_the_variance(hidden: tuple[int, ...]) -> None:
-    module, dense = composed(Path(4, hidden), "matched", d=16)
-    ratio = dense.var() / module.tables()[0].var()
-    expected = 0.5 if hidden == (1,) else 1.0  # a single relu unit passes the positive half alone
-    assert ratio.item() == pytest.approx(expected, rel=0.35 if hidden == (1,) else 0.05)
-
-
-@pytest.mark.parametrize("permute", [None, 3])
-@pytest.mark.parametrize("scheme", [Hash(4), *(QR(4, operation=o) for o in OPERATIONS)])
-def test_fit_recovers_a_table_of_the_same_form(scheme: Scheme, permute: int | None) -> None:
-    scheme = type(scheme)(4, **({} if isinstance(scheme, Hash) else {"operation": scheme.operation}), permute=permute)
-    torch.manual_seed(1)
-    source = Embedding(103, 6, scheme, dtype=torch.float64)
-    with torch.no_grad():
-        source.weight.normal_()
-    if getattr(scheme, "operation", "") == "feature":
-        dense = source.to_dense().detach().mean(1)
-        fitted = Embedding.from_pretrained(dense, scheme)
-        means = [torch.stack([dense[p == b].mean(0) for b in p.unique()]) for p in buckets(fitted)]
-        torch.testing.assert_close(fitted.tables(), means)
-    else:
-        fitted = Embedding.from_pretrained(source.to_dense().detach(), scheme)
-        torch.testing.assert_close(fitted.to_dense(), source.to_dense().detach())
-
-
-def buckets(module: Embedding) -> list[Tensor]:
-    spec, ids = module.specs[0], torch.arange(module.num_embeddings)
-    return [p(ids if spec.permutation is None else spec.permutation(ids)) for p in spec.partitions]
-
-
-def test_fit_by_add_is_least_squares() -> None:
-    torch.manual_seed(2)
-    target = torch.randn(103, 5, dtype=torch.float64)
-    fitted = Embedding.from_pretrained(target, ChineseRemainder(3, operation="add"))
-    design = torch.cat([torch.nn.functional.one_hot(p, int(p.max()) + 1) for p in buckets(fitted)], 1).double()
-    expected = design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
-    torch.testing.assert_close(fitted.to_dense(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_fit_by_mult_is_the_best_product() -> None:
-    """Where every pair of buckets is an id, each column is a matrix and its best product the first singular pair."""
-    torch.manual_seed(3)
-    m, c, d = 25, 4, 5
-    target = torch.randn(c, m, d, dtype=torch.float64) * 0.1 + torch.einsum(
-        "cd,md->cmd", torch.randn(c, d).double(), torch.randn(m, d).double()
-    )
-    fitted = Embedding.from_pretrained(target.view(c * m, d), QR(c))
-    U, S, Vh = torch.linalg.svd(target.permute(2, 0, 1), full_matrices=False)
-    best = torch.einsum("dc,d,dm->cmd", U[..., 0], S[:, 0], Vh[:, 0]).reshape(c * m, d)
-    torch.testing.assert_close(fitted.to_dense(), best, rtol=1e-5, atol=1e-5)
-
-
-def test_fit_by_mult_finds_factors_that_cancel() -> None:
-    rows = torch.linspace(1, 2, 10)[:, None]
-    target = torch.cat([rows, -rows])  # quotient factors +1 and -1: the mean of each bucket is zero
-    fitted = Embedding.from_pretrained(target, QR(2))
-    torch.testing.assert_close(fitted.to_dense(), target)
-
-
-def test_fit_weighs_ids() -> None:
-    """Rows of a hash are weighted means; ids of weight zero count for nothing."""
-    torch.manual_seed(4)
-    target, weights = torch.randn(12, 3), torch.tensor([1.0, 0.0, 5.0] * 4)
-    module = Embedding(12, 3, Hash(4))
-    init.fit_(module.tables(), module.specs[0], target, weights=weights)
-    expected = (target * weights[:, None]).view(4, 3, 3).sum(0) / weights.view(4, 3).sum(0)[:, None]
-    torch.testing.assert_close(module.tables()[0].detach(), expected.nan_to_num())
+# The standard error of a uniform deviation over M numbers is 0.45 / sqrt(M) of it, and M is 160,000 at least.
 
 
 @pytest.mark.parametrize(
-    ("dense", "weights", "match"),
-    [
-        (
-            torch.zeros(11, 3),
-            None,
-            r"dense has shape \(11, 3\) but must be \[num_embeddings, embedding_dim\] \(12, 3\)",
-        ),
-        (torch.zeros(12, 3), torch.ones(12, 1), r"weights has shape \(12, 1\) but must be \[num_embeddings\] \(12\)"),
-    ],
+    "scheme",
+    [Full(), Hash(4), *(QR(4, operation=o, large=side) for o in ("add", "mult") for side in ("remainder", "quotient"))],
+    ids=str,
 )
-def test_fit_refuses_other_shapes(dense: Tensor, weights: Tensor | None, match: str) -> None:
-    module = Embedding(12, 3, Hash(4))
-    with pytest.raises(ValueError, match=match):
-        init.fit_(module.tables(), module.specs[0], dense, weights=weights)
+def test_vectors_start_as_the_full_table_would(scheme: Scheme) -> None:
+    """U(-sqrt(1/n), sqrt(1/n)): mean, deviation, fourth moment and bounds."""
+    vectors = started(scheme).to_dense().detach()
+    assert abs(vectors.mean()) < 0.01 * BOUND
+    assert vectors.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.01)
+    assert vectors.pow(4).mean().item() == pytest.approx(BOUND**4 / 5, rel=0.02)
+    assert BOUND * 0.99 < vectors.abs().max() <= BOUND * (1 + NOISE)
 
 
-def test_fit_refuses_paths() -> None:
-    with pytest.raises(ValueError, match=r"scheme \(Path.*\) must not be path-based"):
-        Embedding.from_pretrained(torch.zeros(1000, 4), Path(4, ()))
+@pytest.mark.parametrize("operation", ["concat", "feature"])
+def test_vectors_kept_apart_all_start_as_the_full_table(operation: str) -> None:
+    table = started(QR(200, operation=operation))
+    for stored in table.tables():
+        assert stored.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.05)
+        assert stored.abs().max() <= BOUND
+
+
+@pytest.mark.parametrize("operation", ["add", "mult"])
+@pytest.mark.parametrize("scheme", [GeneralizedQR(3), ChineseRemainder(2), GeneralizedQR(4)], ids=str)
+def test_one_table_starts_large_and_the_others_neutral(scheme: Scheme, operation: str) -> None:
+    table = started(replace(scheme, operation=operation))
+    sizes = [len(stored) for stored in table.tables()]
+    neutral = 1.0 if operation == "mult" else 0.0
+    scale = 1.0 if operation == "mult" else BOUND
+    for j, stored in enumerate(table.tables()):
+        if j == sizes.index(max(sizes)):
+            assert stored.abs().max() <= BOUND and stored.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.2)
+        else:
+            assert 0 < (stored - neutral).abs().max() <= NOISE * scale
+
+
+@pytest.mark.parametrize("operation", ["add", "mult", "concat", "feature"])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_symmetric_start_has_the_full_tables_deviation(k: int, operation: str) -> None:
+    """All tables alike. The tables are small, so the deviation is averaged over starts."""
+    dims = {"dims": (4, 6, 6)[:k]} if operation == "concat" and k == 3 else {}
+    scheme = GeneralizedQR(k, operation=operation, force=True, **dims)
+    variances = []
+    for seed in range(1 if k == 1 else 12):
+        table = started(scheme, "symmetric", seed)
+        bounds = [stored.abs().max().item() for stored in table.tables()]
+        assert max(bounds) == pytest.approx(min(bounds), rel=0.1)
+        variances.append(table.to_dense().detach().pow(2).mean().item())
+    assert sum(variances) / len(variances) == pytest.approx(BOUND**2 / 3, rel=0.1)
+
+
+def test_the_reference_start_is_the_public_codes() -> None:
+    """U(sqrt(1/n), 1) in each factor, so products of mean 1/4 and deviation sqrt(1/9 - 1/16)."""
+    table = started(QR(200), "reference")
+    for stored in table.tables():
+        assert stored.min() >= BOUND and stored.max() <= 1 and stored.mean().item() == pytest.approx(0.5, rel=0.05)
+    vectors = table.to_dense().detach()
+    assert vectors.mean().item() == pytest.approx(1 / 4, rel=0.05)
+    assert vectors.std().item() == pytest.approx(sqrt(1 / 9 - 1 / 16), rel=0.05)
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
+    """One plus noise survives rounding: the small tables do not start as all ones."""
+    table = Embedding(4000, 8, QR(40), dtype=dtype)
+    table.reset_parameters(start)
+    assert all(stored.isfinite().all() and stored.unique().numel() > 2 for stored in table.tables())
+
+
+def test_starts_are_seeded() -> None:
+    first, again, other = (started(QR(4), seed=seed).weight for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+# Path networks.
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize(
+    ("hidden", "activation"),
+    [((), "relu"), ((32,), "relu"), ((40, 33), "relu"), ((16,), "sigmoid"), ((20, 17), "sigmoid")],
+)
+def test_networks_wide_enough_start_as_the_identity(hidden: tuple[int, ...], activation: str, levels: int) -> None:
+    table = started(Path(4, hidden, activation=activation, num_partitions=levels + 1, force=True))
+    ids = torch.arange(2000)
+    rows = table.tables()[0][table.specs[0].partitions[0](ids)]
+    vectors = table(ids)
+    error = (vectors - rows).norm() / rows.norm()
+    assert 0 < error < 0.1 * (len(hidden) + 1) * levels
+    assert vectors.mean(0).abs().max() < 0.2 * BOUND
+    assert vectors.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.1)
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+@pytest.mark.parametrize("hidden", [(1,), (2,), (6,), (6, 31)])
+def test_narrow_networks_keep_the_variance(hidden: tuple[int, ...], activation: str) -> None:
+    """They carry as many dimensions as they can; the others start at zero, give or take the noise."""
+    table = started(Path(4, hidden, activation=activation, force=True))
+    vectors = table(torch.arange(4000)).detach()
+    carried = min(hidden[0] // (2 if activation == "relu" else 1) or 1, 16)
+    strong = vectors.std(0) > 0.3 * BOUND
+    assert strong.sum() == carried
+    if hidden != (1,) or activation == "sigmoid":  # a single rectified unit passes one half of one direction
+        assert vectors.var(0).sum().item() == pytest.approx(16 * BOUND**2 / 3, rel=0.15)
+    assert vectors[:, ~strong].abs().mean() < 0.1 * BOUND
+    assert vectors.mean(0).abs().max() < 0.1 * BOUND or (hidden, activation) == ((1,), "relu")
+
+
+def test_networks_start_apart() -> None:
+    """Equal networks would give ids of one row the same vector, and the same gradient for ever."""
+    table = started(Path(4, (64,)))
+    m = len(table.tables()[0])
+    first, second = table(torch.tensor([5, m + 5]))
+    assert not torch.equal(first, second)
+
+
+def test_path_start_in_bfloat16() -> None:
+    weights, biases = [torch.empty(3, 4, 8), torch.empty(3, 8, 4)], [torch.empty(3, 8), torch.empty(3, 4)]
+    half = [w.bfloat16() for w in weights], [b.bfloat16() for b in biases]
+    path_(*half, "relu")
+    x = torch.randn(3, 5, 4)
+    y = torch.relu(x @ half[0][0].float()) @ half[0][1].float()
+    assert (y - x).norm() < 0.1 * x.norm() and not any(b.any() for b in half[1])
+
+
+# Fits.
+
+
+def residual(scheme: Scheme, dense: Tensor) -> float:
+    """Squared error of the fit of ``dense``, over its squared norm."""
+    table = Embedding.from_pretrained(dense, replace(scheme, force=True))
+    return float((table.to_dense() - dense).pow(2).sum() / dense.pow(2).sum())
+
+
+@pytest.mark.parametrize("permute", [None, 4])
+@pytest.mark.parametrize("case", [c for c in CASES if not c.startswith("path") and "feature" not in c])
+def test_what_a_scheme_can_hold_is_fitted_exactly(case: str, permute: int | None) -> None:
+    """A table made by the scheme itself comes back, products that start near one included."""
+    scheme = replace(CASES[case], permute=permute)
+    source = fill_(Embedding(N, D, scheme, dtype=torch.float64))
+    if source.specs[0].operation == "mult":
+        with torch.no_grad():
+            source.weight.mul_(0.2).add_(1)
+    dense = source.to_dense().detach()
+    fitted = Embedding(N, D, scheme, dtype=torch.float64)
+    fit_(fitted.tables(), fitted.specs[0], dense, sweeps=300)
+    assert_near(fitted.to_dense(), dense, torch.float32)
+
+
+def test_fits_of_one_table_are_means_over_buckets() -> None:
+    dense = torch.randn(N, D, dtype=torch.float64)
+    mapped = CASES["explicit"]
+    for scheme, buckets in ((Hash(4), torch.arange(N) % 15), (mapped, mapped.partitions[0].index)):
+        (stored,) = Embedding.from_pretrained(dense, scheme).tables()
+        for bucket in buckets.unique():
+            torch.testing.assert_close(stored[bucket], dense[buckets == bucket].mean(0))
+
+
+def test_feature_generation_fits_each_table_by_itself() -> None:
+    dense = torch.randn(N, D, dtype=torch.float64)
+    table = Embedding.from_pretrained(dense, QR(4, operation="feature"))
+    for stored, part in zip(table.tables(), table.specs[0].partitions, strict=True):
+        buckets = part(torch.arange(N))
+        torch.testing.assert_close(stored, torch.stack([dense[buckets == b].mean(0) for b in range(len(stored))]))
+
+
+@pytest.mark.parametrize("scheme", [QR(4), QR(7), GeneralizedQR(3), ChineseRemainder(3), CASES["mixed-add"]], ids=str)
+@pytest.mark.parametrize("operation", ["add", "concat"])
+def test_linear_fits_are_least_squares(scheme: Scheme, operation: str) -> None:
+    """Against ``lstsq`` over the indicator matrix of the buckets."""
+    scheme = replace(scheme, operation=operation, force=True)
+    dense = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spec = scheme.spec(N, D)
+    hot = [torch.eye(p.size, dtype=torch.float64)[p(torch.arange(N))] for p in spec.partitions]
+    if operation == "add":
+        matrix = torch.cat(hot, 1)
+        best = (matrix @ torch.linalg.lstsq(matrix, dense, driver="gelsd").solution - dense).pow(2).sum()
+    else:
+        parts = dense.split([width for _, width in spec.shapes], 1)
+        best = sum(
+            (m @ torch.linalg.lstsq(m, part, driver="gelsd").solution - part).pow(2).sum()
+            for m, part in zip(hot, parts, strict=True)
+        )
+    assert residual(scheme, dense) == pytest.approx(float(best / dense.pow(2).sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("m", "q"), [(15, 4), (10, 6), (6, 10)])
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+def test_products_of_two_tables_are_the_best_rank_one(m: int, q: int, noise: float) -> None:
+    """By Eckart and Young: for each dimension the table ``[q, m]`` loses all but its first singular value."""
+    draw = torch.Generator().manual_seed(0)
+    factors = torch.randn(q, 1, D, generator=draw, dtype=torch.float64), torch.randn(1, m, D, generator=draw)
+    dense = factors[0] * factors[1] + noise * torch.randn(q, m, D, generator=draw)
+    values = torch.linalg.svdvals(dense.permute(2, 0, 1))
+    best = values[:, 1:].pow(2).sum() / values.pow(2).sum()
+    found = residual(QR(q), dense.reshape(q * m, D))
+    assert found == pytest.approx(float(best), rel=1e-2, abs=1e-12)
+
+
+def test_more_sweeps_never_fit_worse() -> None:
+    dense = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for operation in ("add", "mult"):
+        errors = []
+        for sweeps in (1, 2, 4, 8, 16):
+            table = Embedding(N, D, GeneralizedQR(3, operation=operation), dtype=torch.float64)
+            fit_(table.tables(), table.specs[0], dense, sweeps=sweeps)
+            errors.append((table.to_dense() - dense).pow(2).sum().item())
+        assert all(later <= earlier * (1 + 1e-12) for earlier, later in pairwise(errors))
+
+
+def test_weights_say_whose_error_counts() -> None:
+    """A weight of zero leaves an id out; a weight of two is the id twice."""
+    dense = torch.randn(8, 2, dtype=torch.float64)
+    weights = torch.tensor([1.0, 0, 2, 1, 1, 1, 1, 1])
+    table = Embedding(8, 2, Hash(2), dtype=torch.float64)
+    fit_(table.tables(), table.specs[0], dense, weights=weights)
+    (stored,) = table.tables()
+    torch.testing.assert_close(stored[1], dense[5])
+    torch.testing.assert_close(stored[2], (2 * dense[2] + dense[6]) / 3)
+    for operation in ("add", "mult", "concat"):
+        scheme = QR(4, operation=operation)
+        table = Embedding(N, D, scheme, dtype=torch.float64)
+        target = fill_(Embedding(N, D, scheme, dtype=torch.float64), 3).to_dense().detach().clone().abs().add(1)
+        fit_(table.tables(), table.specs[0], target, weights=torch.ones(N))
+        expected = table.to_dense().detach()
+        fit_(table.tables(), table.specs[0], target)
+        torch.testing.assert_close(table.to_dense(), expected)
+
+
+@pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
+def test_the_padding_row_is_not_fitted(module: type[Embedding]) -> None:
+    """Its vector is never read, so it must not move the ids that share its rows."""
+    dense = torch.randn(N, D, dtype=torch.float64)
+    first, second = (
+        module.from_pretrained(dense.index_fill(0, torch.tensor([7]), value), Hash(4), padding_idx=7)
+        for value in (0.0, 1e6)
+    )
+    torch.testing.assert_close(first.weight, second.weight)
+    torch.testing.assert_close(first.tables()[0][7], dense[[22, 37, 52]].mean(0))
+
+
+def test_fits_keep_dtype_and_stay_finite() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        dense = torch.randn(N, D).to(dtype)
+        dense[:20] = 0
+        for operation in ("add", "mult", "concat"):
+            table = Embedding.from_pretrained(dense, QR(4, operation=operation))
+            assert table.weight.dtype == dtype and table.weight.isfinite().all()
+
+
+def test_unused_buckets_are_zero() -> None:
+    part = ExplicitPartition([0, 4, 0, 4])
+    table = Embedding.from_pretrained(torch.ones(4, 2), Custom([part], check=False, force=True))
+    assert table.tables()[0][:, 0].tolist() == [1, 0, 0, 0, 1]
+
+
+def test_refusals() -> None:
+    table = Embedding(N, D, QR(4))
+    with pytest.raises(ValueError, match=r"dense has shape \(60, 11\) but must be .* \(60, 12\)"):
+        fit_(table.tables(), table.specs[0], torch.zeros(N, D - 1))
+    with pytest.raises(ValueError, match=r"weights has shape \(3,\) but must be \[num_embeddings\] \(60\)"):
+        fit_(table.tables(), table.specs[0], torch.zeros(N, D), weights=torch.ones(3))
+    path = Embedding(N, D, CASES["path-mlp"])
+    with pytest.raises(ValueError, match=r"scheme \(Path\(.*\) must not be path-based"):
+        fit_(path.tables(), path.specs[0], torch.zeros(N, D))
+    with pytest.raises(ValueError, match=r"start \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
+        table.reset_parameters("normal")
+
+
+def test_a_fit_of_a_fallback_is_exact() -> None:
+    dense = torch.randn(3, D)
+    with pytest.warns(UserWarning, match="tables stay full"):
+        table = Embedding.from_pretrained(dense, QR(4, permute=1))
+    assert_near(table.to_dense(), dense, torch.float32)

@@ -102,11 +102,11 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) 
                 for q in range(directions):
                     for s, sign in enumerate(signs):
                         carry[len(signs) * q + s, q] = sign * gain
-            noise = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1]))
-            weight.copy_(noise.add_(carry))
+            values = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1])).add_(carry)
+            weight.copy_(values)
             bias.zero_()
-            if i > 0 and activation == "sigmoid":  # each unit before carries 1/2 beside the signal: take it out again
-                bias.sub_(noise.sum(1) / 2)
+            if i > 0 and activation == "sigmoid":  # units are 1/2 at zero; take out what that adds up to
+                bias.copy_(-values.sum(1) / 2)
 
 
 def fit_(
