@@ -33,6 +33,7 @@ from quorem.schemes import Scheme, ceil_div
 NULL = -1  # stands for a missing category: a token like any other
 COLLISIONS = (4, 16, 60)
 NOISES = (0.0, 0.001, 0.01, 0.1)
+CLOSE = (("add", 4), ("add", 60), ("mult", 60))  # where five seeds do not tell matched from symmetric
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,9 @@ def settings() -> Iterator[tuple[Setting, int]]:
         for operation in ("mult", "add"):
             for noise in NOISES:
                 yield Setting(operation, c, "matched", noise), 3
+    for operation, c in CLOSE:
+        yield Setting(operation, c, "matched", init.NOISE), 15
+        yield Setting(operation, c, "symmetric"), 15
 
 
 class CompactDLRM(nn.Module):
@@ -259,72 +263,68 @@ def study(data_path: Path, out: Path) -> None:
 
 
 def table(study: dict) -> str:
-    """The study's results as Markdown: mean and standard deviation over seeds of the final test log loss."""
+    """The study's results as Markdown: mean and standard deviation over seeds of the final log loss."""
     cells: dict[str, list[dict]] = {}
     for r in study["runs"]:
         cells.setdefault(r["setting"], []).append(r)
 
-    def cell(scheme: str, collisions: int, start: str, noise: float | None = None) -> str:
-        runs = cells.get(Setting(scheme, collisions, start, noise).key, [])
-        if len(runs) < 2:
-            return "-"
-        losses = [r["test_loss"] for r in runs]
+    def cell(setting: Setting, seeds: int = 5, of: str = "test_loss") -> str:
+        losses = [r[of] for r in cells[setting.key] if r["seed"] < seeds]
         return f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"
 
-    def size(scheme: str, collisions: int, start: str, noise: float | None = None) -> str:
-        return f"{cells[Setting(scheme, collisions, start, noise).key][0]['parameters']:,}"
+    def parameters(setting: Setting) -> str:
+        return f"{cells[setting.key][0]['parameters']:,}"
 
-    def rows(title: str, header: list[str], body: list[tuple[str, ...]]) -> list[str]:
-        lines = [[title, *header], ["---"] * (len(header) + 1), *body]
-        return [f"| {' | '.join(line)} |" for line in lines] + [""]
+    def block(header: list[str], body: list[list[str]]) -> list[str]:
+        return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body)] + [""]
 
-    by_size = [f"{c}x" for c in COLLISIONS]
-    main = [("full", "matched", None), ("hash", "matched", None)]
+    sizes = [f"{c}x" for c in COLLISIONS]
+    rows = [["full", cell(Setting("full", 1, "matched")), "", ""]]
+    rows += [["hash", *(cell(Setting("hash", c, "matched")) for c in COLLISIONS)]]
     for operation in ("mult", "add"):
-        main += [(operation, "matched", init.NOISE), (operation, "symmetric", None), (operation, "reference", None)]
-        main += [(f"{operation}, large quotient", "matched", init.NOISE)]
-    text = rows(
-        "test log loss",
-        by_size,
+        for start, noise in (("matched", init.NOISE), ("symmetric", None), ("reference", None)):
+            rows += [[f"{operation}, {start}", *(cell(Setting(operation, c, start, noise)) for c in COLLISIONS)]]
+        name = f"{operation}, large quotient"
+        rows += [[f"{name}, matched", *(cell(Setting(name, c, "matched", init.NOISE)) for c in COLLISIONS)]]
+    text = block(["test log loss, 5 seeds", *sizes], rows)
+
+    rows = [["full", parameters(Setting("full", 1, "matched")), "", ""]]
+    rows += [["hash", *(parameters(Setting("hash", c, "matched")) for c in COLLISIONS)]]
+    rows += [["mult, add", *(parameters(Setting("mult", c, "matched", init.NOISE)) for c in COLLISIONS)]]
+    text += block(["embedding parameters", *sizes], rows)
+
+    settings = [[Setting(o, c, "matched", init.NOISE), Setting(o, c, "symmetric")] for o, c in CLOSE]
+    rows = [
         [
-            (f"{scheme}: {start}", *(cell(scheme, 1 if scheme == "full" else c, start, noise) for c in COLLISIONS))
-            for scheme, start, noise in main
-        ],
-    )
-    text += rows(
-        "parameters",
-        by_size,
-        [
-            (scheme, *(size(scheme, 1 if scheme == "full" else c, "matched", noise) for c in COLLISIONS))
-            for scheme, noise in (("full", None), ("hash", None), ("mult", init.NOISE))
-        ],
-    )
-    text += rows(
-        "noise of the small table",
-        by_size,
-        [
-            (f"{operation}: {noise:g}", *(cell(operation, c, "matched", noise) for c in COLLISIONS))
-            for operation in ("mult", "add")
-            for noise in NOISES
-        ],
-    )
-    text += rows(
-        "equal tables, 16x",
-        ["matched", "symmetric"],
-        [
-            (s, cell(s, 16, "matched", init.NOISE), cell(s, 16, "symmetric"))
-            for s in ("mult, 2 equal tables", "mult, 3 equal tables", "add, 3 equal tables")
-        ],
-    )
-    text += rows(
-        "4x",
-        ["near the identity", "as nn.Linear", "parameters"],
-        [
-            (s, cell(s, 4, "identity"), cell(s, 4, "nn.Linear"), size(s, 4, "identity"))
-            for s in ("path, linear", "path, h=16", "path, h=64")
-        ],
-    )
-    return "\n".join(text).strip() + "\n"
+            f"{pair[0].scheme}, {pair[0].collisions}x",
+            *(cell(s, 15, of) for of in ("val_loss", "test_loss") for s in pair),
+        ]
+        for pair in settings
+    ]
+    starts = ["matched", "symmetric"]
+    text += block(["15 seeds", *(f"{of}, {s}" for of in ("validation", "test") for s in starts)], rows)
+
+    schemes = ["path, linear", "path, h=16", "path, h=64"]
+    settings = [[Setting(s, 4, "identity"), Setting(s, 4, "nn.Linear")] for s in schemes]
+    rows = [[pair[0].scheme, *map(cell, pair), parameters(pair[0])] for pair in settings]
+    text += block(["test log loss at 4x, 5 seeds", "near the identity", "as nn.Linear", "parameters"], rows)
+
+    schemes = ["mult, 2 equal tables", "mult, 3 equal tables", "add, 3 equal tables"]
+    settings = [[Setting(s, 16, "matched", init.NOISE), Setting(s, 16, "symmetric")] for s in schemes]
+    rows = [[pair[0].scheme, *(cell(s, 3) for s in pair), parameters(pair[0])] for pair in settings]
+    text += block(["test log loss at 16x, 3 seeds", "matched", "symmetric", "parameters"], rows)
+
+    rows = [
+        [f"{operation}, {noise:g}", *(cell(Setting(operation, c, "matched", noise), 3, "val_loss") for c in COLLISIONS)]
+        for operation in ("mult", "add")
+        for noise in NOISES
+    ]
+    text += block(["validation log loss by noise, 3 seeds", *sizes], rows)
+
+    versions = ", ".join(f"{name} {version}" for name, version in study["versions"].items())
+    commits = ", ".join(dict.fromkeys(r["commit"] for r in study["runs"]))
+    text += [f"{len(study['runs'])} runs; {versions}; commit {commits}."]
+    return "\n".join(text) + "\n"
 
 
 def main() -> None:
