@@ -1,5 +1,6 @@
 """Lookups whose gradients go straight to an optimizer's rule, and never into ``weight.grad``."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,29 +20,42 @@ class InBackward:
 
     def __init__(self, weight: Tensor, apply: Callable[[list[Read]], None]) -> None:
         self.weight, self.apply = weight, apply
-        self.reads: list[Read] = []
-        self.task = -1
+        # A pass is kept alive by the engine alone, so that one that fails takes its reads with it.
+        self.passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # an optimizer stays with the weight it was made for
 
     def collect(self, read: Read, version: int) -> None:
         """Note a read whose gradient has come; ``version`` is the weight's at the time it was read."""
+        task = torch._C._current_graph_task_id()
+        current = self.passes.get(task)
+        if current is None:
+            current = self.passes[task] = _Pass(self, version)
+            torch.autograd.Variable._execution_engine.queue_callback(current)
+        self.check(version)
+        current.reads.append(read)
+
+    def check(self, version: int) -> None:
+        """Raise RuntimeError if the weight is not what it was at ``version``."""
         if self.weight._version != version:
             raise RuntimeError(
-                "the tables changed between this lookup and its backward: after apply_in_backward every backward pass"
-                " is a step, so look up again after each, and join losses that share a lookup before backward()"
+                "the tables changed between a lookup and its backward: after apply_in_backward every backward pass is a"
+                " step, so look up again after each, join losses that share a lookup, and checkpoint with"
+                " use_reentrant=False"
             )
-        task = torch._C._current_graph_task_id()
-        if task != self.task:  # the first of this pass; what a pass left behind that failed is dropped
-            self.reads, self.task = [], task
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
-        self.reads.append(read)
 
-    def finish(self) -> None:
-        """Hand the reads on."""
-        reads, self.reads, self.task = self.reads, [], -1
-        self.apply(reads)
+
+class _Pass:
+    """The reads of one backward pass."""
+
+    def __init__(self, to: InBackward, version: int) -> None:
+        self.to, self.version = to, version
+        self.reads: list[Read] = []
+
+    def __call__(self) -> None:
+        self.to.check(self.version)
+        self.to.apply(self.reads)
 
 
 outside_the_graph = torch.compiler.disable(reason="a lookup after apply_in_backward is not compiled")

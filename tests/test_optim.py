@@ -1,0 +1,198 @@
+"""The optimizers equal ``torch.optim`` on dense gradients: step, apply_in_backward and oracle side by side."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from optimizers import CLASSES, NAMES, RATES, UNIT, batches, collection, loss_of, oracle, run, twin, use
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, StepLR
+
+import quorem
+from quorem import optim
+from quorem.ops import replay
+
+STEPS = 500
+
+
+@pytest.fixture(params=["plain", "fused"], autouse=True)
+def backend(request, monkeypatch):
+    use(request.param, monkeypatch)
+
+
+def schedule(step: int) -> float:
+    """Warm up in every step, then halve every 150."""
+    return min(1.0, (step + 1) / 40) * 0.5 ** (step // 150)
+
+
+def race(*runs: tuple[nn.Module, torch.optim.Optimizer]):
+    """Train each module by its optimizer on the same batches; yields the step and its ids."""
+    schedulers = [LambdaLR(optimizer, schedule) for _, optimizer in runs]
+    for step, (ids, target) in enumerate(batches(STEPS)):
+        for (module, optimizer), scheduler in zip(runs, schedulers, strict=True):
+            optimizer.zero_grad()
+            loss_of(module, ids, target).backward()
+            optimizer.step()
+            scheduler.step()
+        yield step, ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float64_equals_the_dense_oracle_for_500_steps(name):
+    by_step, in_backward, dense = collection(), twin(collection()), twin(collection())
+    lr = RATES[name]
+    steps = race(
+        (by_step, CLASSES[name](by_step.parameters(), lr=lr)),
+        (in_backward, optim.apply_in_backward(in_backward, CLASSES[name], lr=lr)),
+        (dense, oracle(name, dense, lr)),
+    )
+    for step, ids in steps:
+        assert in_backward.weight.grad is None
+        if step % 60 == 59:  # an eval read, of ids that may have been cold for long
+            read = ids.flip(0) if step % 120 == 59 else (ids * 7) % 40
+            with torch.no_grad():
+                for module in (by_step, in_backward):
+                    torch.testing.assert_close(module.eval()(read), dense(read), rtol=0, atol=1e-10)
+                    module.train()
+    for module in (by_step, in_backward):
+        for (key, table), (_, expected) in zip(module.named_tables(), dense.named_tables(), strict=True):
+            torch.testing.assert_close(table, expected, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_stays_within_the_derived_bound_of_the_float64_oracle(name):
+    """docs/optimizers.md derives the bound: T u (|w| + L + 80 lr) exp(2 L), L the length of an element's path."""
+    module, exact, rounded = collection(torch.float32), twin(collection()), twin(collection(), torch.float32)
+    lr = RATES[name]
+    optimizer = CLASSES[name](module.parameters(), lr=lr)
+    now = exact.weight.detach().clone()
+    length, largest = torch.zeros_like(now), now.abs()
+    for _ in race((module, optimizer), (exact, oracle(name, exact, lr)), (rounded, oracle(name, rounded, lr))):
+        before, now = now, exact.weight.detach().clone()
+        length += (now - before).abs()
+        largest = torch.maximum(largest, now.abs())
+    bound = STEPS * UNIT * (largest + length + 80 * lr) * torch.exp(2 * length.max())
+    assert length.max() < 0.5 and bound.max() < 5e-4
+    optimizer.flush()
+    error, of_torch = ((m.weight.double() - exact.weight).abs().detach() for m in (module, rounded))
+    assert (error <= bound).all()
+    assert error.max() <= 2 * of_torch.max()
+
+
+@pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_are_swept_before_their_history_is_overwritten(name, dtype, monkeypatch):
+    monkeypatch.setattr(replay, "HISTORY", 64)
+    module = collection(dtype)
+    dense = twin(module)
+    options = {"lr": 0.01, "betas": (0.5, 0.9)}
+    ours = CLASSES[name](module.parameters(), **options)
+    theirs = torch.optim.Adam(dense.parameters(), amsgrad=name == "AMSGrad", **options)
+    for ids, target in batches(400):
+        for m, optimizer in ((module, ours), (dense, theirs)):
+            optimizer.zero_grad()
+            loss_of(m, ids, target).backward()
+            optimizer.step()
+    assert len(ours._ledgers[module.weight].state[-2]) < 300  # the highest ids were idle for longer
+    module.state_dict()
+    tolerance = 1e-10 if dtype == torch.float64 else 400 * UNIT * 20
+    torch.testing.assert_close(module.weight.double(), dense.weight, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
+def test_steps_are_replayed_at_the_rate_and_constants_they_were_taken_with(name):
+    module = collection()
+    dense = twin(module)
+    ours, theirs = CLASSES[name](module.parameters(), lr=0.01), oracle(name, dense, 0.01)
+    schedulers = [StepLR(optimizer, step_size=7, gamma=0.5) for optimizer in (ours, theirs)]
+    for step, (ids, target) in enumerate(batches(60)):
+        for m, optimizer, scheduler in zip((module, dense), (ours, theirs), schedulers, strict=True):
+            if step == 20:
+                optimizer.param_groups[0]["betas"] = (0.8, 0.99)
+            if step == 40:
+                optimizer.param_groups[0]["eps"] = 1e-3
+            optimizer.zero_grad()
+            loss_of(m, ids, target).backward()
+            optimizer.step()
+            scheduler.step()
+    ours.flush()
+    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_gpu(name):
+    by_step, in_backward, dense = (m.cuda() for m in (collection(), twin(collection()), twin(collection())))
+    lr = RATES[name]
+    ours = CLASSES[name](by_step.parameters(), lr=lr)
+    optim.apply_in_backward(in_backward, CLASSES[name], lr=lr)
+    theirs = oracle(name, dense, lr)
+    for ids, target in batches(60):
+        ids, target = ids.cuda(), target.cuda()
+        for m in (by_step, in_backward, dense):
+            m.zero_grad()
+            loss_of(m, ids, target).backward()
+        ours.step()
+        theirs.step()
+    for module in (by_step, in_backward):
+        for (key, table), (_, expected) in zip(module.named_tables(), dense.named_tables(), strict=True):
+            torch.testing.assert_close(table, expected, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_lazy_adam_is_sparse_adam():
+    module, other = collection(), collection()
+    run(module, optim.LazyAdam(module.parameters(), lr=0.01), 30)
+    run(other, torch.optim.SparseAdam(other.parameters(), lr=0.01), 30)
+    torch.testing.assert_close(module.weight, other.weight, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(NAMES),
+    rounds=st.lists(st.lists(st.integers(0, 6), max_size=12), min_size=1, max_size=8),
+)
+def test_repeated_rows_are_summed_first(name, rounds):
+    """Each round is a step: rows repeated, absent, or none at all."""
+    module = quorem.Embedding(7, 2, quorem.Full(), sparse=True, dtype=torch.float64)
+    dense = twin(module)
+    ours, theirs = CLASSES[name](module.parameters(), lr=0.1), oracle(name, dense, 0.1)
+    for ids in rounds:
+        for m, optimizer in ((module, ours), (dense, theirs)):
+            optimizer.zero_grad()
+            out = m(torch.tensor(ids, dtype=torch.int64))
+            (out * torch.arange(1.0, 1 + out.numel()).view_as(out)).sum().backward()
+            optimizer.step()
+    ours.flush()
+    torch.testing.assert_close(module.weight, dense.weight, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_bfloat16_tables_are_float32_rounded_once_a_step(name):
+    module = collection(torch.bfloat16)
+    dense = twin(module, torch.float32)
+    ours = optim.apply_in_backward(module, CLASSES[name], lr=0.01)
+    theirs = oracle(name, dense, 0.01)
+    for ids, target in batches(50):
+        whole = target.round()  # so that the sums of a row's gradients are exact in any order
+        theirs.zero_grad()
+        loss_of(module, ids, whole).backward()
+        loss_of(dense, ids, whole).backward()
+        theirs.step()
+        with torch.no_grad():
+            dense.weight.copy_(dense.weight.bfloat16())
+    assert all(v.dtype == torch.float32 for k, v in ours.state[module.weight].items() if k != "step")
+    torch.testing.assert_close(module.weight.float(), dense.weight, rtol=2.0**-8, atol=0)
+
+
+def test_betas_of_amsgrad_need_no_order():
+    module = collection()
+    dense = twin(module)
+    options = {"lr": 0.01, "betas": (0.95, 0.85)}
+    ours, theirs = (
+        optim.AMSGrad(module.parameters(), **options),
+        torch.optim.Adam(dense.parameters(), amsgrad=True, **options),
+    )
+    run(module, ours, 60)
+    run(dense, theirs, 60)
+    ours.flush()
+    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)

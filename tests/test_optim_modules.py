@@ -1,0 +1,255 @@
+"""The optimizers among modules: checkpoints, reads from outside, parameter groups, and what is refused."""
+
+import copy
+import io
+
+import pytest
+import torch
+from optimizers import CLASSES, NAMES, batches, collection, loss_of, oracle, run, twin, use
+from torch import nn
+
+import quorem
+from quorem import optim
+
+
+@pytest.fixture(autouse=True)
+def backend(monkeypatch):
+    use("plain", monkeypatch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_run_continues_bit_for_bit(name, dtype):
+    module = collection(dtype)
+    optimizer = CLASSES[name](module.parameters(), lr=0.01)
+    run(module, optimizer, 40)
+    file = io.BytesIO()
+    torch.save((optimizer.state_dict(), module.state_dict()), file)
+    file.seek(0)
+    saved_optimizer, saved_module = torch.load(file)
+
+    loaded = collection(dtype, seed=5)
+    other = CLASSES[name](loaded.parameters(), lr=1.0)
+    run(loaded, other, 3)  # what this owes its rows must not reach the loaded ones
+    other.load_state_dict(saved_optimizer)
+    loaded.load_state_dict(saved_module)
+    for m, o in ((module, optimizer), (loaded, other)):
+        run(m, o, 40, seed=2)
+    expected, got = module.state_dict(), loaded.state_dict()
+    assert all(torch.equal(got[key], expected[key]) for key in expected)
+    for a, b in zip(optimizer.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AMSGrad"])
+def test_checkpoints_pass_between_torch_and_quorem(name):
+    module, dense, straight = collection(), twin(collection()), twin(collection())
+    ours, theirs, reference = (
+        CLASSES[name]([module.weight], lr=0.01),
+        *(oracle(name, m, 0.01) for m in (dense, straight)),
+    )
+    pairs = [(dense, theirs), (module, ours), (dense, theirs)]
+    for seed, (m, optimizer) in enumerate(pairs):
+        if seed:
+            giver, its = pairs[seed - 1]
+            optimizer.load_state_dict(copy.deepcopy(its.state_dict()))
+            m.load_state_dict(giver.state_dict())
+        run(m, optimizer, 30, seed)
+        run(straight, reference, 30, seed)
+    torch.testing.assert_close(dense.weight, straight.weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reads_from_outside_are_up_to_date(name):
+    module = collection()
+    dense = twin(module)
+    ours, theirs = CLASSES[name](module.parameters(), lr=0.01), oracle(name, dense, 0.01)
+    reads = [
+        lambda m: dict(m.named_tables())["tables.t1.0"],
+        lambda m: m.tables(1)[0],
+        lambda m: m.state_dict()["tables.t1.0"],
+        lambda m: m.to_dense()["t1"],
+        lambda m: copy.deepcopy(m).weight,
+        lambda m: torch.load(saved(m), weights_only=False).weight,
+    ]
+    for seed, read in enumerate(reads):
+        run(module, ours, 12, seed)
+        run(dense, theirs, 12, seed)
+        torch.testing.assert_close(read(module), read(dense), rtol=0, atol=1e-12)
+    run(module, ours, 12)
+    run(dense, theirs, 12)
+    ours.flush()
+    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
+def test_compiled_lookups_are_up_to_date(name):
+    """Whole where nothing is differentiated; torch breaks the graph itself at a sparse gradient."""
+    module, expected = collection(), collection()
+    ours, theirs = (CLASSES[name](m.parameters(), lr=0.01) for m in (module, expected))
+    training = torch.compile(module, backend="aot_eager")
+    reading = torch.compile(lambda ids: module(ids), backend="aot_eager", fullgraph=True)
+    ids = torch.arange(40)[:, None].expand(40, 5)
+    for seed in range(3):
+        run(training, ours, 8, seed)
+        run(expected, theirs, 8, seed)
+        with torch.no_grad():
+            torch.testing.assert_close(reading(ids), expected(ids), rtol=0, atol=1e-12)
+    with torch.inference_mode():
+        torch.testing.assert_close(module(ids), expected(ids), rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.to_dense(), expected.to_dense(), rtol=0, atol=1e-12)
+
+
+def test_gradients_accumulate_over_backward_passes():
+    module = collection()
+    dense = twin(module)
+    ours, theirs = optim.AMSGrad(module.parameters(), lr=0.01), oracle("AMSGrad", dense, 0.01)
+    for m, optimizer in ((module, ours), (dense, theirs)):
+        for step, (ids, target) in enumerate(batches(30)):
+            loss_of(m, ids, target).backward()
+            if step % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    ours.flush()
+    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+
+
+def saved(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dense_parameters_are_left_to_torch_in_groups(name):
+    def model(sparse):
+        torch.manual_seed(0)
+        tables = quorem.Embedding(50, 8, quorem.Path(4, hidden=(5,), force=True), sparse=sparse, dtype=torch.float64)
+        return nn.Sequential(tables, nn.Linear(8, 3, dtype=torch.float64))
+
+    def groups(m):
+        return [
+            {"params": [m[0].weight]},
+            {"params": list(m[0].paths.parameters()), "lr": 0.03},
+            {"params": list(m[1].parameters()), "weight_decay": 0.1},
+        ]
+
+    module, dense = model(True), model(False)
+    ours = CLASSES[name](groups(module), lr=0.01)
+    torch_class = ours.torch_class
+    theirs = torch_class(groups(dense), lr=0.01, **({"amsgrad": True} if "AMS" in name else {}))
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        ids = torch.randint(0, 50, (6,), generator=draw)
+
+        def closure(m, optimizer, ids=ids):
+            optimizer.zero_grad()
+            loss = m(ids).square().sum()
+            loss.backward()
+            return loss
+
+        got = ours.step(lambda: closure(module, ours))
+        expected = theirs.step(lambda: closure(dense, theirs))
+        if name in ("SGD", "Adagrad", "Adam", "AMSGrad"):
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
+    if name in ("SGD", "Adagrad", "Adam", "AMSGrad"):
+        ours.flush()
+        for (key, a), (_, b) in zip(module.named_parameters(), dense.named_parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_tables_of_nn_embedding_are_served_where_no_steps_are_owed():
+    for name in ("SGD", "Adagrad", "RowWiseAdagrad", "LazyAdam", "LazyAMSGrad"):
+        module = nn.Embedding(9, 4, sparse=True)
+        before = module.weight.detach().clone()
+        optimizer = CLASSES[name](module.parameters(), lr=0.1)
+        module(torch.tensor([1, 1, 3])).sum().backward()
+        optimizer.step()
+        assert (module.weight != before).any(1).nonzero().flatten().tolist() == [1, 3]
+
+
+def test_another_optimizer_takes_over_what_the_first_owed():
+    module = collection()
+    dense = twin(module)
+    for first, second in ((optim.Adam, optim.SGD), (optim.AMSGrad, optim.Adam)):
+        torch_first = {"Adam": torch.optim.Adam, "AMSGrad": lambda p, lr: torch.optim.Adam(p, lr=lr, amsgrad=True)}
+        run(module, first(module.parameters(), lr=0.01), 10)
+        run(dense, torch_first[first.__name__](dense.parameters(), lr=0.01), 10)
+        run(module, last := second(module.parameters(), lr=0.01), 10, seed=2)
+        run(dense, second.torch_class(dense.parameters(), lr=0.01), 10, seed=2)
+    last.flush()
+    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+
+
+def test_a_copied_pair_of_module_and_optimizer_trains_on_alone():
+    module = collection()
+    optimizer = optim.AMSGrad(module.parameters(), lr=0.01)
+    run(module, optimizer, 20)
+    other, its = copy.deepcopy((module, optimizer))
+    assert its.param_groups[0]["params"][0] is other.weight
+    run(module, optimizer, 20, seed=2)
+    run(other, its, 20, seed=2)
+    assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
+
+
+def test_learning_rate_may_be_a_tensor():
+    module, other = collection(), collection()
+    rate = torch.tensor(0.01, dtype=torch.float64)
+    a, b = optim.Adam(module.parameters(), lr=rate), optim.Adam(other.parameters(), lr=0.01)
+    for step in range(10):
+        run(module, a, 2, step)
+        run(other, b, 2, step)
+        rate.mul_(0.5)
+        b.lr = b.lr * 0.5
+    assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: optim.Adam(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables"),
+        (lambda p: optim.Adagrad(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables"),
+        (lambda p: optim.SGD([{"params": p, "momentum": 0.9}]), r"momentum \(0.9\) must be 0: quorem.optim.SGD has no"),
+        (lambda p: optim.Adam([{"params": p, "amsgrad": True}]), r"amsgrad \(True\) must be False"),
+        (lambda p: optim.AMSGrad([{"params": p, "maximize": True}]), r"maximize \(True\) must be False"),
+        (lambda p: optim.Adam(p, betas=(0.99, 0.9)), r"betas \(0.99, 0.9\) must have beta1\*\*2 < beta2"),
+        (lambda p: optim.Adam(p, lr=-1.0), "Invalid learning rate"),
+        (lambda p: optim.Adam(p, betas=(1.0, 0.9)), "Invalid beta parameter"),
+    ],
+)
+def test_unsupported_options_are_refused(make, message):
+    module = collection()
+    with pytest.raises(ValueError, match=message):
+        make([module.weight])
+
+
+@pytest.mark.parametrize("option", ["foreach", "maximize", "capturable", "differentiable", "fused", "amsgrad"])
+@pytest.mark.parametrize("name", NAMES)
+def test_options_of_torch_that_are_not_ours_are_not_accepted(name, option):
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        CLASSES[name](collection().parameters(), **{option: True})
+
+
+def test_steps_cannot_be_owed_to_a_module_that_does_not_ask():
+    module = nn.Embedding(9, 4, sparse=True)
+    optimizer = optim.AMSGrad(module.parameters())
+    module(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"must belong to a quorem module: AMSGrad owes rows .* LazyAMSGrad owes none"):
+        optimizer.step()
+
+
+def test_row_sums_of_another_shape_are_refused():
+    module = collection()
+    elementwise, by_row = optim.Adagrad(module.parameters()), optim.RowWiseAdagrad(module.parameters())
+    run(module, elementwise, 1)
+    by_row.load_state_dict(elementwise.state_dict())
+    with pytest.raises(ValueError, match=r"sum \(\d+, 4\) must hold one number for each"):
+        run(module, by_row, 1)
+
+
+def test_other_sparse_gradients_are_refused():
+    p = nn.Parameter(torch.zeros(5))
+    p.grad = torch.sparse_coo_tensor([[1]], [1.0], (5,), check_invariants=True)
+    with pytest.raises(ValueError, match=r"shape \(5,\) with a sparse gradient must be 2-D"):
+        optim.SGD([p]).step()
