@@ -143,6 +143,18 @@ def test_a_table_of_a_trillion_ids_on_meta() -> None:
     assert table.num_parameters == table.weight.numel() == (250 * 10**9 + 4) * 64
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_leaves_the_dtype_of_the_tables(name: str) -> None:
+    """As for ``nn.Embedding``: vectors of a float32 table are float32; networks may be rounded inside."""
+    module, arguments = calls()[name]
+    expected = module(*arguments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(*arguments)
+    assert out.dtype == torch.float32
+    assert_near(out, expected, torch.bfloat16 if "path" in name or "collection" in name else torch.float32)
+    out.sum().backward()
+
+
 @pytest.mark.parametrize("case", FEW)
 def test_functional_call_and_gradient(case: str) -> None:
     module = embedding(case, dtype=torch.float64)
