@@ -10,7 +10,7 @@ from oracles import CASES, D, N, assert_near, fill_
 from torch import Tensor
 
 from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, Path
-from quorem.init import NOISE, STARTS, fit_, path_
+from quorem.init import NOISE, STARTS, fit_, matched_, path_
 from quorem.partitions import ExplicitPartition
 from quorem.schemes import Scheme
 
@@ -303,3 +303,18 @@ def test_a_fit_of_a_fallback_is_exact() -> None:
     with pytest.warns(UserWarning, match="tables stay full"):
         table = Embedding.from_pretrained(dense, QR(4, permute=1))
     assert_near(table.to_dense(), dense, torch.float32)
+
+
+def test_products_whose_factors_cancel_are_fitted() -> None:
+    """The mean of every bucket of the large table is zero, where a fit from equal factors would stay."""
+    rows = torch.linspace(1, 2, 10)[:, None]
+    target = torch.cat([rows, -rows])
+    torch.testing.assert_close(Embedding.from_pretrained(target, QR(2)).to_dense(), target)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_noise_bounds_the_small_table(noise: float) -> None:
+    table = started(QR(4))
+    with torch.no_grad():
+        matched_(table.tables(), table.specs[0], noise=noise)
+    assert noise * 0.9 <= (table.tables()[1] - 1).abs().max() <= noise
