@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from . import init
-from .ops import layout, reference
+from .ops import layout, path, reference
 from .partitions import Partition
 from .schemes import Path, TableSpec
 
@@ -49,7 +49,11 @@ class PathNetworks(nn.Module):
         self.members = tuple(members)
         self.activation = scheme.activation
         self.embedding_dim = own[0].embedding_dim
-        self.counts = tuple(map(sum, zip(*(spec.path_sizes for spec in own), strict=True)))
+        sizes = list(zip(*(spec.path_sizes for spec in own), strict=True))
+        self.counts, self.most = (
+            tuple(map(sum, sizes)),
+            tuple(map(max, sizes)),
+        )  # networks of each level: all, of a member
         widths = (self.embedding_dim, *scheme.hidden, self.embedding_dim)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for count in self.counts:
@@ -81,6 +85,30 @@ class PathNetworks(nn.Module):
         for level in range(len(self.counts)):
             own = slice(level * layers, (level + 1) * layers)
             init.path_(list(self.weights)[own], list(self.biases)[own], self.activation)
+
+    def transform(self, vectors: Tensor, ids: Tensor) -> Tensor:
+        """Transform the members' vectors among those ``[B, S, W]`` of ``ids`` ``[B, F]``; the others pass."""
+        layers = [t for pair in zip(self.weights, self.biases, strict=True) for t in pair]
+        per_level = len(layers) // len(self.counts)
+        if all(path.is_fused(vectors, layers[:per_level], most) for most in self.most):
+            for level, most in enumerate(self.most):
+                own = layers[level * per_level : (level + 1) * per_level]
+                parts = self.network_parts[:, level : level + 1].contiguous()
+                vectors = path.path(
+                    vectors,
+                    ids,
+                    own,
+                    self.network_slots,
+                    parts,
+                    self.columns,
+                    networks=most,
+                    activation=self.activation,
+                )
+            return vectors
+        rows = vectors[:, self.columns]
+        member = torch.arange(len(self.features), device=ids.device).repeat(ids.shape[0])
+        composed = self(rows.reshape(-1, self.embedding_dim), ids[:, self.features].flatten(), member)
+        return vectors.index_copy(1, self.columns, composed.view_as(rows))
 
     def forward(self, x: Tensor, ids: Tensor, member: Tensor) -> Tensor:
         """Transform the row vectors ``x`` ``[N, D]`` of ``ids`` ``[N]``, each of one ``member`` ``[N]``.

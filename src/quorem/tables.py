@@ -128,20 +128,17 @@ class Tables(nn.Module):
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
         integers = (self.slots, self.parts, self.maps, self.spans)
         if ids.is_cuda:
-            self._report_invalid(ids, self.limits)
+            self._report_invalid(ids, None)
         out = lookup.lookup(ids, self.weight, *integers, names=self.titles, sparse=self.sparse)
         for group in self._path_networks():
-            rows = out[:, group.columns]
-            member = torch.arange(len(group.features), device=ids.device).repeat(ids.shape[0])
-            composed = group(rows.reshape(-1, group.embedding_dim), ids[:, group.features].flatten(), member)
-            out = out.index_copy(1, group.columns, composed.view_as(rows))
+            out = group.transform(out, ids)
         return out
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
         """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
         integers = (self.slots, self.parts, self.maps, self.spans)
         if ids.is_cuda:
-            self._report_invalid(ids, self.limits[reference.bags_of(ids, offsets, self.spans)[1]])
+            self._report_invalid(ids, offsets)
         out = lookup.bag(
             ids, offsets, sample_weights, self.weight, *integers, mean=mean, names=self.titles, sparse=self.sparse
         )
@@ -172,15 +169,15 @@ class Tables(nn.Module):
     def _path_networks(self) -> list[PathNetworks]:
         return cast(list[PathNetworks], list(self.paths))
 
-    def _report_invalid(self, ids: Tensor, limits: Tensor) -> None:
+    def _report_invalid(self, ids: Tensor, offsets: Tensor | None) -> None:
         """On a GPU, do what ``on_invalid_id`` says about ids out of range; the CPU ops raise by themselves."""
         if self.on_invalid_id == "trust":
             return
-        bad = reference.out_of_range(ids, limits)
+        integers = (self.slots, self.parts, self.maps, self.spans)
+        torch.ops.quorem.count_invalid_(ids, offsets, self.invalid_ids, *integers)
         if self.on_invalid_id == "raise":
-            torch._assert_async(~bad.any(), f"an id is out of range in {self.titles!r}")
+            torch._assert_async(self.invalid_ids == 0, f"an id is out of range in {self.titles!r}")
             return
-        self.invalid_ids += bad.sum()
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return
         self._lookups += 1

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import cpu, in_backward, reference, update
+from . import cpu, gpu, in_backward, reference, update
 from .layout import LIMIT
 
 _INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
@@ -167,7 +167,9 @@ _bodies: dict[str, Callable[..., Any]] = {
 for _name, _body in _bodies.items():
     _library.impl(_name, _body, "CompositeExplicitAutograd")
     _library.impl(_name, cpu.fused(_name, _body), "CPU")
+    _library.impl(_name, gpu.fused(_name, _body), "CUDA")
 _library.impl("count_invalid_", _count_invalid, "CompositeExplicitAutograd")
+_library.impl("count_invalid_", gpu.fused("count_invalid_", _count_invalid), "CUDA")
 torch.library.register_fake("quorem::count_invalid_", lambda *inputs: None, lib=_library)
 
 

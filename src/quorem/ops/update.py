@@ -46,7 +46,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import cpu, reference, rules
+from . import cpu, gpu, reference, rules
 from .layout import FEATURE
 
 _INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
@@ -251,4 +251,5 @@ _bodies: dict[str, Callable[..., Any]] = {
 for _name, _body in _bodies.items():
     _library.impl(_name, _body, "CompositeExplicitAutograd")
     _library.impl(_name, cpu.fused(_name, _body), "CPU")
+    _library.impl(_name, gpu.fused(_name, _body), "CUDA")
     torch.library.register_fake(f"quorem::{_name}", _nothing, lib=_library)

@@ -1,0 +1,160 @@
+"""The steps that rows of Adam and AMSGrad have missed, taken in one launch just before the rows are read.
+
+``ops.replay`` explains the sums and is the plain version. Of the reads of one row, the first to raise its ``last`` to
+the present step takes its missed steps; the lookup is another launch, so all its reads see the row up to date.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .gather import TYPES, read_ids
+from .index import base_of, is_valid, part_at, row_of, slot_at
+
+
+@triton.jit
+def power(base, exponent):
+    """``base ** exponent`` in float64; anything to the 0 is one."""
+    return tl.where(exponent == 0, 1.0, tl.exp2(tl.log2(base) * exponent))
+
+
+@triton.jit
+def first_root(since, beta2, AMSGRAD: tl.constexpr):
+    """d_1."""
+    d = tl.sqrt(1 - power(beta2, since + 1))
+    if not AMSGRAD:
+        d = d / tl.sqrt(beta2)
+    return d
+
+
+@triton.jit
+def term(a, d, root, eps):
+    """``a d / (root + eps d)``, for each row's a and d."""
+    d = d.to(root.dtype)[:, None]
+    return a.to(root.dtype)[:, None] * d / (root + eps.to(root.dtype) * d)
+
+
+@triton.jit
+def catch_up_kernel(
+    ids, offsets, weight, exp_avg, exp_avg_sq, root_sq, last, step, lrs, moments, hyper, slots, parts, maps,
+    B, id_stride, R, H, turn, reading,
+    W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+    JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
+):  # fmt: skip
+    """T reads of one pair, or T of the ``turn`` rows whose turn it is: take the steps that their rows have missed."""
+    now = tl.load(step)
+    if tl.program_id(0) < reading:
+        pair = tl.program_id(0) % (S * K)
+        n = (tl.program_id(0) // (S * K)).to(tl.int64) * T + tl.arange(0, T)
+        slot = slot_at(slots, pair // K)
+        i, _ = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+        valid = is_valid(i, slot) & (base_of(part_at(parts, pair)) >= 0)
+        row, _ = row_of(tl.where(valid, i, 0), slot, part_at(parts, pair), maps)
+    else:
+        n = (tl.program_id(0) - reading).to(tl.int64) * T + tl.arange(0, T)
+        valid = n < turn
+        row = (now * turn + n) % R
+    row = tl.where(valid, row, 0)
+    seen = tl.load(last + row, mask=valid, other=0)
+    due = valid & (seen > 0) & (seen < now)
+    if tl.max(due.to(tl.int32)) > 0:
+        raised = tl.atomic_max(last + row, tl.zeros((T,), tl.int32) + now.to(tl.int32), mask=due, sem="relaxed")
+        behind = due & (raised < now)
+        since = tl.where(behind, raised, 1).to(tl.int64)
+        gap = tl.where(behind, now - since, 0)
+        beta1, beta2, eps = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
+        columns = tl.arange(0, C)
+        mask = behind[:, None] & (columns < W)[None, :]
+        here = row[:, None] * W + columns[None, :]
+        root = tl.sqrt(tl.load(root_sq + here, mask=mask, other=1))
+        total = tl.zeros((T, C), ACC)
+        slow = behind
+        if CLOSED:
+            slow = behind & (since.to(tl.float64) < tl.load(hyper + 4))
+            at = moments + (since % H) * 4
+            mass = tl.load(at, mask=behind, other=0)
+            safe = tl.where(mass > 0, mass, 1)
+            mean = tl.load(at + 1, mask=behind, other=0) / safe
+            second = tl.load(at + 2, mask=behind, other=0) / safe
+            third = tl.load(at + 3, mask=behind, other=0) / safe
+            variance = tl.maximum(second - mean * mean, 0)
+            apart = variance > 1e-14  # else rounding is all there is to see, and one node is exact
+            skew = (third - 3 * mean * second + 2 * mean * mean * mean) / (2 * tl.where(apart, variance, 1))
+            half = tl.where(apart, skew, 0)
+            reach = tl.where(apart, tl.sqrt(variance + half * half), 1)
+            scale = first_root(since, beta2, AMSGRAD)
+            upper = scale * (1 + mean + tl.where(apart, half + reach, 0))
+            lower = scale * (1 + mean + tl.where(apart, half - reach, 0))
+            total += term(mass * (reach - half) / (2 * reach), upper, root, eps)
+            total += term(mass * (reach + half) / (2 * reach), lower, root, eps)
+            total = tl.where(slow[:, None], 0, total)
+        most = tl.minimum(tl.max(tl.where(slow, gap, 0)), tl.load(hyper + 3).to(tl.int64))
+        for j in range(1, most + 1):
+            t = since + j
+            a = tl.load(lrs + t % H, mask=slow & (j <= gap), other=0) * power(beta1, j) / (1 - power(beta1, t))
+            d = tl.sqrt(1 - power(beta2, t))
+            if not AMSGRAD:
+                d = d * tl.exp2(-0.5 * j * tl.log2(beta2))
+            total += term(a, d, root, eps)
+        m = tl.load(exp_avg + here, mask=mask, other=0)
+        w = tl.load(weight + here, mask=mask, other=0).to(ACC) - m * total
+        v = tl.load(exp_avg_sq + here, mask=mask, other=0) * power(beta2, gap).to(ACC)[:, None]
+        tl.debug_barrier()  # AMSGrad aside, root_sq is exp_avg_sq
+        tl.store(weight + here, w.to(weight.dtype.element_ty), mask=mask)
+        tl.store(exp_avg + here, m * power(beta1, gap).to(ACC)[:, None], mask=mask)
+        tl.store(exp_avg_sq + here, v, mask=mask)
+
+
+@triton.jit
+def advance_kernel(lr, step, lrs, moments, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr):
+    """Enter one more step into the times: its learning rate, and its term into the moments of the steps before it."""
+    now = tl.load(step) + 1
+    rate = tl.load(lr)
+    beta1, beta2 = tl.load(hyper), tl.load(hyper + 1)
+    if CLOSED:
+        j = 1 + tl.arange(0, WINDOW)
+        since = now - j
+        valid = (since >= 0) & (j <= tl.load(hyper + 3).to(tl.int64))
+        since = tl.where(valid, since, 0)
+        a = rate * power(beta1, j) / (1 - power(beta1, now))
+        d = tl.sqrt(1 - power(beta2, now))
+        if not AMSGRAD:
+            d = d * tl.exp2(-0.5 * j * tl.log2(beta2))
+        u = d / first_root(since, beta2, AMSGRAD) - 1
+        at = moments + (since % H) * 4
+        for order in tl.static_range(4):
+            tl.store(at + order, tl.load(at + order, mask=valid, other=0) + a, mask=valid)
+            a = a * u
+            tl.store(moments + (now % H) * 4 + order, 0.0)
+    tl.debug_barrier()
+    tl.store(lrs + now % H, rate)
+    tl.store(step, now)
+
+
+def advance_(lr: Tensor, state: list[Tensor], hyper: Tensor, amsgrad: bool, window: int) -> None:
+    """``ops.replay.advance_`` in one launch."""
+    step, lrs, moments = state[-3:]
+    advance_kernel[(1,)](
+        lr, step, lrs, moments, hyper, len(lrs),
+        WINDOW=triton.next_power_of_2(max(window, 1)), AMSGRAD=amsgrad, CLOSED=len(moments) > 0,
+    )  # fmt: skip
+
+
+def catch_up_(
+    ids: Tensor, offsets: Tensor | None, weight: Tensor, state: list[Tensor], hyper: Tensor, *integers: Tensor
+) -> None:
+    """``ops.update``'s catch-up of the rows that ``ids`` read, and of the rows whose turn it is."""
+    slots, parts, maps, spans = integers
+    *averages, last, step, lrs, moments = state
+    width, k, jagged = weight.shape[1], parts.shape[1], offsets is not None
+    batch = (len(offsets) - 1) // len(spans) if offsets is not None else len(ids)
+    columns = triton.next_power_of_2(width)
+    block = max(1, min(64, 1024 // columns))
+    reading = triton.cdiv(len(ids), block) * len(slots) * k
+    turn = triton.cdiv(2 * len(weight), len(lrs))
+    catch_up_kernel[(reading + triton.cdiv(turn, block),)](
+        ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, moments, hyper, slots, parts,
+        maps, batch, 1 if jagged else ids.stride(0), len(weight), len(lrs), turn, reading,
+        W=width, S=len(slots), K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
+        JAGGED=jagged, AMSGRAD=len(averages) == 3, CLOSED=len(moments) > 0, num_warps=2,
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""The optimizers' rules: after ``gather``, one launch updates each touched row once by its summed gradient.
+
+``ops.update`` lists the state and the constants of each rule; ``ops.rules`` is the plain version.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import rules
+from . import replay
+from .gather import TYPES, gather, one_row_each, rows_and_sums, run_of
+from .replay import power
+
+RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
+WIDEST = 512  # columns a program holds at a time
+
+
+@triton.jit
+def update_kernel(
+    ids, offsets, sums, claims, places, weight, lr, state0, state1, state2, last, step, hyper, loss_scale, clip_value,
+    slots, parts, maps, B, id_stride,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
+    RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """T places of one pair: the rule, on their rows. Adagrad's ``step`` counts this step already, Adam's does not."""
+    pair = tl.program_id(0)
+    if tl.program_id(1) * T < run_of(places, pair)[1]:
+        row, active, g = rows_and_sums(
+            ids, offsets, sums, claims, places, pair, slots, parts, maps, B, id_stride, W, K, T, C, JAGGED
+        )
+        columns = tl.arange(0, C)
+        here = row[:, None] * W + columns[None, :]
+        if SCALED:
+            g = g / tl.load(loss_scale).to(ACC)
+            finite = tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) == 1  # a NaN is not less either
+            g = tl.where(finite[:, None], g, 0)
+        if CLIPPED:
+            g = tl.where(g != g, g, tl.minimum(tl.maximum(g, -clip_value), clip_value))
+        if RULE == "adam" or RULE == "amsgrad":
+            active = active & (tl.max((g != 0).to(tl.int32), 1) == 1)  # a zero gradient is a step owed, like any other
+        mask = active[:, None] & (columns < W)[None, :]
+        rate = tl.load(lr)
+        w = tl.load(weight + here, mask=mask, other=0).to(ACC)
+        if RULE == "sgd":
+            w -= rate.to(ACC) * g
+        elif RULE == "adagrad":
+            rate = (rate / (1 + (tl.load(step) - 1).to(tl.float64) * tl.load(hyper))).to(ACC)
+            h = tl.load(state0 + here, mask=mask, other=0) + g * g
+            tl.store(state0 + here, h, mask=mask)
+            w -= rate * g / (tl.sqrt(h) + tl.load(hyper + 1).to(ACC))
+        elif RULE == "rowwise_adagrad":
+            rate = (rate / (1 + (tl.load(step) - 1).to(tl.float64) * tl.load(hyper))).to(ACC)
+            h = tl.load(state0 + row, mask=active, other=0) + tl.sum(g * g, 1) / W
+            tl.debug_barrier()  # as in rows_and_sums: several threads hold the same row
+            tl.store(state0 + row, h, mask=active)
+            w -= rate * g / (tl.sqrt(h) + tl.load(hyper + 1).to(ACC))[:, None]
+        else:
+            beta1, beta2 = tl.load(hyper), tl.load(hyper + 1)
+            t = tl.load(step) + 1
+            m = tl.load(state0 + here, mask=mask, other=0)
+            m += (g - m) * (1 - beta1).to(ACC)
+            v = tl.load(state1 + here, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
+            tl.store(state0 + here, m, mask=mask)
+            tl.store(state1 + here, v, mask=mask)
+            if RULE == "amsgrad":
+                v = tl.maximum(tl.load(state2 + here, mask=mask, other=0), v)
+                tl.store(state2 + here, v, mask=mask)
+            root = tl.sqrt(v) / tl.sqrt(1 - power(beta2, t)).to(ACC)
+            w -= (rate / (1 - power(beta1, t))).to(ACC) * m / (root + tl.load(hyper + 2).to(ACC))
+            tl.store(last + row, t.to(tl.int32), mask=active)
+        tl.store(weight + here, w.to(weight.dtype.element_ty), mask=mask)
+
+
+@cache
+def on_device(hyper: tuple[float, ...], device: torch.device) -> Tensor:
+    """A rule's constants in float64, which a kernel's scalar arguments would round to float32."""
+    return torch.tensor(hyper or (0.0,), dtype=torch.float64, device=device)
+
+
+def lookup_update_(
+    grad: Tensor, ids: Tensor, weight: Tensor, lr: Tensor, state: list[Tensor], *integers: Tensor, **options: Any
+) -> Any:
+    """``ops.update.lookup_update_`` fused."""
+    return bag_update_(grad, ids, None, None, weight, lr, state, *integers, **options)
+
+
+def bag_update_(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None,
+    sample_weights: Tensor | None,
+    weight: Tensor,
+    lr: Tensor,
+    state: list[Tensor],
+    *integers: Tensor,
+    rule: str,
+    hyper: list[float],
+    mean: bool = False,
+    clip_value: float | None = None,
+    loss_scale: Tensor | None = None,
+) -> Any:
+    """``ops.update.bag_update_`` fused, or ``lookup_update_`` without offsets."""
+    slots, parts, maps, _ = integers
+    if rule not in RULES or weight.shape[1] > WIDEST or torch.are_deterministic_algorithms_enabled():
+        return NotImplemented
+    if rule == "rowwise_adagrad" and not one_row_each(*integers):
+        return NotImplemented
+    adam = rule in rules.OWING
+    averages = state[: len(state) - 4] if adam else state[:1]
+    last, step = (state[-4], state[-3]) if adam else (None, state[1] if state else None)
+    constants = on_device(tuple(hyper), weight.device)
+    if grad.numel() and ids.numel():
+        counted = None if adam else step
+        sums, claims, places = gather(
+            grad.contiguous(), ids.contiguous(), offsets, sample_weights, weight, *integers, mean=mean, step=counted
+        )
+        width, jagged = weight.shape[1], offsets is not None
+        columns = triton.next_power_of_2(width)
+        block = max(1, min(128, 2048 // columns))
+        update_kernel[(parts.shape[0] * parts.shape[1], triton.cdiv(places.longest, block))](
+            ids.contiguous(), offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
+            constants, loss_scale, clip_value or 0.0, slots, parts, maps, len(grad), 1 if jagged else ids.shape[1],
+            W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
+            RULE=rule, CLIPPED=clip_value is not None, SCALED=loss_scale is not None, num_warps=4,
+        )  # fmt: skip
+    elif step is not None and not adam:
+        step += 1
+    if adam:
+        replay.advance_(lr, state, constants, len(averages) == 3, int(hyper[3]))
+
+
+def lookup_catch_up_(ids: Tensor, weight: Tensor, state: list[Tensor], *integers: Tensor, **options: Any) -> Any:
+    """``ops.update.lookup_catch_up_`` fused."""
+    return bag_catch_up_(ids, None, weight, state, *integers, **options)
+
+
+def bag_catch_up_(
+    ids: Tensor,
+    offsets: Tensor | None,
+    weight: Tensor,
+    state: list[Tensor],
+    *integers: Tensor,
+    rule: str,
+    hyper: list[float],
+) -> Any:
+    """``ops.update.bag_catch_up_`` fused, or ``lookup_catch_up_`` without offsets."""
+    if weight.shape[1] > WIDEST:
+        return NotImplemented
+    constants = on_device(tuple(hyper), weight.device)
+    return replay.catch_up_(ids.contiguous(), offsets, weight, state, constants, *integers)
