@@ -25,6 +25,7 @@ CHANGES = {
     "batch_size": 2048,
     "epochs": 2,
     "seed": 1,
+    "shuffle": True,
     "precision": "bfloat16",
     "validate_every": 1000,
     "max_rows": 64_000,
@@ -64,7 +65,7 @@ def test_key_is_the_hash_of_the_canonical_text():
     text = (
         '{"batch_size": 128, "data": "log", "embedding_dim": 16, "epochs": 1, "lr": null, "max_rows": null, '
         '"network": "dlrm", "optimizer": "adagrad", "precision": "float32", "preset": "text", '
-        '"scheme": {"scheme": "QR"}, "seed": 0, "threshold": 0, "validate_every": null}'
+        '"scheme": {"scheme": "QR"}, "seed": 0, "shuffle": false, "threshold": 0, "validate_every": null}'
     )
     assert CONFIG.to_json() == text
     assert CONFIG.key() == hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -104,6 +105,7 @@ def test_learning_rates_are_torchs_defaults():
         ({"epochs": 0}, ValueError, r"epochs \(0\) must be at least 1"),
         ({"seed": 1.5}, TypeError, r"seed \(1.5\) must be an int"),
         ({"seed": True}, TypeError, r"seed \(True\) must be an int"),
+        ({"shuffle": 1}, TypeError, r"shuffle \(1\) must be a bool"),
         ({"validate_every": 0}, ValueError, r"validate_every \(0\) must be at least 1"),
         ({"max_rows": 0}, ValueError, r"max_rows \(0\) must be at least 1"),
         ({"lr": 0}, ValueError, r"lr \(0\) must be above 0 and finite"),

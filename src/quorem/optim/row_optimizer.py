@@ -141,6 +141,13 @@ class RowOptimizer(torch.optim.Optimizer):
         for p in self._ledgers:
             update.flush_(p)
 
+    def live_state(self) -> dict[Tensor, list[Tensor]]:
+        """The rule's own tensors for each parameter that it updates by rows, as they are: rows may owe steps.
+
+        A run that is saved by these and the weights as they are goes on with the same bits.
+        """
+        return {p: ledger.state for p, ledger in self._ledgers.items()}
+
     def state_dict(self) -> dict[str, Any]:
         """The state, as the ``torch.optim`` class would have it, with every row up to date."""
         self.flush()

@@ -1,1 +1,1 @@
-"""Training: the configuration of a run, its tables, its metrics."""
+"""Training: the configuration of a run, its model, its loop, checkpoints and metrics."""

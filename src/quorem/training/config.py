@@ -29,7 +29,8 @@ class RunConfig:
         lr: learning rate; torch's default for the optimizer where None.
         batch_size: samples a step.
         epochs: passes over the training rows.
-        seed: of the starting values and of the order of the samples.
+        seed: of the starting values, and of the order of the samples where these are shuffled.
+        shuffle: train in a random order, another in each epoch; False keeps the order of the log.
         precision: of the matrix products: ``"float32"``, ``"tf32"``, or ``"bfloat16"`` under autocast.
         validate_every: steps between two validations; None validates at the end only.
         max_rows: train on the first rows only; None takes all.
@@ -54,6 +55,7 @@ class RunConfig:
     batch_size: int = 128
     epochs: int = 1
     seed: int = 0
+    shuffle: bool = False
     precision: str = "float32"
     validate_every: int | None = None
     max_rows: int | None = None
@@ -64,6 +66,8 @@ class RunConfig:
             raise TypeError(f"data ({self.data!r}) must be a str")
         if not self.data:
             raise ValueError("data ('') must name the data")
+        if not isinstance(self.shuffle, bool):
+            raise TypeError(f"shuffle ({self.shuffle!r}) must be a bool")
         if not isinstance(self.scheme, Scheme):
             raise TypeError(f"scheme ({self.scheme!r}) must be a Scheme")
         choices = {

@@ -1,0 +1,106 @@
+"""Batches for a run: rows resident on the GPU where they fit, else read ahead by a thread."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from ..data.batches import Batch, Prepared
+from .config import RunConfig
+
+BLOCK_ROWS = 1 << 16  # read ahead at a time
+RESIDENT = 0.5  # of the GPU's free memory that rows may take
+SPLITS = ("train", "validation", "test")
+
+
+class Feed:
+    """The rows of prepared data for runs on one device; several runs share it.
+
+    Args:
+        prepared: the data.
+        device: where the batches are wanted.
+    """
+
+    def __init__(self, prepared: Prepared, device: torch.device | str = "cpu") -> None:
+        self.prepared, self.device = prepared, torch.device(device)
+        self.rows = {name: prepared.split(name) for name in SPLITS}
+        size = sum(num_bytes(rows) for rows in self.rows.values())
+        self.resident = self.device.type == "cuda" and size <= RESIDENT * torch.cuda.mem_get_info(self.device)[0]
+        if self.resident:
+            self.rows = {name: self._checked(rows.to(self.device)) for name, rows in self.rows.items()}
+
+    def training(self, config: RunConfig, first_step: int = 0) -> Iterator[Batch]:
+        """The batches of a run from a step on: the same for that step however often the run was interrupted."""
+        rows = self.rows["train"]
+        if config.max_rows is not None:
+            rows = rows.rows(0, min(config.max_rows, len(rows)))
+        per_epoch = steps_per_epoch(config, len(rows))
+        for epoch in range(first_step // per_epoch, config.epochs):
+            skip = max(0, first_step - epoch * per_epoch) * config.batch_size
+            order = epoch_order(config, epoch, len(rows)) if config.shuffle else None
+            yield from self._batches(rows, config.batch_size, skip, order)
+
+    def evaluation(self, split: str, size: int) -> Iterator[Batch]:
+        """The batches of ``"validation"`` or ``"test"``, in order."""
+        return self._batches(self.rows[split], size)
+
+    def _batches(self, rows: Batch, size: int, skip: int = 0, order: Tensor | None = None) -> Iterator[Batch]:
+        blocks = self._resident_block(rows, skip, order) if self.resident else self._ahead(rows, size, skip, order)
+        for block in blocks:
+            yield from block.batches(size)
+
+    def _resident_block(self, rows: Batch, skip: int, order: Tensor | None) -> Iterator[Batch]:
+        yield rows.rows(skip, len(rows)) if order is None else rows.take(order[skip:].to(self.device))
+
+    def _ahead(self, rows: Batch, size: int, skip: int, order: Tensor | None) -> Iterator[Batch]:
+        """Blocks of whole batches; while one is used the next is read, and is on its way to the GPU."""
+        step = max(size, BLOCK_ROWS // size * size)
+
+        def read(start: int) -> Batch:
+            stop = min(start + step, len(rows))
+            block = self._checked(rows.take(torch.arange(start, stop) if order is None else order[start:stop]))
+            return block.pin_memory() if self.device.type == "cuda" else block
+
+        with ThreadPoolExecutor(1, "quorem-feed") as reader:
+            ahead = None
+            for start in range(skip, len(rows), step):
+                block = read(start) if ahead is None else ahead.result()
+                ahead = reader.submit(read, start + step) if start + step < len(rows) else None
+                yield block.to(self.device, non_blocking=True)
+
+    def _checked(self, rows: Batch) -> Batch:
+        """The rows, once their ids are found to be in range.
+
+        Raises:
+            ValueError: if an id is not.
+        """
+        single = [name for name in self.prepared.names if name not in rows.bags]
+        columns = {**dict(zip(single, rows.ids.unbind(1), strict=True)), **{n: b.values for n, b in rows.bags.items()}}
+        filled = {name: ids for name, ids in columns.items() if len(ids)}
+        if not filled:
+            return rows
+        bounds = torch.stack([torch.stack(ids.aminmax()) for ids in filled.values()]).tolist()
+        sizes = dict(zip(self.prepared.names, self.prepared.cardinalities, strict=True))
+        for name, (low, high) in zip(filled, bounds, strict=True):
+            if low < 0 or high >= sizes[name]:
+                wrong = low if low < 0 else high
+                raise ValueError(f"{self.prepared.path}: {name} has id {wrong} but ids must be in [0, {sizes[name]})")
+        return rows
+
+
+def steps_per_epoch(config: RunConfig, num_rows: int) -> int:
+    """Number of batches; the last may have fewer rows."""
+    return -(-num_rows // config.batch_size)
+
+
+def epoch_order(config: RunConfig, epoch: int, num_rows: int) -> Tensor:
+    """The order of the rows in a shuffled epoch, by seed and epoch alone."""
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
+    return torch.randperm(num_rows, generator=generator)
+
+
+def num_bytes(rows: Batch) -> int:
+    """Bytes of all tensors."""
+    bags = [tensor for bag in rows.bags.values() for tensor in (bag.values, bag.offsets)]
+    return sum(tensor.nbytes for tensor in (rows.labels, rows.dense, rows.ids, *bags))

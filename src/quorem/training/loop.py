@@ -1,0 +1,335 @@
+"""The training loop: one epoch of log loss, with checkpoints, validation and the final test (section 5.2)."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..data.batches import Prepared
+from .config import RunConfig
+from .feed import Feed, steps_per_epoch
+from .metrics import Evaluation, Metrics
+from .model import build_model
+from .run import RunFolder, commit, versions
+from .trial import Trial
+
+LOG_EVERY = 100  # steps between two lines of training loss
+EVALUATION_ROWS = 4096  # of a batch
+REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is, for whoever watches it."""
+
+    config: RunConfig
+    step: int
+    steps: int
+    rows_per_second: float
+    loss: float | None  # training loss of the last LOG_EVERY steps
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run does besides training; none of it changes the result.
+
+    Args:
+        checkpoint_seconds: least time between two checkpoints; saving takes a tenth of the time at most.
+        keep: checkpoints kept.
+        report: called a few times a second with the status of the run.
+        tensorboard: also write the metrics for TensorBoard, which must be installed.
+    """
+
+    checkpoint_seconds: float = 60.0
+    keep: int = 2
+    report: Callable[[Status], None] | None = None
+    tensorboard: bool = False
+
+
+def train(
+    config: RunConfig,
+    data: Prepared | Feed,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    options: Options = Options(),  # noqa: B008 - frozen
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
+    """Train a model as ``config`` says, from where an earlier attempt in ``out`` was interrupted.
+
+    Args:
+        config: the run; ``config.data`` must be ``data_identity`` of the data.
+        data: prepared data, or a ``Feed`` of it that several runs share.
+        out: the run's folder; None keeps nothing.
+        device: where to train; that of the feed, if one is given.
+        options: checkpoints and reports.
+        stop: once set, the run writes a checkpoint after the current step and raises KeyboardInterrupt.
+
+    Returns:
+        What ``result.json`` holds: configuration, final metrics of validation and test, sizes, speed and versions.
+
+    Raises:
+        KeyboardInterrupt: if stopped; the same call goes on from there.
+        FloatingPointError: if the loss is no longer finite.
+        ValueError: if the data or the folder belong to another run.
+        OSError: if the disk is full.
+    """
+    feed = data if isinstance(data, Feed) else Feed(data, device)
+    if out is None:
+        return _train(config, feed, None, options, stop)
+    with RunFolder(out, config) as folder:
+        return folder.result() or _train(config, feed, folder, options, stop)
+
+
+def _train(
+    config: RunConfig, feed: Feed, folder: RunFolder | None, options: Options, stop: threading.Event | None
+) -> dict[str, Any]:
+    trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
+    step, done = folder.resume(trial) if folder is not None else (0, {})
+    num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
+    per_epoch = steps_per_epoch(config, num_rows)
+    steps, first = config.epochs * per_epoch, step
+    clock = Clock(done.get("seconds", 0.0), options.checkpoint_seconds)
+    loss: float | None = done.get("loss")
+    with _board(folder, options) as board:
+
+        def log(values: dict[str, Any]) -> None:
+            if folder is not None:
+                folder.log(step, values)
+            board(step, values)
+
+        def save() -> None:
+            if folder is not None:
+                with clock.saving():
+                    folder.save(trial, step, {"seconds": clock.seconds, "loss": loss}, keep=options.keep)
+
+        for batch in feed.training(config, step):
+            trial.step(batch)
+            step += 1
+            if step % LOG_EVERY == 0:
+                loss = trial.mean_loss(LOG_EVERY)
+                if not math.isfinite(loss):
+                    raise FloatingPointError(f"the loss is {loss} at step {step}: lower lr ({config.learning_rate})")
+                log({"loss": loss})
+            if config.validate_every and step % config.validate_every == 0 and step < steps:
+                with clock.paused():
+                    log({"validation": dataclasses.asdict(evaluate(trial, feed, "validation"))})
+            if stop is not None and stop.is_set():
+                save()
+                raise KeyboardInterrupt
+            if folder is not None and step < steps and clock.save_is_due():
+                save()
+            if options.report is not None and (clock.report_is_due() or step == steps):
+                rate = (step - first) * config.batch_size / max(clock.session, 1e-9)
+                options.report(Status(config, step, steps, rate, loss))
+        if feed.device.type == "cuda":
+            torch.cuda.synchronize(feed.device)
+        with clock.paused():
+            final = {name: dataclasses.asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
+        log(final)
+    result = {
+        "config": json.loads(config.to_json()),
+        "steps": steps,
+        "rows": config.epochs * num_rows,
+        **final,
+        **sizes(trial),
+        "seconds": clock.seconds,
+        "rows_per_second": config.epochs * num_rows / clock.seconds,
+        "device": _device_name(feed.device),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "commit": commit(),
+        "seed": config.seed,
+    }
+    if folder is not None:
+        folder.finish(trial.model, result)
+    return result
+
+
+def train_many(
+    configs: Sequence[RunConfig],
+    data: Prepared,
+    outs: Sequence[str | os.PathLike[str] | None] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    options: Options = Options(),  # noqa: B008 - frozen
+    stop: threading.Event | None = None,
+    workers: int = 1,
+) -> list[dict[str, Any]]:
+    """Train several runs in one process over rows that are loaded once.
+
+    Args:
+        configs: of the runs.
+        data: prepared data.
+        outs: the runs' folders.
+        device: where to train.
+        options: of every run.
+        stop: as in ``train``, for all runs.
+        workers: how many train at a time, each in a thread and on a GPU in a stream of its own. On a CPU each has one
+            thread of torch, which uses the cores better than all threads on the small products of one run.
+
+    Returns:
+        The results, in the order of ``configs``.
+
+    Raises:
+        ValueError: if ``workers`` is below 1 or there are not as many folders as configurations.
+        KeyboardInterrupt: if stopped.
+    """
+    outs = [None] * len(configs) if outs is None else outs
+    if workers < 1:
+        raise ValueError(f"workers ({workers}) must be at least 1")
+    if len(outs) != len(configs):
+        raise ValueError(f"outs ({len(outs)}) must be as many as configs ({len(configs)})")
+    feed, stop = Feed(data, device), stop or threading.Event()
+
+    def one(config: RunConfig, out: str | os.PathLike[str] | None) -> dict[str, Any]:
+        try:
+            if feed.device.type != "cuda":
+                return train(config, feed, out, options=options, stop=stop)
+            with torch.cuda.stream(torch.cuda.Stream(feed.device)):
+                return train(config, feed, out, options=options, stop=stop)
+        except BaseException:
+            stop.set()  # the others save what they have
+            raise
+
+    if workers == 1:
+        return [one(config, out) for config, out in zip(configs, outs, strict=True)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            futures = [pool.submit(one, config, out) for config, out in zip(configs, outs, strict=True)]
+            errors = [future.exception() for future in futures]
+            for error in sorted(filter(None, errors), key=lambda error: isinstance(error, KeyboardInterrupt)):
+                raise error  # what stopped the others, before their being stopped
+            return [future.result() for future in futures]
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def evaluate(trial: Trial, feed: Feed, split: str) -> Metrics:
+    """The metrics of a split under the model as it is."""
+    evaluation = Evaluation()
+    for batch in feed.evaluation(split, EVALUATION_ROWS):
+        evaluation.update(trial.logits(batch), batch.labels.float())
+    return evaluation.compute()
+
+
+def sizes(trial: Trial) -> dict[str, int]:
+    """Parameters and bytes of the model and its tables; tables that their scheme would not have shrunk."""
+    tables = trial.embeddings
+    parameters = sum(p.numel() for p in trial.model.parameters())
+    return {
+        "parameters": parameters,
+        "bytes": parameters * tables.weight.element_size(),
+        "embedding_parameters": tables.num_parameters,
+        "embedding_bytes": tables.num_parameters * tables.weight.element_size(),
+        "tables_kept_full": sum(spec.fallback is not None for spec in tables.specs),
+    }
+
+
+class Clock:
+    """Seconds of training, without pauses, and when the next checkpoint and report are due.
+
+    Args:
+        before: seconds of earlier attempts.
+        checkpoint_seconds: least time between two checkpoints.
+    """
+
+    def __init__(self, before: float, checkpoint_seconds: float) -> None:
+        self.before, self.checkpoint_seconds = before, checkpoint_seconds
+        self.began = self.saved = self.reported = time.perf_counter()
+        self.out, self.cost = 0.0, 0.0
+
+    @property
+    def session(self) -> float:
+        """Seconds of training in this attempt."""
+        return time.perf_counter() - self.began - self.out
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training in all attempts."""
+        return self.before + self.session
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that is not training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.out += time.perf_counter() - began
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Time that a checkpoint takes."""
+        with self.paused():
+            began = time.perf_counter()
+            yield
+            self.saved = time.perf_counter()
+            self.cost = self.saved - began
+
+    def save_is_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.perf_counter() - self.saved >= max(self.checkpoint_seconds, 9 * self.cost)
+
+    def report_is_due(self) -> bool:
+        """Whether it is time for a report; it then counts as given."""
+        now = time.perf_counter()
+        due = now - self.reported >= REPORT_SECONDS
+        self.reported = now if due else self.reported
+        return due
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets; a second Ctrl-C interrupts at once. For the main thread."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _board(folder: RunFolder | None, options: Options) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    if not options.tensorboard or folder is None:
+        yield lambda step, values: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("tensorboard=True needs tensorboard: pip install tensorboard") from None
+    with SummaryWriter(folder.path / "tensorboard") as writer:
+
+        def write(step: int, values: dict[str, Any]) -> None:
+            for name, value in values.items():
+                pairs = value.items() if isinstance(value, dict) else [("train", value)]
+                for key, number in pairs:
+                    tag = f"{key}/{name}" if key == "train" else f"{name}/{key}"
+                    writer.add_scalar(tag, number, step)
+
+        yield write
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,146 @@
+"""A model in training: its step, plain or as a CUDA graph, and all tensors that decide how it goes on."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import optim
+from ..data.batches import Batch
+from ..tables import Tables
+from .config import RunConfig
+
+TABLE_OPTIMIZERS = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
+WARM_UP = 3  # steps before a graph is captured: kernels are compiled and memory is found in them
+
+
+class Trial:
+    """One model, its optimizers and its step.
+
+    Tables are updated within the backward pass, so no gradient of theirs is ever stored; everything else has torch's
+    own optimizer, fused.
+
+    Args:
+        config: optimizer, learning rate, batch size and precision.
+        model: a network of ``models``.
+        names: of the categorical features, in order.
+
+    Raises:
+        ValueError: if the device does not have the precision.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, names: list[str]) -> None:
+        self.config, self.model, self.names = config, model, names
+        self.embeddings = next(module for module in model.modules() if isinstance(module, Tables))
+        self.device = self.embeddings.weight.device
+        if config.precision == "tf32" and self.device.type != "cuda":
+            raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
+        lr = config.learning_rate
+        self.tables = optim.apply_in_backward(self.embeddings, TABLE_OPTIMIZERS[config.optimizer], lr=lr)
+        others = [p for p in model.parameters() if p is not self.embeddings.weight]
+        self.dense: torch.optim.Optimizer
+        if config.optimizer == "adagrad":
+            self.dense = torch.optim.Adagrad(others, lr=lr, fused=True)
+        else:
+            graph = self.device.type == "cuda"
+            self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True, capturable=graph)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._buffers: Batch | None = None
+        self._eager_steps = 0
+
+    def step(self, batch: Batch) -> None:
+        """Train on one batch; on a GPU, whole batches run as a captured graph after a few plain steps."""
+        if self.device.type != "cuda" or batch.bags or len(batch) != self.config.batch_size:
+            self._step(batch)
+            return
+        if self._graph is None:
+            self._warm_up(batch)
+            return
+        self._fill(batch)
+        self._graph.replay()
+
+    def _step(self, batch: Batch) -> None:
+        loss = F.binary_cross_entropy_with_logits(self.logits(batch), batch.labels.float())
+        self.dense.zero_grad()
+        loss.backward()
+        self.dense.step()
+        self.loss_sum += loss.detach()
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits ``[B]`` in float32."""
+        ids = batch.jagged(self.names) if batch.bags else (batch.ids,)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            logits: Tensor = self.model(batch.dense, *ids)
+        return logits.float()
+
+    def mean_loss(self, steps: int) -> float:
+        """Mean loss of the last ``steps`` steps, which must be all since this was last asked."""
+        mean = float(self.loss_sum) / steps
+        self.loss_sum.zero_()
+        return mean
+
+    def _warm_up(self, batch: Batch) -> None:
+        """A plain step, on the stream that the graph is then captured on; after the last one, the capture."""
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            self._step(batch)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        self._eager_steps += 1
+        if self._eager_steps == WARM_UP:
+            self._buffers = batch.take(torch.arange(len(batch), device=self.device))
+            self.dense.zero_grad()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._step(self._buffers)
+
+    def _fill(self, batch: Batch) -> None:
+        assert self._buffers is not None
+        for buffer, rows in (
+            (self._buffers.labels, batch.labels),
+            (self._buffers.dense, batch.dense),
+            (self._buffers.ids, batch.ids),
+        ):
+            buffer.copy_(rows, non_blocking=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that decides how training goes on, by name, as it is: no row is brought up to date for it."""
+        weight = self.embeddings.weight
+        rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(weight.detach())}
+        found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not weight}
+        state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[weight])}
+        dense = {
+            f"dense.{i}.{key}": torch.as_tensor(value)
+            for i, own in self.dense.state_dict()["state"].items()
+            for key, value in own.items()
+        }
+        random = {"random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return rows | found | state | dense | random | {"loss_sum": self.loss_sum}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up the state that ``tensors`` gave, before the first step.
+
+        Raises:
+            ValueError: if a tensor is missing or has another shape.
+        """
+        groups = self.dense.state_dict()["param_groups"]
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("dense."):
+                _, i, key = name.split(".")
+                state.setdefault(int(i), {})[key] = tensor
+        self.dense.load_state_dict({"state": state, "param_groups": groups})
+        for name, own in self.tensors().items():
+            if name not in tensors or tensors[name].shape != own.shape:
+                shape = tuple(tensors[name].shape) if name in tensors else "missing"
+                raise ValueError(f"{name} is {shape} in the checkpoint and must be {tuple(own.shape)}")
+            if not name.startswith(("random.", "dense.")):
+                own.copy_(tensors[name])
+        torch.set_rng_state(tensors["random.cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)

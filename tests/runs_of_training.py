@@ -1,0 +1,31 @@
+"""Small logs and runs for the tests of training."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from quorem import QR
+from quorem.data.batches import Prepared
+from quorem.data.synthetic import ClickLog, synthesize
+from quorem.training.config import RunConfig
+from quorem.training.model import data_identity
+
+CARDINALITIES = (400, 90, 7, 2)
+
+
+def small_log(folder: Path, num_rows: int = 4000, seed: int = 0) -> Prepared:
+    return synthesize(ClickLog(cardinalities=CARDINALITIES, num_dense=3, seed=seed), num_rows, folder)
+
+
+def small_run(prepared: Prepared, **options: object) -> RunConfig:
+    defaults = {"scheme": QR(4), "batch_size": 64, "embedding_dim": 4, "data": data_identity(prepared)}
+    return RunConfig(**{**defaults, **options})
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    """Two runs ended with the same bits."""
+    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name].view(torch.uint8), second[name].view(torch.uint8)), name

@@ -1,0 +1,118 @@
+"""Checkpoints: whole or absent, checked, and kept in number."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quorem.training import checkpoint
+from quorem.training.checkpoint import CorruptCheckpointError
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "empty": torch.empty(0, 4)}
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    path = checkpoint.save(tmp_path, 12, TENSORS, {"x": [1, None]})
+    step, tensors, meta = checkpoint.load(path)
+    assert (step, meta) == (12, {"x": [1, None]})
+    assert tensors.keys() == TENSORS.keys()
+    assert all(
+        torch.equal(tensors[name], TENSORS[name]) and tensors[name].dtype == TENSORS[name].dtype for name in tensors
+    )
+
+
+def test_the_last_ones_are_kept_in_order_of_steps(tmp_path):
+    for step in (9, 10, 100, 1000):
+        checkpoint.save(tmp_path, step, TENSORS, {}, keep=2)
+    assert [step for step, _ in checkpoint.saved(tmp_path)] == [1000, 100]
+    assert not list(tmp_path.glob("*.tmp"))
+    with pytest.raises(ValueError, match=r"keep \(0\) must be at least 1"):
+        checkpoint.save(tmp_path, 1, TENSORS, {}, keep=0)
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(data[:-5])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "flipped":
+        at = data.rindex(TENSORS["a"].numpy().tobytes())
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    elif how == "text":
+        path.write_text("not a checkpoint")
+    elif how == "header":
+        path.write_bytes(data.replace(b"step", b"stop", 1))
+
+
+HOWS = ["cut", "empty", "flipped", "text", "header"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_damaged_file_is_told(tmp_path, how):
+    path = checkpoint.save(tmp_path, 1, TENSORS, {})
+    damage(path, how)
+    with pytest.raises(CorruptCheckpointError, match=f"{path.name} is (cut off or )?damaged"):
+        checkpoint.load(path)
+
+
+def test_a_file_of_another_format_is_told(tmp_path):
+    save_file(TENSORS, tmp_path / "step-1.safetensors", {"format": "other"})
+    with pytest.raises(CorruptCheckpointError, match="is of format 'other' and must be of 'quorem-checkpoint-1'"):
+        checkpoint.load(tmp_path / "step-1.safetensors")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_one_before_a_damaged_one_is_taken(tmp_path, how):
+    checkpoint.save(tmp_path, 1, TENSORS, {})
+    damage(checkpoint.save(tmp_path, 2, TENSORS, {}), how)
+    with pytest.warns(UserWarning, match="damaged.*; the one before it is taken"):
+        ((step, _, _),) = checkpoint.latest(tmp_path)
+    assert step == 1
+    damage(tmp_path / "step-000000000001.safetensors", how)
+    with pytest.warns(UserWarning), pytest.raises(CorruptCheckpointError, match="no checkpoint is whole"):
+        list(checkpoint.latest(tmp_path))
+
+
+def test_no_checkpoint_is_not_an_error(tmp_path):
+    assert list(checkpoint.latest(tmp_path / "absent")) == []
+
+
+def test_a_file_is_replaced_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    checkpoint.write(path, "old")
+
+    def fail(*_):
+        raise OSError("stopped before the rename")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="stopped"):
+            checkpoint.write(path, "new")
+    assert path.read_text() == "old"
+    checkpoint.write(path, json.dumps("new"))
+    assert path.read_text() == '"new"'
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint():
+    folder = Path(tempfile.mkdtemp())
+    try:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True
+        )
+        if mounted.returncode:
+            pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+        checkpoint.save(folder, 1, TENSORS, {})
+        with pytest.raises(OSError, match=r"disk full: 4,000,000 bytes are needed and .* are free"):
+            checkpoint.save(folder, 2, {"large": torch.ones(1_000_000)}, {})
+        ((step, _, _),) = checkpoint.latest(folder)
+        assert (step, list(folder.glob("*.tmp"))) == (1, [])
+    finally:
+        subprocess.run(["umount", folder], capture_output=True)
+        shutil.rmtree(folder)

@@ -1,0 +1,337 @@
+"""Training: reproducible, resumable bit for bit after any interruption, and refused where it would mix runs."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from runs_of_training import assert_same_model, small_log, small_run
+from torch.nn import functional as F
+
+import quorem
+from quorem import models
+from quorem.collection import EmbeddingCollection
+from quorem.training import checkpoint, loop
+from quorem.training.loop import Options, train, train_many
+from quorem.training.metrics import Evaluation
+from quorem.training.model import build_model, data_identity
+from quorem.training.tables import tables_of
+
+OPTIMIZERS = ["adagrad", "amsgrad"]
+
+
+class StopAt:
+    """Looks like an event that is set once it was asked a number of times: after that many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+    def set(self) -> None:
+        self.left = 0
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_is_torchs_own_loop_on_the_stored_tables(log, optimizer):
+    """The same steps by torch.optim on the dense gradient of the same tables, in float64 nowhere: equal to rounding."""
+    config = small_run(log, optimizer=optimizer, scheme=quorem.QR(4, operation="add"), max_rows=640)
+    model = build_model(config, log)
+    kind = torch.optim.Adagrad if optimizer == "adagrad" else lambda p: torch.optim.Adam(p, amsgrad=True)
+    steps = kind(model.parameters())
+    rows = log.split("train").rows(0, 640)
+    for batch in rows.batches(64):
+        steps.zero_grad()
+        F.binary_cross_entropy_with_logits(model(batch.dense, batch.ids), batch.labels.float()).backward()
+        steps.step()
+    evaluation = Evaluation()
+    test = log.split("test")
+    evaluation.update(model(test.dense, test.ids), test.labels.float())
+    found = train(config, log)["test"]
+    assert found["rows"] == len(test)
+    assert found["log_loss"] == pytest.approx(evaluation.compute().log_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_same_run_twice_has_the_same_bits_and_another_seed_has_not(log, tmp_path, optimizer):
+    config = small_run(log, optimizer=optimizer, shuffle=True, epochs=2, validate_every=20)
+    first, second = (train(config, log, tmp_path / name) for name in "ab")
+    assert_same_model(tmp_path / "a", tmp_path / "b")
+    assert lines(tmp_path / "a") == lines(tmp_path / "b")
+    assert first["test"] == second["test"]
+    assert train(small_run(log, optimizer=optimizer, seed=1), log)["test"] != first["test"]
+
+
+def test_shuffled_epochs_take_every_row_once_in_orders_of_their_own(log):
+    feed = loop.Feed(log)
+    config = small_run(log, shuffle=True, epochs=2)
+    rows = log.split("train")
+    batches = list(feed.training(config))
+    half = len(batches) // 2
+    orders = [torch.cat([b.dense for b in part]) for part in (batches[:half], batches[half:])]
+    assert not torch.equal(*orders)
+    for order in orders:
+        assert torch.equal(order.sort(0).values, rows.dense.sort(0).values)
+    for skip in (1, half - 1, half, half + 3):
+        assert torch.equal(
+            torch.cat([b.ids for b in feed.training(config, skip)]), torch.cat([b.ids for b in batches[skip:]])
+        )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("at", [1, 29, 30, 53])
+def test_stopped_and_resumed_is_uninterrupted_bit_for_bit(log, tmp_path, optimizer, at):
+    """Also where rows owe steps to AMSGrad when the checkpoint is taken, and right after a validation (step 30)."""
+    config = small_run(log, optimizer=optimizer, validate_every=30)
+    whole = train(config, log, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, log, tmp_path / "cut", stop=StopAt(at))
+    assert [step for step, _ in checkpoint.saved(tmp_path / "cut" / "checkpoints")] == [at]
+    resumed = train(config, log, tmp_path / "cut")
+    assert_same_model(tmp_path / "whole", tmp_path / "cut")
+    assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
+    assert (resumed["test"], resumed["validation"]) == (whole["test"], whole["validation"])
+
+
+PROGRAM = """
+import sys, torch
+from quorem.data.batches import Prepared
+from quorem.training.config import RunConfig
+from quorem.training.loop import Options, train
+torch.set_num_threads(1)
+train(RunConfig.from_json(sys.argv[1]), Prepared(sys.argv[2]), sys.argv[3], options=Options(checkpoint_seconds=0))
+"""
+
+
+def test_killed_again_and_again_ends_as_if_uninterrupted(log, tmp_path):
+    """SIGKILL at random moments, many of them while a checkpoint or a metric is written."""
+    config = small_run(log, optimizer="amsgrad", epochs=3, validate_every=50)
+    train(config, log, tmp_path / "whole")
+    out, rng, kills = tmp_path / "killed", random.Random(0), 0
+    while not (out / "result.json").exists():
+        assert kills < 50, "no progress between the kills"
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, config.to_json(), str(log.path), str(out)])
+        begun = checkpoint.saved(out / "checkpoints")[:1]
+        while process.poll() is None and checkpoint.saved(out / "checkpoints")[:1] == begun:
+            time.sleep(0.01)  # until it is at work
+        try:
+            process.wait(rng.uniform(0, 1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kills += 1
+            assert process.wait() == -signal.SIGKILL
+        else:
+            assert process.returncode == 0
+    assert kills
+    assert_same_model(tmp_path / "whole", out)
+    assert lines(tmp_path / "whole") == lines(out)
+    assert not [*out.rglob("*.tmp"), *out.glob("checkpoints/*")]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(log, tmp_path):
+    config = small_run(log)
+    train(config, log, tmp_path / "whole")
+    for steps in (20, 5):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, log, tmp_path / "cut", stop=StopAt(steps))
+    (last, path), (before, _) = checkpoint.saved(tmp_path / "cut" / "checkpoints")
+    assert (last, before) == (25, 20)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="is cut off or damaged"):
+        train(config, log, tmp_path / "cut")
+    assert_same_model(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_only_damaged_checkpoints_are_an_error(log, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(small_run(log), log, tmp_path / "cut", stop=StopAt(2))
+    ((_, path),) = checkpoint.saved(tmp_path / "cut" / "checkpoints")
+    path.write_bytes(b"")
+    with pytest.raises(checkpoint.CorruptCheckpointError, match="no checkpoint is whole"):
+        train(small_run(log), log, tmp_path / "cut")
+
+
+def test_another_configuration_is_refused(log, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(small_run(log), log, tmp_path / "run", stop=StopAt(2))
+    with pytest.raises(
+        ValueError, match=r"holds another run: lr is None there and 0\.1 here, seed is 0 there and 3 here"
+    ):
+        train(small_run(log, seed=3, lr=0.1), log, tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_run_is_refused(log, tmp_path):
+    for seed in (0, 1):
+        with pytest.raises(KeyboardInterrupt):
+            train(small_run(log, seed=seed), log, tmp_path / str(seed), stop=StopAt(2 + seed))
+    ((_, path),) = checkpoint.saved(tmp_path / "1" / "checkpoints")
+    os.rename(path, tmp_path / "0" / "checkpoints" / path.name)
+    with pytest.raises(ValueError, match="has a checkpoint of another run: seed is 1 there and 0 here"):
+        train(small_run(log), log, tmp_path / "0")
+
+
+def test_other_data_are_refused(log, tmp_path):
+    other = small_log(tmp_path / "other", seed=1)
+    assert data_identity(other) != data_identity(log)
+    with pytest.raises(ValueError, match=rf"config\.data \('{data_identity(log)}'\) must be the identity of"):
+        train(small_run(log), other)
+
+
+def test_the_data_have_one_name_wherever_they_lie(log, tmp_path):
+    assert data_identity(small_log(tmp_path / "again")) == data_identity(log)
+
+
+def test_a_folder_of_something_else_is_refused(log, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"is not the folder of a run: it has notes\.txt"):
+        train(small_run(log), log, tmp_path)
+
+
+def test_a_folder_is_trained_in_by_one_process(log, tmp_path):
+    with loop.RunFolder(tmp_path / "run", small_run(log)), pytest.raises(RuntimeError, match="another process"):
+        train(small_run(log), log, tmp_path / "run")
+    train(small_run(log, max_rows=64), log, tmp_path / "later")
+
+
+def test_a_finished_run_is_not_trained_again(log, tmp_path):
+    config = small_run(log)
+    first = train(config, log, tmp_path / "run")
+    assert train(config, log, tmp_path / "run", stop=StopAt(0)) == first
+
+
+def test_result_tells_what_was_trained(log, tmp_path):
+    config = small_run(log, epochs=2)
+    result = train(config, log, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    with pytest.warns(UserWarning, match="1 of 4 tables stay full"):
+        tables = EmbeddingCollection(tables_of(log.cardinalities, config.scheme, embedding_dim=4), device="meta")
+    model = models.build("dlrm", tables, num_dense=3, device=torch.device("meta"))
+    assert result["config"] == json.loads(config.to_json())
+    assert result["embedding_parameters"] == tables.num_parameters
+    assert result["parameters"] == sum(p.numel() for p in model.parameters())
+    assert result["bytes"] == 4 * result["parameters"]
+    assert result["tables_kept_full"] == sum(spec.fallback is not None for spec in tables.specs)
+    assert result["rows"] == 2 * len(log.split("train"))
+    assert result["rows_per_second"] == pytest.approx(result["rows"] / result["seconds"])
+    assert {"device", "threads", "versions", "commit", "seed"} <= result.keys()
+
+
+def test_metrics_are_logged(log, tmp_path):
+    rows = len(log.split("train"))
+    config = small_run(log, validate_every=80, epochs=4)
+    train(config, log, tmp_path / "run")
+    steps = 4 * -(-rows // 64)
+    logged = lines(tmp_path / "run")
+    assert [line["step"] for line in logged if "loss" in line] == list(range(100, steps + 1, 100))
+    validated = [line for line in logged if "validation" in line]
+    assert [line["step"] for line in validated] == [*range(80, steps, 80), steps]
+    metrics = {"rows", "log_loss", "auc", "accuracy", "calibration", "calibration_error"}
+    assert all(line["validation"].keys() == metrics for line in validated)
+    assert logged[-1].keys() == {"step", "validation", "test"}
+
+
+def test_the_mean_loss_logged_is_that_of_the_steps(log):
+    config = small_run(log, max_rows=128)
+    trial = loop.Trial(config, build_model(config, log), log.names)
+    losses = []
+    for batch in loop.Feed(log).training(config):
+        with torch.no_grad():
+            losses.append(F.binary_cross_entropy_with_logits(trial.logits(batch), batch.labels.float()).item())
+        trial.step(batch)
+    assert trial.mean_loss(2) == pytest.approx(sum(losses) / 2)
+
+
+def test_reports_come_and_end_at_the_last_step(log, monkeypatch):
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0)
+    seen = []
+    train(small_run(log, max_rows=640), log, options=Options(report=seen.append))
+    assert [status.step for status in seen] == list(range(1, 11))
+    assert all(status.steps == 10 and status.rows_per_second > 0 for status in seen)
+
+
+@pytest.mark.parametrize("scheme", [quorem.Full(), quorem.Hash(4), quorem.QR(4, operation="concat"), quorem.Path(4)])
+@pytest.mark.parametrize("network", ["dlrm", "dcn"])
+def test_every_kind_of_table_trains(log, network, scheme):
+    result = train(small_run(log, network=network, scheme=scheme, lr=0.02, threshold=10, epochs=2), log)
+    labels = log.split("test").labels.double()
+    rate = labels.mean()
+    guess = -(rate * rate.log() + (1 - rate) * (1 - rate).log())
+    assert result["test"]["auc"] > 0.55 and result["test"]["log_loss"] < 1.1 * guess
+
+
+def test_bfloat16_is_close_to_float32_and_tables_stay_float32(log, tmp_path):
+    exact, rough = (train(small_run(log, precision=p), log, tmp_path / p) for p in ("float32", "bfloat16"))
+    assert exact["test"] != rough["test"]
+    assert rough["test"]["log_loss"] == pytest.approx(exact["test"]["log_loss"], rel=0.02)  # 8 bits of 2 ** -8 each
+    state = checkpoint.safe_open(tmp_path / "bfloat16" / "model.safetensors", "pt")
+    assert all(state.get_tensor(name).dtype == torch.float32 for name in state.keys())  # noqa: SIM118
+
+
+def test_tf32_needs_a_gpu(log):
+    with pytest.raises(ValueError, match=r"precision \('tf32'\) must be 'float32' or 'bfloat16' on cpu"):
+        train(small_run(log, precision="tf32"), log)
+
+
+def test_a_diverging_run_stops(log):
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 100: lower lr \(1e\+30\)"):
+        train(small_run(log, lr=1e30, epochs=2), log)
+
+
+def test_an_id_out_of_range_is_named(tmp_path):
+    prepared = small_log(tmp_path / "log")
+    prepared.all.ids[5, 2] = 7
+    with pytest.raises(ValueError, match=r"C3 has id 7 but ids must be in \[0, 7\)"):
+        train(small_run(prepared), prepared)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_many_runs_in_one_process_are_each_what_it_is_alone(log, tmp_path, workers):
+    configs = [small_run(log, seed=seed, optimizer="amsgrad") for seed in range(3)]
+    alone = [train(config, log, tmp_path / f"alone{k}") for k, config in enumerate(configs)]
+    together = train_many(configs, log, [tmp_path / f"together{k}" for k in range(3)], workers=workers)
+    assert [r["test"] for r in together] == [r["test"] for r in alone]
+    for k in range(3):
+        assert_same_model(tmp_path / f"alone{k}", tmp_path / f"together{k}")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_many_runs_tell_what_failed(log, workers):
+    configs = [small_run(log, epochs=20), small_run(log, lr=1e30, epochs=20)]
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        train_many(configs, log, workers=workers)
+    assert torch.get_num_threads() == 1
+    with pytest.raises(ValueError, match=r"workers \(0\) must be at least 1"):
+        train_many(configs, log, workers=0)
+    with pytest.raises(ValueError, match=r"outs \(1\) must be as many as configs \(2\)"):
+        train_many(configs, log, [None])
+
+
+def test_stop_on_signal_sets_the_event_once_then_interrupts():
+    with loop.stop_on_signal() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_stop_may_come_from_another_thread(log, tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(KeyboardInterrupt):
+        train(small_run(log), log, tmp_path / "run", stop=stop)
+    assert checkpoint.saved(tmp_path / "run" / "checkpoints")
