@@ -144,7 +144,7 @@ def gather_kernel(
         n = chunk.to(tl.int64) * T + tl.arange(0, T)
         first, count, copies, claimed = run_of(places, pair)
         first += (chunk % copies) * count
-        few = (claimed == 0) & (count <= 8)
+        few = (claimed == 0) & (count <= 8) & (C <= 32)  # wider rows were slower so
         if JAGGED:
             bag = feature_of(slot) * B + n
             start = tl.load(offsets + bag, mask=n < B, other=0)

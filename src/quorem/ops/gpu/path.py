@@ -1,7 +1,7 @@
-"""Path networks of one hidden layer or none, in one launch; the gradient in another.
+"""Path networks of one hidden layer or none: one launch lists the ids of each network, one runs the networks.
 
-A program runs one network of one feature over a block of ids and keeps the ids that are that network's: no sorting, and
-every weight matrix stays in registers. Work grows with the networks of a feature, so it serves few of them.
+A program runs one network over a block of its ids, so each id is computed once and a weight matrix stays in registers.
+The ids of a feature fill at most ``ids / T + networks`` blocks, whatever the network they take: the grid is fixed.
 
 ``slots`` and ``parts`` are as in ``ops.layout``, a slot per feature and a partition per level; a row is a network.
 """
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .index import base_of, feature_of, is_valid, part_at, row_of, size_of, slot_at
+from .index import base_of, feature_of, is_valid, part_at, row_of, slot_at
 
-MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 16, 64, 128  # of a feature; columns of a vector; units of the hidden layer
+MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # of a feature; columns of a vector; units of the hidden layer
 
 
 @triton.jit
@@ -36,31 +36,61 @@ def product(a, b):
 
 
 @triton.jit
-def members_of(ids, n, slot, part, B, id_stride, network):
-    """Which of the ids are valid, and which of those take this network."""
+def list_kernel(
+    ids, out, counts, lists, slots, parts, columns, B, id_stride, S, M, J,
+    D: tl.constexpr, DP: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """T ids of one feature: enter each into its network's list; write zeros for the ids that take none."""
+    m = tl.program_id(0) % M
+    n = (tl.program_id(0) // M).to(tl.int64) * T + tl.arange(0, T)
+    slot, part = slot_at(slots, m), part_at(parts, m)
     i = tl.load(ids + n * id_stride + feature_of(slot), mask=n < B, other=-1)
     valid = is_valid(i, slot)
-    row, _ = row_of(tl.where(valid, i, 0), slot, part, part)
-    return valid, valid & (row == network)
+    network, _ = row_of(tl.where(valid, i, 0), slot, part, parts)
+    for j in range(0, J):
+        mine = (valid & (network == base_of(part) + j)).to(tl.int32)
+        first = tl.atomic_add(counts + m * J + j, tl.sum(mine), sem="relaxed")
+        place = (m * J + j).to(tl.int64) * B + first + tl.cumsum(mine) - 1
+        tl.store(lists + place, n.to(tl.int32), mask=mine == 1)
+    d = tl.arange(0, DP)
+    here = (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
+    none = (n < B) & (valid == 0)
+    tl.store(out + here, tl.zeros((T, DP), out.dtype.element_ty), mask=none[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def block_of(c, counts, m, J, T: tl.constexpr):
+    """The c-th block of a feature's ids: its network, -1 past the last, and the place of its first id in the list."""
+    own = tl.full((), -1, tl.int32)
+    start = tl.full((), 0, tl.int32)
+    before = tl.full((), 0, tl.int32)
+    for j in range(0, J):
+        blocks = tl.cdiv(tl.load(counts + m * J + j), T)
+        here = (c >= before) & (c < before + blocks)
+        own = tl.where(here, j, own)
+        start = tl.where(here, (c - before) * T, start)
+        before += blocks
+    return own, start
 
 
 @triton.jit
 def path_kernel(
-    x, ids, w1, b1, w2, b2, out, slots, parts, columns, B, id_stride, S, M, J,
+    x, w1, b1, w2, b2, out, counts, lists, parts, columns, B, S, M, J,
     D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, T: tl.constexpr,
     HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
-    """T ids of one feature through its j-th network; other networks' ids are left to them, invalid ids to the first."""
-    j = tl.program_id(0) % J
-    m = (tl.program_id(0) // J) % M
-    n = (tl.program_id(0) // (J * M)).to(tl.int64) * T + tl.arange(0, T)
-    slot, part = slot_at(slots, m), part_at(parts, m)
-    if j < size_of(part):
-        network = base_of(part) + j
-        valid, mine = members_of(ids, n, slot, part, B, id_stride, network)
+    """T ids of one network."""
+    m = tl.program_id(0) % M
+    j, start = block_of(tl.program_id(0) // M, counts, m, J, T)
+    if j >= 0:
+        network = base_of(part_at(parts, m)) + j
+        place = start + tl.arange(0, T)
+        mine = place < tl.load(counts + m * J + j)
+        n = tl.load(lists + (m * J + j).to(tl.int64) * B + place, mask=mine, other=0).to(tl.int64)
         d, h = tl.arange(0, DP), tl.arange(0, HP)
         here = (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
-        y = tl.load(x + here, mask=mine[:, None] & (d < D)[None, :], other=0).to(tl.float32)
+        mask = mine[:, None] & (d < D)[None, :]
+        y = tl.load(x + here, mask=mask, other=0).to(tl.float32)
         if HIDDEN:
             z = product(y, matrix(w1, network, d, h, D, H))
             z += tl.load(b1 + network * H + h, mask=h < H, other=0).to(tl.float32)[None, :]
@@ -68,60 +98,46 @@ def path_kernel(
         else:
             y = product(y, matrix(w2, network, d, d, D, D))
         y += tl.load(b2 + network * D + d, mask=d < D, other=0).to(tl.float32)[None, :]
-        written = mine | ((j == 0) & (n < B) & (valid == 0))
-        y = tl.where(mine[:, None], y, 0)
-        tl.store(out + here, y.to(out.dtype.element_ty), mask=written[:, None] & (d < D)[None, :])
+        tl.store(out + here, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def path_backward_kernel(
-    grad, x, ids, w1, b1, w2, dx, dw1, db1, dw2, db2, slots, parts, columns, B, id_stride, S, M, J, splits,
+    grad, x, w1, b1, w2, dx, dw1, db1, dw2, db2, counts, lists, parts, columns, B, S, M, J,
     D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, T: tl.constexpr,
     HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
-    """One network of one feature over every ``splits``-th block: its gradients, and those of its ids' vectors."""
-    j = tl.program_id(0) % J
-    m = (tl.program_id(0) // J) % M
-    split = tl.program_id(0) // (J * M)
-    slot, part = slot_at(slots, m), part_at(parts, m)
-    if j < size_of(part):
-        network = base_of(part) + j
+    """T ids of one network: their share of its gradients, and the gradients of their vectors."""
+    m = tl.program_id(0) % M
+    j, start = block_of(tl.program_id(0) // M, counts, m, J, T)
+    if j >= 0:
+        network = base_of(part_at(parts, m)) + j
+        place = start + tl.arange(0, T)
+        mine = place < tl.load(counts + m * J + j)
+        n = tl.load(lists + (m * J + j).to(tl.int64) * B + place, mask=mine, other=0).to(tl.int64)
         d, h = tl.arange(0, DP), tl.arange(0, HP)
-        weight2 = matrix(w2, network, h, d, H, D)
-        grad2, bias2 = tl.zeros((HP, DP), tl.float32), tl.zeros((DP,), tl.float32)
-        grad1, bias1 = tl.zeros((DP, HP), tl.float32), tl.zeros((HP,), tl.float32)
+        here = (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
+        mask = mine[:, None] & (d < D)[None, :]
+        v = tl.load(x + here, mask=mask, other=0).to(tl.float32)
+        g = tl.load(grad + here, mask=mask, other=0).to(tl.float32)
+        tl.atomic_add(db2 + network * D + d, tl.sum(g, 0), mask=d < D, sem="relaxed")
+        back = product(g, tl.trans(matrix(w2, network, h, d, H, D)))
+        square = (h < H)[:, None] & (d < D)[None, :]
+        there = dw2 + network * H * D + h[:, None] * D + d[None, :]
         if HIDDEN:
             weight1 = matrix(w1, network, d, h, D, H)
-            start1 = tl.load(b1 + network * H + h, mask=h < H, other=0).to(tl.float32)
-        for block in range(split, tl.cdiv(B, T), splits):
-            n = block.to(tl.int64) * T + tl.arange(0, T)
-            valid, mine = members_of(ids, n, slot, part, B, id_stride, network)
-            here = (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
-            mask = mine[:, None] & (d < D)[None, :]
-            v = tl.load(x + here, mask=mask, other=0).to(tl.float32)
-            g = tl.load(grad + here, mask=mask, other=0).to(tl.float32)
-            bias2 += tl.sum(g, 0)
-            back = product(g, tl.trans(weight2))
-            if HIDDEN:
-                z = product(v, weight1) + start1[None, :]
-                a = tl.where(mine[:, None], activated(z, SIGMOID), 0)
-                grad2 += product(tl.trans(a), g)
-                back = back * a * (1 - a) if SIGMOID else tl.where(z > 0, back, 0)
-                grad1 += product(tl.trans(v), back)
-                bias1 += tl.sum(back, 0)
-                back = product(back, tl.trans(weight1))
-            else:
-                grad2 += product(tl.trans(v), g)
-            written = mine | ((j == 0) & (n < B) & (valid == 0))
-            back = tl.where(mine[:, None], back, 0)
-            tl.store(dx + here, back.to(dx.dtype.element_ty), mask=written[:, None] & (d < D)[None, :])
-        mask = (h < H)[:, None] & (d < D)[None, :]
-        tl.atomic_add(dw2 + network * H * D + h[:, None] * D + d[None, :], grad2, mask=mask, sem="relaxed")
-        tl.atomic_add(db2 + network * D + d, bias2, mask=d < D, sem="relaxed")
-        if HIDDEN:
-            mask = (d < D)[:, None] & (h < H)[None, :]
-            tl.atomic_add(dw1 + network * D * H + d[:, None] * H + h[None, :], grad1, mask=mask, sem="relaxed")
-            tl.atomic_add(db1 + network * H + h, bias1, mask=h < H, sem="relaxed")
+            z = product(v, weight1) + tl.load(b1 + network * H + h, mask=h < H, other=0).to(tl.float32)[None, :]
+            a = tl.where(mine[:, None], activated(z, SIGMOID), 0)
+            tl.atomic_add(there, product(tl.trans(a), g), mask=square, sem="relaxed")
+            back = back * a * (1 - a) if SIGMOID else tl.where(z > 0, back, 0)
+            there = dw1 + network * D * H + d[:, None] * H + h[None, :]
+            square = (d < D)[:, None] & (h < H)[None, :]
+            tl.atomic_add(there, product(tl.trans(v), back), mask=square, sem="relaxed")
+            tl.atomic_add(db1 + network * H + h, tl.sum(back, 0), mask=h < H, sem="relaxed")
+            back = product(back, tl.trans(weight1))
+        else:
+            tl.atomic_add(there, product(tl.trans(v), g), mask=square, sem="relaxed")
+        tl.store(dx + here, back.to(dx.dtype.element_ty), mask=mask)
 
 
 def _sizes(layers: list[Tensor]) -> dict[str, int | bool]:
@@ -143,17 +159,31 @@ def path(
     networks: int,
     activation: str,
 ) -> Tensor:
-    """``ops.path.path`` in one launch, and a copy of the vectors where some of them are not path-based."""
-    ids = ids.contiguous()
+    """``ops.path.path`` in two launches, and a copy of the vectors where some of them are not path-based."""
     out = torch.empty_like(vectors) if len(columns) == vectors.shape[1] else vectors.clone()
     if vectors.numel():
         w1, b1, w2, b2 = layers if len(layers) == 4 else (None, None, *layers)
-        block = 64
-        path_kernel[(triton.cdiv(len(ids), block) * len(columns) * networks,)](
-            vectors, ids, w1, b1, w2, b2, out, slots, parts, columns, len(ids), ids.stride(0), vectors.shape[1],
-            len(columns), networks, T=block, SIGMOID=activation == "sigmoid", num_warps=4, **_sizes(layers),
+        counts, lists = _listed(ids, out, slots, parts, columns, networks)
+        path_kernel[(len(columns) * (triton.cdiv(len(ids), 64) + networks),)](
+            vectors, w1, b1, w2, b2, out, counts, lists, parts, columns, len(ids), vectors.shape[1], len(columns),
+            networks, T=64, SIGMOID=activation == "sigmoid", num_warps=4, **_sizes(layers),
         )  # fmt: skip
     return out
+
+
+def _listed(
+    ids: Tensor, out: Tensor, slots: Tensor, parts: Tensor, columns: Tensor, networks: int
+) -> tuple[Tensor, Tensor]:
+    """Launch ``list_kernel``: how many ids each network has ``[M * J]``, and which ``[M * J, B]``."""
+    ids = ids.contiguous()
+    counts = torch.zeros(len(columns) * networks, dtype=torch.int32, device=ids.device)
+    lists = torch.empty(len(columns) * networks, len(ids), dtype=torch.int32, device=ids.device)
+    width = out.shape[2]
+    list_kernel[(triton.cdiv(len(ids), 128) * len(columns),)](
+        ids, out, counts, lists, slots, parts, columns, len(ids), ids.stride(0), out.shape[1], len(columns), networks,
+        D=width, DP=triton.next_power_of_2(width), T=128,
+    )  # fmt: skip
+    return counts, lists
 
 
 def path_backward(
@@ -168,19 +198,18 @@ def path_backward(
     networks: int,
     activation: str,
 ) -> list[Tensor]:
-    """``ops.path.path_backward`` in one launch and a memset."""
-    ids, grad = ids.contiguous(), grad.contiguous()
+    """``ops.path.path_backward`` in two launches and two memsets."""
+    grad = grad.contiguous()
     dx = torch.empty_like(vectors) if len(columns) == vectors.shape[1] else grad.clone()
     flat = torch.zeros(sum(t.numel() for t in layers), dtype=torch.float32, device=grad.device)
     gradients = [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in layers]), layers, strict=True)]
     if vectors.numel():
         w1, b1, w2, _ = layers if len(layers) == 4 else (None, None, *layers)
         dw1, db1, dw2, db2 = gradients if len(layers) == 4 else (None, None, *gradients)
-        block = 64
-        splits = max(1, min(triton.cdiv(len(ids), block), 8))
-        path_backward_kernel[(len(columns) * networks * splits,)](
-            grad, vectors, ids, w1, b1, w2, dx, dw1, db1, dw2, db2, slots, parts, columns, len(ids), ids.stride(0),
-            vectors.shape[1], len(columns), networks, splits,
-            T=block, SIGMOID=activation == "sigmoid", num_warps=4, **_sizes(layers),
+        counts, lists = _listed(ids, dx, slots, parts, columns, networks)
+        path_backward_kernel[(len(columns) * (triton.cdiv(len(ids), 32) + networks),)](
+            grad, vectors, w1, b1, w2, dx, dw1, db1, dw2, db2, counts, lists, parts, columns, len(ids),
+            vectors.shape[1], len(columns), networks,
+            T=32, SIGMOID=activation == "sigmoid", num_warps=2, **_sizes(layers),
         )  # fmt: skip
     return [dx, *(g.to(t.dtype) for g, t in zip(gradients, layers, strict=True))]
