@@ -61,7 +61,7 @@ class TableSpec:
         return self.num_embeddings * self.embedding_dim / self.num_parameters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scheme:
     """Options every scheme takes.
 
@@ -80,6 +80,12 @@ class Scheme:
             _set_int(self, "permute", 0)
         if not isinstance(self.force, bool):
             raise TypeError(f"force ({self.force!r}) must be a bool")
+
+    def __repr__(self) -> str:
+        """The scheme as one would write it, keyword options at their defaults left out."""
+        options = sorted(fields(self), key=lambda f: f.kw_only)
+        shown = [f.name for f in options if not f.kw_only or getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """The partitions of ``n`` ids, least significant digit first."""
@@ -117,7 +123,7 @@ class Scheme:
         return TableSpec(n, d, self, parts, shapes, operation, permutation, hidden)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Full(Scheme):
     """One row per category: the naive partition.
 
@@ -130,7 +136,7 @@ class Full(Scheme):
         return P.naive(n)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hash(Scheme):
     """The hashing trick (algorithm 1): ``ceil(n / num_collisions)`` rows, shared by remainder.
 
@@ -150,7 +156,7 @@ class Hash(Scheme):
         return P.hashing(n, ceil_div(n, self.num_collisions))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Composed(Scheme):
     """Options of the operation-based schemes (section 4).
 
@@ -172,7 +178,7 @@ class Composed(Scheme):
             object.__setattr__(self, "dims", tuple(_int("dims", width, 1) for width in self.dims))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QR(Composed):
     """The quotient-remainder trick (algorithm 2).
 
@@ -200,7 +206,7 @@ class QR(Composed):
         return P.quotient_remainder(n, ceil_div(n, self.num_collisions))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GeneralizedQR(Composed):
     """Generalized quotient-remainder: the digits of the id in a mixed radix (section 3.1).
 
@@ -232,7 +238,7 @@ class GeneralizedQR(Composed):
         return P.overlapping_quotient_remainder(n, [min(n, even + (j < extra)) for j in range(k)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ChineseRemainder(Composed):
     """Remainders by pairwise coprime sizes (section 3.1).
 
@@ -264,7 +270,7 @@ class ChineseRemainder(Composed):
         return P.chinese_remainder(n, P.coprime_sizes_for_rows(self.num_rows, k))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Custom(Composed):
     """Partitions of one's own, such as a car's make, year and type (section 3.1).
 
@@ -297,7 +303,7 @@ class Custom(Composed):
         return self.partitions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Path(Scheme):
     """Path-based: the first partition's row goes through a network chosen by each other one (section 4.1).
 
@@ -354,7 +360,7 @@ def from_json(text: str) -> Scheme:
         ValueError: if the text is not a scheme.
 
     >>> from_json('{"scheme": "Path", "hidden": [64, 32]}')
-    Path(permute=None, force=False, num_collisions=4, hidden=(64, 32), num_partitions=2, activation='relu')
+    Path(num_collisions=4, hidden=(64, 32))
     """
     options = json.loads(text)
     if not isinstance(options, dict) or options.get("scheme") not in tuple(SCHEMES):
