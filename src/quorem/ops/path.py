@@ -9,6 +9,7 @@ the network that its id ``ids`` ``[B, F]`` selects, the others pass. ``layers`` 
 finds rows; ``networks`` is the most that a feature has. Padding and out-of-range ids give zeros.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,7 +76,8 @@ def _path_backward(
     return list(torch.autograd.grad(out, inputs, grad))
 
 
-for _name, _body in {"path": _path, "path_backward": _path_backward}.items():
+_BODIES: dict[str, Callable[..., Any]] = {"path": _path, "path_backward": _path_backward}
+for _name, _body in _BODIES.items():
     _library.impl(_name, _body, "CompositeExplicitAutograd")
     _library.impl(_name, gpu.fused(_name, _body), "CUDA")
 
