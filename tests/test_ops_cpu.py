@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Scheme
 from quorem.ops import cpu, layout, lookup, reference, replay, update
@@ -484,6 +485,19 @@ def test_random_collections(data):
     check_lookup(case, case.ids(data.draw(st.integers(0, 70)), data.draw(st.sampled_from([torch.int32, torch.int64]))))
     ids, offsets = case.bags(data.draw(st.integers(0, 9)), data.draw(st.integers(0, 90)))
     check_bag(case, ids, offsets, data.draw(st.booleans()), data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_dual_numbers_are_refused_without_a_gradient_too(bag):
+    case = Case(MIX[:1])
+    ids = case.ids(3)
+    with torch.no_grad(), forward_ad.dual_level():
+        weight = forward_ad.make_dual(case.weight, torch.ones_like(case.weight))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            if bag:
+                lookup.bag(ids[:, 0], torch.arange(4), None, weight, *case.integers, mean=True)
+            else:
+                lookup.lookup(ids, weight, *case.integers)
 
 
 def test_lookup_names_what_it_registers():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import cpu, gpu, in_backward, reference, update
 from .layout import LIMIT
@@ -43,8 +44,8 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "", spar
     update.catch_up_(ids, None, weight, *integers)
     if in_backward.collector(weight) is not None:
         return _lookup_in_backward(ids, weight, *integers, names=names)
-    if torch.compiler.is_compiling() and not (torch.is_grad_enabled() and weight.requires_grad):
-        return torch.ops.quorem.lookup(ids, weight, *integers, names=names)  # the compiler fails on the function below
+    if not _differentiated(weight):
+        return torch.ops.quorem.lookup(ids, weight, *integers, names=names)
     return _Lookup.apply(ids, weight, *integers, names, sparse)
 
 
@@ -62,10 +63,18 @@ def bag(
     update.catch_up_(ids, offsets, weight, *integers)
     if in_backward.collector(weight) is not None:
         return _bag_in_backward(ids, offsets, sample_weights, weight, *integers, mean=mean, names=names)
-    differentiable = weight.requires_grad or (sample_weights is not None and sample_weights.requires_grad)
-    if torch.compiler.is_compiling() and not (torch.is_grad_enabled() and differentiable):
+    if not _differentiated(weight, sample_weights):
         return torch.ops.quorem.bag(ids, offsets, sample_weights, weight, *integers, mean=mean, names=names)
     return _Bag.apply(ids, offsets, sample_weights, weight, *integers, mean, names, sparse)
+
+
+def _differentiated(*inputs: Tensor | None) -> bool:
+    """Whether a derivative may be taken. If not, the op alone will do: it is cheaper, and the compiler needs it so."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def gather(rows: Tensor, weight: Tensor, sparse: bool = False) -> Tensor:

@@ -29,7 +29,11 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor
     batch = lookup_batch(ids)
     fixed = (KINDS[weight.dtype], out.data_ptr(), table_of(weight), batch.source, layout_of(integers))
     threads = threads_for(out.numel() * parts.shape[1])
-    if spread(lambda: partial(forward.lookup, *fixed), _ranges(batch.longest, threads), threads):
+    if threads == 1:
+        outside = forward.lookup(*fixed, 0, batch.longest)
+    else:
+        outside = spread(lambda: partial(forward.lookup, *fixed), _ranges(batch.longest, threads), threads)
+    if outside:
         raise_out_of_range(ids, None, slots, spans, names)
     return out
 

@@ -169,7 +169,7 @@ def _rule(
         fixed = (clean, target, squares, rate / (1 + int(step) * hyper[0]), hyper[1])
 
         def finish() -> None:
-            step.add_(1)
+            update.count(step.data_ptr())
 
         if rule == "adagrad":
             return lambda areas, first: update.adagrad(kind, areas, *fixed), finish
@@ -197,7 +197,7 @@ def _adam(
 
     def finish() -> None:
         if lazy:
-            step.add_(1)
+            update.count(step.data_ptr())
             return
         number_rows, remembered = len(weight), times[2]
         count = -(-2 * number_rows // remembered)

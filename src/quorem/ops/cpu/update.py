@@ -1,6 +1,6 @@
 """Rules of optimizers on the summed gradients in ``areas`` (see ``backward``), in place: ``ops.rules``, compiled.
 
-``clean`` is the loss scale, 0 for none, and the clip value, infinite for none. ``step`` is left to the caller.
+``clean`` is the loss scale, 0 for none, and the clip value, infinite for none. ``step`` is counted by itself.
 """
 
 import math
@@ -184,3 +184,9 @@ def _adam_row(kind, W, row, ahead, grad, weight, state, factors, times, hyper):
 def adam(kind, areas, clean, weight, state, factors, times, hyper):
     """``rules.adam``, or ``rules.lazy_adam`` where ``state`` has no last step; see ``catch_up`` for the tuples."""
     _adam_row(kind, areas, clean, weight, state, factors, times, hyper)
+
+
+@kernel
+def count(step):
+    """Add one to ``step``."""
+    put(INT64, step, 0, item(INT64, step, 0) + 1)
