@@ -1,6 +1,9 @@
 """The ``quorem`` command. Each command imports what it runs, so that ``quorem --help`` is quick."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 try:
@@ -19,14 +22,66 @@ def _commands() -> None:
 
 @app.command()
 def demo(
-    rows: Annotated[int, typer.Option(min=2, help="Ids of the table.")] = 10_000_000,
-    dim: Annotated[int, typer.Option(min=1, help="Width of its vectors.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of every random draw.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Prepared data; by default a click log is made up.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("runs/demo"),
+    rows: Annotated[int | None, typer.Option(min=1000, help="Rows to make up, or to train on at most.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """Show each scheme at work on one large table, and what its vectors learn."""
+    """Train DLRM with full, hashed and composed tables; print what each costs and write a page with plots."""
     from .experiments import demo
 
-    demo.show(rows, dim, seed, Console())
+    with _plain_errors():
+        demo.show(Console(), out, data=data, seed=seed, rows=rows, device=device)
+
+
+@app.command()
+def train(
+    data: Annotated[Path, typer.Option(help="Prepared data.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run; one that was interrupted goes on.")],
+    scheme: Annotated[
+        str, typer.Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON.")
+    ] = "mult",
+    collisions: Annotated[int, typer.Option(min=1, help="Ids that share a row, for a scheme given by name.")] = 4,
+    threshold: Annotated[int, typer.Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
+    network: Annotated[Literal["dlrm", "dcn"], typer.Option(help="The network.")] = "dlrm",
+    preset: Annotated[Literal["text", "table1"], typer.Option(help="Its architecture.")] = "text",
+    dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
+    optimizer: Annotated[Literal["adagrad", "amsgrad"], typer.Option(help="The optimizer.")] = "adagrad",
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default torch's.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 128,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the start and of a shuffle.")] = 0,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Train in a random order.")] = False,
+    precision: Annotated[Literal["float32", "tf32", "bfloat16"], typer.Option(help="Of matrix products.")] = "float32",
+    validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between two validations.")] = None,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on the CPU.")] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="The same bits on a GPU too.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Least time between two checkpoints.")] = 60,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
+) -> None:
+    """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
+    from .experiments import train
+
+    with _plain_errors():
+        train.run(
+            data,
+            out,
+            scheme=train.scheme_from(scheme, collisions),
+            options={
+                **{"network": network, "preset": preset, "threshold": threshold, "embedding_dim": dim, "lr": lr},
+                **{"optimizer": optimizer, "batch_size": batch_size, "epochs": epochs, "seed": seed},
+                **{"shuffle": shuffle, "precision": precision, "validate_every": validate_every, "max_rows": max_rows},
+            },
+            device=device,
+            threads=threads,
+            deterministic=deterministic,
+            checkpoint_seconds=checkpoint_seconds,
+            tensorboard=tensorboard,
+            console=Console(),
+        )
 
 
 @app.command()
@@ -41,6 +96,16 @@ def reproduce(
 
     for (network, hidden), count in table1.parameter_counts().items():
         typer.echo(f"{network},{hidden},{count}")
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What a user can mend is told in one line, with exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
+        typer.echo(f"quorem: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def main() -> None:

@@ -1,0 +1,104 @@
+"""``quorem train``: a run on the terminal, interrupted and resumed, and its errors."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from runs_of_training import assert_same_model, small_log, small_run
+from typer.testing import CliRunner
+
+from quorem import GeneralizedQR, schemes
+from quorem.cli import app
+from quorem.experiments.train import scheme_from
+from quorem.training import checkpoint
+from quorem.training.config import RunConfig
+from quorem.training.loop import train
+
+SMALL = ["--dim", "4", "--batch-size", "64", "--threads", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return small_log(tmp_path_factory.mktemp("log") / "log")
+
+
+def quorem(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+
+
+def test_options_make_the_configuration(log, tmp_path):
+    options = ["--scheme", "hash", "--collisions", "8", "--threshold", "5", "--network", "dcn", "--preset", "table1"]
+    options += ["--optimizer", "amsgrad", "--lr", "0.002", "--epochs", "2", "--seed", "3", "--shuffle"]
+    options += ["--precision", "bfloat16", "--validate-every", "30", "--max-rows", "2000"]
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, *options)
+    assert done.exit_code == 0, done.output
+    expected = small_run(
+        log, scheme=scheme_from("hash", 8), threshold=5, network="dcn", preset="table1", optimizer="amsgrad", lr=0.002,
+        epochs=2, seed=3, shuffle=True, precision="bfloat16", validate_every=30, max_rows=2000,
+    )  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert RunConfig.from_json(json.dumps(result["config"])) == expected
+    assert f"test: log loss {result['test']['log_loss']:.5f}, AUC {result['test']['auc']:.5f}" in done.output
+    assert f"{result['parameters']:,} parameters" in done.output
+
+
+def test_a_scheme_may_be_given_as_json():
+    scheme = GeneralizedQR(3, operation="add")
+    assert scheme_from(schemes.to_json(scheme)) == scheme
+
+
+def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_path):
+    out = tmp_path / "cut"
+    options = ["--data", str(log.path), *SMALL, "--epochs", "6", "--checkpoint-seconds", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from quorem.cli import main; main()", "train", "--out", str(out), *options],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not checkpoint.saved(out / "checkpoints"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "Interrupted; the same command goes on" in printed
+    (step, _), *_ = checkpoint.saved(out / "checkpoints")
+    assert step > 0
+    assert quorem("train", "--out", out, *options).exit_code == 0
+    result = json.loads((out / "result.json").read_text())
+    config = RunConfig.from_json(json.dumps(result["config"]))
+    train(config, log, tmp_path / "whole")
+    assert_same_model(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheme", "fold"], "method ('fold') must be one of"),
+        (["--scheme", "{}"], "scheme"),
+        (["--lr", "0"], "lr (0.0) must be above 0"),
+        (["--precision", "tf32"], "precision ('tf32') must be"),
+    ],
+)
+def test_a_mistake_is_one_line(log, tmp_path, options, message):
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, *options)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("quorem: ") and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_folder_of_another_run_is_refused_in_one_line(log, tmp_path):
+    for seed, code in ((0, 0), (1, 1)):
+        run = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, "--max-rows", 64, "--seed", seed)
+        assert run.exit_code == code
+    assert run.stderr == f"quorem: {tmp_path / 'run'} holds another run: seed is 0 there and 1 here\n"
