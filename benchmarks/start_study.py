@@ -108,6 +108,7 @@ def settings() -> Iterator[tuple[Setting, int]]:
         for operation in ("mult", "add"):
             for noise in NOISES:
                 yield Setting(operation, c, "matched", noise), 3
+    yield Setting("full", 1, "matched"), 15
     for operation, c in CLOSE:
         yield Setting(operation, c, "matched", init.NOISE), 15
         yield Setting(operation, c, "symmetric"), 15
@@ -219,6 +220,7 @@ def run(setting: Setting, seed: int, data: tuple[Tensor, Tensor, Tensor, list[in
         "test_loss": round(mean_loss(config.train_rows + config.val_rows, config.test_rows), 6),
         "seconds": round(time.perf_counter() - began, 2),
         "commit": commit(),
+        "versions": f"torch {torch.__version__}, numpy {np.__version__}, python {platform.python_version()}",
     }
 
 
@@ -235,8 +237,7 @@ def commit() -> str:
 
 def save(path: Path, config: Config, runs: list[dict]) -> None:
     """Write the study as JSON, a run a line."""
-    versions = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
-    head = json.dumps({"config": asdict(config), "versions": versions, "threads": torch.get_num_threads()})
+    head = json.dumps({"config": asdict(config)})
     text = head[:-1] + ', "runs": [\n' + ",\n".join(json.dumps(r) for r in runs) + "\n]}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
@@ -301,6 +302,8 @@ def table(study: dict) -> str:
         ]
         for pair in settings
     ]
+    full = Setting("full", 1, "matched")
+    rows = [["full", cell(full, 15, "val_loss"), "", cell(full, 15), ""], *rows]
     starts = ["matched", "symmetric"]
     text += block(["15 seeds", *(f"{of}, {s}" for of in ("validation", "test") for s in starts)], rows)
 
@@ -321,10 +324,10 @@ def table(study: dict) -> str:
     ]
     text += block(["validation log loss by noise, 3 seeds", *sizes], rows)
 
-    versions = ", ".join(f"{name} {version}" for name, version in study["versions"].items())
-    commits = ", ".join(dict.fromkeys(r["commit"] for r in study["runs"]))
-    text += [f"{len(study['runs'])} runs; {versions}; commit {commits}."]
-    return "\n".join(text) + "\n"
+    for made in dict.fromkeys((r["commit"], r["versions"]) for r in study["runs"]):
+        count = sum((r["commit"], r["versions"]) == made for r in study["runs"])
+        text += [f"{count} runs at commit {made[0]} with {made[1]}, one thread.", ""]
+    return "\n".join(text[:-1]) + "\n"
 
 
 def main() -> None:
