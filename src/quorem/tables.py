@@ -60,7 +60,7 @@ class Tables(nn.Module):
         groups = _path_groups(specs)
         networks = [PathNetworks(group, specs, padding, laid.spans, device, dtype) for group in groups]
         self.paths = nn.ModuleList(networks) if networks else ()
-        self._lookups = 0
+        self._lookups, self._warned = 0, False
         _alive.add(self)
         self.reset_parameters()
         _say_fallbacks(self)
@@ -181,13 +181,14 @@ class Tables(nn.Module):
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return
         self._lookups += 1
-        if self._lookups & (self._lookups - 1) == 0:
-            self.warn_invalid_ids()
+        if not self._warned and self._lookups & (self._lookups - 1) == 0:
+            self._warned = self.warn_invalid_ids() > 0
 
     def warn_invalid_ids(self) -> int:
         """Number of ids out of range that a GPU has seen so far, with a warning if there were any.
 
-        Called by itself at the 1st, 2nd, 4th, 8th, ... lookup, since reading the count waits for the GPU.
+        Called by itself at the 1st, 2nd, 4th, 8th, ... lookup until it has warned, since reading the count waits for
+        the GPU.
         """
         count = int(self.invalid_ids)
         if count:
