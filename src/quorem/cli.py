@@ -1,5 +1,6 @@
 """The ``quorem`` command. Each command imports what it runs, so that ``quorem --help`` is quick."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,14 +99,64 @@ def reproduce(
         typer.echo(f"{network},{hidden},{count}")
 
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What a user can mend is told in one line, with exit code 1."""
+@app.command()
+def bench(
+    preset: Annotated[str | None, typer.Option(help="cpu, h200 or full; by default that of the device.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="forward, step, step_amsgrad or dlrm; repeatable.")] = None,
+    provider: Annotated[list[str] | None, typer.Option(help="Such as fused or fbgemm; repeatable.")] = None,
+    scheme: Annotated[list[str] | None, typer.Option(help="Start of a scheme's name; repeatable.")] = None,
+    ids: Annotated[list[str] | None, typer.Option(help="zipf or uniform; repeatable.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; repeatable.")] = None,
+    dim: Annotated[list[int] | None, typer.Option(min=1, help="Width of the vectors; repeatable.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the CSV file and the plot.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for the plot.")] = None,
+    table: Annotated[Path | None, typer.Option(help="Print the tables of a CSV file; measure nothing.")] = None,
+    value: Annotated[Literal["time", "floor", "memory"], typer.Option(help="What the tables show.")] = "time",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small tables, few samples: only to see that it runs.")
+    ] = False,
+    quick_check: Annotated[
+        bool,
+        typer.Option("--quick-check", help="Before measuring compare kernels once instead of running their tests."),
+    ] = False,
+    commit: Annotated[str | None, typer.Option(help="For the CSV file, where there is no git.")] = None,
+) -> None:
+    """Measure lookups and training steps against other ways to do them, in one run on the same ids."""
+    import torch
+
+    from .experiments.bench import command, report
+
+    axes = {"mode": mode, "provider": provider, "scheme": scheme, "ids": ids, "batch": batch, "dim": dim}
+    options = {axis: values or [] for axis, values in axes.items()}
+    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
-        yield
-    except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
-        typer.echo(f"quorem: {error}", err=True)
-        raise typer.Exit(1) from error
+        if table is None:
+            grids = command.chosen(preset, on, options)
+        else:
+            rows = command.selected(report.read(table), options)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if table is None:
+        try:
+            rows = command.run(
+                grids,
+                on,
+                name=preset or on.type,
+                out=out,
+                plot=plot,
+                quick=quick,
+                quick_check=quick_check,
+                command=shlex.join(["quorem", *sys.argv[1:]]),
+                commit=commit,
+                console=Console(stderr=True),
+            )
+        except command.WrongKernelsError as error:
+            typer.echo(f"quorem: {error}", err=True)
+            raise typer.Exit(1) from error
+    elif plot is not None:
+        report.plot(rows, plot)
+    typer.echo(report.tables(rows, value), nl=False)
 
 
 def main() -> None:

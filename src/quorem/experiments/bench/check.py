@@ -1,0 +1,61 @@
+"""The kernels against the reference: a benchmark of wrong results is none."""
+
+import importlib.util
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from ... import optim
+from ...collection import EmbeddingCollection, Table
+from ...ops import reference, rules, update
+from .grid import SCHEMES, draw_ids
+
+ROOT = Path(__file__).parents[4]
+SIZES = (1000, 4, 63, 7, 20_000)
+
+
+def kernels_are_wrong(device: torch.device, quick: bool) -> str | None:
+    """What is wrong with the kernels of ``device``, or None.
+
+    Runs the kernel tests of the checkout; where there is none, or pytest is missing, or ``quick``, compares a lookup
+    and a training step of every scheme with the reference.
+    """
+    kind = "gpu" if device.type == "cuda" else "cpu"
+    files = sorted(map(str, ROOT.glob(f"tests/test_ops_{kind}*.py")))
+    missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+    if quick or missing or not files:
+        return differences(device)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode == 0 else (done.stdout + done.stderr).strip()
+
+
+def differences(device: torch.device) -> str | None:
+    """Where a fused lookup or step differs from the reference, or None."""
+    ids = draw_ids("zipf", SIZES, 257, seed=1).to(device)
+    for name, scheme in SCHEMES.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tables that stay full
+            module = EmbeddingCollection([Table(f"c{i}", n, 12, scheme) for i, n in enumerate(SIZES)], device=device)
+        if len(module.paths):
+            continue  # their lookup is that of QR, and then torch's own matrix products
+        integers = (module.slots, module.parts, module.maps, module.spans)
+        weight = module.weight.detach().clone()
+        optim.apply_in_backward(module, optim.Adagrad, lr=0.1, initial_accumulator_value=1.0)
+        out = module(ids)
+        grad = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
+        expected = reference.lookup(ids, weight, *integers).view_as(out)
+        rows, values = reference.lookup_row_grads(grad, ids, weight, *integers)
+        state = [torch.ones_like(weight), torch.tensor(0, device=device)]
+        summed = update.summed(rows.flatten(), values.flatten(0, -2))
+        rules.adagrad(*summed, weight, torch.tensor(0.1, dtype=torch.float64, device=device), state, [0.0, 1e-10])
+        try:
+            torch.testing.assert_close(out, expected, msg=lambda text: f"{name}, lookup: {text}")  # noqa: B023
+            out.backward(grad)
+            torch.testing.assert_close(module.weight.detach(), weight, msg=lambda text: f"{name}, step: {text}")  # noqa: B023
+        except AssertionError as error:
+            return str(error)
+    return None

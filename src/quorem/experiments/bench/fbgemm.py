@@ -1,0 +1,82 @@
+"""FBGEMM's table-batched embedding on the tables of a collection."""
+
+from typing import cast
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+from torch import Tensor, nn
+
+from ...collection import EmbeddingCollection
+from ...operations import OPERATIONS
+from ...partitions import Partition
+
+
+class TableBatched(nn.Module):
+    """One lookup for all tables, partition by partition; then each feature's vectors are composed.
+
+    Features come out in the order of ``order``, those of most tables first, so that composing takes one operation for
+    each number of tables, on slices.
+    """
+
+    def __init__(self, source: EmbeddingCollection, optimizer: EmbOptimType, lr: float, eps: float) -> None:
+        super().__init__()
+        device = source.weight.device
+        tables = [source.tables(f) for f in range(len(source.specs))]
+        self.order = sorted(range(len(tables)), key=lambda f: -len(tables[f]))
+        self.width = source.specs[0].embedding_dim
+        most = len(tables[self.order[0]])
+        ranks = [[f for f in self.order if len(tables[f]) > k] for k in range(most)]  # features with a k-th table
+        self.counts = [len(features) for features in ranks]
+        self.compose = OPERATIONS[source.specs[self.order[0]].operation]
+        stored = [(f, k) for k, features in enumerate(ranks) for f in features]
+        where, compute = (
+            (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+            if device.type == "cuda"
+            else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        )
+        specs = [(*tables[f][k].shape, where, compute) for f, k in stored]
+        self.lookup = SplitTableBatchedEmbeddingBagsCodegen(
+            specs, optimizer=optimizer, learning_rate=lr, eps=eps, pooling_mode=PoolingMode.SUM, device=device
+        )
+        for own, (f, k) in zip(self.lookup.split_embedding_weights(), stored, strict=True):
+            own.copy_(tables[f][k].detach())
+        parts = [cast(Partition, source.specs[f].partitions[k]) for f, k in stored]
+        self.composed = most > 1
+        self.features = torch.tensor([f for f, _ in stored], device=device)
+        self.strides = torch.tensor([p.stride for p in parts], device=device)[:, None]
+        self.sizes = torch.tensor([p.size for p in parts], device=device)[:, None]
+        self.offsets = torch.empty(0, dtype=torch.int64, device=device)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tables = len(self.features)
+        if len(self.offsets) != tables * len(ids) + 1:
+            self.offsets = torch.arange(tables * len(ids) + 1, device=ids.device)
+        buckets = ids.t()
+        if self.composed:
+            buckets = buckets[self.features] // self.strides % self.sizes
+        vectors = self.lookup(buckets.reshape(-1), self.offsets).view(len(ids), tables, self.width)
+        if not self.composed:
+            return vectors
+        pieces = vectors.split(self.counts, 1)  # a piece for each rank of tables
+        runs, start = [], 0
+        for k in range(len(self.counts), 0, -1):  # features of k tables
+            stop = self.counts[k - 1]
+            if stop > start:
+                runs.append(self.compose(*(piece[:, start:stop] for piece in pieces[:k])))
+            start = stop
+        return runs[0] if len(runs) == 1 else torch.cat(runs, 1)
+
+
+def build(source: EmbeddingCollection, lr: float, eps: float) -> tuple[TableBatched, str]:
+    """The module, and the optimizer of its backward: exact Adagrad, or row-wise where this build has no other."""
+    try:
+        module = TableBatched(source, EmbOptimType.EXACT_ADAGRAD, lr, eps)
+        probe = torch.zeros(2, len(source.specs), dtype=torch.int64, device=source.weight.device)
+        with torch.enable_grad():
+            out = module(probe)
+            out.backward(torch.zeros_like(out))
+        return module, "exact Adagrad"
+    except (AssertionError, AttributeError, RuntimeError, NotImplementedError):
+        return TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, lr, eps), "row-wise Adagrad"

@@ -1,0 +1,147 @@
+"""What a benchmark measures: axes, presets, and the ids that every provider gets."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from ...schemes import QR, ChineseRemainder, Full, GeneralizedQR, Path, Scheme
+
+SCHEMES: dict[str, Scheme] = {
+    "QR(4)": QR(4),
+    "GeneralizedQR(3)": GeneralizedQR(3),
+    "ChineseRemainder(3)": ChineseRemainder(3),
+    "Path(4, (64,))": Path(4, (64,)),
+    "Full()": Full(),
+}
+FULL = ("dense", "fbgemm_full")  # providers that store the full tables, whatever the scheme
+PROVIDERS = ("dense", "loop", "reference", "compiled", "fbgemm_full", "fbgemm", "fused", "fused_trust")
+MODES = ("forward", "step", "step_amsgrad", "dlrm")
+IDS = ("zipf", "uniform")
+BATCHES = (1, 128, 2048, 16384, 65536)
+DIMS = (16, 64, 128)
+ROTATION = 4  # batches of ids that a measurement goes round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Every combination of these is measured; each axis is a tuple of names or sizes.
+
+    ``limits`` holds ``(provider, mode, batches)``: batch sizes to which a provider is confined in a mode.
+    """
+
+    modes: tuple[str, ...] = MODES
+    providers: tuple[str, ...] = PROVIDERS
+    schemes: tuple[str, ...] = tuple(SCHEMES)[:4]
+    ids: tuple[str, ...] = IDS
+    batches: tuple[int, ...] = BATCHES
+    dims: tuple[int, ...] = DIMS
+    limits: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the names and sizes."""
+        known = {"modes": MODES, "providers": PROVIDERS, "schemes": tuple(SCHEMES), "ids": IDS}
+        for axis, names in known.items():
+            for value in getattr(self, axis):
+                if value not in names:
+                    raise ValueError(f"{axis} ({value!r}) must be of {', '.join(names)}")
+        for axis in ("batches", "dims"):
+            if min(getattr(self, axis), default=1) < 1:
+                raise ValueError(f"{axis} ({getattr(self, axis)}) must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """What is alive at once: one mode, scheme and width, by several providers."""
+
+    mode: str
+    scheme: str
+    dim: int
+    cells: tuple[tuple[str, int, tuple[str, ...]], ...]  # how ids are drawn, how many, and for which providers
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Every provider of a cell, once."""
+        return tuple(dict.fromkeys(p for *_, providers in self.cells for p in providers))
+
+
+_ZIPF = Grid(ids=("zipf",), schemes=("QR(4)",), dims=(16,))
+PRESETS: dict[str, tuple[Grid, ...]] = {
+    "full": (Grid(),),
+    "cpu": (
+        replace(
+            _ZIPF,
+            modes=("forward", "step"),
+            providers=("loop", "reference", "fbgemm", "fused"),
+            batches=(1, 128, 2048, 16384),
+        ),
+    ),
+    "h200": (
+        replace(
+            _ZIPF,
+            modes=("forward", "step"),
+            dims=(16, 64),
+            limits=(
+                ("compiled", "forward", (2048, 65536)),
+                ("compiled", "step", ()),
+                *((p, mode, (128, 2048)) for p in ("dense", "loop", "reference") for mode in ("forward", "step")),
+            ),
+        ),
+        replace(_ZIPF, modes=("step_amsgrad",), providers=("fused", "fused_trust"), batches=(128, 2048, 65536)),
+        replace(_ZIPF, modes=("dlrm",), providers=("fused", "fused_trust"), batches=(128, 2048, 16384)),
+        replace(
+            _ZIPF,
+            modes=("forward", "step"),
+            providers=("fused", "fused_trust"),
+            schemes=("GeneralizedQR(3)", "ChineseRemainder(3)", "Path(4, (64,))"),
+            batches=(2048, 65536),
+        ),
+        replace(
+            _ZIPF,
+            modes=("forward", "step"),
+            providers=("fbgemm", "fused"),
+            ids=("uniform",),
+            batches=(2048, 65536),
+        ),
+    ),
+}
+
+
+def groups(grids: Sequence[Grid]) -> Iterator[Group]:
+    """What to measure, in order; nothing twice. Full tables are measured once, with a grid's first scheme."""
+    seen: set[tuple[object, ...]] = set()
+    for grid in grids:
+        limits = {(provider, mode): batches for provider, mode, batches in grid.limits}
+        for mode, dim, (i, scheme) in product(grid.modes, grid.dims, enumerate(grid.schemes)):
+            cells = []
+            for how, batch in product(grid.ids, grid.batches):
+                wanted = {
+                    p: (mode, scheme_of(p, scheme), dim, p, how, batch)
+                    for p in grid.providers
+                    if (i == 0 or p not in FULL) and batch in limits.get((p, mode), grid.batches)
+                }
+                providers = tuple(p for p, key in wanted.items() if key not in seen)
+                seen |= set(wanted.values())
+                if providers:
+                    cells.append((how, batch, providers))
+            if cells:
+                yield Group(mode=mode, scheme=scheme, dim=dim, cells=tuple(cells))
+
+
+def scheme_of(provider: str, scheme: str) -> str:
+    """The scheme of the tables that a provider stores when asked for ``scheme``."""
+    return "Full()" if provider in FULL else scheme
+
+
+def draw_ids(how: str, cardinalities: Sequence[int], batch: int, seed: int) -> Tensor:
+    """Ids ``[batch, F]``: ``"uniform"``, or ``"zipf"``, where id k has probability proportional to log(1 + 1/(k + 1)).
+
+    >>> draw_ids("zipf", (1000, 3), 2, seed=0).shape
+    torch.Size([2, 2])
+    """
+    n = torch.tensor(cardinalities, dtype=torch.float64)
+    u = torch.rand(batch, len(n), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    drawn = (n + 1) ** u - 1 if how == "zipf" else u * n
+    return torch.minimum(drawn.long(), n.long() - 1)

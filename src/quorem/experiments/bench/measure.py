@@ -1,0 +1,149 @@
+"""Times of calls, taken in turns; the bytes that an op must move, and the time that a copy of them takes."""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ops import layout, reference
+from ...schemes import TableSpec
+
+STATES = {"step": 1, "step_amsgrad": 3}  # numbers that the optimizer keeps for each weight
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: seconds of a sample and of all samples of a call, and the least and most samples."""
+
+    sample: float = 2e-3
+    total: float = 1.0
+    least: int = 5
+    most: int = 100
+
+
+EFFORTS = {"cpu": Effort(), "cuda": Effort(total=0.2, most=50), "quick": Effort(2e-4, 1e-3, 3, 3)}
+
+
+@dataclass
+class Call:
+    """Something to time; ``count`` operations are one run of it."""
+
+    name: str
+    run: Callable[[], Any]
+    count: int = 1
+    seconds: list[float] = field(default_factory=list)  # of one operation, a number for each sample
+    inner: int = 1
+    samples: int = 1
+
+    def quantiles(self) -> tuple[float, float, float]:
+        """The 20%, 50% and 80% quantiles of the samples, in microseconds."""
+        low, middle, high = np.quantile(np.array(self.seconds) * 1e6, [0.2, 0.5, 0.8])
+        return float(low), float(middle), float(high)
+
+
+def time_in_turns(calls: Sequence[Call], device: torch.device, effort: Effort, round_of: int = 4) -> None:
+    """Time each call many times, a sample of each in turn; the calls must have run before."""
+    for call in calls:
+        seconds = _seconds(call, device, 1)
+        if seconds < effort.sample:  # the first of a kind may be slower than what follows
+            seconds = min(seconds, _seconds(call, device, round_of) / round_of)
+        call.inner = max(1, round(effort.sample / seconds))
+        call.inner = -(-call.inner // round_of) * round_of if call.inner > 1 else 1
+        call.samples = int(min(max(effort.total / (call.inner * seconds), effort.least), effort.most))
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(max((call.samples for call in calls), default=0)):
+            for call in calls:
+                if turn < call.samples:
+                    call.seconds.append(_seconds(call, device, call.inner) / (call.inner * call.count))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _seconds(call: Call, device: torch.device, runs: int) -> float:
+    if runs > 1:
+        call.run()  # so that neither caches nor threads that still spin are another call's
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(runs):
+            call.run()
+        return time.perf_counter() - began
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(runs):
+        call.run()
+    end.record()
+    end.synchronize()
+    return max(start.elapsed_time(end) / 1e3, 1e-9)
+
+
+def captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """``runs``, one after another, as one CUDA graph; they are run before, on a stream of their own."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            for run in runs:
+                run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+def peak_extra_bytes(run: Callable[[], Any]) -> int:
+    """The most GPU memory that ``run`` had beyond what was there before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None) -> float:
+    """Bytes a second of a large copy, read and written."""
+    size = size or (2**30 if device.type == "cuda" else 2**28)
+    source, target = (torch.ones(size // 4, device=device) for _ in range(2))
+    call = Call("copy", lambda: target.copy_(source))
+    call.run()
+    time_in_turns([call], device, effort)
+    return 2 * size / (call.quantiles()[1] / 1e6)
+
+
+def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: str, networks: int = 0) -> int | None:
+    """The least traffic of one operation, float32, mean over ``batches``; None where it is not defined.
+
+    Forward: ids and each distinct row in, vectors out. A step adds a second pass: ids, rows and gradients in, and each
+    distinct row and its optimizer state in and out. ``networks`` counts the parameters of path networks.
+    """
+    if mode == "dlrm":
+        return None
+    laid = layout.build(specs, [None] * len(specs))
+    device = batches[0].device
+    slots, parts, maps = laid.slots.to(device), laid.parts.to(device), laid.maps.to(device)
+    used = parts[..., layout.BASE] >= 0
+    total = 0
+    for ids in batches:
+        rows, _ = reference.rows_of(ids[:, slots[:, layout.FEATURE]], slots, parts, maps)
+        distinct = len(rows[:, used].unique()) * laid.width * 4
+        inputs = ids.numel() * ids.element_size() + distinct + networks * 4
+        vectors = len(ids) * len(slots) * laid.width * 4
+        total += inputs + vectors
+        if mode != "forward":
+            total += inputs + vectors + (distinct + networks * 4) * (1 + 2 * STATES[mode])
+    return total // len(batches)

@@ -1,0 +1,226 @@
+"""The ways to look up and train the same tables, each a module from ids ``[B, F]`` to vectors ``[B, F, D]``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import optim
+from ...collection import EmbeddingCollection
+from ...operations import OPERATIONS
+from ...ops import reference, rules, update
+
+LR, EPS = 0.01, 1e-10
+ALL = ("forward", "step", "step_amsgrad", "dlrm")
+
+
+class Skipped(Exception):  # noqa: N818 - not an error
+    """A provider cannot be measured here; says why."""
+
+
+@dataclass
+class Contender:
+    """A provider at work.
+
+    Args:
+        module: the lookup; its backward updates the tables, but for what ``optimizers`` update.
+        optimizers: to be stepped after each backward.
+        captures: the modes that run in a CUDA graph.
+        optimizer: what updates the tables, in words.
+        order: the features in the order in which the module gives their vectors; as they are where None.
+    """
+
+    module: nn.Module
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    captures: tuple[str, ...] = ("forward",)
+    optimizer: str = ""
+    order: list[int] | None = None
+
+
+Provider = Callable[[EmbeddingCollection, str | None], Contender]
+
+
+def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: str = "warn") -> Contender:
+    """``EmbeddingCollection`` with its update in the backward pass."""
+    source.on_invalid_id = on_invalid_id
+    if rule is None:
+        return Contender(source, captures=ALL)
+    optim.apply_in_backward(source, {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}[rule], lr=LR)
+    networks = [p for group in source.paths for p in group.parameters()]
+    rest = [dense_optimizer(rule, networks)] if networks else []
+    return Contender(source, rest, ALL, {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}[rule])
+
+
+def fused_trust(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """``fused``, with ids that are not counted where they are out of range."""
+    _need(source.weight.is_cuda, "a CPU checks ids within the lookup")
+    return fused(source, rule, on_invalid_id="trust")
+
+
+class PerTable(nn.Module):
+    """A layer of torch for each stored table, called one by one; composed after the lookup."""
+
+    def __init__(self, source: EmbeddingCollection, *, bags: bool) -> None:
+        super().__init__()
+        self.bags, self.specs = bags, source.specs
+        self.layers = nn.ModuleList()
+        self.offsets = torch.empty(0, dtype=torch.int64)
+        for f in range(len(self.specs)):
+            weights = [table.detach() for table in source.tables(f)]
+            self.layers.append(nn.ModuleList(self._layer(weight) for weight in weights))
+
+    def _layer(self, weight: Tensor) -> nn.Module:
+        rows, width = weight.shape
+        if self.bags:
+            return nn.EmbeddingBag(rows, width, mode="sum", sparse=True, _weight=weight)
+        return nn.Embedding(rows, width, _weight=weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if len(self.offsets) != len(ids):
+            self.offsets = torch.arange(len(ids), device=ids.device)
+        more = (self.offsets,) if self.bags else ()
+        vectors = []
+        for f, (spec, layers) in enumerate(zip(self.specs, self.layers, strict=True)):
+            own = ids[:, f].contiguous()
+            buckets = [p(own) for p in spec.partitions] if len(spec.partitions) > 1 else [own]
+            looked_up = [layer(bucket, *more) for layer, bucket in zip(layers, buckets, strict=True)]  # type: ignore[call-overload]
+            vectors.append(OPERATIONS[spec.operation](*looked_up))
+        return torch.stack(vectors, 1)
+
+
+def loop(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """One ``nn.EmbeddingBag`` a table with sparse gradients, as the public DLRM code does."""
+    _need_closed_form(source)
+    _need(rule in (None, "adagrad"), "torch.optim has no sparse AMSGrad")
+    module = PerTable(source, bags=True)
+    optimizers = [torch.optim.Adagrad(module.parameters(), lr=LR, eps=EPS)] if rule else []
+    return Contender(module, list(optimizers), ("forward",), "torch Adagrad, sparse gradients" if rule else "")
+
+
+def dense(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """One ``nn.Embedding`` a feature with dense gradients."""
+    module = PerTable(source, bags=False)
+    optimizers = [dense_optimizer(rule, list(module.parameters()))] if rule else []
+    name = {"adagrad": "torch Adagrad, dense gradients", "amsgrad": "torch Adam(amsgrad=True), dense gradients"}
+    return Contender(module, optimizers, ("forward",), name[rule] if rule else "")
+
+
+class Reference(nn.Module):
+    """The plain functions that the fused kernels must equal: lookup, row gradients, their sums, Adagrad's rule."""
+
+    def __init__(self, source: EmbeddingCollection) -> None:
+        super().__init__()
+        self.source = source
+        self.weight = source.weight.detach()
+        self.hook = nn.Parameter(torch.empty(0, device=self.weight.device))  # so that autograd runs
+        self.lr = torch.tensor(LR, dtype=torch.float64, device=self.weight.device)
+        self.state: list[Tensor] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        integers = (self.source.slots, self.source.parts, self.source.maps, self.source.spans)
+        if not torch.is_grad_enabled():
+            return reference.lookup(ids, self.weight, *integers)
+        return _ReferenceStep.apply(self.hook, ids, self, integers)
+
+    def update(self, grad: Tensor, ids: Tensor, integers: tuple[Tensor, ...]) -> None:
+        """One step of Adagrad."""
+        if not self.state:
+            self.state = [torch.zeros_like(self.weight), torch.tensor(0, device=self.weight.device)]
+        rows, values = reference.lookup_row_grads(grad, ids, self.weight, *integers)
+        summed = update.summed(rows.flatten(), values.flatten(0, -2))
+        rules.adagrad(*summed, self.weight, self.lr, self.state, [0.0, EPS])
+
+
+class _ReferenceStep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hook: Tensor, ids: Tensor, module: Reference, integers: tuple[Tensor, ...]) -> Tensor:
+        ctx.read = module, ids, integers
+        return reference.lookup(ids, module.weight, *integers)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        module, ids, integers = ctx.read
+        module.update(grad, ids, integers)
+        return None, None, None, None
+
+
+def plain(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """``quorem.ops.reference`` and ``quorem.ops.rules``: what runs where there is no kernel."""
+    _need_closed_form(source)
+    _need(rule in (None, "adagrad"), "measured with Adagrad only")
+    return Contender(Reference(source), [], ("forward",), "Adagrad" if rule else "")
+
+
+class Compiled(nn.Module):
+    """``torch.compile`` of the plain lookup; its gradient is as large as the tables."""
+
+    def __init__(self, source: EmbeddingCollection) -> None:
+        super().__init__()
+        torch._dynamo.reset()
+        self.weight = source.weight
+        integers = (source.slots, source.parts, source.maps, source.spans)
+        self.lookup = torch.compile(lambda ids, weight: reference.lookup(ids, weight, *integers), dynamic=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.lookup(ids, self.weight)
+
+
+def compiled(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """The plain lookup through ``torch.compile``, with dense gradients."""
+    _need_closed_form(source)
+    _need(rule in (None, "adagrad"), "measured with Adagrad only")
+    module = Compiled(source)
+    optimizers = [dense_optimizer("adagrad", [source.weight])] if rule else []
+    return Contender(module, optimizers, ("forward",), "torch Adagrad, dense gradients" if rule else "")
+
+
+def fbgemm(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """FBGEMM's table-batched embedding on the stored tables, composed after the lookup."""
+    _need_closed_form(source)
+    _need(rule in (None, "adagrad"), "FBGEMM has no AMSGrad")
+    try:
+        from . import fbgemm as peer
+    except (ImportError, OSError, RuntimeError) as error:  # built for another torch, it may fail in several ways
+        raise Skipped(f"fbgemm_gpu cannot be imported: {str(error).splitlines()[0]}") from error
+    module, name = peer.build(source, LR, EPS)
+    return Contender(module, [], ("forward",), f"FBGEMM {name}" if rule else "", module.order)
+
+
+BUILD: dict[str, Provider] = {
+    "dense": dense,
+    "loop": loop,
+    "reference": plain,
+    "compiled": compiled,
+    "fbgemm_full": fbgemm,
+    "fbgemm": fbgemm,
+    "fused": fused,
+    "fused_trust": fused_trust,
+}
+
+
+def dense_optimizer(rule: str, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The fastest form of ``torch.optim``'s that this torch has on this device."""
+    device = params[0].device
+    more: dict[str, Any] = {"lr": LR}
+    if rule == "amsgrad":
+        more |= {"amsgrad": True, "capturable": device.type == "cuda"}
+    make: Any = torch.optim.Adam if rule == "amsgrad" else partial(torch.optim.Adagrad, eps=EPS)
+    probe = nn.Parameter(torch.zeros(1, device=device))
+    probe.grad = torch.zeros_like(probe)
+    try:
+        make([probe], fused=True, **more).step()
+    except (RuntimeError, NotImplementedError):
+        return make(params, **more)
+    return make(params, fused=True, **more)
+
+
+def _need(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise Skipped(otherwise)
+
+
+def _need_closed_form(source: EmbeddingCollection) -> None:
+    _need(not len(source.paths), "path-based tables are measured for fused only")

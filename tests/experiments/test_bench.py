@@ -1,0 +1,299 @@
+"""The benchmark: its providers compute the same, its numbers are what they say, and it is silent on wrong kernels."""
+
+import dataclasses
+import math
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from quorem.cli import app
+from quorem.data.shape import CARDINALITIES
+from quorem.experiments.bench import check, command, measure, report, run
+from quorem.experiments.bench.grid import FULL, MODES, PRESETS, PROVIDERS, SCHEMES, Grid, draw_ids, groups, scheme_of
+from quorem.experiments.bench.providers import Skipped
+
+ROOT = Path(__file__).parents[2]
+SIZES = (50, 4, 1000, 7)
+CPU = torch.device("cpu")
+TINY = ["bench", "--quick", "--quick-check", "--device", "cpu", "--scheme", "qr", "--ids", "zipf", "--batch", "3"]
+TINY += ["--dim", "4", "--provider", "loop", "--provider", "fused"]
+
+
+def contender(provider: str, scheme: str, rule: str | None):
+    if provider == "compiled" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a compiler")
+    try:
+        return run.build(provider, scheme, rule, SIZES, 8, CPU)
+    except Skipped as skipped:
+        pytest.skip(str(skipped))
+
+
+def row(**changes: object) -> report.Row:
+    values = {name: "" for name in report.COLUMNS}
+    values |= {
+        "mode": "step",
+        "provider": "fused",
+        "scheme": "QR(4)",
+        "ids": "zipf",
+        "batch": 128,
+        "dim": 16,
+        "graph": 0,
+    }
+    values |= {"median_us": 10.0, "q20_us": 9.0, "q80_us": 12.0, "samples": 5, "stored_bytes": 1000, "copy_gbps": 20.0}
+    return report.Row(**values | changes)
+
+
+def test_a_small_run_writes_rows_a_plot_and_tables(tmp_path):
+    done = CliRunner().invoke(app, [*TINY, "--mode", "forward", "--mode", "step", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    rows = report.read(tmp_path / "cpu.csv")
+    assert [(r.mode, r.provider) for r in rows] == [(m, p) for m in ("forward", "step") for p in ("loop", "fused")]
+    for r in rows:
+        assert (r.scheme, r.ids, r.batch, r.dim, r.graph) == ("QR(4)", "zipf", 3, 4, 0)
+        assert 0 < r.q20_us <= r.median_us <= r.q80_us
+        assert r.gbps == pytest.approx(r.bytes / r.median_us / 1e3, abs=1e-3)
+        assert r.ratio_to_floor == pytest.approx(r.median_us / r.floor_us, rel=2e-3, abs=1e-2)
+        assert r.torch == torch.__version__ and r.device and r.commit and r.date and r.command
+    assert {r.optimizer for r in rows if r.mode == "step"} == {"Adagrad", "torch Adagrad, sparse gradients"}
+    assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
+    assert report.tables(rows) in done.output
+
+
+def test_the_dlrm_and_amsgrad_modes_run(tmp_path):
+    options = ["--mode", "dlrm", "--mode", "step_amsgrad", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*TINY, *options])
+    assert done.exit_code == 0, done.output
+    rows = report.read(tmp_path / "cpu.csv")
+    assert [(r.mode, r.provider) for r in rows] == [("dlrm", "loop"), ("dlrm", "fused"), ("step_amsgrad", "fused")]
+    assert [r.bytes == "" for r in rows] == [True, True, False]
+    assert "skipped: loop in step_amsgrad, QR(4), D = 4: torch.optim has no sparse AMSGrad" in done.stderr
+
+
+def test_wrong_kernels_give_no_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "kernels_are_wrong", lambda *_: "a test failed")
+    done = CliRunner().invoke(app, [*TINY, "--out", str(tmp_path / "new")])
+    assert done.exit_code == 1
+    assert (done.stdout, "a test failed" in done.stderr, (tmp_path / "new").exists()) == ("", True, False)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_kernel_tests_of_the_checkout_decide(tmp_path, monkeypatch, passes):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_ops_cpu.py").write_text(f"def test_kernel():\n    assert {passes}\n")
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    wrong = check.kernels_are_wrong(CPU, quick=False)
+    assert wrong is None if passes else "test_kernel" in wrong
+
+
+def test_the_quick_check_compares_lookup_and_step(monkeypatch):
+    assert check.differences(CPU) is None
+    lookup, rule = check.reference.lookup, check.rules.adagrad
+    monkeypatch.setattr(check.reference, "lookup", lambda *args: lookup(*args) + 1)
+    assert check.differences(CPU).startswith("QR(4), lookup")
+    monkeypatch.undo()
+    monkeypatch.setattr(check.rules, "adagrad", lambda *args: rule(*args[:3], 2 * args[3], *args[4:]))
+    assert check.differences(CPU).startswith("QR(4), step")
+
+
+def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
+    def measured(*_, **__):
+        yield row()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measured", measured)
+    done = CliRunner().invoke(app, [*TINY, "--out", str(tmp_path)])
+    assert done.exit_code == 130
+    assert [r.provider for r in report.read(tmp_path / "cpu.csv")] == ["fused"]
+    assert (tmp_path / "cpu.png").exists()
+
+
+@pytest.mark.parametrize("scheme", ["QR(4)", "GeneralizedQR(3)", "ChineseRemainder(3)"])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_provider_gives_the_vectors_of_the_same_tables(provider, scheme):
+    if provider in FULL and scheme != "QR(4)":
+        pytest.skip("the same full tables again")
+    ids = draw_ids("zipf", SIZES, 33, seed=3)
+    made = contender(provider, scheme, None)
+    tables = run.collection(scheme_of(provider, scheme), SIZES, 8, CPU).to_dense().values()
+    expected = torch.stack([table[ids[:, f]] for f, table in enumerate(tables)], 1)
+    with torch.no_grad():
+        torch.testing.assert_close(made.module(ids), expected[:, made.order or list(range(4))])
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_provider_takes_the_same_step(provider):
+    """Adagrad's, as ``torch.optim`` takes it on the dense gradient of the tables."""
+    ids = draw_ids("zipf", SIZES, 33, seed=3)
+    made = contender(provider, "QR(4)", "adagrad")
+    if "row-wise" in made.optimizer:
+        pytest.skip("this build has no exact Adagrad")
+    oracle = run.collection(scheme_of(provider, "QR(4)"), SIZES, 8, CPU)
+    optimizer = torch.optim.Adagrad(oracle.parameters(), lr=0.01)
+    order = made.order or list(range(4))
+    grad = torch.randn(33, 4, 8, generator=torch.Generator().manual_seed(33)) / 33  # as the benchmark draws it
+    for _ in range(2):
+        run._operation("step", made, ids)()
+        oracle(ids)[:, order].backward(grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        torch.testing.assert_close(made.module(ids), oracle(ids)[:, order])
+
+
+def test_a_provider_of_other_vectors_is_refused(monkeypatch):
+    def wrong(source, rule):
+        source.weight.data.mul_(2)
+        return run.Contender(source)
+
+    monkeypatch.setitem(run.BUILD, "loop", wrong)
+    with pytest.raises(Skipped, match="its vectors differ"):
+        run.build("loop", "QR(4)", None, SIZES, 8, CPU)
+
+
+def test_quantiles_are_those_of_the_samples():
+    call = measure.Call("x", lambda: None, seconds=[5e-6, 1e-6, 4e-6, 2e-6, 3e-6, 9e-6])
+    assert call.quantiles() == pytest.approx(tuple(np.quantile([5, 1, 4, 2, 3, 9], [0.2, 0.5, 0.8])))
+
+
+def test_calls_take_turns():
+    order = []
+    calls = [measure.Call(name, lambda name=name: order.append(name)) for name in "ab"]
+    measure.time_in_turns(calls, CPU, measure.Effort(sample=0.0, total=0.0, least=3, most=3))
+    assert "".join(order).endswith("ababab")
+    assert [len(call.seconds) for call in calls] == [3, 3]
+
+
+@pytest.mark.parametrize(("mode", "passes"), [("forward", 0), ("step", 1), ("step_amsgrad", 3)])
+def test_bytes_count_ids_distinct_rows_vectors_and_state(mode, passes):
+    ids = draw_ids("zipf", SIZES, 40, seed=0)
+    specs = [SCHEMES["QR(4)"].spec(n, 8) for n in SIZES]
+    rows = {
+        (f, k, int(p(torch.tensor(i))))
+        for f, spec in enumerate(specs)
+        for i in ids[:, f].tolist()
+        for k, p in enumerate(spec.partitions)
+    }
+    pass_ = 40 * 4 * 8 + len(rows) * 8 * 4 + 40 * 4 * 8 * 4
+    expected = pass_ if not passes else 2 * pass_ + len(rows) * 8 * 4 * (1 + 2 * passes)
+    assert measure.bytes_to_move(specs, [ids], mode) == expected
+    assert measure.bytes_to_move(specs, [ids], "dlrm") is None
+
+
+@pytest.mark.parametrize("how", ["zipf", "uniform"])
+def test_ids_follow_their_distribution(how):
+    ids = draw_ids(how, (99, 3), 20_000, seed=0)
+    assert ids.min() == 0 and ids.amax(0).tolist() == [98, 2]
+    p = math.log(2) / math.log(100) if how == "zipf" else 1 / 99
+    deviation = math.sqrt(p * (1 - p) / 20_000)
+    assert abs((ids[:, 0] == 0).double().mean() - p) < 4 * deviation
+
+
+def test_presets_measure_nothing_twice_and_what_the_targets_ask():
+    for preset, grids in PRESETS.items():
+        cells = [
+            (group.mode, scheme_of(p, group.scheme), group.dim, p, how, batch)
+            for group in groups(grids)
+            for how, batch, providers in group.cells
+            for p in providers
+        ]
+        assert len(cells) == len(set(cells)), preset
+        wanted = {("step", "QR(4)", 16, p, "zipf", b) for p in ("fbgemm", "fused") for b in (1, 128, 2048, 16384)}
+        assert wanted <= set(cells)
+    assert {group.mode for group in groups(PRESETS["h200"])} == set(MODES)
+
+
+def test_limits_confine_a_provider():
+    grid = Grid(
+        modes=("step",), providers=("loop", "fused"), schemes=("QR(4)",), ids=("zipf",), batches=(1, 2), dims=(4,)
+    )
+    (group,) = groups([dataclasses.replace(grid, limits=(("loop", "step", (2,)),))])
+    assert group.cells == (("zipf", 1, ("fused",)), ("zipf", 2, ("loop", "fused")))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "match"),
+    [
+        ("--provider", "magic", "providers ('magic') must be of dense"),
+        ("--mode", "sideways", "modes ('sideways') must be of forward"),
+        ("--ids", "normal", "ids ('normal') must be of zipf"),
+        ("--scheme", "x", "scheme ('x') must be the start of one of QR(4)"),
+        ("--preset", "tpu", "preset ('tpu') must be one of full"),
+    ],
+)
+def test_unknown_values_are_a_usage_error(option, value, match):
+    done = CliRunner().invoke(app, ["bench", option, value], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert match in done.output
+
+
+def test_sizes_below_one_are_refused():
+    with pytest.raises(ValueError, match=r"dims \(\(0,\)\) must be at least 1"):
+        Grid(dims=(0,))
+
+
+def test_a_file_of_other_columns_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"columns of x\.csv \(\['a', 'b'\]\) must be"):
+        report.read(tmp_path / "x.csv")
+
+
+def test_no_rows_make_no_table():
+    assert report.tables([]) == "Nothing was measured.\n"
+
+
+def test_rows_come_back_from_a_file(tmp_path):
+    rows = [row(), row(provider="dense", scheme="Full()", bytes=10, gbps=1.5, floor_us=0.5, ratio_to_floor=20.0)]
+    report.append(tmp_path / "x.csv", rows[:1])
+    report.append(tmp_path / "x.csv", rows[1:])
+    assert report.read(tmp_path / "x.csv") == rows
+
+
+def test_tables_compare_with_fused_on_the_same_tables():
+    rows = [row(provider="dense", scheme="Full()", median_us=30.0), row(provider="loop", median_us=50.0), row()]
+    rows += [row(provider="loop", scheme="ChineseRemainder(3)", median_us=70.0), row(batch=2048, median_us=1234.5)]
+    lines = report.tables(rows).splitlines()[2:]
+    assert lines == [
+        "| step, D = 16, zipf ids | tables | B = 128 | B = 2048 |",
+        "|---|---|---|---|",
+        "| `dense` | `Full()` | 30.0 (3.00x) |  |",
+        "| `loop` | `QR(4)` | 50.0 (5.00x) |  |",
+        "| `fused` | `QR(4)` | 10.0 | 1,234 |",
+        "| `loop` | `ChineseRemainder(3)` | 70.0 |  |",
+    ]
+
+
+def shown_tables() -> list[tuple[str, str, str]]:
+    """Document, command and text of every table that a document shows."""
+    found = []
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        pattern = r"<!-- (quorem bench --table .*) -->\n(.*?)<!-- end -->\n"
+        found += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
+    return found
+
+
+@pytest.mark.parametrize(("document", "line", "text"), shown_tables())
+def test_documents_show_what_the_result_files_hold(document, line, text, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert CliRunner().invoke(app, shlex.split(line)[1:]).output == text
+
+
+def test_documents_show_results():
+    assert {"README.md", "benchmarks.md"} <= {document for document, *_ in shown_tables()}
+
+
+def test_results_tell_where_they_come_from():
+    for path in (ROOT / "benchmarks" / "results").glob("*.csv"):
+        for r in report.read(path):
+            assert r.device and r.torch and r.quorem and r.date and r.commit not in ("", "unknown")
+            assert r.command.startswith("quorem bench") and str(Path.home()) not in r.command
+
+
+def test_bench_measures_the_features_of_the_paper():
+    assert len(CARDINALITIES) == 26 and run.CARDINALITIES == CARDINALITIES
