@@ -159,6 +159,16 @@ def bench(
     typer.echo(report.tables(rows, value), nl=False)
 
 
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What a user can mend is told in one line, with exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
+        typer.echo(f"quorem: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
 def main() -> None:
     """Run the command; Ctrl-C exits with 130."""
     app()
