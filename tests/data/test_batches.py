@@ -130,15 +130,6 @@ def test_moving_keeps_the_rows(with_bags):
     assert [part.shape for part in parts(moved)] == [part.shape for part in parts(train)]
 
 
-@pytest.mark.gpu
-def test_device_resident_batches_equal_those_on_the_cpu(with_bags):
-    train = with_bags.split("train")
-    moved = train.pin_memory().to("cuda", non_blocking=True)
-    for seed in (None, 5):
-        for own, there in zip(train.batches(16, seed=seed), moved.batches(16, seed=seed), strict=True):
-            assert all(torch.equal(a, b.cpu()) for a, b in zip(parts(own), parts(there), strict=True))
-
-
 def test_take_of_no_rows():
     bag = Bags(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 1, 3]))
     assert bag.take(torch.tensor([1])).offsets.tolist() == [0, 0]

@@ -1,14 +1,11 @@
-"""The synthetic click log: frequencies, click rate, planted signal, reproducibility, and the raw form."""
-
-import gzip
+"""The synthetic click log: frequencies, click rate, planted signal, reproducibility."""
 
 import numpy as np
 import pytest
 import torch
 
-from quorem.data.criteo import prepare_criteo
-from quorem.data.raw import token, write_raw
-from quorem.data.shape import CARDINALITIES, scaled_cardinalities
+from quorem.data.raw import write_raw
+from quorem.data.shape import CARDINALITIES
 from quorem.data.synthetic import ClickLog, _calibration, _hash, _normals, synthesize
 
 ROWS = 60_000
@@ -162,37 +159,6 @@ def test_synthesize_writes_prepared_data_with_its_best_loss(tmp_path):
         synthesize(SMALL, 10, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["raw.txt", "raw.txt.gz"])
-def test_raw_form_prepares_to_the_same_log(name, tmp_path):
-    log = ClickLog(cardinalities=scaled_cardinalities(1e-4, least=50))
-    write_raw(log, 5000, tmp_path / name)
-    data = prepare_criteo(tmp_path / name, tmp_path / "out")
-    draw = log.draw(0, 5000).batch
-    assert data.meta["malformed"]["count"] == 0
-    assert torch.equal(data.all.labels, draw.labels)
-    np.testing.assert_array_max_ulp(data.all.dense.numpy(), draw.dense.numpy(), maxulp=1)
-    for f, feature in enumerate(data.names):
-        tokens = np.array([f"{t:08x}" for t in token(np.arange(log.cardinalities[f]), f)])
-        tokens[0] = ""
-        found = np.array([t or "" for t in data.vocabulary(feature)])
-        assert (found[data.all.ids[:, f]] == tokens[draw.ids[:, f]]).all()
-
-
-def test_raw_form_has_missing_and_negative_values(tmp_path):
-    write_raw(ClickLog(), 2000, tmp_path / "raw.txt.gz")
-    with gzip.open(tmp_path / "raw.txt.gz", "rt") as file:
-        rows = [line.rstrip("\n").split("\t") for line in file]
-    assert {len(row) for row in rows} == {40}
-    integers = [x for row in rows for x in row[1:14]]
-    assert 0.03 < integers.count("") / len(integers) < 0.07
-    assert any(x.startswith("-") for x in integers)
-    tokens = [x for row in rows for x in row[14:]]
-    assert 0.03 < tokens.count("") / len(tokens) < 0.07
-    assert {len(x) for x in tokens} == {0, 8}
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        write_raw(ClickLog(), 10, tmp_path / "raw.txt.gz")
-
-
 def test_all_real_cardinalities_are_reached():
     assert ClickLog().cardinalities == CARDINALITIES
     ids = ClickLog(missing=0).draw(0, ROWS).batch.ids
@@ -231,13 +197,3 @@ def test_log_without_dense_features():
     draw = ClickLog(cardinalities=(5, 1), num_dense=0).draw(0, 100)
     assert draw.batch.dense.shape == (100, 0)
     assert (draw.batch.ids[:, 1] == 0).all()
-
-
-@pytest.mark.gpu
-def test_gpu_draws_the_same_log(drawn):
-    there = SMALL.draw(0, ROWS, "cuda")
-    same = (there.batch.ids.cpu() == drawn.batch.ids).double().mean()
-    assert same > 1 - 1e-6  # a logarithm rounded otherwise may move an id at the border of two
-    rows = (there.batch.ids.cpu() == drawn.batch.ids).all(1)
-    torch.testing.assert_close(there.probability.cpu()[rows], drawn.probability[rows], rtol=0, atol=1e-6)
-    torch.testing.assert_close(there.batch.dense.cpu(), drawn.batch.dense)

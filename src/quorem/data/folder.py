@@ -115,15 +115,13 @@ class Folder:
         """A new array file in the folder, closed by ``commit``."""
         path = self.partial / name
         path.parent.mkdir(exist_ok=True)
-        self.arrays.append(ArrayFile(path, dtype, row))
-        return self.arrays[-1]
+        array = ArrayFile(path, dtype, row)
+        self.arrays.append(array)
+        return array
 
     def save(self, name: str, values: NDArray[Any]) -> None:
         """Write a whole array."""
-        array = self.array(name, values.dtype, values.shape[1:])
-        array.append(values)
-        array.close()
-        self.arrays.pop()
+        self.array(name, values.dtype, values.shape[1:]).append(values)
 
     def commit(self, meta: dict[str, Any]) -> None:
         """Write ``meta.json``, sync everything and give the folder its name."""

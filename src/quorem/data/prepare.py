@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 
 from . import ids, shape
 from .folder import Folder, Progress, file_name
-from .text import Malformed, Rows
+from .text import Malformed, Rows, ahead
 
+ASIDE_ROWS = 1 << 20  # of a file of tokens
+COLUMNS_AT_ONCE = 2
 WEAVE_ROWS = 1 << 16
 
 
@@ -98,9 +101,11 @@ def write(
             raise ValueError(f"{source} has no well-formed rows ({malformed.count} malformed)")
         split = shape.day_split(num_rows, config.days)
         cardinalities = []
-        for k, name in enumerate(columns.categorical):
-            cardinalities.append(_encode_column(folder, name, name in columns.bags, split["train"][1], config))
-            report("encode", (k + 1) / len(columns.categorical), num_rows)
+        with ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
+            encode = partial(_encode_column, folder, columns.bags, split["train"][1], config)
+            for cardinality in pool.map(encode, columns.categorical):
+                cardinalities.append(cardinality)
+                report("encode", len(cardinalities) / len(columns.categorical), num_rows)
         for block in scratch.glob("*.arrow"):
             block.unlink()
         _weave(folder, [scratch / f"{file_name(name)}.ids" for name in columns.single], num_rows, report)
@@ -148,20 +153,41 @@ def _set_aside(
     labels = folder.array("labels.npy", np.uint8)
     dense = folder.array("dense.npy", np.float32, (len(columns.dense),))
     row_bytes = 1 + 4 * len(columns.dense) + 8 * len(columns.single)
-    done, aside = 0.0, 0
+    done, aside, waiting = 0.0, 0, Waiting(folder.partial / "scratch")
     folder.bytes_needed = lambda: round((row_bytes * labels.rows + aside) / done) if done else 0
     with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
-        for block, batch in enumerate(rows):
+        for batch in ahead(iter(rows)):
             frame = _checked(batch, columns, malformed)
             labels.append(frame[columns.label].fill_null(0).cast(pl.UInt8).to_numpy())
             dense.append(dense_array(frame, columns.dense, config.log_dense))
             tokens = pl.DataFrame(list(pool.map(compact, frame.select(columns.categorical))))
-            path = folder.partial / "scratch" / f"{block:06}.arrow"
-            tokens.write_ipc(path)
-            done, aside = batch.done, aside + path.stat().st_size
+            waiting.add(tokens)
+            done, aside = batch.done, aside + int(tokens.estimated_size())
             folder.check_space()
             report("parse", batch.done, labels.rows)
+        waiting.flush()
     return labels.rows
+
+
+class Waiting:
+    """Frames of tokens that are to be written together: few large files are read back faster than many small ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.frames, self.files = folder, list[pl.DataFrame](), 0
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Keep a frame, and write those kept once they are many rows or of another type."""
+        if self.frames and self.frames[0].schema != frame.schema:
+            self.flush()
+        self.frames.append(frame)
+        if sum(frame.height for frame in self.frames) >= ASIDE_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the frames kept."""
+        if self.frames:
+            pl.concat(self.frames).write_ipc(self.folder / f"{self.files:06}.arrow")
+            self.frames, self.files = [], self.files + 1
 
 
 def _checked(batch: Rows, columns: Columns, malformed: Malformed) -> pl.DataFrame:
@@ -183,11 +209,10 @@ def dense_array(frame: pl.DataFrame, names: Sequence[str], log: bool) -> NDArray
     """The dense features ``[N, F]``: 0 where missing, and ``log(max(x, 0) + 1)`` if asked for."""
     if not names:
         return np.empty((frame.height, 0), np.float32)
-    values = pl.col(names).cast(pl.Float64).fill_nan(None).fill_null(0)
+    values = frame.select(pl.col(names).cast(pl.Float64).fill_nan(None).fill_null(0)).to_numpy(order="c")
     if log:
-        values = values.clip(lower_bound=0).log1p()
-    array: NDArray[np.float32] = frame.select(values.cast(pl.Float32)).to_numpy(order="c")
-    return array
+        values = np.log1p(np.maximum(values, 0))
+    return values.astype(np.float32)
 
 
 def compact(values: pl.Series) -> pl.Series:
@@ -197,9 +222,9 @@ def compact(values: pl.Series) -> pl.Series:
     return values.cast(pl.Int64) if values.dtype.is_integer() else ids.hex_or_text(values)
 
 
-def _encode_column(folder: Folder, name: str, bag: bool, num_train: int, config: PrepareConfig) -> int:
+def _encode_column(folder: Folder, bags: Sequence[str], num_train: int, config: PrepareConfig, name: str) -> int:
     """Give a column its ids, write its counts and vocabulary; return its cardinality."""
-    scratch, plain = folder.partial / "scratch", file_name(name)
+    scratch, plain, bag = folder.partial / "scratch", file_name(name), name in bags
     values = _read_back(scratch, name)
     if bag:
         lengths = values.list.len().fill_null(0).to_numpy()

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from .folder import Progress
-from .synthetic import MISSING, Chunk, ClickLog
-
-HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+from .synthetic import CPU_CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads
+from .tokens import hex_digits
 
 
 def write_raw(
@@ -36,14 +35,15 @@ def write_raw(
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists: choose another name, or overwrite=True (--overwrite)")
     partial = path.with_name(path.name + ".partial")
+
+    def text(start: int) -> bytes:
+        return lines(Chunk(*(part[..., : num_rows - start] for part in log._chunk(start, torch.device("cpu")))))
+
     try:
         with gzip.open(partial, "wb", 6) if path.suffix == ".gz" else open(partial, "wb") as file:
-            stop = 0
-            while stop < num_rows:
-                chunk = log._chunk(stop, torch.device("cpu"))
-                rows = min(len(chunk.labels), num_rows - stop)
-                file.write(lines(Chunk(*(part[..., :rows] for part in chunk))))
-                stop += rows
+            for start in range(0, num_rows, WRITE_ROWS):
+                stop = min(start + WRITE_ROWS, num_rows)
+                file.writelines(in_threads(text, range(start, stop, CPU_CHUNK_ROWS)))
                 if progress is not None:
                     progress("draw", stop / num_rows, stop)
         os.replace(partial, path)
@@ -56,7 +56,8 @@ def lines(chunk: Chunk) -> bytes:
     label = chunk.labels.numpy().astype(np.uint8)[:, None] + ord("0")
     fields = [(label, np.ones_like(label, bool))]
     fields += [decimal(count) for count in chunk.counts.numpy()]
-    fields += [hexadecimal(token(ids, feature), ids != 0) for feature, ids in enumerate(chunk.ids.numpy())]
+    for feature, ids in enumerate(chunk.ids.numpy()):
+        fields.append((hex_digits(token(ids, feature)), np.repeat(ids[:, None] != 0, 8, 1)))
     characters, there = [], []
     for k, (text, present) in enumerate(fields):
         end = ord("\t") if k < len(fields) - 1 else ord("\n")
@@ -75,12 +76,6 @@ def token(ids: NDArray[np.int64], feature: int) -> NDArray[np.uint32]:
     for shift, factor in ((15, 0x9E3779B1), (13, 0x85EBCA77)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
-
-
-def hexadecimal(numbers: NDArray[np.uint32], there: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Eight hex digits of each number ``[B, 8]``, and which characters are there."""
-    digits = HEX_DIGITS[(numbers[:, None] >> np.arange(28, -1, -4, dtype=np.uint32)) & np.uint32(15)]
-    return digits, np.broadcast_to(there[:, None], digits.shape)
 
 
 def decimal(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,11 +23,14 @@ from .shape import CARDINALITIES, day_split, day_starts
 
 GOLDEN = 0x9E3779B97F4A7C15  # of splitmix64
 CALIBRATION_ROWS = 1 << 14
-CHUNK_ROWS = {True: 1 << 12, False: 1 << 18}  # on a CPU, where a chunk is to stay in the cache, and elsewhere
+CPU_CHUNK_ROWS = 1 << 12  # stays in the cache
+GPU_CHUNK_ROWS = 1 << 18
 WRITE_ROWS = 1 << 17
 LOG_UNIT = 1 << 20
 MISSING = -(2**31)  # among the counts
 NORMAL_DEVIATION = 2 * ((8192**2 - 1) / 3) ** 0.5  # of what _normals gives
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +103,17 @@ class ClickLog:
             labels[own], probability[own] = chunk.labels[part], chunk.probability[part]
             dense[own], ids[own] = chunk.logs[:, part].T, chunk.ids[:, part].T
 
-        chunk_rows = CHUNK_ROWS[device.type == "cpu"]
+        chunk_rows = CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS
         starts = range(start - start % chunk_rows, stop, chunk_rows)
         if device.type == "cpu":
-            _in_threads(fill, starts)
+            in_threads(fill, starts)
         else:
             list(map(fill, starts))
         return Draw(Batch(labels, dense, ids), probability)
 
     def _chunk(self, start: int, device: torch.device) -> "Chunk":
         """Always a whole chunk: on a CPU, functions of the last elements of a tensor may be rounded otherwise."""
-        stop = start + CHUNK_ROWS[device.type == "cpu"]
+        stop = start + (CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
         scales = _calibration(self)
         bits = self._bits(start, stop, device)
         features = len(self.cardinalities)
@@ -201,12 +204,12 @@ def _calibration(log: ClickLog) -> Scales:
     return Scales((first, second, third), _rounded(low - float(np.mean(log_odds))))
 
 
-def _in_threads(fill: Callable[[int], None], starts: Sequence[int]) -> None:
+def in_threads(work: Callable[[int], T], starts: Sequence[int]) -> list[T]:
     """A chunk a thread: faster than all threads on each of a chunk's hundred short operations."""
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(fill, starts))
+            return list(pool.map(work, starts))
     finally:
         torch.set_num_threads(threads)
 

@@ -5,21 +5,24 @@ to it only where the number of separators says that every line is whole; a block
 line by line.
 """
 
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 NEWLINE = ord("\n")
-BLOCK_BYTES = 1 << 26
+BLOCK_BYTES = 1 << 24
 SHOWN = 5
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -95,26 +98,23 @@ def blocks(path: Path, *, quote: str | None = None, skip: int = 0, size: int = B
     Raises:
         ValueError: if the gzip stream is damaged or cut off, or a line is longer than a block.
     """
-    total = max(path.stat().st_size, 1)
     line, rest = 1, b""
-    with open(path, "rb") as file, ThreadPoolExecutor(1) as reader:
-        chunks = _chunks(file, size)
-        ahead = reader.submit(next, chunks, None)
+    with open(path, "rb") as file:
+        chunks = ahead(_chunks(file, size))
         while True:
             try:
-                chunk = ahead.result()
+                done, chunk = next(chunks, (1.0, None))
             except (EOFError, zlib.error) as error:
                 raise ValueError(f"{path}: the gzip stream is damaged or cut off after line {line}: {error}") from None
             if chunk is None:
                 break
-            done = min(file.tell() / total, 1.0)
-            ahead = reader.submit(next, chunks, None)
-            rest += chunk.removeprefix(b"\xef\xbb\xbf") if line == 1 and not rest else chunk
-            end = _last_line_end(rest, quote)
-            if end == 0 and len(rest) > 2 * size:
+            if line == 1 and not rest:
+                chunk = chunk.removeprefix(b"\xef\xbb\xbf")
+            data, rest = _cut(rest, chunk, quote)
+            if not data and len(rest) > 2 * size:
                 raise ValueError(f"{path}: line {line} is longer than {2 * size:,} bytes: this is not a text file")
-            block = Block(rest[:end], line, _count(rest[:end], NEWLINE), done, cut=False)
-            rest, line = rest[end:], line + block.num_breaks
+            block = Block(data, line, _count(data, NEWLINE), done, cut=False)
+            line += block.num_breaks
             if block.data:
                 yield _without_head(block, skip, quote)
                 skip = 0
@@ -123,12 +123,24 @@ def blocks(path: Path, *, quote: str | None = None, skip: int = 0, size: int = B
         yield _without_head(Block(rest, line, _count(rest, NEWLINE), 1.0, cut=True), skip, quote)
 
 
-def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made in another thread while the one before is used."""
+    packed = ((item,) for item in items)
+    with ThreadPoolExecutor(1) as maker:
+        coming = maker.submit(next, packed, None)
+        while (item := coming.result()) is not None:
+            coming = maker.submit(next, packed, None)
+            yield item[0]
+
+
+def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
+    """Pieces of the text, each with the part of the file read so far."""
+    total = max(os.fstat(file.fileno()).st_size, 1)
     gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     if not gzip:
         while data := file.read(size):
-            yield data
+            yield min(file.tell() / total, 1.0), data
         return
     member, whole, parts = zlib.decompressobj(wbits=31), False, []
     while data := file.read(1 << 20):
@@ -139,9 +151,9 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
             if member.eof:
                 data, member, whole = member.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31), True
         if sum(map(len, parts)) >= size:
-            yield b"".join(parts)
+            yield min(file.tell() / total, 1.0), b"".join(parts)
             parts = []
-    yield b"".join(parts)
+    yield 1.0, b"".join(parts)
     if not whole:
         raise EOFError("the end of the stream is missing")
 
@@ -237,11 +249,17 @@ def _line_ends(data: NDArray[np.uint8], quote: str | None) -> NDArray[np.int64]:
     return np.flatnonzero((data == NEWLINE) & _outside_quotes(data, quote))
 
 
-def _last_line_end(data: bytes, quote: str | None) -> int:
-    if not _has_quotes(data, quote):
-        return data.rfind(b"\n") + 1
-    ends = _line_ends(np.frombuffer(data, np.uint8), quote)
-    return int(ends[-1]) + 1 if len(ends) else 0
+def _cut(rest: bytes, chunk: bytes, quote: str | None) -> tuple[bytes, bytes]:
+    """The whole lines of ``rest`` and ``chunk`` together, and what is left."""
+    if _has_quotes(rest, quote) or _has_quotes(chunk, quote):
+        both = rest + chunk
+        ends = _line_ends(np.frombuffer(both, np.uint8), quote)
+        end = int(ends[-1]) + 1 if len(ends) else 0
+        return both[:end], both[end:]
+    end = chunk.rfind(b"\n") + 1
+    if end == 0:
+        return b"", rest + chunk
+    return b"".join((rest, memoryview(chunk)[:end])), chunk[end:]
 
 
 def _has_quotes(data: bytes, quote: str | None) -> bool:

@@ -1,0 +1,43 @@
+"""The synthetic click log as a raw file: prepared again, it is the same log."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+
+from quorem.data.criteo import prepare_criteo
+from quorem.data.raw import token, write_raw
+from quorem.data.shape import scaled_cardinalities
+from quorem.data.synthetic import ClickLog
+
+
+@pytest.mark.parametrize("name", ["raw.txt", "raw.txt.gz"])
+def test_raw_form_prepares_to_the_same_log(name, tmp_path):
+    log = ClickLog(cardinalities=scaled_cardinalities(1e-4, least=50))
+    write_raw(log, 5000, tmp_path / name)
+    data = prepare_criteo(tmp_path / name, tmp_path / "out")
+    draw = log.draw(0, 5000).batch
+    assert data.meta["malformed"]["count"] == 0
+    assert torch.equal(data.all.labels, draw.labels)
+    np.testing.assert_array_max_ulp(data.all.dense.numpy(), draw.dense.numpy(), maxulp=1)
+    for f, feature in enumerate(data.names):
+        tokens = np.array([f"{t:08x}" for t in token(np.arange(log.cardinalities[f]), f)])
+        tokens[0] = ""
+        found = np.array([t or "" for t in data.vocabulary(feature)])
+        assert (found[data.all.ids[:, f]] == tokens[draw.ids[:, f]]).all()
+
+
+def test_raw_form_has_missing_and_negative_values(tmp_path):
+    write_raw(ClickLog(), 2000, tmp_path / "raw.txt.gz")
+    with gzip.open(tmp_path / "raw.txt.gz", "rt") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    assert {len(row) for row in rows} == {40}
+    integers = [x for row in rows for x in row[1:14]]
+    assert 0.03 < integers.count("") / len(integers) < 0.07
+    assert any(x.startswith("-") for x in integers)
+    tokens = [x for row in rows for x in row[14:]]
+    assert 0.03 < tokens.count("") / len(tokens) < 0.07
+    assert {len(x) for x in tokens} == {0, 8}
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write_raw(ClickLog(), 10, tmp_path / "raw.txt.gz")
