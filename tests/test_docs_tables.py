@@ -1,11 +1,16 @@
 """What the tables of the documents say, the code, the tests and the result files say too."""
 
 import ast
+import importlib.util
+import json
 import re
+import sys
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
+
+import quorem
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,3 +64,40 @@ def test_the_paper_table_names_nothing_else_as_code() -> None:
 )
 def test_the_paper_table_has_every_numbered_item(item: str) -> None:
     assert item in PAPER
+
+
+def readme_schemes() -> list[tuple[int, int, list[str]]]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    match = re.search(r"<!-- schemes: (\d+) x (\d+) -->\n\|.*\n\|[-|]+\n((?:\|.*\n)+)", text)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in match[3].splitlines()]
+    return [(int(match[1]), int(match[2]), row) for row in rows]
+
+
+@pytest.mark.parametrize(("n", "d", "row"), readme_schemes(), ids=lambda value: value[0] if type(value) is list else "")
+def test_readme_says_what_each_scheme_stores(n: int, d: int, row: list[str]) -> None:
+    spec = eval(row[0].strip("`"), vars(quorem)).spec(n, d)
+    assert row[1:] == [
+        ", ".join(f"({p.stride}, {p.size})" for p in spec.partitions),
+        " + ".join(f"{rows:,}" for rows, _ in spec.shapes),
+        f"{spec.num_parameters:,}",
+        f"{spec.compression:,.0f}x",
+    ]
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+def test_links_lead_to_files(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_initialization_shows_the_study() -> None:
+    """The document's tables are those that the study's command prints from its results."""
+    path = ROOT / "benchmarks" / "start_study.py"
+    spec = importlib.util.spec_from_file_location("start_study", path)
+    study = importlib.util.module_from_spec(spec)
+    sys.modules["start_study"] = study  # its dataclasses look themselves up there
+    spec.loader.exec_module(study)
+    results = json.loads((ROOT / "benchmarks" / "results" / "start_study.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "initialization.md").read_text(encoding="utf-8")
+    shown = text.split("<!-- start_study -->\n")[1].split("<!-- /start_study -->")[0]
+    assert shown == study.table(results)
