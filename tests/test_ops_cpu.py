@@ -101,7 +101,16 @@ def check_lookup(case: Case, ids: Tensor) -> None:
     grad = case.grad(len(ids))
     dense = torch.ops.quorem.lookup_backward(grad, ids, case.weight, *case.integers)
     rows, values = reference.lookup_row_grads(grad, ids, case.weight, *case.integers)
-    same("weight", dense, reference.accumulate(rows, values, case.weight))
+    expected = reference.accumulate(rows, values, case.weight)
+    same("weight", dense, expected)
+    rows, values = torch.ops.quorem.lookup_row_grads(grad, ids, case.weight, *case.integers)
+    same("sparse weight", each_once(rows, values, case.weight), expected)
+
+
+def each_once(rows: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    """The dense gradient of row gradients in which no row is repeated."""
+    assert len(rows.unique()) == len(rows) and (rows >= 0).all()
+    return reference.accumulate(rows, values, weight)
 
 
 def check_bag(case: Case, ids: Tensor, offsets: Tensor, weighted: bool, mean: bool) -> None:
@@ -111,7 +120,9 @@ def check_bag(case: Case, ids: Tensor, offsets: Tensor, weighted: bool, mean: bo
     same("out", out, reference.bag(*args, mean=mean))
     grad = case.grad(len(out))
     dense = torch.ops.quorem.bag_backward(grad, *args, mean=mean)
-    same("weight", dense, reference.accumulate(*reference.bag_row_grads(grad, *args, mean=mean), case.weight))
+    expected = reference.accumulate(*reference.bag_row_grads(grad, *args, mean=mean), case.weight)
+    same("weight", dense, expected)
+    same("sparse weight", each_once(*torch.ops.quorem.bag_row_grads(grad, *args, mean=mean), case.weight), expected)
     args = (grad, ids, offsets, case.weight, *case.integers)
     dsample = torch.ops.quorem.bag_sample_weights_backward(*args, mean=mean)
     same("sample_weights", dsample, reference.bag_sample_weights_grad(*args, mean=mean).to(dsample.dtype))
@@ -266,6 +277,7 @@ def test_threads_change_no_bit(mix, monkeypatch, many_threads):
         return [
             torch.ops.quorem.lookup(ids, *rest, names=""),
             torch.ops.quorem.lookup_backward(grad, ids, *rest),
+            each_once(*torch.ops.quorem.lookup_row_grads(grad, ids, *rest), case.weight),
             torch.ops.quorem.bag(bag_ids, offsets, sample, *rest, mean=True, names=""),
             torch.ops.quorem.bag_backward(grad[:300], bag_ids, offsets, sample, *rest, mean=True),
             torch.ops.quorem.bag_sample_weights_backward(grad[:300], bag_ids, offsets, *rest, mean=True),
@@ -277,7 +289,7 @@ def test_threads_change_no_bit(mix, monkeypatch, many_threads):
     again = run()
     torch.set_num_threads(1)
     alone = run()
-    names = ("lookup", "weight", "bag", "bag weight", "sample_weights", "updated", "state")
+    names = ("lookup", "weight", "sparse weight", "bag", "bag weight", "sample_weights", "updated", "state")
     for name, a, b, c in zip(names, several, again, alone, strict=True):
         assert torch.equal(a, b) and torch.equal(a, c), name
 

@@ -25,6 +25,8 @@ _library.define(f"lookup_backward(Tensor grad, Tensor ids, Tensor weight, {_INTE
 _library.define(f"count_invalid_(Tensor ids, Tensor? offsets, Tensor(a!) count, {_INTEGERS}) -> ()")
 _library.define(f"bag({_JAGGED}, {_INTEGERS}, *, bool mean, str names) -> Tensor")
 _library.define(f"bag_backward(Tensor grad, {_JAGGED}, {_INTEGERS}, *, bool mean) -> Tensor")
+_library.define(f"lookup_row_grads(Tensor grad, Tensor ids, Tensor weight, {_INTEGERS}) -> (Tensor, Tensor)")
+_library.define(f"bag_row_grads(Tensor grad, {_JAGGED}, {_INTEGERS}, *, bool mean) -> (Tensor, Tensor)")
 _library.define(
     f"bag_sample_weights_backward(Tensor grad, Tensor ids, Tensor offsets, Tensor weight, {_INTEGERS}, *, bool mean)"
     " -> Tensor"
@@ -166,11 +168,24 @@ def _bag_backward(
     return reference.accumulate(*row_grads, weight)
 
 
+def _row_grads(row_grads: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Rows ``[U]`` that were read, repeated or not, and their gradients ``[U, W]`` in the accumulator's dtype."""
+
+    def body(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        rows, values = row_grads(*args, **options)
+        read = rows >= 0
+        return rows[read], values[read]
+
+    return body
+
+
 _bodies: dict[str, Callable[..., Any]] = {
     "lookup": _lookup,
     "lookup_backward": _lookup_backward,
     "bag": _bag,
     "bag_backward": _bag_backward,
+    "lookup_row_grads": _row_grads(reference.lookup_row_grads),
+    "bag_row_grads": _row_grads(reference.bag_row_grads),
     "bag_sample_weights_backward": reference.bag_sample_weights_grad,
 }
 for _name, _body in _bodies.items():
@@ -218,6 +233,16 @@ def _(grad: Tensor, ids: Tensor, offsets: Tensor, weight: Tensor, *integers: Ten
     return grad.new_empty(ids.shape)
 
 
+def _fake_row_grads(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    weight = tensors[-5]
+    count = torch.library.get_ctx().new_dynamic_size()
+    return tensors[-1].new_empty(count), weight.new_empty(count, weight.shape[1], dtype=reference.accumulator(weight))
+
+
+for _name in ("lookup_row_grads", "bag_row_grads"):
+    torch.library.register_fake(f"quorem::{_name}", _fake_row_grads, lib=_library)
+
+
 def _batched(op: str) -> None:
     """Let ``torch.vmap`` run an op: ids of a lookup as one longer batch, anything else sample by sample."""
 
@@ -256,7 +281,8 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ids, weight, *integers = ctx.saved_tensors
         if ctx.sparse:
-            dweight = _sparse(*reference.lookup_row_grads(grad, ids, weight, *integers), weight)
+            op = _bodies["lookup_row_grads"] if torch.is_grad_enabled() else torch.ops.quorem.lookup_row_grads
+            dweight = _sparse(op(grad, ids, weight, *integers), weight)
         elif torch.is_grad_enabled():  # create_graph: this gradient will be differentiated itself
             dweight = _lookup_backward(grad, ids, weight, *integers)
         else:
@@ -288,7 +314,8 @@ class _Bag(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             inputs = (grad, ids, offsets, sample_weights, weight, *integers)
             if ctx.sparse:
-                dweight = _sparse(*reference.bag_row_grads(*inputs, mean=ctx.mean), weight)
+                op = _bodies["bag_row_grads"] if twice else torch.ops.quorem.bag_row_grads
+                dweight = _sparse(op(*inputs, mean=ctx.mean), weight)
             elif twice:
                 dweight = _bag_backward(*inputs, mean=ctx.mean)
             else:
@@ -296,7 +323,6 @@ class _Bag(torch.autograd.Function):
         return None, None, dsample, dweight, *[None] * 7
 
 
-def _sparse(rows: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-    read = rows >= 0
-    rows, values = rows[read][None], values[read].to(weight.dtype)
-    return torch.sparse_coo_tensor(rows, values, weight.shape, check_invariants=False)
+def _sparse(row_grads: tuple[Tensor, Tensor], weight: Tensor) -> Tensor:
+    rows, values = row_grads
+    return torch.sparse_coo_tensor(rows[None], values.to(weight.dtype), weight.shape, check_invariants=False)

@@ -118,7 +118,7 @@ class Read:
         if self.op == "rows":
             rows, values = self.before
         else:
-            grads: Any = {"lookup": reference.lookup_row_grads, "bag": reference.bag_row_grads}[self.op]
+            grads = getattr(torch.ops.quorem, f"{self.op}_row_grads")
             rows, values = grads(*self.before, weight, *self.after, **self.options)
         assert rows is not None and values is not None
         return rows.flatten(), values.reshape(-1, weight.shape[1]).to(reference.accumulator(weight))

@@ -19,6 +19,7 @@ def kernels() -> dict[str, Op]:
     if getattr(config, "DISABLE_JIT", False):
         return {}
     gradients: list[Op] = [launch.lookup_backward, launch.bag_backward, launch.bag_sample_weights_backward]
+    gradients += [launch.lookup_row_grads, launch.bag_row_grads]
     forward: list[Op] = [launch.lookup, launch.bag]
     updates: list[Op] = [launch_update.lookup_update_, launch_update.bag_update_, launch_update.rows_update_]
     catch_ups: list[Op] = [

@@ -224,8 +224,10 @@ def scatter(kind, out, areas):
 
 @kernel
 def collect(kind, rows, values, areas):
-    """Write rows ``[U]`` and their sums ``[U, W]``, area after area; how many."""
+    """Write rows ``[U]`` and their sums ``[U, W]`` as they are, area after area; how many."""
     address, step, slots, K, W = areas
+    numbers = number(kind)
+    size = W * size_of(numbers)
     written = 0
     for a in range(slots):
         area = address + a * step
@@ -233,6 +235,6 @@ def collect(kind, rows, values, areas):
             seen, sums = seen_of(area, K, k), sums_of(kind, area, K, W, k)
             for u in range(count_of(area, k)):
                 put(INT64, rows, written, item(INT64, seen, u))
-                _copy(kind, W, kind, values + written * W * size_of(kind), sums + u * W * size_of(number(kind)))
+                _copy(numbers, W, numbers, values + written * size, sums + u * size)
                 written += 1
     return written

@@ -46,7 +46,7 @@ def lookup_backward(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor
 
 
 def lookup_row_grads(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]``."""
+    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
     if not supported(weight, ids, grad):
         return NotImplemented
     return _rows(grad, weight, integers, lookup_batch(ids))
@@ -105,7 +105,7 @@ def bag_row_grads(
     *integers: Tensor,
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]``."""
+    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
     if not supported(weight, ids, grad):
         return NotImplemented
     return _rows(grad, weight, integers, bag_batch(ids, offsets, sample_weights, weight, integers, mean))
@@ -200,16 +200,16 @@ def _dense(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Ba
 def _rows(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, Tensor]:
     weight = weight.contiguous()
     kind, width = KINDS[weight.dtype], weight.shape[1]
-    found: list[tuple[int, Tensor, Tensor]] = []
+    found: list[tuple[tuple[int, int], Tensor, Tensor]] = []
 
     def collect(areas: Integers, first: int) -> None:
         most = areas[2] * areas[3] * batch.longest
-        rows, values = torch.empty(most, dtype=torch.int64), weight.new_empty(most, width)
+        rows, values = torch.empty(most, dtype=torch.int64), torch.empty(most, width, dtype=accumulator(weight))
         count = backward.collect(kind, rows.data_ptr(), values.data_ptr(), areas)
-        found.append((first, rows[:count], values[:count]))
+        found.append(((first, int(rows[0]) if count else -1), rows[:count], values[:count]))
 
     sum_by_row(grad, weight, integers, batch, collect)
-    found.sort(key=lambda part: part[0])
+    found.sort(key=lambda part: part[0])  # whichever thread was first
     _, rows, values = zip(*found, strict=True)
     return torch.cat(rows), torch.cat(values)
 
