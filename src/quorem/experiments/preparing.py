@@ -1,0 +1,131 @@
+"""What ``quorem prepare`` and ``quorem synthesize`` show: a bar with rows a second, then what was written."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from ..data.batches import Prepared
+from ..data.folder import Progress as Report
+from ..data.raw import write_raw
+from ..data.synthetic import ClickLog, synthesize
+
+
+def names(values: list[str] | None) -> list[str]:
+    """Column names from an option that may be repeated and hold several, set apart by commas.
+
+    >>> names(["a,b", "c"])
+    ['a', 'b', 'c']
+    """
+    return [name for value in values or [] for name in value.split(",") if name]
+
+
+def criteo(raw: Path, out: Path, options: Mapping[str, object], *, overwrite: bool, console: Console) -> None:
+    """Prepare the Criteo file; ``options`` are those of ``PrepareConfig``."""
+    _needs_polars()
+    from ..data.criteo import prepare_criteo
+    from ..data.prepare import PrepareConfig
+
+    with bar(console) as report:
+        config = PrepareConfig(**options)  # type: ignore[arg-type]
+        prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
+    summary(prepared, console)
+
+
+def table(
+    file: Path,
+    out: Path,
+    columns: Mapping[str, list[str]],
+    options: Mapping[str, object],
+    *,
+    label: str,
+    separator: str,
+    multi_separator: str,
+    overwrite: bool,
+    console: Console,
+) -> None:
+    """Prepare a CSV or Parquet file; ``columns`` has the dense, categorical and multi-valued ones."""
+    _needs_polars()
+    from ..data.prepare import PrepareConfig
+    from ..data.table import prepare_table
+
+    with bar(console) as report:
+        prepared = prepare_table(
+            file,
+            out,
+            label=label,
+            dense=columns["dense"],
+            categorical=columns["categorical"],
+            multi=columns["multi"],
+            multi_separator=multi_separator,
+            separator=separator,
+            config=PrepareConfig(**options),  # type: ignore[arg-type]
+            overwrite=overwrite,
+            progress=report,
+        )
+    summary(prepared, console)
+
+
+def synthetic(log: ClickLog, rows: int, out: Path, *, days: int, raw: bool, overwrite: bool, console: Console) -> None:
+    """Write a synthetic log as prepared data, or as a raw file."""
+    with bar(console) as report:
+        if raw:
+            write_raw(log, rows, out, overwrite=overwrite, progress=report)
+            console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", highlight=False)
+            return
+        prepared = synthesize(log, rows, out, days=days, overwrite=overwrite, progress=report)
+    summary(prepared, console)
+    best = prepared.meta["bayes_log_loss"]
+    console.print(f"best log loss of any model on the test rows: {best['test']:.5f}", highlight=False)
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Report]:
+    """A progress bar, as the function that reports to it; one line a stage."""
+    columns = (
+        TextColumn("{task.description:7}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rows]:,} rows"),
+        TextColumn("{task.fields[speed]:,.0f} rows/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks = {}
+
+        def report(stage: str, done: float, rows: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=1.0, rows=0, speed=0.0)
+            seconds = progress.tasks[tasks[stage]].elapsed or 0.0
+            finished = (
+                rows if stage in ("parse", "draw") else round(done * rows)
+            )  # these do not know how many are to come
+            progress.update(tasks[stage], completed=done, rows=finished, speed=finished / seconds if seconds else 0.0)
+
+        yield report
+
+
+def summary(prepared: Prepared, console: Console) -> None:
+    """Rows, splits, ids and malformed lines of prepared data."""
+    meta = prepared.meta
+    split = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in meta["split"].items())
+    size = sum(path.stat().st_size for path in prepared.path.rglob("*") if path.is_file())
+    lines = [
+        f"{prepared.path}: {prepared.num_rows:,} rows ({split}), {size:,} bytes",
+        f"{len(prepared.dense_names)} dense features, {len(prepared.names)} categorical ones"
+        f" with {sum(prepared.cardinalities):,} ids",
+    ]
+    malformed = meta.get("malformed", {"count": 0})
+    if malformed["count"]:
+        shown = "; ".join(f"{number}: {reason}" for number, reason in malformed["first"])
+        lines.append(f"{malformed['count']} malformed lines left out, the first: {shown}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _needs_polars() -> None:
+    try:
+        import polars  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("preparing data needs polars: pip install polars") from None
