@@ -137,14 +137,15 @@ def _train(
         with clock.paused():
             final = {name: dataclasses.asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
         log(final)
+    seconds = clock.seconds
     result = {
         "config": json.loads(config.to_json()),
         "steps": steps,
         "rows": config.epochs * num_rows,
         **final,
         **sizes(trial),
-        "seconds": clock.seconds,
-        "rows_per_second": config.epochs * num_rows / clock.seconds,
+        "seconds": seconds,
+        "rows_per_second": config.epochs * num_rows / seconds,
         "device": _device_name(feed.device),
         "threads": torch.get_num_threads(),
         "versions": versions(),

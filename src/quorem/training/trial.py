@@ -1,5 +1,6 @@
 """A model in training: its step, plain or as a CUDA graph, and all tensors that decide how it goes on."""
 
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -13,6 +14,8 @@ from .config import RunConfig
 
 TABLE_OPTIMIZERS = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
 WARM_UP = 3  # steps before a graph is captured: kernels are compiled and memory is found in them
+
+_capturing = threading.Lock()  # one graph at a time, and no other's plain steps meanwhile
 
 
 class Trial:
@@ -39,12 +42,12 @@ class Trial:
         lr = config.learning_rate
         self.tables = optim.apply_in_backward(self.embeddings, TABLE_OPTIMIZERS[config.optimizer], lr=lr)
         others = [p for p in model.parameters() if p is not self.embeddings.weight]
+        self.steps, cuda = 0, self.device.type == "cuda"
         self.dense: torch.optim.Optimizer
-        if config.optimizer == "adagrad":
-            self.dense = torch.optim.Adagrad(others, lr=lr, fused=True)
+        if config.optimizer == "adagrad":  # torch 2.11 has it fused on a CPU only
+            self.dense = torch.optim.Adagrad(others, lr=lr, fused=not cuda, foreach=cuda)
         else:
-            graph = self.device.type == "cuda"
-            self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True, capturable=graph)
+            self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True, capturable=cuda)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
         self._graph: torch.cuda.CUDAGraph | None = None
         self._buffers: Batch | None = None
@@ -52,11 +55,14 @@ class Trial:
 
     def step(self, batch: Batch) -> None:
         """Train on one batch; on a GPU, whole batches run as a captured graph after a few plain steps."""
-        if self.device.type != "cuda" or batch.bags or len(batch) != self.config.batch_size:
+        self.steps += 1
+        plain = self.device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
+        if plain or batch.bags or len(batch) != self.config.batch_size:
             self._step(batch)
             return
         if self._graph is None:
-            self._warm_up(batch)
+            with _capturing:
+                self._warm_up(batch)
             return
         self._fill(batch)
         self._graph.replay()
@@ -111,8 +117,10 @@ class Trial:
         rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(weight.detach())}
         found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not weight}
         state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[weight])}
+        for own in self.dense.state.values():
+            own["step"].fill_(self.steps)  # Adagrad's is on the host, where no graph advances it
         dense = {
-            f"dense.{i}.{key}": torch.as_tensor(value)
+            f"dense.{i}.{key}": value
             for i, own in self.dense.state_dict()["state"].items()
             for key, value in own.items()
         }
@@ -135,6 +143,7 @@ class Trial:
                 _, i, key = name.split(".")
                 state.setdefault(int(i), {})[key] = tensor
         self.dense.load_state_dict({"state": state, "param_groups": groups})
+        self.steps = int(state[0]["step"])
         for name, own in self.tensors().items():
             if name not in tensors or tensors[name].shape != own.shape:
                 shape = tuple(tensors[name].shape) if name in tensors else "missing"
