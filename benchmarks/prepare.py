@@ -193,7 +193,9 @@ def environment() -> dict[str, object]:
 
 
 def run(work: Path, rows: list[int], rounds: int, out: Path) -> None:
-    results = []
+    """Measure, and add to what the file has of other sizes."""
+    results = json.loads(out.read_text())["results"] if out.exists() else []
+    results = [result for result in results if result["rows"] not in rows]
     for count in rows:
         raw = work / f"criteo-{count}.txt"
         work.mkdir(parents=True, exist_ok=True)

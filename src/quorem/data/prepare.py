@@ -7,7 +7,7 @@ the columns are woven into rows. So memory holds one block, or one column, never
 
 import platform
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -96,7 +96,8 @@ def write(
     with Folder(out, overwrite=overwrite) as folder:
         scratch = folder.partial / "scratch"
         scratch.mkdir()
-        num_rows = _set_aside(folder, columns, rows, malformed, config, report)
+        checked = ahead(_checked(batch, columns, malformed) for batch in rows)
+        num_rows = _set_aside(folder, columns, checked, config, report)
         if num_rows == 0:
             raise ValueError(f"{source} has no well-formed rows ({malformed.count} malformed)")
         split = shape.day_split(num_rows, config.days)
@@ -141,14 +142,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _set_aside(
-    folder: Folder,
-    columns: Columns,
-    rows: Iterable[Rows],
-    malformed: Malformed,
-    config: PrepareConfig,
-    report: Progress,
-) -> int:
+def _set_aside(folder: Folder, columns: Columns, rows: Iterator[Rows], config: PrepareConfig, report: Progress) -> int:
     """Write labels and dense features, put tokens aside; return the number of rows."""
     labels = folder.array("labels.npy", np.uint8)
     dense = folder.array("dense.npy", np.float32, (len(columns.dense),))
@@ -156,15 +150,14 @@ def _set_aside(
     done, aside, waiting = 0.0, 0, Waiting(folder.partial / "scratch")
     folder.bytes_needed = lambda: round((row_bytes * labels.rows + aside) / done) if done else 0
     with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
-        for batch in ahead(iter(rows)):
-            frame = _checked(batch, columns, malformed)
+        for frame, _, part in rows:
             labels.append(frame[columns.label].fill_null(0).cast(pl.UInt8).to_numpy())
             dense.append(dense_array(frame, columns.dense, config.log_dense))
             tokens = pl.DataFrame(list(pool.map(compact, frame.select(columns.categorical))))
             waiting.add(tokens)
-            done, aside = batch.done, aside + int(tokens.estimated_size())
+            done, aside = part, aside + int(tokens.estimated_size())
             folder.check_space()
-            report("parse", batch.done, labels.rows)
+            report("parse", done, labels.rows)
         waiting.flush()
     return labels.rows
 
@@ -190,9 +183,9 @@ class Waiting:
             self.frames, self.files = [], self.files + 1
 
 
-def _checked(batch: Rows, columns: Columns, malformed: Malformed) -> pl.DataFrame:
+def _checked(batch: Rows, columns: Columns, malformed: Malformed) -> Rows:
     """The rows whose label is 0, 1 or missing and whose dense features are finite or missing."""
-    frame, numbers, _ = batch
+    frame, numbers, done = batch
     reasons = {f"{columns.label} is neither 0 nor 1": (pl.col(columns.label) != 0) & (pl.col(columns.label) != 1)}
     for name in columns.dense:
         if frame[name].dtype.is_float():
@@ -202,7 +195,7 @@ def _checked(batch: Rows, columns: Columns, malformed: Malformed) -> pl.DataFram
         if bad.any():
             malformed.add(numbers[bad.to_numpy()], [reason] * int(bad.sum()))
             frame, numbers = frame.filter(~bad), numbers[~bad.to_numpy()]
-    return frame
+    return Rows(frame, numbers, done)
 
 
 def dense_array(frame: pl.DataFrame, names: Sequence[str], log: bool) -> NDArray[np.float32]:
