@@ -208,7 +208,7 @@ def run(work: Path, rows: list[int], rounds: int, out: Path) -> None:
         for _ in range(rounds):
             for name in names:
                 command = [sys.executable, __file__, "--child", name, str(raw), str(work / "prepared")]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 samples[name].append(json.loads(done.stdout.splitlines()[-1]))
                 shutil.rmtree(work / "prepared", ignore_errors=True)
                 print(count, name, samples[name][-1], flush=True)
