@@ -1,0 +1,160 @@
+"""Rows a second of a training step on the CPU: quorem, and a plain PyTorch loop over 26 EmbeddingBags, in one run.
+
+    python benchmarks/train_cpu.py --out benchmarks/results/train_cpu.json
+
+Both look up the same ids of a log of Criteo's shape, batch 128, D = 16, Adagrad at 0.01. The loop is one
+``nn.EmbeddingBag(sparse=True)`` a feature and ``torch.optim.Adagrad``, as the public DLRM code trains. ``tables`` is
+lookup, backward and update of the embedding tables alone, under a gradient that is given; ``dlrm`` is a whole step of
+the network of section 5.1. Providers take turns, a few steps each, so that all see the same disturbances; the median
+turn is reported, with the 20% and 80% quantiles.
+"""
+
+import argparse
+import gc
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quorem import QR, Full, models, optim
+from quorem.collection import EmbeddingCollection
+from quorem.data.batches import Batch
+from quorem.data.shape import scaled_cardinalities
+from quorem.data.synthetic import ClickLog
+from quorem.schemes import Scheme
+from quorem.training.config import RunConfig
+from quorem.training.run import commit, versions
+from quorem.training.tables import tables_of
+from quorem.training.trial import Trial
+
+BATCH, DIM, LR, STEPS = 128, 16, 0.01, 10  # steps of a turn
+Step = Callable[[Batch], None]
+
+
+class Bags(nn.Module):
+    """One EmbeddingBag a feature, looked up one by one."""
+
+    def __init__(self, cardinalities: tuple[int, ...]) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(n, DIM, mode="sum", sparse=True) for n in cardinalities)
+        for bag, n in zip(self.bags, cardinalities, strict=True):
+            nn.init.uniform_(bag.weight, -(n**-0.5), n**-0.5)
+        self.embedding_dims = (DIM,) * len(cardinalities)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        offsets = torch.arange(len(ids))
+        return torch.stack([bag(ids[:, k], offsets) for k, bag in enumerate(self.bags)], 1)
+
+
+def loop(cardinalities: tuple[int, ...], mode: str, gradient: Tensor) -> Step:
+    """The plain loop."""
+    tables = Bags(cardinalities)
+    model = tables if mode == "tables" else models.build("dlrm", tables)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=LR)
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        if mode == "tables":
+            tables(batch.ids.long()).backward(gradient)
+        else:
+            logits = model(batch.dense, batch.ids.long())
+            F.binary_cross_entropy_with_logits(logits, batch.labels.float()).backward()
+        optimizer.step()
+
+    return step
+
+
+def quorem(cardinalities: tuple[int, ...], mode: str, gradient: Tensor, scheme: Scheme, precision: str) -> Step:
+    """The library: its tables alone, or the step of its training loop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tables = EmbeddingCollection(tables_of(cardinalities, scheme))
+    if mode == "tables":
+        optim.apply_in_backward(tables, optim.Adagrad, lr=LR)
+        return lambda batch: tables(batch.ids).backward(gradient)
+    config = RunConfig(data="made up", scheme=scheme, precision=precision, lr=LR)
+    return Trial(config, models.build("dlrm", tables), list(tables.names)).step
+
+
+def turns(step: Step, batches: list[Batch], clock: Callable[[], float]) -> float:
+    """Rows a second of one turn."""
+    began = clock()
+    for batch in batches:
+        step(batch)
+    return sum(map(len, batches)) / (clock() - began)
+
+
+def measure(cardinalities: tuple[int, ...], threads: int, rounds: int) -> list[dict]:
+    """Every provider, in turns."""
+    torch.set_num_threads(threads)
+    rows = ClickLog(cardinalities=cardinalities).draw(0, BATCH * STEPS * (rounds + 2)).batch
+    batches = list(rows.batches(BATCH))
+    gradient = torch.randn(BATCH, len(cardinalities), DIM) / BATCH
+    found = []
+    for mode in ("tables", "dlrm"):
+        steps = {
+            "loop": loop(cardinalities, mode, gradient),
+            "quorem, full": quorem(cardinalities, mode, gradient, Full(), "float32"),
+            "quorem, QR(4)": quorem(cardinalities, mode, gradient, QR(4), "float32"),
+        }
+        if mode == "dlrm":
+            steps["quorem, QR(4), bfloat16"] = quorem(cardinalities, mode, gradient, QR(4), "bfloat16")
+        rates: dict[str, list[float]] = {name: [] for name in steps}
+        busy: dict[str, list[float]] = {name: [] for name in steps}
+        for turn in range(rounds + 2):
+            own = batches[turn * STEPS : (turn + 1) * STEPS]
+            for name, step in steps.items():
+                before = time.process_time()
+                rate = turns(step, own, time.perf_counter)
+                if turn >= 2:  # the first ones compile and fault in memory
+                    rates[name].append(rate)
+                    busy[name].append((time.process_time() - before) / STEPS)
+        for name in steps:
+            low, middle, high = np.quantile(rates[name], [0.2, 0.5, 0.8])
+            of_loop = float(np.median(np.array(rates[name]) / np.array(rates["loop"])))
+            found.append(
+                {
+                    "mode": mode,
+                    "provider": name,
+                    "threads": threads,
+                    "rows_per_second": round(middle),
+                    "q20": round(low),
+                    "q80": round(high),
+                    "times_the_loop": round(of_loop, 2),
+                    "cpu_ms_a_step": round(1e3 * float(np.median(busy[name])), 3),
+                    "times_the_loop_in_cpu_time": round(float(np.median(busy["loop"]) / np.median(busy[name])), 2),
+                }
+            )
+            print(json.dumps(found[-1]), flush=True)
+        del steps
+        gc.collect()
+    return found
+
+
+def main() -> None:
+    """Read the command line, measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--scale", type=float, default=0.1, help="cardinalities relative to Criteo's (1 needs 12 GB)")
+    parser.add_argument("--rounds", type=int, default=30, help="turns of ten steps for each provider")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of torch")
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    cardinalities = scaled_cardinalities(arguments.scale)
+    rows = [row for threads in arguments.threads for row in measure(cardinalities, threads, arguments.rounds)]
+    config = {"batch": BATCH, "dim": DIM, "lr": LR, "scale": arguments.scale, "rounds": arguments.rounds}
+    head = {"config": config, "cores": os.cpu_count(), "load_before": load, "versions": versions(), "commit": commit()}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
+    arguments.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
