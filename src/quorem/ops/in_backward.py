@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ class InBackward:
         self.weight, self.apply = weight, apply
         # A pass is kept alive by the engine alone, so that one that fails takes its reads with it.
         self.passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+        for function in _eager:
+            _eager[function] = torch.compiler.disable(
+                function, reason="a lookup after apply_in_backward is not compiled"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # an optimizer stays with the weight it was made for
@@ -58,7 +63,18 @@ class _Pass:
         self.to.apply(self.reads)
 
 
-outside_the_graph = torch.compiler.disable(reason="a lookup after apply_in_backward is not compiled")
+_eager: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}  # a function as the compiler is to leave it alone
+
+
+def outside_the_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function``, not compiled once there is an ``InBackward``: saying so loads the compiler, which takes seconds."""
+
+    @wraps(function)
+    def run(*args: Any, **options: Any) -> Tensor:
+        return _eager[function](*args, **options)
+
+    _eager[function] = function
+    return run
 
 
 def collector(weight: Tensor) -> InBackward | None:

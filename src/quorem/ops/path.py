@@ -43,9 +43,8 @@ def is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
     return networks <= fused.MOST_NETWORKS and vectors.shape[2] <= fused.WIDEST and widest <= fused.WIDEST_HIDDEN
 
 
-def _plain(
-    vectors: Tensor, ids: Tensor, layers: list[Tensor], slots: Tensor, parts: Tensor, columns: Tensor, activation: str
-) -> Tensor:
+def _plain(vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor, activation: str) -> Tensor:
+    slots, parts, columns = integers
     rows, valid = reference.rows_of(ids[:, slots[:, FEATURE]], slots, parts, slots.new_empty(0))
     network, x = rows[..., 0], vectors[:, columns].to(reference.accumulator(vectors))
     for i in range(0, len(layers), 2):
@@ -58,7 +57,7 @@ def _plain(
 def _path(
     vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor, networks: int, activation: str
 ) -> Tensor:
-    return _plain(vectors, ids, layers, *integers, activation)
+    return _plain(vectors, ids, layers, *integers, activation=activation)
 
 
 def _path_backward(
@@ -72,7 +71,7 @@ def _path_backward(
 ) -> list[Tensor]:
     inputs = [t.detach().requires_grad_() for t in (vectors, *layers)]
     with torch.enable_grad():
-        out = _plain(inputs[0], ids, inputs[1:], *integers, activation)
+        out = _plain(inputs[0], ids, inputs[1:], *integers, activation=activation)
     return list(torch.autograd.grad(out, inputs, grad))
 
 
