@@ -198,6 +198,7 @@ def bench(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; repeatable.")] = None,
     dim: Annotated[list[int] | None, typer.Option(min=1, help="Width of the vectors; repeatable.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on the CPU.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the CSV file and the plot.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for the plot.")] = None,
     table: Annotated[Path | None, typer.Option(help="Print the tables of a CSV file; measure nothing.")] = None,
@@ -219,6 +220,8 @@ def bench(
     axes = {"mode": mode, "provider": provider, "scheme": scheme, "ids": ids, "batch": batch, "dim": dim}
     options = {axis: values or [] for axis, values in axes.items()}
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
         if table is None:
             grids = command.chosen(preset, on, options)
