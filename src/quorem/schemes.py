@@ -83,7 +83,7 @@ class Scheme:
 
     def __repr__(self) -> str:
         """The scheme as one would write it, keyword options at their defaults left out."""
-        options = sorted(fields(self), key=lambda f: f.kw_only)
+        options = sorted(fields(self), key=lambda f: bool(f.kw_only))
         shown = [f.name for f in options if not f.kw_only or getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
