@@ -1,0 +1,35 @@
+"""Write the tables of the result files into the documents, where a comment names the command that prints them.
+
+    <!-- quorem bench --table benchmarks/results/cpu.csv --mode step -->
+    (whatever stands here is replaced)
+    <!-- end -->
+
+Run from the root of a checkout after a new benchmark.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from quorem.cli import app
+
+
+def main() -> None:
+    for path in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        shown = re.sub(r"(<!-- (quorem bench --table [^\n]*) -->\n).*?(<!-- end -->\n)", filled, text, flags=re.DOTALL)
+        if shown != text:
+            path.write_text(shown, encoding="utf-8")
+
+
+def filled(match: re.Match[str]) -> str:
+    done = CliRunner().invoke(app, shlex.split(match[2])[1:])
+    if done.exit_code:
+        raise SystemExit(f"{match[2]}: {done.output}")
+    return match[1] + done.output + match[3]
+
+
+if __name__ == "__main__":
+    main()
