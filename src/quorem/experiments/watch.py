@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..training.config import RunConfig
 from ..training.loop import Status
@@ -20,13 +20,11 @@ def watching(console: Console, names: dict[RunConfig, str]) -> Iterator[Callable
     """
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(14),
         TaskProgressColumn(),
-        TextColumn("{task.fields[rate]:>8} rows/s"),
-        TextColumn("loss {task.fields[loss]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[rate]:>7} rows/s"),
+        TextColumn("loss {task.fields[loss]:6}"),
+        TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console) as progress:
         tasks = {
