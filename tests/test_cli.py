@@ -44,3 +44,13 @@ def test_missing_extra_is_one_line(package):
     done = python(f"import sys\nsys.modules[{package!r}] = None\nfrom quorem.cli import main\nmain()")
     assert done.returncode == 1
     assert done.stderr == "quorem: the command needs typer and rich: pip install typer rich\n"
+
+
+@pytest.mark.parametrize("command", ["['demo']", "['train', '--data', 'log', '--out', 'run']"])
+def test_missing_safetensors_is_one_line(command):
+    done = python(
+        "import sys\nsys.modules['safetensors'] = None\n"
+        f"from quorem.cli import main\nsys.argv = ['quorem', *{command}]\nmain()"
+    )
+    assert done.returncode == 1
+    assert done.stderr == "quorem: checkpoints need safetensors: pip install safetensors\n"

@@ -30,9 +30,9 @@ def demo(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Train DLRM with full, hashed and composed tables; print what each costs and write a page with plots."""
-    from .experiments import demo
-
     with _plain_errors():
+        from .experiments import demo
+
         demo.show(Console(), out, data=data, seed=seed, rows=rows, device=device)
 
 
@@ -64,9 +64,9 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
-    from .experiments import train
-
     with _plain_errors():
+        from .experiments import train
+
         train.run(
             data,
             out,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import quorem
 from quorem import models
 from quorem.collection import EmbeddingCollection
-from quorem.training import checkpoint, loop
+from quorem.training import checkpoint, clock, loop
 from quorem.training.loop import Options, train, train_many
 from quorem.training.metrics import Evaluation
 from quorem.training.model import build_model, data_identity
@@ -240,7 +240,7 @@ def test_the_mean_loss_logged_is_that_of_the_steps(log):
 
 
 def test_reports_come_and_end_at_the_last_step(log, monkeypatch):
-    monkeypatch.setattr(loop, "REPORT_SECONDS", 0)
+    monkeypatch.setattr(clock, "REPORT_SECONDS", 0)
     seen = []
     train(small_run(log, max_rows=640), log, options=Options(report=seen.append))
     assert [status.step for status in seen] == list(range(1, 11))
@@ -265,6 +265,19 @@ def test_bfloat16_learns_and_tables_stay_float32(log, tmp_path):
 def test_tf32_needs_a_gpu(log):
     with pytest.raises(ValueError, match=r"precision \('tf32'\) must be 'float32' or 'bfloat16' on cpu"):
         train(small_run(log, precision="tf32"), log)
+
+
+def test_the_precision_of_products_is_the_runs_own(log, monkeypatch):
+    seen = []
+    monkeypatch.setattr(loop, "_train", lambda config, *_: seen.append(torch.get_float32_matmul_precision()))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for precision in ("tf32", "float32", "bfloat16"):
+            train(small_run(log, precision=precision), log)
+            assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == ["high", "highest", "highest"]
 
 
 def test_a_diverging_run_stops(log):
@@ -297,6 +310,9 @@ def test_many_runs_tell_what_failed(log, workers):
     assert torch.get_num_threads() == 1
     with pytest.raises(ValueError, match=r"workers \(0\) must be at least 1"):
         train_many(configs, log, workers=0)
+    mixed = [small_run(log), small_run(log, precision="tf32")]
+    with pytest.raises(ValueError, match=r"workers \(2\) must be 1 where only some runs are in tf32"):
+        train_many(mixed, log, workers=2)
     with pytest.raises(ValueError, match=r"outs \(1\) must be as many as configs \(2\)"):
         train_many(configs, log, [None])
 

@@ -23,7 +23,7 @@ def scheme_from(text: str, num_collisions: int = 4) -> Scheme:
         ValueError: if it is neither.
 
     >>> scheme_from("hash", 60) == scheme_of("hash", 60), scheme_from('{"scheme": "Full"}')
-    (True, Full(permute=None))
+    (True, Full())
     """
     return schemes.from_json(text) if text.startswith("{") else scheme_of(text, num_collisions)
 
@@ -62,8 +62,6 @@ def run(
         torch.set_num_threads(threads)
     if deterministic:
         torch.use_deterministic_algorithms(True)
-    if config.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
     with stop_on_signal() as stop, watching(console, {config: config.network}) as report:
         own = Options(checkpoint_seconds=checkpoint_seconds, report=report, tensorboard=tensorboard)
         try:

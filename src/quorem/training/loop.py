@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from ..data.batches import Prepared
+from .clock import Clock
 from .config import RunConfig
 from .feed import Feed, steps_per_epoch
 from .metrics import Evaluation, Metrics
@@ -25,7 +25,6 @@ from .trial import Trial
 
 LOG_EVERY = 100  # steps between two lines of training loss
 EVALUATION_ROWS = 4096  # of a batch
-REPORT_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,11 @@ def train(
         OSError: if the disk is full.
     """
     feed = data if isinstance(data, Feed) else Feed(data, device)
-    if out is None:
-        return _train(config, feed, None, options, stop)
-    with RunFolder(out, config) as folder:
-        return folder.result() or _train(config, feed, folder, options, stop)
+    with _matrix_products(config.precision):
+        if out is None:
+            return _train(config, feed, None, options, stop)
+        with RunFolder(out, config) as folder:
+            return folder.result() or _train(config, feed, folder, options, stop)
 
 
 def _train(
@@ -183,7 +183,8 @@ def train_many(
         The results, in the order of ``configs``.
 
     Raises:
-        ValueError: if ``workers`` is below 1 or there are not as many folders as configurations.
+        ValueError: if ``workers`` is below 1, or above 1 with precisions that torch cannot keep apart, or there are not
+            as many folders as configurations.
         KeyboardInterrupt: if stopped.
     """
     outs = [None] * len(configs) if outs is None else outs
@@ -191,6 +192,10 @@ def train_many(
         raise ValueError(f"workers ({workers}) must be at least 1")
     if len(outs) != len(configs):
         raise ValueError(f"outs ({len(outs)}) must be as many as configs ({len(configs)})")
+    if workers > 1 and len({config.precision == "tf32" for config in configs}) > 1:
+        raise ValueError(
+            f"workers ({workers}) must be 1 where only some runs are in tf32: torch has one setting for all"
+        )
     feed, stop = Feed(data, device), stop or threading.Event()
 
     def one(config: RunConfig, out: str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -240,59 +245,6 @@ def sizes(trial: Trial) -> dict[str, int]:
     }
 
 
-class Clock:
-    """Seconds of training, without pauses, and when the next checkpoint and report are due.
-
-    Args:
-        before: seconds of earlier attempts.
-        checkpoint_seconds: least time between two checkpoints.
-    """
-
-    def __init__(self, before: float, checkpoint_seconds: float) -> None:
-        self.before, self.checkpoint_seconds = before, checkpoint_seconds
-        self.began = self.saved = self.reported = time.perf_counter()
-        self.out, self.cost = 0.0, 0.0
-
-    @property
-    def session(self) -> float:
-        """Seconds of training in this attempt."""
-        return time.perf_counter() - self.began - self.out
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training in all attempts."""
-        return self.before + self.session
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that is not training."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.out += time.perf_counter() - began
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Time that a checkpoint takes."""
-        with self.paused():
-            began = time.perf_counter()
-            yield
-            self.saved = time.perf_counter()
-            self.cost = self.saved - began
-
-    def save_is_due(self) -> bool:
-        """Whether it is time for a checkpoint."""
-        return time.perf_counter() - self.saved >= max(self.checkpoint_seconds, 9 * self.cost)
-
-    def report_is_due(self) -> bool:
-        """Whether it is time for a report; it then counts as given."""
-        now = time.perf_counter()
-        due = now - self.reported >= REPORT_SECONDS
-        self.reported = now if due else self.reported
-        return due
-
-
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
     """An event that Ctrl-C or SIGTERM sets; a second Ctrl-C interrupts at once. For the main thread."""
@@ -309,6 +261,17 @@ def stop_on_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _matrix_products(precision: str) -> Iterator[None]:
+    """Products of float32 matrices in tf32 or not, whatever was set before."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -1,0 +1,60 @@
+"""How long a run has trained, and when it is time to save and to report."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+REPORT_SECONDS = 0.2
+
+
+class Clock:
+    """Seconds of training, without pauses, and when the next checkpoint and report are due.
+
+    Args:
+        before: seconds of earlier attempts.
+        checkpoint_seconds: least time between two checkpoints.
+    """
+
+    def __init__(self, before: float, checkpoint_seconds: float) -> None:
+        self.before, self.checkpoint_seconds = before, checkpoint_seconds
+        self.began = self.saved = self.reported = time.perf_counter()
+        self.out, self.cost = 0.0, 0.0
+
+    @property
+    def session(self) -> float:
+        """Seconds of training in this attempt."""
+        return time.perf_counter() - self.began - self.out
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training in all attempts."""
+        return self.before + self.session
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that is not training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.out += time.perf_counter() - began
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Time that a checkpoint takes."""
+        with self.paused():
+            began = time.perf_counter()
+            yield
+            self.saved = time.perf_counter()
+            self.cost = self.saved - began
+
+    def save_is_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.perf_counter() - self.saved >= max(self.checkpoint_seconds, 9 * self.cost)
+
+    def report_is_due(self) -> bool:
+        """Whether it is time for a report; it then counts as given."""
+        now = time.perf_counter()
+        due = now - self.reported >= REPORT_SECONDS
+        self.reported = now if due else self.reported
+        return due
