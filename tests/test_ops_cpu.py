@@ -142,6 +142,16 @@ def test_lookup_of_any_width(width):
     check_lookup(case, case.ids(100))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 16, 32, 48])
+def test_lookup_streamed_past_the_caches(dtype, width, monkeypatch):
+    from quorem.ops.cpu import launch
+
+    monkeypatch.setattr(launch, "STREAMED", 0)
+    case = Case(width=width, dtype=dtype)
+    check_lookup(case, case.ids(100))
+
+
 def test_lookup_of_mixed_widths():
     case = Case([(QR(4), 1000, None), (QR(4, operation="add"), 500, 1), (Full(), 60, None)], widths=[16, 64, 24])
     assert case.laid.width == 8

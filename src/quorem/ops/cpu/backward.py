@@ -12,6 +12,7 @@ The sums of one slot, with N ids, lie in an *area* of scratch memory, for other 
     count    int64 [K]          distinct rows
     rows     int64 [K + 1, 64]  the block's rows, as ``block_rows`` gives them
     numbers  int64 [K, 64]      and their numbers
+    origins  int64 [64]         where the gradient of each id in the block starts
     seen     int64 [K, N]       the row of each number
     places   int32 [K, P]       one plus the number, by bucket or by hash; P is a power of two, at least 2 N
     sums     [K, N, W]          gradients by number, float32 or float64
@@ -34,7 +35,7 @@ def area_bytes(n: int, k: int, width: int, number_bytes: int) -> int:
     places = 64
     while places < 2 * n:
         places *= 2
-    size = 8 * (1 + k + (2 * k + 1) * BLOCK + k * n) + 4 * k * places
+    size = 8 * (1 + k + (2 * k + 2) * BLOCK + k * n) + 4 * k * places
     return -(-size // 64) * 64 + -(-k * n * width * number_bytes // 64) * 64
 
 
@@ -47,7 +48,7 @@ def count_of(area, k):
 @inner
 def seen_of(area, K, k):
     """Address of ``seen`` of partition ``k``."""
-    return area + (1 + K + (2 * K + 1) * BLOCK + k * item(INT64, area, 0)) * 8
+    return area + (1 + K + (2 * K + 2) * BLOCK + k * item(INT64, area, 0)) * 8
 
 
 @inner
@@ -119,21 +120,41 @@ def number_rows(kind, area, K, W, k, base, span, residue, shares, n):
     put(INT64, area, 1 + k, count)
 
 
+@inner
+def _add(zero, j, numbers, sums, W, found, value):
+    """Add to the sum under a number, if there is one."""
+    if found >= 0:
+        at = found * W + j
+        store(numbers, sums, at, load(numbers, zero, sums, at) + value)
+
+
 @over_columns
-def _add_gradients(zero, j, kind, grad, factor, table, rows, numbers, i, used, mult, sums, n):
-    """Add the gradient of id ``i`` of the block to the sums of the rows it read."""
+def _add_block(zero, j, kind, grad, origins, scale, n, table, rows, used, mult, numbers, sums, ids):
+    """Add the gradients of the block's ``n`` ids to the sums of the rows they read."""
     weight, W = table
-    gradient = load(kind, zero, grad, j) * splat(zero, factor)
-    for k in range(used):
-        found = item(INT64, numbers, k * BLOCK + i)
-        if found >= 0:
+    kept = number(kind)
+    pairs = used == 2 and mult  # the most common, and fastest if the compiler knows it
+    for i in range(n):
+        if item(INT64, rows, i) < 0:
+            continue
+        gradient = load(kind, zero, grad, item(INT64, origins, i) + j)
+        if scale:
+            gradient = gradient * splat(zero, item(kept, scale, i))
+        if pairs:
+            first, second = item(INT64, rows, i) * W + j, item(INT64, rows, BLOCK + i) * W + j
+            to_first = gradient * load(kind, zero, weight, second)
+            to_second = gradient * load(kind, zero, weight, first)
+            _add(zero, j, kept, sums, W, item(INT64, numbers, i), to_first)
+            _add(zero, j, kept, sums + ids * W * size_of(kept), W, item(INT64, numbers, BLOCK + i), to_second)
+            continue
+        for k in range(used):
             value = gradient
             if mult:
                 for other in range(used):
                     if other != k:
                         value = value * load(kind, zero, weight, item(INT64, rows, other * BLOCK + i) * W + j)
-            at = (k * n + found) * W + j
-            store(number(kind), sums, at, load(number(kind), zero, sums, at) + value)
+            found = item(INT64, numbers, k * BLOCK + i)
+            _add(zero, j, kept, sums + k * ids * W * size_of(kept), W, found, value)
 
 
 @inner
@@ -145,6 +166,7 @@ def _sum_slot(kind, grad, table, source, layout, bags, s, area, residue, shares)
     end = item(INT64, offsets, (f + 1) * B) if offsets else B
     rows = area + (1 + K) * 8
     numbers = rows + rows_bytes(layout)
+    origins = numbers + K * BLOCK * 8
     used, mult = partitions_of(layout, s), multiplies(layout, s)
     for k in range(K):
         span = part_item(layout, s, k, SIZE) * part_item(layout, s, k, PITCH) if k < used else 0
@@ -155,16 +177,13 @@ def _sum_slot(kind, grad, table, source, layout, bags, s, area, residue, shares)
         block_rows(kind, source, layout, table, s, p, n, rows)
         for i in range(n):
             b = np.int64(item(INT32, where, p + i)) if where else p + i
+            put(INT64, origins, i, (b * S + s) * W)
             prefetch(grad + (b * S + s) * W * size_of(kind))
         for k in range(used):
             base, span = part_item(layout, s, k, BASE), part_item(layout, s, k, SIZE) * part_item(layout, s, k, PITCH)
             number_rows(kind, area, K, W, k, base, span, residue, shares, n)
-        for i in range(n):
-            if item(INT64, rows, i) >= 0:
-                b = np.int64(item(INT32, where, p + i)) if where else p + i
-                factor = item(number(kind), scale, p + i) if where else number(kind) + 1
-                at = grad + (b * S + s) * W * size_of(kind)
-                _add_gradients(kind, W, kind, at, factor, table, rows, numbers, i, used, mult, sums, end - begin)
+        factors = scale + p * size_of(number(kind)) if scale else 0
+        _add_block(kind, W, kind, grad, origins, factors, n, table, rows, used, mult, numbers, sums, end - begin)
 
 
 @kernel

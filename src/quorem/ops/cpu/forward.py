@@ -5,7 +5,22 @@ import numpy as np
 from ..layout import FEATURE, LIMIT, PADDING
 from .compiled import inner, kernel
 from .rows import BLOCK, block_rows, multiplies, partitions_of, rows_bytes, slot_item
-from .vector import INT32, INT64, item, load, number, over_columns, put, reserve, size_of, splat, store, total
+from .vector import (
+    INT32,
+    INT64,
+    fence,
+    item,
+    load,
+    number,
+    over_columns,
+    put,
+    reserve,
+    size_of,
+    splat,
+    store,
+    stream,
+    total,
+)
 
 
 @inner
@@ -20,13 +35,26 @@ def compose(zero, j, kind, table, rows, i, used, mult):
 
 
 @over_columns
-def _compose_to(zero, j, kind, out, table, rows, i, used, mult):
-    vector = zero if item(INT64, rows, i) < 0 else compose(zero, j, kind, table, rows, i, used, mult)
-    store(kind, out, j, vector)
+def _compose_block(zero, j, kind, out, step, n, table, rows, used, mult, streamed):
+    """Vectors of the block's ``n`` ids, ``step`` elements apart; -1 in the first row gives zeros."""
+    weight, W = table
+    pairs = used == 2 and mult  # the most common, and fastest if the compiler knows it
+    for i in range(n):
+        if item(INT64, rows, i) < 0:
+            vector = zero
+        elif pairs:
+            vector = load(kind, zero, weight, item(INT64, rows, i) * W + j)
+            vector = vector * load(kind, zero, weight, item(INT64, rows, BLOCK + i) * W + j)
+        else:
+            vector = compose(zero, j, kind, table, rows, i, used, mult)
+        if streamed:
+            stream(kind, out, i * step + j, vector)
+        else:
+            store(kind, out, i * step + j, vector)
 
 
 @kernel
-def lookup(kind, out, table, source, layout, first, last):
+def lookup(kind, out, streamed, table, source, layout, first, last):
     """Composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last``; whether an id was out of range."""
     S, W = layout[3], table[1]
     rows = reserve(rows_bytes(layout))
@@ -36,9 +64,10 @@ def lookup(kind, out, table, source, layout, first, last):
         for s in range(S):
             outside |= block_rows(kind, source, layout, table, s, b, n, rows)
             used, mult = partitions_of(layout, s), multiplies(layout, s)
-            for i in range(n):
-                at = out + ((b + i) * S + s) * W * size_of(kind)
-                _compose_to(kind, W, kind, at, table, rows, i, used, mult)
+            at = out + (b * S + s) * W * size_of(kind)
+            _compose_block(kind, W, kind, at, S * W, n, table, rows, used, mult, streamed)
+    if streamed:
+        fence()
     return outside
 
 

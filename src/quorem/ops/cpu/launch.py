@@ -16,6 +16,7 @@ from .arguments import KINDS, Batch, Integers, bag_batch, layout_of, lookup_batc
 from .rows import BLOCK
 from .threads import spread, threads_for
 
+STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
 CACHED = 1 << 20  # bytes of summed gradients at a time, so that they are still in a core's cache when they are used
 
 
@@ -27,7 +28,9 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor
     out = weight.new_empty(ids.shape[0], slots.shape[0], weight.shape[1])
     weight = weight.contiguous()
     batch = lookup_batch(ids)
-    fixed = (KINDS[weight.dtype], out.data_ptr(), table_of(weight), batch.source, layout_of(integers))
+    aligned = (out.data_ptr() | weight.shape[1] * weight.itemsize) % 64 == 0
+    streamed = aligned and out.nbytes >= STREAMED
+    fixed = (KINDS[weight.dtype], out.data_ptr(), streamed, table_of(weight), batch.source, layout_of(integers))
     threads = threads_for(out.numel() * parts.shape[1])
     if threads == 1:
         outside = forward.lookup(*fixed, 0, batch.longest)

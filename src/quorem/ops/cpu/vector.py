@@ -127,16 +127,49 @@ def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> A
     """Write a vector from ``position`` on."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = args[3]
-        half = ir.VectorType(_INT16, vector.lanes)
-        if kind == types.uint16:
-            value = _to_bfloat16(builder, value, vector.lanes)
-        elif kind == types.int16:
-            value = builder.bitcast(builder.fptrunc(value, ir.VectorType(ir.HalfType(), vector.lanes)), half)
+        value = _narrowed(builder, kind, args[3], vector.lanes)
         builder.store(value, _pointer(builder, kind, args[1], args[2], value.type)).align = kind.bitwidth // 8
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, vector), build
+
+
+@intrinsic
+def stream(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> Any:
+    """Write a vector past the caches, where they could not hold the whole output; ``fence`` must follow in the end.
+
+    The address must be a multiple of the vector's size, or of 64 bytes.
+    """
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = _narrowed(builder, kind, args[3], vector.lanes)
+        write = builder.store(value, _pointer(builder, kind, args[1], args[2], value.type))
+        write.align = min(64, vector.lanes * kind.bitwidth // 8)
+        write.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, vector), build
+
+
+@intrinsic
+def fence(typing: Any) -> Any:
+    """Let every thread see what was streamed."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
+def _narrowed(builder: Any, kind: Any, value: Any, lanes: int) -> Any:
+    """A vector as it is stored."""
+    if kind == types.uint16:
+        return _to_bfloat16(builder, value, lanes)
+    if kind == types.int16:
+        half = builder.fptrunc(value, ir.VectorType(ir.HalfType(), lanes))
+        return builder.bitcast(half, ir.VectorType(_INT16, lanes))
+    return value
 
 
 def _to_bfloat16(builder: Any, value: Any, lanes: int) -> Any:
