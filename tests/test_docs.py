@@ -79,8 +79,7 @@ def test_document_runs(path, tmp_path, monkeypatch):
 def test_blocks_of_a_document_share_a_namespace(tmp_path, monkeypatch):
     document = tmp_path / "good.md"
     document.write_text(
-        "```python\nx = 1\n```\n\n- item\n\n  ```python\n  assert x == 1\n  ```\n\n"
-        "````\n```python\n1/0\n```\n````\n"
+        "```python\nx = 1\n```\n\n- item\n\n  ```python\n  assert x == 1\n  ```\n\n````\n```python\n1/0\n```\n````\n"
     )
     assert [line for line, _ in python_blocks(document.read_text())] == [2, 8]
     run_document(document, "good.md", monkeypatch)
