@@ -109,6 +109,22 @@ def catch_up_row(kind, W, row, weight, state, times, hyper):
     put(INT32, last, row, now)
 
 
+@inner
+def _ask(kind, W, row, weight, state, times):
+    """Ask for what ``catch_up_row`` will need."""
+    first, second, highest, last = state
+    since = item(INT32, last, row)
+    if 0 < since < times[0]:
+        size = W * size_of(number(kind))
+        prefetch(weight + row * W * size_of(kind))
+        prefetch(first + row * size)
+        prefetch(second + row * size)
+        if highest:
+            prefetch(highest + row * size)
+        if times[3]:
+            prefetch(times[3] + since % times[2] * 32)
+
+
 @kernel
 def slots(kind, table, source, layout, offsets, B, state, times, hyper, first, last, residue, shares):
     """Catch up the rows that ids of the slots ``first`` to ``last`` read, those with a ``residue`` of ``shares``.
@@ -126,6 +142,8 @@ def slots(kind, table, source, layout, offsets, B, state, times, hyper, first, l
             for k in range(partitions_of(layout, s)):
                 for i in range(n):
                     prefetch(state[3] + max(item(INT64, rows, k * BLOCK + i), 0) * 4)
+                for i in range(n):
+                    _ask(kind, table[1], max(item(INT64, rows, k * BLOCK + i), 0), table[0], state, times)
                 for i in range(n):
                     row = item(INT64, rows, k * BLOCK + i)
                     if row >= 0 and (shares == 1 or row % shares == residue):

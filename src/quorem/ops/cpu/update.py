@@ -62,7 +62,7 @@ def _over_rows(step: Callable[..., None]) -> Any:
         for a in range(slots):
             area = address + a * bytes_
             for k in range(K):
-                seen, sums, count = seen_of(area, K, k), sums_of(kind, area, K, W, k), count_of(area, k)
+                seen, sums, count = seen_of(area, K, k), sums_of(kind, area, K, W, k), count_of(area, K, k)
                 for u in range(count):
                     grad = sums + u * W * size_of(number(kind))
                     _clean(kind, grad, W, clean)
@@ -128,9 +128,9 @@ def rowwise_adagrad(kind, areas, clean, weight, squares, lr, eps, layout, first)
     while a < slots:
         area = address + a * step
         pitch = part_item(layout, first + a, 0, PITCH) if layout[1] else 1
-        square = area + (1 + K) * 8
+        square = area + 2 * K * 8  # the area's rows are done with
         for k in range(K):
-            for u in range(count_of(area, k)):
+            for u in range(count_of(area, K, k)):
                 put(numbers, square, 0, 0)
                 for unit in range(pitch):
                     grad = sums_of(kind, area + unit * step, K, W, k) + u * size
