@@ -31,6 +31,7 @@ def test_interrupt_exits_with_130_and_no_traceback():
         "import os, signal, sys\n"
         "from quorem import cli\n"
         "from quorem.experiments import demo\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
         "demo.make_log = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.argv = ['quorem', 'demo']\n"
         "cli.main()\n"

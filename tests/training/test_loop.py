@@ -317,7 +317,15 @@ def test_many_runs_tell_what_failed(log, workers):
         train_many(configs, log, [None])
 
 
-def test_stop_on_signal_sets_the_event_once_then_interrupts():
+@pytest.fixture
+def interruptible():
+    """SIGINT as a terminal's: a job in the background starts with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_stop_on_signal_sets_the_event_once_then_interrupts(interruptible):
     with loop.stop_on_signal() as stop:
         assert not stop.is_set()
         os.kill(os.getpid(), signal.SIGINT)

@@ -184,8 +184,8 @@ def gather_kernel(
                     for j in tl.static_range(K):
                         if j != k:
                             other, used = row_of(i, slot, part_at(part, j), maps)
-                            y = tl.load(weight + other[:, None] * W + columns[None, :], mask=mask & used, other=1)
-                            g *= y.to(ACC)
+                            y = tl.load(weight + other[:, None] * W + columns[None, :], mask=mask & used, other=0)
+                            g = tl.where(used, g * y.to(ACC), g)
                 if few:  # sum the block's ids of each row first: a table of four rows takes four additions, not T
                     for r in range(0, count):
                         mine = tl.sum(tl.where((place == r)[:, None] & mask, g, 0), 0)
