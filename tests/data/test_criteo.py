@@ -27,9 +27,20 @@ def prepared(tmp_path, data, config=None, name="raw.txt", **options):
     return prepare_criteo(tmp_path / name, tmp_path / "out", config, **options)
 
 
-@pytest.mark.parametrize("block_bytes", [10_000, 1 << 26])
+@pytest.fixture
+def small_groups(monkeypatch):
+    """Of three blocks or so, so that a file of two hundred lines has a few."""
+    monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 50)
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_equals_the_oracle(config, block_bytes, tmp_path):
+def test_equals_the_oracle(config, tmp_path):
+    assert_prepared(prepared(tmp_path, LINES, config), LINES)
+
+
+@pytest.mark.parametrize("block_bytes", [1000, 5000])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_equals_the_oracle_in_blocks_and_groups(config, block_bytes, tmp_path, small_groups):
     assert_prepared(prepared(tmp_path, LINES, config, block_bytes=block_bytes), LINES)
 
 
@@ -38,11 +49,12 @@ def test_equals_the_oracle(config, block_bytes, tmp_path):
     [
         lambda rng: rng.choice(["0000000a", "0000000A", "+000000a", "a", "0000000a0"]),
         lambda rng: rng.choice(["münchen", "a b", '"', "a\\b", "\\n", "日本語日本"]),
-        lambda rng: f"{rng.randrange(5):08x}" if rng.random() < 0.99 else "not hex",
+        lambda rng: f"{rng.randrange(5):08x}" if rng.random() < 0.99 else "other",
+        lambda rng: rng.choice(["a\\b\\cdef", "12345678", "\u00e9\u00e9\u00e9\u00e9", "\\n\\n\\n\\n"]),
     ],
-    ids=["spelled otherwise", "any text", "text late in the file"],
+    ids=["spelled otherwise", "any text", "another length late in the file", "eight bytes of any kind"],
 )
-def test_tokens_need_not_be_hex(token, tmp_path):
+def test_tokens_may_be_any_text(token, tmp_path, small_groups):
     lines = random_lines(300, token=token)
     assert_prepared(prepared(tmp_path, lines, block_bytes=4000), lines)
 
@@ -175,7 +187,7 @@ def test_fewer_rows_than_days(tmp_path):
 def test_progress_is_reported(tmp_path):
     seen = []
     prepared(tmp_path, LINES, block_bytes=20_000, progress=lambda *report: seen.append(report))
-    for stage in ("parse", "encode", "write"):
+    for stage in ("parse", "number", "write"):
         done = [part for name, part, _ in seen if name == stage]
         assert done == sorted(done)
         assert done[-1] == 1

@@ -113,7 +113,7 @@ def test_failed_run_removes_what_it_wrote(tmp_path):
     raw = raw_file(tmp_path / "raw.txt")
 
     def interrupt(stage, done, rows):
-        if stage == "encode":
+        if stage == "number":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

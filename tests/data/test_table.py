@@ -41,7 +41,8 @@ def check_contents(result, log=True):
 
 @pytest.mark.parametrize("block_bytes", [40, 1 << 26])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_csv(end, block_bytes, tmp_path):
+def test_csv(end, block_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 2)
     result = prepared(tmp_path, CSV.replace("\n", end), config=PrepareConfig(days=4), block_bytes=block_bytes)
     if end == "\r\n":
         assert result.vocabulary("shop")[-1] == "two\r\nlines"
@@ -76,18 +77,23 @@ def test_parquet(tmp_path):
 
 
 def test_parquet_in_several_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("quorem.data.table.PARQUET_ROWS", 3)
+    monkeypatch.setattr("quorem.data.table.PARQUET_ROWS", 1)
+    monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 2)
     parquet(tmp_path / "t.parquet")
     check_contents(prepare_table(tmp_path / "t.parquet", tmp_path / "out", config=PrepareConfig(days=4), **COLUMNS))
 
 
 def test_integer_categories(tmp_path):
-    table = pl.DataFrame({"y": [0, 1, 1], "id": [2**40, -1, 2**40], "code": pl.Series([3, 3, None], dtype=pl.UInt32)})
+    codes = {f"u{bits}": pl.Series([7, 7, None], dtype=getattr(pl, f"UInt{bits}")) for bits in (8, 32, 64)}
+    table = pl.DataFrame({"y": [0, 1, 1], "id": [2**40, -1, 2**40], **codes, "large": [2**63, 5, 5]})
+    table = table.with_columns(pl.col("large").cast(pl.UInt64))
     table.write_parquet(tmp_path / "t.parquet")
-    result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["id", "code"])
-    assert result.all.ids.tolist() == [[1, 1], [2, 1], [1, 0]]
+    names = ["id", *codes, "large"]
+    result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=names)
+    assert result.all.ids.tolist() == [[1, 1, 1, 1, 1], [2, 1, 1, 1, 2], [1, 0, 0, 0, 2]]
     assert result.vocabulary("id") == [None, str(2**40), "-1"]
-    assert result.vocabulary("code") == [None, "3"]
+    assert all(result.vocabulary(name) == [None, "7"] for name in codes)
+    assert result.vocabulary("large") == [None, str(2**63), "5"]
 
 
 def test_column_names_may_be_anything(tmp_path):

@@ -59,6 +59,8 @@ class ArrayFile:
 
     def close(self) -> None:
         """Write the final length into the header."""
+        if self.file.closed:
+            return
         self.file.seek(0)
         self._write_header()
         self.file.close()

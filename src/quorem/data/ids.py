@@ -1,18 +1,16 @@
 """From the values of one column to ids: NULL is 0, then by first appearance, by frequency or by hash."""
 
 import zlib
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from .tokens import hex_digits
-
 NULL = 0  # the id of a missing value, in every feature
-U = np.uint64
-ZEROS, ONES = 0x3030303030303030, U(0x0101010101010101)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,49 +49,41 @@ class IdConfig:
         """The id of the first token: after NULL and, with a training vocabulary, the unknown token."""
         return 2 if self.vocabulary == "train" else 1
 
-    def to_dict(self) -> dict[str, object]:
-        """The options as JSON holds them."""
-        return asdict(self)
 
-
-@dataclass(frozen=True)
-class Encoded:
-    """One feature: the id of each value, how often each id occurs in training, and the tokens in order of id."""
+class Numbered(NamedTuple):
+    """Ids of a feature: of NULL and each token by appearance; training counts and tokens, in order of id."""
 
     ids: NDArray[np.int32]
     counts: NDArray[np.int64]
     tokens: pl.Series | None
 
 
-def encode(values: pl.Series, num_train: int, config: IdConfig) -> Encoded:
-    """Ids of a column, whose first ``num_train`` values are those of the training days.
+def number(tokens: pl.Series, counts: NDArray[np.int64], config: IdConfig) -> Numbered:
+    """Ids for tokens in order of first appearance, of which NULL and then each occurs ``counts`` times in training.
 
-    >>> encoded = encode(pl.Series(["b", None, "a", "b", "c"]), 4, IdConfig(vocabulary="train"))
-    >>> encoded.ids.tolist(), encoded.counts.tolist(), encoded.tokens.to_list()
-    ([2, 0, 3, 2, 1], [1, 0, 2, 1], ['b', 'a'])
+    >>> numbered = number(pl.Series(["b", "a", "c"]), np.array([1, 1, 2, 0]), IdConfig(vocabulary="train"))
+    >>> numbered.ids.tolist(), numbered.counts.tolist(), numbered.tokens.to_list()
+    ([0, 2, 3, 1], [1, 0, 1, 2], ['b', 'a'])
     """
-    ids, tokens = by_appearance(values)
-    counts = np.bincount(ids[:num_train], minlength=len(tokens) + 1)
     if config.ids == "hash":
         assert config.buckets is not None
-        new = np.concatenate([[NULL], 1 + crc32(tokens) % config.buckets]).astype(np.int32)
-        ids = new[ids]
-        return Encoded(ids, np.bincount(ids[:num_train], minlength=config.buckets + 1), None)
+        ids = np.concatenate([[NULL], 1 + crc32(tokens) % config.buckets]).astype(np.int32)
+        shared = np.zeros(config.buckets + 1, np.int64)
+        np.add.at(shared, ids, counts)
+        return Numbered(ids, shared, None)
     # Tokens that only later days have come last by appearance: a training vocabulary is a prefix.
     known = int(np.count_nonzero(counts[1:])) if config.vocabulary == "train" else len(tokens)
     order = np.arange(known)
     if config.ids == "frequency":
         order = np.argsort(-counts[1 : known + 1], kind="stable")
     first = config.first_token
-    new = np.full(len(tokens) + 1, 1, np.int32)
-    new[NULL] = NULL
-    new[order + 1] = np.arange(first, first + known)
-    kept_counts = np.zeros(first + known, np.int64)
-    kept_counts[NULL] = counts[NULL]
-    kept_counts[first:] = counts[order + 1]
-    if config.vocabulary == "train" or config.ids == "frequency":
-        ids = new[ids]
-    return Encoded(ids, kept_counts, tokens.gather(order) if config.ids == "frequency" else tokens[:known])
+    ids = np.full(len(tokens) + 1, 1, np.int32)
+    ids[NULL] = NULL
+    ids[order + 1] = np.arange(first, first + known)
+    ordered = np.zeros(first + known, np.int64)
+    ordered[NULL] = counts[NULL]
+    ordered[first:] = counts[order + 1]
+    return Numbered(ids, ordered, tokens.gather(order))
 
 
 def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
@@ -104,45 +94,38 @@ def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
     ([1, 0, 2, 1], ['b', 'a'])
     """
     frame = pl.DataFrame({"value": values}).lazy().with_row_index("row")
-    first = frame.select(pl.col("row").min().over("value")).collect()["row"].to_numpy()
-    is_first = (first == np.arange(len(first), dtype=first.dtype)) & values.is_not_null().to_numpy()
-    ids = np.cumsum(is_first, dtype=np.int32)[first]
-    if values.null_count():
-        ids[values.is_null().to_numpy()] = NULL
-    return ids, values.filter(pl.Series(is_first))
+    first = frame.select(pl.col("row").min().over("value")).collect().to_series()
+    is_first = first.to_numpy() == np.arange(len(first), dtype=np.uint32)
+    missing = values.is_null().arg_max() if values.null_count() else None
+    if missing is not None:
+        is_first[missing] = False
+    rank = np.cumsum(is_first, dtype=np.int32)
+    if missing is not None:
+        rank[missing] = NULL
+    return pl.Series(rank).gather(first).to_numpy(), values.filter(pl.Series(is_first))
 
 
-def hex_or_text(tokens: pl.Series) -> pl.Series:
-    """Tokens of eight lower-case hex digits as UInt32, a quarter of their size; others unchanged.
+def count_ids(ids: NDArray[np.int32], size: int) -> NDArray[np.int64]:
+    """How often each of ``size`` ids occurs, counted in parts because NumPy widens the ids first.
 
-    >>> hex_or_text(pl.Series(["0000000a", None])).to_list(), hex_or_text(pl.Series(["A", "0000000a"])).to_list()
-    ([10, None], ['A', '0000000a'])
+    >>> count_ids(np.array([1, 0, 1], np.int32), 3).tolist()
+    [1, 2, 0]
     """
-    as_bytes = tokens.cast(pl.Binary).bin.reinterpret(dtype=pl.UInt64, endianness="little")  # null unless 8 bytes
-    if as_bytes.null_count() != tokens.null_count():
-        return tokens
-    # All eight characters at once, a byte each: '0' is 0x30, 'a' is 0x61, so bit 6 tells letters from digits.
-    characters = as_bytes.fill_null(ZEROS).to_numpy()
-    letter = (characters >> U(6)) & ONES
-    digit = (characters & U(0x0F0F0F0F0F0F0F0F)) + letter * U(9)
-    spelled = digit + letter * U(ord("a") - 10 - ord("0")) + U(ZEROS)
-    beyond = (digit & U(0xF0F0F0F0F0F0F0F0)) | (((digit + U(0x0606060606060606)) >> U(4)) & ONES) ^ letter
-    if beyond.any() or (spelled != characters).any():
-        return tokens
-    for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
-        digit = ((digit << U(shift)) | (digit >> U(2 * shift))) & U(mask)
-    numbers = pl.Series(tokens.name, digit.astype(np.uint32))
-    return numbers if as_bytes.null_count() == 0 else numbers.set(tokens.is_null(), None)
+    counts = np.zeros(size, np.int64)
+    step = max(4 * size, 1 << 18)
+    for start in range(0, len(ids), step):
+        counts += np.bincount(ids[start : start + step], minlength=size)
+    return counts
 
 
-def to_hex(numbers: pl.Series) -> pl.Series:
-    """The tokens that ``hex_or_text`` made numbers of.
+def packed(tokens: pl.Series) -> pl.Series:
+    """Tokens of eight bytes, as all of Criteo's are, as one UInt64 each; others unchanged.
 
-    >>> to_hex(pl.Series([10, None], dtype=pl.UInt32)).to_list()
-    ['0000000a', None]
+    >>> packed(pl.Series(["0000000a", None])).dtype, packed(pl.Series(["0000000a", "b"])).dtype
+    (UInt64, String)
     """
-    text = pl.Series(numbers.name, hex_digits(numbers.fill_null(0).to_numpy()).view("S8").ravel().astype("U8"))
-    return pl.select(pl.when(numbers.is_not_null()).then(text)).to_series().alias(numbers.name)
+    numbers = tokens.cast(pl.Binary).bin.reinterpret(dtype=pl.UInt64, endianness="little")  # null unless 8 bytes
+    return numbers if numbers.null_count() == tokens.null_count() else tokens
 
 
 def crc32(tokens: pl.Series, step: int = 1 << 20) -> NDArray[np.int64]:
@@ -153,9 +136,25 @@ def crc32(tokens: pl.Series, step: int = 1 << 20) -> NDArray[np.int64]:
     return hashes
 
 
+def joined(parts: Sequence[pl.Series]) -> pl.Series:
+    """Parts of one column, as text if some are numbers and others are not."""
+    if len({part.dtype for part in parts}) > 1:
+        parts = [as_text(part) for part in parts]
+    return pl.concat(parts)
+
+
 def as_text(tokens: pl.Series) -> pl.Series:
-    """Tokens as they are written: hex digits, or the value's text."""
-    return to_hex(tokens) if tokens.dtype == pl.UInt32 else tokens.cast(pl.String)
+    """Tokens as text, whatever they are kept as.
+
+    >>> as_text(packed(pl.Series(["0000000a", None]))).to_list()
+    ['0000000a', None]
+    """
+    if tokens.dtype != pl.UInt64:
+        return tokens.cast(pl.String)
+    data = tokens.fill_null(0).to_numpy().astype("<u8").tobytes()
+    there = tokens.is_not_null().to_list()
+    text = [data[8 * i : 8 * i + 8].decode() if here else None for i, here in enumerate(there)]
+    return pl.Series(tokens.name, text, dtype=pl.String)
 
 
 def write_vocabulary(path: Path, tokens: pl.Series, step: int = 1 << 20) -> None:
@@ -163,12 +162,14 @@ def write_vocabulary(path: Path, tokens: pl.Series, step: int = 1 << 20) -> None
     with open(path, "wb") as file:
         for start in range(0, len(tokens), step):
             part = tokens[start : start + step]
-            if part.dtype == pl.UInt32:
-                digits = np.full((len(part), 9), ord("\n"), np.uint8)
-                digits[:, :8] = hex_digits(part.to_numpy())
-                file.write(digits.tobytes())
-                continue
-            text = part.cast(pl.String)
+            if part.dtype == pl.UInt64:
+                lines = np.full((len(part), 9), ord("\n"), np.uint8)
+                lines[:, :8] = part.to_numpy().astype("<u8").view(np.uint8).reshape(-1, 8)
+                data = lines.tobytes()
+                if b"\\" not in data and b"\r" not in data and data.count(b"\n") == len(part):
+                    file.write(data)
+                    continue
+            text = as_text(part)
             for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r")):
                 text = text.str.replace_all(plain, escaped, literal=True)
             file.write("".join(line + "\n" for line in text.to_list()).encode())

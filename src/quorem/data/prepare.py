@@ -1,28 +1,30 @@
 """From parsed rows to a folder of arrays: labels, dense features and ids are written, block by block.
 
-The file is parsed once. Labels and dense features go straight to their arrays; tokens are set aside, because
-the training days are known only at the end. Then one column at a time is read back, given ids, and at last
-the columns are woven into rows. So memory holds one block, or one column, never the file.
+The file is parsed once. Labels and dense features go straight to their arrays. Categories are set aside as codes,
+each group of rows with its own words (``column``), because the training days are known only at the end; then the words
+are given ids, and the codes become rows of ids. So memory holds a group of rows or a vocabulary, never the file.
 """
 
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from . import ids, shape
+from .column import Column
 from .folder import Folder, Progress, file_name
 from .text import Malformed, Rows, ahead
 
-ASIDE_ROWS = 1 << 20  # of a file of tokens
+GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
 WEAVE_ROWS = 1 << 16
 
@@ -96,20 +98,19 @@ def write(
     with Folder(out, overwrite=overwrite) as folder:
         scratch = folder.partial / "scratch"
         scratch.mkdir()
+        parts = {name: Column(name, scratch) for name in columns.categorical}
         checked = ahead(_checked(batch, columns, malformed) for batch in rows)
-        num_rows = _set_aside(folder, columns, checked, config, report)
+        num_rows = _set_aside(folder, columns, parts, checked, config, report)
         if num_rows == 0:
             raise ValueError(f"{source} has no well-formed rows ({malformed.count} malformed)")
         split = shape.day_split(num_rows, config.days)
         cardinalities = []
         with ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
-            encode = partial(_encode_column, folder, columns.bags, split["train"][1], config)
-            for cardinality in pool.map(encode, columns.categorical):
+            encode = partial(_number, folder, columns.bags, split["train"][1], config)
+            for cardinality in pool.map(encode, parts.values()):
                 cardinalities.append(cardinality)
-                report("encode", len(cardinalities) / len(columns.categorical), num_rows)
-        for block in scratch.glob("*.arrow"):
-            block.unlink()
-        _weave(folder, [scratch / f"{file_name(name)}.ids" for name in columns.single], num_rows, report)
+                report("number", len(cardinalities) / len(parts), num_rows)
+        _weave(folder, [parts[name] for name in columns.single], num_rows, report)
         shutil.rmtree(scratch)
         folder.commit(
             {
@@ -142,45 +143,79 @@ def versions() -> dict[str, str]:
     }
 
 
-def _set_aside(folder: Folder, columns: Columns, rows: Iterator[Rows], config: PrepareConfig, report: Progress) -> int:
-    """Write labels and dense features, put tokens aside; return the number of rows."""
+def _set_aside(
+    folder: Folder,
+    columns: Columns,
+    parts: Mapping[str, Column],
+    rows: Iterator[Rows],
+    config: PrepareConfig,
+    report: Progress,
+) -> int:
+    """Write labels, dense features and the bags' offsets, set categories aside; return the number of rows."""
     labels = folder.array("labels.npy", np.uint8)
     dense = folder.array("dense.npy", np.float32, (len(columns.dense),))
-    row_bytes = 1 + 4 * len(columns.dense) + 8 * len(columns.single)
-    done, aside, waiting = 0.0, 0, Waiting(folder.partial / "scratch")
-    folder.bytes_needed = lambda: round((row_bytes * labels.rows + aside) / done) if done else 0
-    with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
+    offsets = {name: folder.array(f"bags/{file_name(name)}.offsets.npy", np.int64) for name in columns.bags}
+    for array in offsets.values():
+        array.append(np.zeros(1, np.int64))
+    ends = dict.fromkeys(columns.bags, 0)
+    row_bytes = 1 + 4 * len(columns.dense) + 8 * len(columns.single)  # ids, and codes of up to four bytes
+    done = 0.0
+    folder.bytes_needed = lambda: round((row_bytes * labels.rows + 8 * sum(ends.values())) / done) if done else 0
+    threads = pl.thread_pool_size()
+    with ThreadPoolExecutor(threads) as pool, Groups(parts, threads) as groups:
         for frame, _, part in rows:
             labels.append(frame[columns.label].fill_null(0).cast(pl.UInt8).to_numpy())
             dense.append(dense_array(frame, columns.dense, config.log_dense))
-            tokens = pl.DataFrame(list(pool.map(compact, frame.select(columns.categorical))))
-            waiting.add(tokens)
-            done, aside = part, aside + int(tokens.estimated_size())
+            for name in columns.bags:
+                lengths = frame[name].list.len().fill_null(0).to_numpy()
+                offsets[name].append(ends[name] + np.cumsum(lengths, dtype=np.int64))
+                ends[name] += int(lengths.sum())
+            groups.add(list(pool.map(compact, frame.select(*parts))), frame.height)
+            done = part
             folder.check_space()
             report("parse", done, labels.rows)
-        waiting.flush()
+    for array in offsets.values():
+        array.close()
     return labels.rows
 
 
-class Waiting:
-    """Frames of tokens that are to be written together: few large files are read back faster than many small ones."""
+class Groups:
+    """Gathers values into groups of rows, which other threads set aside while the next group is read."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.frames, self.files = folder, list[pl.DataFrame](), 0
+    def __init__(self, parts: Mapping[str, Column], threads: int) -> None:
+        self.parts, self.pool = list(parts.values()), ThreadPoolExecutor(threads)
+        self.waiting: list[list[pl.Series]] = []
+        self.rows = 0
+        self.running: list[Future[None]] = []
 
-    def add(self, frame: pl.DataFrame) -> None:
-        """Keep a frame, and write those kept once they are many rows or of another type."""
-        if self.frames and self.frames[0].schema != frame.schema:
-            self.flush()
-        self.frames.append(frame)
-        if sum(frame.height for frame in self.frames) >= ASIDE_ROWS:
-            self.flush()
+    def add(self, values: list[pl.Series], rows: int) -> None:
+        """Take the values of some rows, column by column."""
+        self.waiting.append(values)
+        self.rows += rows
+        if self.rows >= GROUP_ROWS:
+            self._set_aside()
 
-    def flush(self) -> None:
-        """Write the frames kept."""
-        if self.frames:
-            pl.concat(self.frames).write_ipc(self.folder / f"{self.files:06}.arrow")
-            self.frames, self.files = [], self.files + 1
+    def _set_aside(self) -> None:
+        self._wait()
+        columns = zip(*self.waiting, strict=True)
+        self.running = [self.pool.submit(part.add, values) for part, values in zip(self.parts, columns, strict=True)]
+        self.waiting, self.rows = [], 0
+
+    def _wait(self) -> None:
+        for future in self.running:
+            future.result()
+
+    def __enter__(self) -> "Groups":
+        """Take values until the end."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Set the last group aside, unless the run has failed."""
+        with self.pool:
+            if kind is None:
+                if self.rows:
+                    self._set_aside()
+                self._wait()
 
 
 def _checked(batch: Rows, columns: Columns, malformed: Malformed) -> Rows:
@@ -209,56 +244,51 @@ def dense_array(frame: pl.DataFrame, names: Sequence[str], log: bool) -> NDArray
 
 
 def compact(values: pl.Series) -> pl.Series:
-    """A categorical column as it is set aside: integers, hex digits as UInt32, text, or lists of text."""
+    """Categories as they are set aside: integers, packed tokens or text; of bags, one after another."""
     if values.dtype == pl.List:
-        return values
-    return values.cast(pl.Int64) if values.dtype.is_integer() else ids.hex_or_text(values)
+        values = values.filter(values.list.len() > 0).explode()
+    if values.dtype.is_integer() and values.dtype != pl.UInt64:
+        return values.cast(pl.Int64)
+    return ids.packed(values.cast(pl.String))
 
 
-def _encode_column(folder: Folder, bags: Sequence[str], num_train: int, config: PrepareConfig, name: str) -> int:
-    """Give a column its ids, write its counts and vocabulary; return its cardinality."""
-    scratch, plain, bag = folder.partial / "scratch", file_name(name), name in bags
-    values = _read_back(scratch, name)
-    if bag:
-        lengths = values.list.len().fill_null(0).to_numpy()
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        num_train = int(offsets[num_train])
-        values = values.filter(pl.Series(lengths > 0)).explode()
-        folder.save(f"bags/{plain}.offsets.npy", offsets)
-    encoded = ids.encode(values, num_train, config)
-    if len(encoded.counts) >= 2**31:
-        raise ValueError(f"{name} has {len(encoded.counts):,} ids but ids must be below 2**31")
-    folder.save(f"counts/{plain}.npy", encoded.counts)
-    if encoded.tokens is not None:
+def _number(folder: Folder, bags: Sequence[str], num_train: int, config: PrepareConfig, column: Column) -> int:
+    """Give a column its ids, write its counts, its vocabulary and, of a bag, its values; return its cardinality."""
+    plain = file_name(column.name)
+    if column.name in bags:
+        num_train = int(np.load(folder.partial / "bags" / f"{plain}.offsets.npy", mmap_mode="r")[num_train])
+    numbered = column.number(num_train, config)
+    if len(numbered.counts) >= 2**31:
+        raise ValueError(f"{column.name} has {len(numbered.counts):,} ids but ids must be below 2**31")
+    folder.save(f"counts/{plain}.npy", numbered.counts)
+    if numbered.tokens is not None:
         path = folder.partial / "vocabulary" / f"{plain}.txt"
         path.parent.mkdir(exist_ok=True)
-        ids.write_vocabulary(path, encoded.tokens)
-    if bag:
-        folder.save(f"bags/{plain}.values.npy", encoded.ids)
-    else:
-        with open(scratch / f"{plain}.ids", "wb") as file:
-            file.write(encoded.ids.data)
-    return len(encoded.counts)
+        ids.write_vocabulary(path, numbered.tokens)
+    if column.name in bags:
+        values = folder.array(f"bags/{plain}.values.npy", np.int32)
+        for group in range(len(column.num_values)):
+            values.append(column.ids_of_words(group)[column.codes(group)])
+    return len(numbered.counts)
 
 
-def _read_back(scratch: Path, name: str) -> pl.Series:
-    parts = [pl.read_ipc(path, columns=[name]).to_series() for path in sorted(scratch.glob("*.arrow"))]
-    if len({part.dtype for part in parts}) > 1:  # some blocks have other tokens than eight hex digits
-        parts = [ids.as_text(part) for part in parts]
-    return pl.concat(parts)
+def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Progress) -> None:
+    """Write the ids of the columns as rows ``[N, F]``."""
+    array = folder.array("categorical.npy", np.int32, (len(columns),))
+    if not columns:
+        array.append(np.empty((num_rows, 0), np.int32))
+        return
+    with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
+        for group, size in enumerate(columns[0].num_values):
+            rows_from = partial(_rows, [(column.ids_of_words(group), column.codes(group)) for column in columns])
+            for rows in pool.map(rows_from, range(0, size, WEAVE_ROWS)):
+                array.append(rows)
+            report("write", array.rows / num_rows, num_rows)
 
 
-def _weave(folder: Folder, paths: Sequence[Path], num_rows: int, report: Progress) -> None:
-    """Write the columns' ids as rows ``[N, F]``."""
-    array = folder.array("categorical.npy", np.int32, (len(paths),))
-    files = [open(path, "rb") for path in paths]  # noqa: SIM115 - closed below
-    try:
-        for start in range(0, num_rows, WEAVE_ROWS):
-            rows = np.empty((min(WEAVE_ROWS, num_rows - start), len(paths)), np.int32)
-            for k, file in enumerate(files):
-                rows[:, k] = np.frombuffer(file.read(4 * len(rows)), np.int32)
-            array.append(rows)
-            report("write", (start + len(rows)) / num_rows, num_rows)
-    finally:
-        for file in files:
-            file.close()
+def _rows(columns: Sequence[tuple[NDArray[np.int32], NDArray[Any]]], start: int) -> NDArray[np.int32]:
+    """The ids that the codes of some rows stand for."""
+    rows = np.empty((min(WEAVE_ROWS, len(columns[0][1]) - start), len(columns)), np.int32)
+    for k, (ids_of_words, codes) in enumerate(columns):
+        rows[:, k] = ids_of_words.take(codes[start : start + len(rows)])
+    return rows

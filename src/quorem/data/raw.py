@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from .folder import Progress
 from .synthetic import CPU_CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads
-from .tokens import hex_digits
+
+HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 def write_raw(
@@ -76,6 +77,15 @@ def token(ids: NDArray[np.int64], feature: int) -> NDArray[np.uint32]:
     for shift, factor in ((15, 0x9E3779B1), (13, 0x85EBCA77)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x ^ (x >> np.uint32(16))
+
+
+def hex_digits(numbers: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """The eight hex digits of each number as ASCII ``[B, 8]``.
+
+    >>> hex_digits(np.array([10], np.uint32)).tobytes()
+    b'0000000a'
+    """
+    return HEX_DIGITS[(numbers[:, None] >> np.arange(28, -1, -4, dtype=np.uint32)) & np.uint32(15)]
 
 
 def decimal(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

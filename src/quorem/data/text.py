@@ -139,8 +139,14 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
     gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     if not gzip:
-        while data := file.read(size):
-            yield min(file.tell() / total, 1.0), data
+        end = 0
+        while end < total:
+            start = file.seek(end + size)
+            end = start + len(file.readline(2 * size))  # up to a line end, so that nothing has to be joined
+            file.seek(start - size)
+            if not (data := file.read(end - start + size)):
+                return
+            yield min(end / total, 1.0), data
         return
     member, whole, parts = zlib.decompressobj(wbits=31), False, []
     while data := file.read(1 << 20):
@@ -257,6 +263,8 @@ def _cut(rest: bytes, chunk: bytes, quote: str | None) -> tuple[bytes, bytes]:
         end = int(ends[-1]) + 1 if len(ends) else 0
         return both[:end], both[end:]
     end = chunk.rfind(b"\n") + 1
+    if end == len(chunk) and not rest:
+        return chunk, b""
     if end == 0:
         return b"", rest + chunk
     return b"".join((rest, memoryview(chunk)[:end])), chunk[end:]
@@ -271,8 +279,10 @@ def _outside_quotes(data: NDArray[np.uint8], quote: str | None) -> NDArray[np.bo
     return True if quote is None else np.cumsum(data == ord(quote)) % 2 == 0
 
 
-def _count(data: bytes, byte: int) -> int:
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte))
+def _count(data: bytes, byte: int, step: int = 1 << 18) -> int:
+    # In pieces that stay in the cache, several times faster than bytes.count for a frequent byte.
+    array = np.frombuffer(data, np.uint8)
+    return sum(int(np.count_nonzero(array[at : at + step] == byte)) for at in range(0, len(array), step))
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -1,0 +1,76 @@
+"""A categorical column under construction, set aside group by group of rows.
+
+Of each group, the codes of its values are kept, and the words that the codes stand for, in order of first appearance
+and with a null in front. A group fits in memory however long the file is, and so do all groups' words. Once the last
+group is there, the words of all groups are numbered together, and a group's ids are its codes looked up.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from .folder import file_name
+from .ids import IdConfig, Numbered, by_appearance, count_ids, joined, number
+
+CODES = (np.uint8, np.uint16, np.uint32)
+
+
+class Column:
+    """One column.
+
+    Args:
+        name: of the column.
+        folder: for what is set aside.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.path = name, folder / file_name(name)
+        self.num_values: list[int] = []  # of each group
+        self.num_words: list[int] = []
+
+    def add(self, parts: Sequence[pl.Series]) -> None:
+        """Set a group aside, given as parts in order."""
+        codes, tokens = by_appearance(joined(parts))
+        counts = count_ids(codes, len(tokens) + 1)
+        words = pl.concat([pl.Series("word", [None], dtype=tokens.dtype), tokens.alias("word")])
+        group = len(self.num_values)
+        pl.DataFrame([words, pl.Series("count", counts)]).write_ipc(self._file(group, "words"))
+        with open(self._file(group, "codes"), "wb") as file:
+            file.write(codes.astype(self._dtype(len(words))).data)
+        self.num_values.append(len(codes))
+        self.num_words.append(len(words))
+
+    def number(self, num_train: int, config: IdConfig) -> Numbered:
+        """Give the words of all groups their ids; the first ``num_train`` values are those of the training days."""
+        groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
+        counts = [group["count"].to_numpy() for group in groups]
+        for group, start in enumerate(np.cumsum([0, *self.num_values[:-1]]).tolist()):
+            if start + self.num_values[group] > num_train:
+                codes = self.codes(group)[: max(num_train - start, 0)]
+                counts[group] = count_ids(codes, self.num_words[group])
+        word, tokens = by_appearance(joined([group["word"] for group in groups]))
+        total = np.zeros(len(tokens) + 1, np.int64)
+        np.add.at(total, word, np.concatenate(counts))
+        numbered = number(tokens, total, config)
+        with open(self.path.with_name(self.path.name + ".ids"), "wb") as file:
+            file.write(numbered.ids[word].data)
+        return numbered
+
+    def codes(self, group: int) -> NDArray[Any]:
+        """The code of each value of a group."""
+        return np.fromfile(self._file(group, "codes"), self._dtype(self.num_words[group]))
+
+    def ids_of_words(self, group: int) -> NDArray[np.int32]:
+        """The id of each code of a group, once they are numbered."""
+        path, first = self.path.with_name(self.path.name + ".ids"), sum(self.num_words[:group])
+        return np.fromfile(path, np.int32, self.num_words[group], offset=4 * first)
+
+    def _file(self, group: int, what: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{group:06}.{what}")
+
+    def _dtype(self, num_words: int) -> type[np.unsignedinteger[Any]]:
+        return next(dtype for dtype in CODES if num_words <= 1 << 8 * dtype().itemsize)
