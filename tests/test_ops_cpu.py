@@ -424,6 +424,32 @@ def test_what_is_not_supported_falls_back():
     same("sum", sum_, state[0])
 
 
+def test_arguments_that_do_not_fit_reach_no_kernel():
+    case = Case(MIX[:2])
+    ids, grad = case.ids(20), case.grad(20)
+    with pytest.raises((IndexError, RuntimeError)):  # the reference's own, for want of a column
+        torch.ops.quorem.lookup(ids[:, :1], case.weight, *case.integers, names="")
+    one = torch.ones(1, 1, 1)
+    dense = torch.ops.quorem.lookup_backward(one, ids, case.weight, *case.integers)
+    same("weight", dense, torch.ops.quorem.lookup_backward(torch.ones_like(grad), ids, case.weight, *case.integers))
+    bag_ids, offsets = case.bags(4)
+    falling = offsets.flip(0)
+    args = (bag_ids, falling, None, case.weight, *case.integers)
+    assert cpu.kernels()["bag"](*args, mean=True, names="") is NotImplemented
+    assert cpu.kernels()["bag"](bag_ids, offsets + 10**9, *args[2:], mean=True, names="") is NotImplemented
+
+
+@pytest.mark.parametrize("op", ["rows_update_", "rows_catch_up_"])
+def test_rows_out_of_range(op):
+    case = Case(MIX[:2])
+    state, hyper = rule_state("adam", case.weight, case.laid)
+    rows = torch.tensor([0, len(case.weight)])
+    more = (torch.ones(2, 16),) if op == "rows_update_" else ()
+    lr = (torch.tensor(0.1, dtype=torch.float64),) if op == "rows_update_" else ()
+    with pytest.raises(IndexError, match=rf"rows \({len(case.weight)}\) must be below the number of rows"):
+        getattr(torch.ops.quorem, op)(rows, *more, case.weight, *lr, state, rule="adam", hyper=hyper)
+
+
 @pytest.mark.parametrize("hindrance", ["missing", "disabled"])
 def test_without_numba_the_reference_runs(hindrance, monkeypatch):
     case = Case(MIX[:2])

@@ -18,12 +18,6 @@ KINDS = {
 Integers = tuple[int, ...]
 
 
-def supported(weight: Tensor, ids: Tensor, grad: Tensor | None = None) -> bool:
-    """Whether the kernels can take these; every caller returns NotImplemented if not."""
-    right_grad = grad is None or grad.dtype == weight.dtype
-    return weight.dtype in KINDS and ids.dtype in (torch.int32, torch.int64) and right_grad
-
-
 @dataclass(eq=False)
 class Batch:
     """The ids of a batch. ``kept`` holds the memory that the addresses point to."""
@@ -35,8 +29,10 @@ class Batch:
     kept: tuple[Tensor, ...]
 
 
-def lookup_batch(ids: Tensor) -> Batch:
-    """The batch of a lookup, ids ``[B, F]``."""
+def lookup_batch(ids: Tensor, weight: Tensor, integers: tuple[Tensor, ...], grad: Tensor | None = None) -> Batch | None:
+    """The batch of a lookup, ids ``[B, F]``; None if the kernels cannot take it."""
+    if ids.dim() != 2 or ids.shape[1] != len(integers[3]) or not _supported(ids, weight, integers, grad, len(ids)):
+        return None
     size, features = ids.shape
     wide = int(ids.dtype == torch.int64)
     return Batch((ids.data_ptr(), wide, *ids.stride()), (0, 0, 0, size), size * features, size, (ids,))
@@ -49,16 +45,20 @@ def bag_batch(
     weight: Tensor,
     integers: tuple[Tensor, ...],
     mean: bool,
-) -> Batch:
-    """The batch of a bag: jagged ids ``[V]``, each told its batch entry and its factor."""
+    grad: Tensor | None = None,
+) -> Batch | None:
+    """The batch of a bag, each of its jagged ids ``[V]`` told its batch entry and its factor; None as above."""
     features = len(integers[3])
-    size = (len(offsets) - 1) // features
+    size, rest = divmod(len(offsets) - 1, features)
+    right_weights = sample_weights is None or sample_weights.shape == ids.shape
+    if ids.dim() != 1 or rest or not right_weights or not _supported(ids, weight, integers, grad, size):
+        return None
     ids, offsets = ids.contiguous(), offsets.long().contiguous()
     where = torch.empty(ids.shape, dtype=torch.int32)
     scale = torch.empty(ids.shape, dtype=accumulator(weight))
     weights = None if sample_weights is None else sample_weights.to(scale.dtype).contiguous()
     source = (ids.data_ptr(), int(ids.dtype == torch.int64), 1, 0)
-    forward.spread_bags(
+    rising = forward.spread_bags(
         KINDS[weight.dtype],
         where.data_ptr(),
         scale.data_ptr(),
@@ -69,11 +69,21 @@ def bag_batch(
         integers[3].data_ptr(),
         size,
         features,
+        len(ids),
         mean,
     )
+    if not rising:
+        return None
     longest = int(offsets[::size].diff().max()) if size else 0
     bags = (offsets.data_ptr(), where.data_ptr(), scale.data_ptr(), size)
     return Batch(source, bags, len(ids), longest, (ids, offsets, where, scale))
+
+
+def _supported(ids: Tensor, weight: Tensor, integers: tuple[Tensor, ...], grad: Tensor | None, size: int) -> bool:
+    if weight.dtype not in KINDS or ids.dtype not in (torch.int32, torch.int64):
+        return False
+    shape = (size, len(integers[0]), weight.shape[1])
+    return grad is None or (grad.dtype == weight.dtype and grad.shape == shape)
 
 
 def table_of(weight: Tensor) -> Integers:

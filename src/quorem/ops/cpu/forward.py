@@ -72,10 +72,13 @@ def lookup(kind, out, streamed, table, source, layout, first, last):
 
 
 @kernel
-def spread_bags(kind, where, scale, weights, offsets, source, layout, spans, B, F, mean):
+def spread_bags(kind, where, scale, weights, offsets, source, layout, spans, B, F, V, mean):
     """Tell every jagged id its batch entry (``where``, int32 ``[V]``) and its factor (``scale``, ``[V]``).
 
     The factor is the sample weight (1 where ``weights`` is 0), divided by the bag's valid ids for a mean.
+
+    Returns:
+        Whether the offsets rise within the ids; if not, nothing else may be done with them.
     """
     ids, wide, _, _ = source
     numbers = number(kind)
@@ -84,6 +87,8 @@ def spread_bags(kind, where, scale, weights, offsets, source, layout, spans, B, 
         limit, padding = slot_item(layout, s, LIMIT), slot_item(layout, s, PADDING)
         for b in range(B):
             begin, end = item(INT64, offsets, f * B + b), item(INT64, offsets, f * B + b + 1)
+            if begin < 0 or end < begin or end > V:
+                return False
             valid = 0
             if mean:
                 for p in range(begin, end):
@@ -93,6 +98,7 @@ def spread_bags(kind, where, scale, weights, offsets, source, layout, spans, B, 
                 factor = item(numbers, weights, p) if weights else numbers + 1
                 put(INT32, where, p, b)
                 put(numbers, scale, p, factor / max(valid, 1))
+    return True
 
 
 @over_columns

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..lookup import raise_out_of_range
 from ..reference import accumulator
 from . import backward, forward
-from .arguments import KINDS, Batch, Integers, bag_batch, layout_of, lookup_batch, supported, table_of
+from .arguments import KINDS, Batch, Integers, bag_batch, layout_of, lookup_batch, table_of
 from .rows import BLOCK
 from .threads import spread, threads_for
 
@@ -22,12 +22,12 @@ CACHED = 1 << 20  # bytes of summed gradients at a time, so that they are still 
 
 def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor:
     """``reference.lookup``, or IndexError for an id out of range."""
-    if not supported(weight, ids):
+    batch = lookup_batch(ids, weight, integers)
+    if batch is None:
         return NotImplemented
     slots, parts, _, spans = integers
     out = weight.new_empty(ids.shape[0], slots.shape[0], weight.shape[1])
     weight = weight.contiguous()
-    batch = lookup_batch(ids)
     aligned = (out.data_ptr() | weight.shape[1] * weight.itemsize) % 64 == 0
     streamed = aligned and out.nbytes >= STREAMED
     fixed = (KINDS[weight.dtype], out.data_ptr(), streamed, table_of(weight), batch.source, layout_of(integers))
@@ -43,16 +43,12 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor
 
 def lookup_backward(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> Tensor:
     """The gradient ``[R, W]`` of ``lookup``."""
-    if not supported(weight, ids, grad):
-        return NotImplemented
-    return _dense(grad, weight, integers, lookup_batch(ids))
+    return _dense(grad, weight, integers, lookup_batch(ids, weight, integers, grad))
 
 
 def lookup_row_grads(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> tuple[Tensor, Tensor]:
     """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    if not supported(weight, ids, grad):
-        return NotImplemented
-    return _rows(grad, weight, integers, lookup_batch(ids))
+    return _rows(grad, weight, integers, lookup_batch(ids, weight, integers, grad))
 
 
 def bag(
@@ -65,11 +61,11 @@ def bag(
     names: str,
 ) -> Tensor:
     """``reference.bag``, or IndexError for an id out of range."""
-    if not supported(weight, ids):
+    batch = bag_batch(ids, offsets, sample_weights, weight, integers, mean)
+    if batch is None:
         return NotImplemented
     slots, parts, _, spans = integers
     weight = weight.contiguous()
-    batch = bag_batch(ids, offsets, sample_weights, weight, integers, mean)
     starts, _, scale, size = batch.bags
     out = weight.new_empty(size, len(slots), weight.shape[1])
     fixed = (KINDS[weight.dtype], out.data_ptr(), table_of(weight), batch.source, layout_of(integers), starts, scale)
@@ -94,9 +90,7 @@ def bag_backward(
     mean: bool,
 ) -> Tensor:
     """The gradient ``[R, W]`` of ``bag``."""
-    if not supported(weight, ids, grad):
-        return NotImplemented
-    return _dense(grad, weight, integers, bag_batch(ids, offsets, sample_weights, weight, integers, mean))
+    return _dense(grad, weight, integers, bag_batch(ids, offsets, sample_weights, weight, integers, mean, grad))
 
 
 def bag_row_grads(
@@ -109,20 +103,18 @@ def bag_row_grads(
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
     """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    if not supported(weight, ids, grad):
-        return NotImplemented
-    return _rows(grad, weight, integers, bag_batch(ids, offsets, sample_weights, weight, integers, mean))
+    return _rows(grad, weight, integers, bag_batch(ids, offsets, sample_weights, weight, integers, mean, grad))
 
 
 def bag_sample_weights_backward(
     grad: Tensor, ids: Tensor, offsets: Tensor, weight: Tensor, *integers: Tensor, mean: bool
 ) -> Tensor:
     """The gradient ``[V]`` of the sample weights of ``bag``."""
-    if not supported(weight, ids, grad):
+    batch = bag_batch(ids, offsets, None, weight, integers, mean, grad)
+    if batch is None:
         return NotImplemented
     slots, _, _, spans = integers
     grad, weight = grad.contiguous(), weight.contiguous()
-    batch = bag_batch(ids, offsets, None, weight, integers, mean)
     _, where, scale, size = batch.bags
     out = torch.zeros(ids.shape, dtype=accumulator(weight))
     fixed = (out.data_ptr(), grad.data_ptr(), table_of(weight), batch.source, layout_of(integers), spans.data_ptr())
@@ -192,7 +184,9 @@ def sum_by_row(
     spread(worker, [(first,) for first in range(0, slots, count)], threads)
 
 
-def _dense(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Batch) -> Tensor:
+def _dense(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Batch | None) -> Tensor:
+    if batch is None:
+        return NotImplemented
     weight = weight.contiguous()
     out = torch.zeros_like(weight)
     run = partial(backward.scatter, KINDS[weight.dtype], out.data_ptr())
@@ -200,7 +194,9 @@ def _dense(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Ba
     return out
 
 
-def _rows(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, Tensor]:
+def _rows(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Batch | None) -> tuple[Tensor, Tensor]:
+    if batch is None:
+        return NotImplemented
     weight = weight.contiguous()
     kind, width = KINDS[weight.dtype], weight.shape[1]
     found: list[tuple[tuple[int, int], Tensor, Tensor]] = []

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..reference import accumulator
 from . import backward, catch_up, update
-from .arguments import KINDS, Batch, Integers, bag_batch, layout_of, lookup_batch, supported, table_of
+from .arguments import KINDS, Batch, Integers, bag_batch, layout_of, lookup_batch, table_of
 from .launch import sum_by_row
 from .threads import spread, threads_for
 
@@ -22,9 +22,7 @@ def lookup_update_(
     grad: Tensor, ids: Tensor, weight: Tensor, lr: Tensor, state: list[Tensor], *integers: Tensor, **rule: Any
 ) -> Any:
     """``ops.update``'s op of this name."""
-    if not (supported(weight, ids, grad) and _in_place(weight, state, rule["rule"])):
-        return NotImplemented
-    _update(grad, lookup_batch(ids), weight, lr, state, integers, **rule)
+    return _update(grad, lookup_batch(ids, weight, integers, grad), weight, lr, state, integers, **rule)
 
 
 def bag_update_(
@@ -40,10 +38,8 @@ def bag_update_(
     **rule: Any,
 ) -> Any:
     """``ops.update``'s op of this name."""
-    if not (supported(weight, ids, grad) and _in_place(weight, state, rule["rule"])):
-        return NotImplemented
-    batch = bag_batch(ids, offsets, sample_weights, weight, integers, mean)
-    _update(grad, batch, weight, lr, state, integers, **rule)
+    batch = bag_batch(ids, offsets, sample_weights, weight, integers, mean, grad)
+    return _update(grad, batch, weight, lr, state, integers, **rule)
 
 
 def rows_update_(
@@ -60,9 +56,9 @@ def rows_update_(
 ) -> Any:
     """``ops.update``'s op of this name."""
     wide = rule == "rowwise_adagrad" and _widest(state) > 1  # rows of one table's row need not come together
-    if wide or not (supported(weight, rows) and _in_place(weight, state, rule)):
+    if wide or weight.dtype not in KINDS or not _in_place(weight, state, rule):
         return NotImplemented
-    rows = rows.flatten().long().contiguous()
+    rows = _checked(rows, weight)
     values = values.reshape(-1, weight.shape[1]).to(accumulator(weight)).contiguous()
     apply, finish = _rule(weight, lr, state, rule, hyper, _clean(clip_value, loss_scale), NO_LAYOUT)
     n, (number_rows, width) = len(rows), weight.shape
@@ -79,24 +75,22 @@ def rows_update_(
 
     spread(lambda: share, [(residue,) for residue in range(threads)], threads)
     finish()
+    return None
 
 
 def lookup_catch_up_(
     ids: Tensor, weight: Tensor, state: list[Tensor], *integers: Tensor, rule: str, hyper: list[float]
 ) -> Any:
     """``ops.update``'s op of this name."""
-    if not (supported(weight, ids) and _in_place(weight, state, rule)):
-        return NotImplemented
-    _catch_up_slots(lookup_batch(ids), weight, state, integers, hyper)
+    return _catch_up_slots(lookup_batch(ids, weight, integers), weight, state, integers, rule, hyper)
 
 
 def bag_catch_up_(
     ids: Tensor, offsets: Tensor, weight: Tensor, state: list[Tensor], *integers: Tensor, rule: str, hyper: list[float]
 ) -> Any:
     """``ops.update``'s op of this name."""
-    if not (supported(weight, ids) and _in_place(weight, state, rule)):
-        return NotImplemented
-    _catch_up_slots(bag_batch(ids, offsets, None, weight, integers, False), weight, state, integers, hyper)
+    batch = bag_batch(ids, offsets, None, weight, integers, False)
+    return _catch_up_slots(batch, weight, state, integers, rule, hyper)
 
 
 def rows_catch_up_(rows: Tensor | None, weight: Tensor, state: list[Tensor], *, rule: str, hyper: list[float]) -> Any:
@@ -111,17 +105,25 @@ def rows_catch_up_(rows: Tensor | None, weight: Tensor, state: list[Tensor], *, 
         step = -(-number_rows // (4 * threads))
         tasks = [(at, min(at + step, number_rows), number_rows, 0, 1) for at in range(0, number_rows, step)]
     else:
-        rows = rows.flatten().long().contiguous()
+        rows = _checked(rows, weight)
         threads = threads_for(len(rows) * width)
         tasks = [(0, len(rows), number_rows, residue, threads) for residue in range(threads)]
     address = 0 if rows is None else rows.data_ptr()
     run = partial(catch_up.plain, KINDS[weight.dtype], table_of(weight), address, *fixed)
     spread(lambda: run, tasks, threads)
+    return None
 
 
 def _catch_up_slots(
-    batch: Batch, weight: Tensor, state: list[Tensor], integers: tuple[Tensor, ...], hyper: list[float]
-) -> None:
+    batch: Batch | None,
+    weight: Tensor,
+    state: list[Tensor],
+    integers: tuple[Tensor, ...],
+    rule: str,
+    hyper: list[float],
+) -> Any:
+    if batch is None or not _in_place(weight, state, rule):
+        return NotImplemented
     averages, times = _adam_state(state)
     slots, k, _ = integers[1].shape
     starts, _, _, size = batch.bags
@@ -135,11 +137,12 @@ def _catch_up_slots(
         for residue in range(shares)
     ]
     spread(lambda: partial(catch_up.slots, KINDS[weight.dtype], *fixed), tasks, threads)
+    return None
 
 
 def _update(
     grad: Tensor,
-    batch: Batch,
+    batch: Batch | None,
     weight: Tensor,
     lr: Tensor,
     state: list[Tensor],
@@ -149,12 +152,15 @@ def _update(
     hyper: list[float],
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
-) -> None:
+) -> Any:
+    if batch is None or not _in_place(weight, state, rule):
+        return NotImplemented
     apply, finish = _rule(weight, lr, state, rule, hyper, _clean(clip_value, loss_scale), layout_of(integers))
     # A table's row that is several rows of the weight has one accumulator, so its slots are needed at once.
     together = rule == "rowwise_adagrad" and _widest(state) > 1
     sum_by_row(grad, weight, integers, batch, apply, together)
     finish()
+    return None
 
 
 def _rule(
@@ -211,8 +217,17 @@ def _adam(
 def _in_place(weight: Tensor, state: list[Tensor], rule: str) -> bool:
     """Whether weight and state can be updated where they lie."""
     averages = state[: {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": -4, "amsgrad": -4}.get(rule, -1)]
-    right_dtype = all(average.dtype == accumulator(weight) for average in averages)
-    return right_dtype and weight.is_contiguous() and all(t.is_contiguous() for t in state)
+    shape = weight.shape[:1] if rule == "rowwise_adagrad" else weight.shape
+    right = all(average.dtype == accumulator(weight) and average.shape == shape for average in averages)
+    return right and weight.is_contiguous() and all(t.is_contiguous() for t in state)
+
+
+def _checked(rows: Tensor, weight: Tensor) -> Tensor:
+    """``rows`` ``[N]`` as the kernels take them, or IndexError."""
+    rows = rows.flatten().long().contiguous()
+    if len(rows) and int(rows.max()) >= len(weight):
+        raise IndexError(f"rows ({int(rows.max())}) must be below the number of rows ({len(weight)})")
+    return rows
 
 
 def _widest(state: list[Tensor]) -> int:
