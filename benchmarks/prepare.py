@@ -220,12 +220,12 @@ def run(work: Path, rows: list[int], rounds: int, out: Path) -> None:
         out.write_text(json.dumps({**environment(), "results": results}, indent=1) + "\n")
 
 
-def table(path: Path) -> None:
+def table(path: Path) -> str:
     """Markdown of the medians, and of the job's time over that of the engine's faster parse, round by round."""
     data = json.loads(path.read_text())
     heads = "rows", "work", "wall, s", "CPU, s", "peak memory, GB", "wall over parse", "CPU over parse"
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    found = {(r["rows"], r["work"]): r for r in data["results"]}
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    found = {(r["rows"], r["work"]): r for r in sorted(data["results"], key=lambda r: r["rows"])}
     for (rows, work), result in found.items():
         ratios = ["", ""]
         if "job" in work:
@@ -236,7 +236,8 @@ def table(path: Path) -> None:
                 ]
                 ratios[j] = f"{statistics.median(each):.2f}"
         values = (f"{result[key]:.1f}" for key in ("wall_s", "cpu_s"))
-        print(f"| {rows:,} | {work} | {' | '.join(values)} | {result['peak_gb']:.2f} | {' | '.join(ratios)} |")
+        lines.append(f"| {rows:,} | {work} | {' | '.join(values)} | {result['peak_gb']:.2f} | {' | '.join(ratios)} |")
+    return "\n".join(lines)
 
 
 def synthetic(device: str, rows: int, work: Path, out: Path) -> None:
@@ -276,7 +277,7 @@ def main() -> None:
     if options.child:
         child(*options.child)
     elif options.table:
-        table(options.out)
+        print(table(options.out))
     elif options.synthetic:
         synthetic(options.synthetic, options.rows[0], options.work, options.out)
     else:
