@@ -89,7 +89,7 @@ def _row(call: measure.Call, moved: int | None, speed: float) -> Callable[..., R
         "samples": len(call.seconds),
         "bytes": "" if moved is None else moved,
         "gbps": "" if moved is None else round(moved / median / 1e3, 3),
-        "floor_us": "" if floor is None else round(floor, 3),
+        "floor_us": "" if floor is None else round(floor, 6),
         "ratio_to_floor": "" if floor is None else round(median / floor, 3),
     }
     return lambda **more: Row(**numbers, **more)
