@@ -1,0 +1,165 @@
+"""What a figure is: how its axes read, the points it asks for, and, once trained, the numbers of each point.
+
+A point is one setting of one network, trained several times with each optimizer. ``Plan`` says what to train,
+``Figure`` what came out; both are files of a sweep's folder, so that anything that draws needs no training code.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..training.checkpoint import write
+from ..training.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """How to draw a figure; one panel a network, one line a series.
+
+    Args:
+        name: such as ``"figure5"``; also the name of its files.
+        title: one line.
+        x: what is to the right: ``"x"`` (of the point), ``"parameters"``, ``"embedding_bytes"`` or ``"step"``, which
+            draws the curves of validation loss over training.
+        x_label: in words.
+        y: what is above: ``"test"`` or ``"validation"`` (log loss, with its deviation), or ``"parameters"``.
+        y_label: in words.
+        x_log: logarithmic to the right.
+        y_log: logarithmic above.
+        paper: what the paper says of this figure, in our words.
+        baseline: a series drawn as a horizontal line where x does not apply to it.
+    """
+
+    name: str
+    title: str
+    x: str = "x"
+    x_label: str
+    y: str = "test"
+    y_label: str = "test log loss"
+    x_log: bool = False
+    y_log: bool = False
+    paper: str = ""
+    baseline: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One setting: ``options`` of ``RunConfig`` without data, optimizer and seed.
+
+    Args:
+        series: name of its line.
+        x: where on the line; None for a baseline.
+        options: such as ``{"network": "dcn", "scheme": QR(4)}``.
+        data: folder of prepared data, where not that of the sweep.
+    """
+
+    series: str
+    x: float | None
+    options: Mapping[str, Any]
+    data: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A point once trained: means and standard deviations (n - 1) over its trials with the chosen optimizer.
+
+    Args:
+        optimizer: the one with the lower mean validation loss.
+        others: mean validation and test loss with each optimizer, the chosen one among them.
+        curve: ``[step, mean, deviation]`` of the validation loss during training; empty if it was not followed.
+        trials: how many were finished; ``missing`` are not, ``failed`` among them.
+        config: of the runs, without seed.
+        runs: their keys, which name their folders.
+        command: trains the first trial by itself.
+    """
+
+    network: str
+    series: str
+    x: float | None
+    optimizer: str
+    trials: int
+    test_mean: float
+    test_sd: float
+    validation_mean: float
+    validation_sd: float
+    auc_mean: float
+    auc_sd: float
+    parameters: int
+    bytes: int
+    embedding_parameters: int
+    embedding_bytes: int
+    rows_per_second: float
+    others: dict[str, dict[str, float]]
+    config: dict[str, Any]
+    runs: list[str]
+    command: str
+    curve: list[list[float]] = field(default_factory=list)
+    missing: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure with its numbers; ``made`` says by what: command, data, device, versions, commit and trials."""
+
+    axes: Axes
+    made: dict[str, Any]
+    points: list[Result]
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        write(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Figure":
+        """The figure that ``write`` wrote.
+
+        Raises:
+            ValueError: if the file holds no figure.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            points = [Result(**point) for point in found["points"]]
+            return cls(axes=Axes(**found["axes"]), made=found["made"], points=points)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not hold a figure: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A figure and the runs behind each of its points; ``made`` as in ``Figure``.
+
+    ``runs[i]`` are the configurations of ``points[i]``, every optimizer and seed.
+    """
+
+    axes: Axes
+    made: dict[str, Any]
+    points: Sequence[Point]
+    runs: Sequence[Sequence[RunConfig]]
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        points = [
+            {"series": p.series, "x": p.x, "runs": [json.loads(config.to_json()) for config in runs]}
+            for p, runs in zip(self.points, self.runs, strict=True)
+        ]
+        whole = {"axes": dataclasses.asdict(self.axes), "made": self.made, "points": points}
+        write(path, json.dumps(whole, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        """The plan that ``write`` wrote.
+
+        Raises:
+            ValueError: if the file holds no plan.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            points = [Point(series=p["series"], x=p["x"], options={}) for p in found["points"]]
+            runs = [[RunConfig.from_json(json.dumps(run)) for run in p["runs"]] for p in found["points"]]
+            return cls(axes=Axes(**found["axes"]), made=found["made"], points=points, runs=runs)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not hold a plan: {error}") from None
