@@ -5,13 +5,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 try:
     import typer
     from rich.console import Console
 except ModuleNotFoundError:
     sys.exit("quorem: the command needs typer and rich: pip install typer rich")
+
+if TYPE_CHECKING:
+    from .experiments.figures import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -174,18 +177,106 @@ def synthesize(
         preparing.synthetic(log, rows, out, days=days, raw=raw, overwrite=overwrite, console=Console())
 
 
+Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; what is finished there is not trained again.")]
+Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
+Optimizers = Annotated[str, typer.Option(help="Tried for each setting; the better by validation loss is shown.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core, or one for a GPU.")]
+
+
 @app.command()
 def reproduce(
-    what: Annotated[Literal["table1"], typer.Argument(help="Figure or table of the paper.")],
-    params_only: Annotated[bool, typer.Option("--params-only", help="Count parameters; train nothing.")] = False,
+    what: Annotated[
+        Literal["figure4", "figure5", "figure6", "figure7", "table1", "all", "budgets"],
+        typer.Argument(help="Figure or table of the paper; budgets goes beyond it."),
+    ],
+    data: Annotated[Path | None, typer.Option(help="Prepared data.")] = None,
+    out: Runs = Path("runs/reproduce"),
+    trials: Trials = 5,
+    networks: Annotated[str, typer.Option(help="Networks, with commas.")] = "dcn,dlrm",
+    optimizers: Optimizers = "adagrad,amsgrad",
+    rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
+    device: Device = None,
+    workers: Workers = None,
+    params_only: Annotated[
+        bool, typer.Option("--params-only", help="Count table 1's parameters; train nothing.")
+    ] = False,
 ) -> None:
-    """Reproduce a figure or table of the paper."""
-    if not params_only:
-        raise typer.BadParameter(f"{what} has no trained part yet: --params-only must be given")
-    from .experiments import table1
+    """Train what a figure of the paper needs; write its numbers, its picture and the page. Goes on if interrupted."""
+    with _plain_errors():
+        from .experiments import reproduce, table1
 
-    for (network, hidden), count in table1.parameter_counts().items():
-        typer.echo(f"{network},{hidden},{count}")
+        if params_only:
+            if what != "table1":
+                raise typer.BadParameter(f"--params-only is for table1 (figure7 counts parameters), not {what}")
+            for (network, hidden), count in table1.parameter_counts().items():
+                typer.echo(f"{network},{hidden},{count}")
+            return
+        if data is None:
+            raise typer.BadParameter("--data must name prepared data (quorem prepare)")
+        how: dict[str, Any] = {"trials": trials, "optimizers": optimizers.split(","), "command": _command()}
+        names = list(reproduce.PAPER) if what == "all" else [what]
+        plans = reproduce.plans_of(names, data, {"networks": networks.split(","), "max_rows": rows}, how)
+        _train_and_report(plans, out, device, workers)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="Python file that defines POINTS, and AXES if wanted.", exists=True)],
+    data: Annotated[Path | None, typer.Option(help="Prepared data, for points that name none.")] = None,
+    out: Runs = Path("runs/sweep"),
+    trials: Trials = 5,
+    optimizers: Optimizers = "adagrad,amsgrad",
+    device: Device = None,
+    workers: Workers = None,
+) -> None:
+    """Train a grid of your own, as reproduce does with the paper's. The file is run as Python."""
+    with _plain_errors():
+        from .experiments import reproduce
+
+        how: dict[str, Any] = {"trials": trials, "optimizers": optimizers.split(","), "command": _command()}
+        _train_and_report([reproduce.from_file(file, data, **how)], out, device, workers)
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help="Folder of reproduce or sweep, or of figures as JSON.", exists=True)],
+    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
+) -> None:
+    """Write one page about the runs that are finished: figures, trade-offs, and every point with its command."""
+    with _plain_errors():
+        from .experiments import reproduce
+        from .experiments.report import page
+
+        out = out or runs / "report.html"
+        page(reproduce.figures_in(runs), out)
+        typer.echo(out)
+
+
+def _train_and_report(plans: "list[Plan]", out: Path, device: str | None, workers: int | None) -> None:
+    import os
+
+    import torch
+
+    from .experiments import reproduce
+    from .experiments.report import page
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
+    console = Console()
+    try:
+        reproduce.train(plans, out, device=device, workers=workers, console=console)
+    except KeyboardInterrupt:
+        console.print(f"Interrupted; the same command goes on, and quorem report {out} shows what is finished")
+        raise
+    figures = reproduce.figures_in(out)
+    reproduce.publish(figures, out / "results")
+    page(figures, out / "report.html")
+    console.print(f"Numbers and pictures: {out / 'results'}; page: {out / 'report.html'}", highlight=False)
+
+
+def _command() -> str:
+    return shlex.join(["quorem", *sys.argv[1:]])
 
 
 @app.command()

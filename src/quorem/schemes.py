@@ -213,14 +213,17 @@ class GeneralizedQR(Composed):
     Args:
         num_partitions: number of digits, hence of tables.
         num_rows: rows to spend over all tables, split evenly; the fewest that cover the ids where absent.
+        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions,
+            ``ceil(n / num_collisions)``, or the fewest that cover the ids where those are more.
     """
 
     num_partitions: int = 3
     _: KW_ONLY
     num_rows: int | None = None
+    num_collisions: int | None = None
 
     def __post_init__(self) -> None:
-        """Check ``num_partitions`` and ``num_rows``."""
+        """Check ``num_partitions``, ``num_rows`` and ``num_collisions``."""
         super().__post_init__()
         _set_rows(self)
 
@@ -228,13 +231,10 @@ class GeneralizedQR(Composed):
         """Digits of balanced sizes; with ``num_rows``, digits that overlap so that every row is used."""
         k = self.num_partitions
         fewest = P.balanced_sizes(n, k)
-        if self.num_rows is None:
+        rows = _rows_to_spend(self, n, sum(fewest))
+        if rows is None:
             return P.generalized_quotient_remainder(n, fewest)
-        if self.num_rows < sum(fewest):
-            raise ValueError(
-                f"num_rows ({self.num_rows}) must be at least {sum(fewest)} for {k} tables to cover {n} ids"
-            )
-        even, extra = divmod(self.num_rows, k)
+        even, extra = divmod(rows, k)
         return P.overlapping_quotient_remainder(n, [min(n, even + (j < extra)) for j in range(k)])
 
 
@@ -246,14 +246,16 @@ class ChineseRemainder(Composed):
         num_partitions: number of remainders, hence of tables.
         num_rows: rows to spend over all tables, split as evenly as coprime sizes allow; the fewest
             that cover the ids where absent.
+        num_collisions: as in ``GeneralizedQR``.
     """
 
     num_partitions: int = 3
     _: KW_ONLY
     num_rows: int | None = None
+    num_collisions: int | None = None
 
     def __post_init__(self) -> None:
-        """Check ``num_partitions`` and ``num_rows``."""
+        """Check ``num_partitions``, ``num_rows`` and ``num_collisions``."""
         super().__post_init__()
         _set_rows(self)
 
@@ -261,13 +263,8 @@ class ChineseRemainder(Composed):
         """Remainders by the smallest coprime sizes, or by the largest that ``num_rows`` pays for."""
         k = self.num_partitions
         fewest = P.coprime_sizes(n, k)
-        if self.num_rows is None:
-            return P.chinese_remainder(n, fewest)
-        if self.num_rows < sum(fewest):
-            raise ValueError(
-                f"num_rows ({self.num_rows}) must be at least {sum(fewest)} for {k} coprime tables to cover {n} ids"
-            )
-        return P.chinese_remainder(n, P.coprime_sizes_for_rows(self.num_rows, k))
+        rows = _rows_to_spend(self, n, sum(fewest))
+        return P.chinese_remainder(n, fewest if rows is None else P.coprime_sizes_for_rows(rows, k))
 
 
 @dataclass(frozen=True, repr=False)
@@ -401,6 +398,21 @@ def _set_rows(scheme: GeneralizedQR | ChineseRemainder) -> None:
     _set_int(scheme, "num_partitions", 1)
     if scheme.num_rows is not None:
         _set_int(scheme, "num_rows", scheme.num_partitions)
+    if scheme.num_collisions is not None:
+        _set_int(scheme, "num_collisions", 1)
+        if scheme.num_rows is not None:
+            raise ValueError(f"num_collisions ({scheme.num_collisions}) must be None where num_rows is given")
+
+
+def _rows_to_spend(scheme: GeneralizedQR | ChineseRemainder, n: int, fewest: int) -> int | None:
+    """Rows over all tables, or None for the fewest."""
+    if scheme.num_collisions is not None:
+        rows = ceil_div(n, scheme.num_collisions)
+        return rows if rows > fewest else None
+    if scheme.num_rows is not None and scheme.num_rows < fewest:
+        tables = f"{scheme.num_partitions} {'coprime ' * isinstance(scheme, ChineseRemainder)}tables"
+        raise ValueError(f"num_rows ({scheme.num_rows}) must be at least {fewest} for {tables} to cover {n} ids")
+    return scheme.num_rows
 
 
 def _int(name: str, value: Any, least: int) -> int:

@@ -70,7 +70,8 @@ class Result:
         optimizer: the one with the lower mean validation loss.
         others: mean validation and test loss with each optimizer, the chosen one among them.
         curve: ``[step, mean, deviation]`` of the validation loss during training; empty if it was not followed.
-        trials: how many were finished; ``missing`` are not, ``failed`` among them.
+        trials: how many were finished; ``missing`` (of any optimizer) are not, ``failed`` among them. With none, as
+            where a figure only counts parameters, means and deviations are None.
         config: of the runs, without seed.
         runs: their keys, which name their folders.
         command: trains the first trial by itself.
@@ -81,12 +82,12 @@ class Result:
     x: float | None
     optimizer: str
     trials: int
-    test_mean: float
-    test_sd: float
-    validation_mean: float
-    validation_sd: float
-    auc_mean: float
-    auc_sd: float
+    test_mean: float | None
+    test_sd: float | None
+    validation_mean: float | None
+    validation_sd: float | None
+    auc_mean: float | None
+    auc_sd: float | None
     parameters: int
     bytes: int
     embedding_parameters: int

@@ -5,10 +5,31 @@ import torch
 from .. import models
 from ..collection import EmbeddingCollection
 from ..data.shape import CARDINALITIES
-from ..training.tables import paper_tables
+from ..training.tables import paper_tables, scheme_of
+from .figures import Axes, Point
+from .settings import Study
 
 HIDDEN = (16, 32, 64, 128)
 NUM_COLLISIONS = 4
+AXES = Axes(
+    name="table1",
+    title="Table 1: path-based embeddings, 4 collisions",
+    x_label="hidden layer",
+    x_log=True,
+    paper="Test loss with hidden layers of 16 / 32 / 64 / 128: DCN 0.45263 / 0.45254 / 0.45252 / 0.4534, DLRM"
+    " 0.45349 / 0.45312 / 0.45306 / 0.45651: best at 64.",
+)
+
+
+def points(study: Study) -> list[Point]:
+    """Every hidden width, in the architecture behind the printed parameter counts."""
+    return [
+        point
+        for hidden in HIDDEN
+        for point in study.points(
+            "path", x=hidden, scheme=scheme_of("path", NUM_COLLISIONS, hidden=hidden), preset="table1"
+        )
+    ]
 
 
 def parameter_counts() -> dict[tuple[str, int], int]:

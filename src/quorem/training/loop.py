@@ -47,12 +47,14 @@ class Options:
         keep: checkpoints kept.
         report: called a few times a second with the status of the run.
         tensorboard: also write the metrics for TensorBoard, which must be installed.
+        keep_model: write the trained model at the end.
     """
 
     checkpoint_seconds: float = 60.0
     keep: int = 2
     report: Callable[[Status], None] | None = None
     tensorboard: bool = False
+    keep_model: bool = True
 
 
 def train(
@@ -153,13 +155,13 @@ def _train(
         "seed": config.seed,
     }
     if folder is not None:
-        folder.finish(trial.model, result)
+        folder.finish(trial.model if options.keep_model else None, result)
     return result
 
 
 def train_many(
     configs: Sequence[RunConfig],
-    data: Prepared,
+    data: Prepared | Feed,
     outs: Sequence[str | os.PathLike[str] | None] | None = None,
     *,
     device: torch.device | str = "cpu",
@@ -171,7 +173,7 @@ def train_many(
 
     Args:
         configs: of the runs.
-        data: prepared data.
+        data: prepared data, or a ``Feed`` of it.
         outs: the runs' folders.
         device: where to train.
         options: of every run.
@@ -196,7 +198,8 @@ def train_many(
         raise ValueError(
             f"workers ({workers}) must be 1 where only some runs are in tf32: torch has one setting for all"
         )
-    feed, stop = Feed(data, device), stop or threading.Event()
+    feed = data if isinstance(data, Feed) else Feed(data, device)
+    stop = stop or threading.Event()
 
     def one(config: RunConfig, out: str | os.PathLike[str] | None) -> dict[str, Any]:
         try:

@@ -135,16 +135,17 @@ class RunFolder:
         self.metrics.write(json.dumps({"step": step, **values}) + "\n")
         self.metrics.flush()
 
-    def finish(self, model: nn.Module, result: dict[str, Any]) -> None:
-        """Write the trained model and the result, and drop the checkpoints.
+    def finish(self, model: nn.Module | None, result: dict[str, Any]) -> None:
+        """Write the trained model, if one is given, and the result, and drop the checkpoints.
 
         Raises:
             OSError: if the disk is full.
         """
         os.fsync(self.metrics.fileno())
-        state = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-        header = {"config": self.config.to_json()}
-        checkpoint.write_tensors(self.path / "model.safetensors", state, header)
+        if model is not None:
+            state = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
+            header = {"config": self.config.to_json()}
+            checkpoint.write_tensors(self.path / "model.safetensors", state, header)
         checkpoint.write(self.path / "result.json", json.dumps(result, indent=1) + "\n")
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()

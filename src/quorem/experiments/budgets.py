@@ -1,0 +1,54 @@
+"""Beyond the paper: more than two tables, at equal budgets down to a thousandth of the parameters.
+
+Two tables cannot have fewer than 2 sqrt(n) rows; three or four can. At one budget there are hashing, the
+quotient-remainder trick (one large table and one small), and generalized quotient-remainder and Chinese remainder
+with 2, 3 or 4 tables of equal size.
+"""
+
+from collections.abc import Sequence
+
+from ..schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
+from .figures import Axes, Point
+from .settings import Study
+
+SHARES = (4, 16, 60, 250, 1000)  # full rows for each row that is stored
+AXES = Axes(
+    name="budgets",
+    title="Beyond the paper: 2, 3 and 4 tables at equal budgets",
+    x="embedding_bytes",
+    x_label="bytes of the embedding tables",
+    x_log=True,
+    paper="Not in the paper, whose experiments have two tables, one of them large.",
+    baseline="full",
+)
+
+
+def schemes(share: int) -> dict[str, Scheme]:
+    """Ways to spend ``1 / share`` of the rows; where that does not cover the ids, the fewest that do."""
+    found: dict[str, Scheme] = {"hash": Hash(share), "mult": QR(share)}
+    for k in (2, 3, 4):
+        found[f"generalized, k={k}"] = GeneralizedQR(k, num_collisions=share)
+        found[f"chinese, k={k}"] = ChineseRemainder(k, num_collisions=share)
+    return found
+
+
+def points(study: Study) -> list[Point]:
+    """Every scheme at every share; one that already was as small as it can be is not repeated."""
+    found, seen = study.points("full"), set()
+    for share in SHARES:
+        for series, scheme in schemes(share).items():
+            if (layout := (series, rows_of(scheme, study.cardinalities))) in seen:
+                continue
+            seen.add(layout)
+            options = {"scheme": scheme, "max_rows": study.max_rows}
+            found += [Point(series=series, x=share, options={"network": name, **options}) for name in study.networks]
+    return found
+
+
+def rows_of(scheme: Scheme, cardinalities: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Rows of each table of each feature.
+
+    >>> rows_of(GeneralizedQR(3, num_collisions=60), [10**6, 1000])
+    ((5556, 5556, 5555), (10, 10, 10))
+    """
+    return tuple(tuple(rows for rows, _ in scheme.spec(n, 16).shapes) for n in cardinalities)

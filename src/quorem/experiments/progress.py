@@ -1,0 +1,94 @@
+"""A sweep on the terminal: what is done, running and left, and the time left."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..training.config import RunConfig
+from .sweep import Sweep
+
+SURVEY_SECONDS = 2.0
+
+
+@contextmanager
+def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any], None]]:
+    """Show a sweep until the block ends; what is yielded takes the reports of ``sweep.run``."""
+    view = View(sweep)
+    with Live(view.table(), console=console, refresh_per_second=4, transient=False) as live:
+
+        def report(kind: str, worker: int, value: Any) -> None:
+            view.take(kind, worker, value)
+            live.update(view.table())
+
+        yield report
+        view.survey()
+        live.update(view.table())
+
+
+class View:
+    """What is known of a sweep: counts from its folder, other processes' runs among them, and own runs by report."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.open = [config for group in sweep.runs for config in group]
+        self.total = len(self.open)
+        self.running: dict[int, dict[RunConfig, Any]] = {}
+        self.failed: list[RunConfig] = []
+        self.began, self.surveyed = time.monotonic(), float("-inf")
+        self.survey()
+        self.before = self.done
+
+    def take(self, kind: str, worker: int, value: Any) -> None:
+        """One report of a worker."""
+        own = self.running.setdefault(worker, {})
+        if kind == "status":
+            own[value.config] = value
+        elif kind == "settled":
+            own.pop(value, None)
+        if time.monotonic() - self.surveyed > SURVEY_SECONDS:
+            self.survey()
+
+    def survey(self) -> None:
+        """Look into the folder."""
+        self.open = [config for config in self.open if not self.sweep.is_done(config)]
+        self.failed = [config for config in self.open if self.sweep.has_failed(config)]
+        self.done = self.total - len(self.open)
+        self.surveyed = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate so far; None before the first run is done."""
+        own = self.done - self.before
+        left = len(self.open) - len(self.failed)
+        return (time.monotonic() - self.began) / own * left if own else None
+
+    def table(self) -> Group:
+        """What is shown."""
+        running = {config: status for own in self.running.values() for config, status in own.items()}
+        left = max(0, len(self.open) - len(self.failed) - len(running))
+        seconds = self.seconds_left
+        ahead = "" if seconds is None else f", {int(seconds) // 60}:{int(seconds) % 60:02} left"
+        head = f"{self.done} of {self.total} runs done, {len(running)} running, {left} to do"
+        head += f", {len(self.failed)} failed" * bool(self.failed) + ahead
+        rows = Table.grid(padding=(0, 2))
+        for config, status in running.items():
+            loss = "" if status.loss is None else f"loss {status.loss:.4f}"
+            rate = f"{status.rows_per_second:,.0f} rows/s"
+            rows.add_row(name_of(config), f"{100 * status.step // status.steps}%", rate, loss)
+        return Group(Text(head), rows)
+
+
+def name_of(config: RunConfig) -> str:
+    """A run in a few words.
+
+    >>> name_of(RunConfig(data="log", threshold=200, seed=3))
+    'dlrm QR(num_collisions=4) threshold 200 adagrad seed 3'
+    """
+    threshold = f" threshold {config.threshold}" if config.threshold else ""
+    return f"{config.network} {config.scheme!r}{threshold} {config.optimizer} seed {config.seed}"

@@ -1,0 +1,54 @@
+"""The settings that the paper's figures share: so that a run which two of them need is trained once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..training.tables import scheme_of
+from .figures import Point
+
+OPERATIONS = ("hash", "feature", "concat", "add", "mult")  # the lines of figures 5 to 7, beside the full tables
+CURVE_POINTS = 20  # validations of a run whose curve is drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What all figures of one reproduction have in common.
+
+    Args:
+        cardinalities: number of ids of each feature.
+        num_rows: of the training data.
+        networks: to train.
+        max_rows: train on the first rows only.
+    """
+
+    cardinalities: Sequence[int]
+    num_rows: int
+    networks: Sequence[str] = ("dcn", "dlrm")
+    max_rows: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps of a run at the paper's batch size, 128."""
+        return -(-min(self.max_rows or self.num_rows, self.num_rows) // 128)
+
+    def points(
+        self,
+        method: str,
+        num_collisions: int = 4,
+        *,
+        threshold: int = 0,
+        x: float | None = None,
+        **more: Any,
+    ) -> list[Point]:
+        """A point for each network: ``method`` as in ``training.tables.scheme_of``.
+
+        Runs of figure 4 are followed by validation wherever they are used, and a threshold below the smallest table
+        is none: the run is then the same.
+        """
+        options: dict[str, Any] = {"scheme": scheme_of(method, num_collisions), "max_rows": self.max_rows, **more}
+        if threshold >= min(self.cardinalities):
+            options["threshold"] = threshold
+        elif method == "full" or (method in ("hash", "mult") and num_collisions == 4):
+            options["validate_every"] = max(1, -(-self.steps // CURVE_POINTS))
+        return [Point(series=method, x=x, options={"network": name, **options}) for name in self.networks]

@@ -1,0 +1,227 @@
+"""Many runs in one folder: each trained once, by whichever process is free, whatever was interrupted before.
+
+runs/KEY/          a run's folder (``training.run``), named by its configuration; finished once it has a result
+errors/KEY.json    why a run failed; the next sweep tries it again
+locks/KEY          held while a process trains the run, and let go by the system however that process ends
+"""
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+
+from ..data.batches import Prepared
+from ..training.checkpoint import write
+from ..training.config import RunConfig
+from ..training.feed import Feed
+from ..training.loop import Options, Status, stop_on_signal, train_many
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: one process a folder
+    fcntl = None  # type: ignore[assignment]
+
+WAIT = 0.5  # seconds between two looks at the runs of other processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is to be trained, and where.
+
+    Args:
+        folder: of the sweep.
+        runs: configurations, in the order of training; those of one inner list may share a GPU.
+        data: folder of prepared data by its identity.
+        device: of the runs.
+        began: failures before this time are tried again.
+    """
+
+    folder: Path
+    runs: Sequence[Sequence[RunConfig]]
+    data: Mapping[str, Path]
+    device: str
+    began: float
+
+    def is_done(self, config: RunConfig) -> bool:
+        """Whether a run is finished."""
+        return (self.folder / "runs" / config.key() / "result.json").exists()
+
+    def has_failed(self, config: RunConfig) -> bool:
+        """Whether a run failed since the sweep began."""
+        try:
+            return self.error(config).stat().st_mtime >= self.began
+        except FileNotFoundError:
+            return False
+
+    def error(self, config: RunConfig) -> Path:
+        """Where a failure is written."""
+        return self.folder / "errors" / f"{config.key()}.json"
+
+    def is_settled(self, config: RunConfig) -> bool:
+        """Whether nothing is left to do for a run."""
+        return self.is_done(config) or self.has_failed(config)
+
+
+@contextmanager
+def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunConfig]]:
+    """The runs that this process may train now: not settled, and no other process has them."""
+    folder = sweep.folder / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        mine = []
+        for config in configs:
+            if sweep.is_settled(config):
+                continue
+            lock = os.open(folder / config.key(), os.O_RDWR | os.O_CREAT)
+            held.callback(os.close, lock)
+            try:
+                if fcntl is not None:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            if not sweep.is_settled(config):  # by whoever had it a moment ago
+                mine.append(config)
+        yield mine
+
+
+def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: threading.Event) -> None:
+    """Train what is left until nothing is: runs of other processes are waited for, and taken over if these die.
+
+    Args:
+        sweep: what to train.
+        threads: of torch.
+        report: called with ``"status"`` and a ``Status``, or ``"settled"`` and a configuration.
+        stop: once set, what is being trained is saved and the work ends.
+    """
+    torch.set_num_threads(threads)
+    feeds: dict[str, Feed] = {}
+    left = [list(group) for group in sweep.runs]
+    while left and not stop.is_set():
+        took = False
+        for group in left:
+            if stop.is_set():
+                return
+            with claimed(sweep, group) as mine:
+                took = took or bool(mine)
+                for together in [mine] if sweep.device.startswith("cuda") else [[config] for config in mine]:
+                    if together:
+                        _train(sweep, together, feeds, report, stop)
+        left = [group for group in left if not all(map(sweep.is_settled, group))]
+        if left and not took:
+            stop.wait(WAIT)
+
+
+def _train(
+    sweep: Sweep,
+    configs: Sequence[RunConfig],
+    feeds: dict[str, Feed],
+    report: Callable[[str, Any], None],
+    stop: threading.Event,
+) -> None:
+    """Train runs that are claimed, at once; if one of several fails, each by itself, to know which."""
+    own = threading.Event()
+
+    def watch(status: Status) -> None:
+        if stop.is_set():
+            own.set()
+        report("status", status)
+
+    options = Options(report=watch, keep_model=False)
+    outs = [sweep.folder / "runs" / config.key() for config in configs]
+    try:
+        data = configs[0].data
+        if data not in feeds:
+            feeds.clear()  # one at a time: it may fill a GPU
+            feeds[data] = Feed(Prepared(sweep.data[data]), sweep.device)
+        train_many(configs, feeds[data], outs, options=options, stop=own, workers=len(configs))
+    except KeyboardInterrupt:
+        stop.set()
+        return
+    except Exception as error:
+        if stop.is_set():
+            return
+        if len(configs) > 1:
+            for config in configs:
+                if not sweep.is_done(config) and not stop.is_set():
+                    _train(sweep, [config], feeds, report, stop)
+            return
+        sweep.error(configs[0]).parent.mkdir(exist_ok=True)
+        text = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        write(sweep.error(configs[0]), json.dumps(text | {"config": configs[0].to_json()}, indent=1) + "\n")
+    for config in configs:
+        if sweep.is_done(config):
+            sweep.error(config).unlink(missing_ok=True)
+        report("settled", config)
+
+
+def _process(sweep: Sweep, threads: int, queue: Any) -> None:
+    parent = multiprocessing.parent_process()
+    with stop_on_signal() as stop:
+
+        def report(kind: str, value: Any) -> None:
+            if parent is not None and not parent.is_alive():
+                stop.set()  # nobody is left to stop this process
+            queue.put((kind, os.getpid(), value))
+
+        with suppress(KeyboardInterrupt):
+            work(sweep, threads, report, stop)
+
+
+def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] | None = None) -> None:
+    """Train everything with several processes; Ctrl-C lets each save what it trains.
+
+    Args:
+        sweep: what to train.
+        workers: processes.
+        report: called in this process with what the workers report and their number, and ``("tick", 0, None)``.
+
+    Raises:
+        KeyboardInterrupt: if interrupted.
+        RuntimeError: if a worker died.
+    """
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    processes = [context.Process(target=_process, args=(sweep, threads, queue), daemon=False) for _ in range(workers)]
+    report = report or (lambda *_: None)
+    with stop_on_signal() as stop:
+        for process in processes:
+            process.start()
+        told = False
+        while any(process.is_alive() for process in processes) or not queue.empty():
+            if stop.is_set() and not told:
+                told = True
+                for process in processes:
+                    process.terminate()  # SIGTERM: saves, then ends
+            with suppress(Empty):
+                report(*queue.get(timeout=WAIT))
+            report("tick", 0, None)
+        for process in processes:
+            process.join()
+        if stop.is_set():
+            raise KeyboardInterrupt
+    if died := [process.exitcode for process in processes if process.exitcode]:
+        raise RuntimeError(f"{len(died)} of {workers} workers died (exit code {died[0]}); the same command goes on")
+
+
+def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Path], device: str) -> Sweep:
+    """A sweep that begins now; a run that is asked for twice is trained once."""
+    seen: set[RunConfig] = set()
+    groups = []
+    for group in runs:
+        fresh = [config for config in dict.fromkeys(group) if config not in seen]
+        seen |= set(fresh)
+        if fresh:
+            groups.append(fresh)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Sweep(folder=folder, runs=groups, data=data, device=device, began=time.time())
