@@ -1,0 +1,151 @@
+"""Means and deviations by hand, the optimizer by validation loss, and what is missing."""
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from runs_of_training import CARDINALITIES, small_log
+
+from quorem import models
+from quorem.collection import EmbeddingCollection
+from quorem.experiments.aggregate import aggregate, command_of, curve, mean_and_deviation, write_csv
+from quorem.experiments.figure4 import AXES
+from quorem.experiments.figure7 import AXES as COUNTED
+from quorem.experiments.figures import Plan, Point
+from quorem.experiments.reproduce import plan
+from quorem.schemes import QR
+from quorem.training.config import RunConfig
+from quorem.training.tables import tables_of
+
+DATA = {"path": "log", "identity": "abc", "cardinalities": list(CARDINALITIES), "num_dense": 3, "name": "log"}
+MADE = {"command": "quorem reproduce figure4", "data": DATA, "datasets": {"abc": "log"}}
+
+
+def planned(axes=AXES, optimizers=("adagrad", "amsgrad"), trials=2) -> Plan:
+    runs = [RunConfig(data="abc", optimizer=o, seed=s) for o in optimizers for s in range(trials)]
+    return Plan(axes=axes, made=MADE, points=[Point(series="mult", x=4, options={})], runs=[runs])
+
+
+def finish(folder, config: RunConfig, validation: float, test: float, curve: dict[int, float] | None = None) -> None:
+    out = folder / "runs" / config.key()
+    out.mkdir(parents=True)
+    result = {"validation": {"log_loss": validation}, "test": {"log_loss": test, "auc": test + 0.25}}
+    result |= {"parameters": 7, "bytes": 28, "embedding_parameters": 5, "embedding_bytes": 20, "rows_per_second": 9.0}
+    result |= {"device": "cpu", "versions": {"torch": "2"}, "commit": "c0ffee"}
+    (out / "result.json").write_text(json.dumps(result))
+    lines = [{"step": step, "validation": {"log_loss": loss}} for step, loss in (curve or {}).items()]
+    lines.insert(0, {"step": 1, "loss": 0.7})
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_mean_and_sample_deviation():
+    assert mean_and_deviation([0.5]) == (0.5, 0.0)
+    mean, deviation = mean_and_deviation([1.0, 2.0, 6.0])
+    assert (mean, deviation) == (3.0, pytest.approx(math.sqrt((4 + 1 + 9) / 2)))
+
+
+def test_the_optimizer_with_the_lower_validation_loss_is_shown_with_its_final_test_loss(tmp_path):
+    made = planned()
+    losses = {("adagrad", 0): (0.50, 0.40), ("adagrad", 1): (0.52, 0.44)}
+    losses |= {("amsgrad", 0): (0.49, 0.60), ("amsgrad", 1): (0.51, 0.68)}
+    for config in made.runs[0]:
+        finish(tmp_path, config, *losses[config.optimizer, config.seed])
+    (point,) = aggregate(made, tmp_path).points
+    assert (point.optimizer, point.trials, point.missing, point.failed) == ("amsgrad", 2, 0, 0)
+    assert (point.test_mean, point.validation_mean) == (pytest.approx(0.64), pytest.approx(0.50))
+    assert point.test_sd == pytest.approx(0.08 / math.sqrt(2))
+    assert point.validation_sd == pytest.approx(0.02 / math.sqrt(2))
+    assert (point.auc_mean, point.auc_sd) == (pytest.approx(0.89), pytest.approx(0.08 / math.sqrt(2)))
+    expected = {"validation": pytest.approx(0.51), "test": pytest.approx(0.42), "trials": 2}
+    assert point.others["adagrad"] == expected
+    assert point.runs == [config.key() for config in made.runs[0][2:]]
+    assert "seed" not in point.config and point.config["optimizer"] == "amsgrad"
+
+
+def test_curves_are_averaged_where_every_trial_has_a_value(tmp_path):
+    made = planned(optimizers=("adagrad",))
+    finish(tmp_path, made.runs[0][0], 0.3, 0.3, {10: 0.6, 20: 0.5, 30: 0.3})
+    finish(tmp_path, made.runs[0][1], 0.5, 0.5, {10: 0.8, 30: 0.5})
+    (point,) = aggregate(made, tmp_path).points
+    deviation = pytest.approx(0.2 / math.sqrt(2))
+    assert point.curve == [[10, pytest.approx(0.7), deviation], [30, pytest.approx(0.4), deviation]]
+
+
+def test_one_validation_is_no_curve(tmp_path):
+    (tmp_path / "m").write_text('{"step": 5, "validation": {"log_loss": 0.5}}\n')
+    assert curve([tmp_path / "m"]) == []
+
+
+def test_missing_and_failed_trials_are_counted(tmp_path):
+    made = planned()
+    finish(tmp_path, made.runs[0][0], 0.5, 0.4)
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "errors" / f"{made.runs[0][3].key()}.json").write_text("{}")
+    figure = aggregate(made, tmp_path)
+    (point,) = figure.points
+    assert (point.trials, point.missing, point.failed, point.test_sd) == (1, 3, 1, 0.0)
+    assert figure.made["commit"] == "c0ffee" and figure.made["command"] == MADE["command"]
+
+
+def test_a_point_without_runs_is_left_out_unless_parameters_are_counted(tmp_path):
+    assert aggregate(planned(), tmp_path).points == []
+    (point,) = aggregate(planned(COUNTED), tmp_path).points
+    tables = tables_of(CARDINALITIES, QR())
+    model = models.build("dlrm", EmbeddingCollection(tables), num_dense=3)
+    assert point.parameters == sum(p.numel() for p in model.parameters())
+    assert (point.trials, point.test_mean, point.embedding_parameters) == (0, None, model.embeddings.num_parameters)
+
+
+def test_the_command_of_a_run_trains_that_run():
+    from typer.testing import CliRunner
+
+    import quorem.experiments.train as command
+    from quorem.cli import app
+
+    config = RunConfig(
+        data="abc",
+        network="dcn",
+        scheme=QR(6, operation="concat", force=True),
+        threshold=20,
+        embedding_dim=8,
+        optimizer="amsgrad",
+        seed=3,
+        shuffle=True,
+        validate_every=7,
+        max_rows=99,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        made = []
+        patch.setattr(command, "run", lambda data, out, scheme, options, **_: made.append((scheme, options)))
+        import shlex
+
+        done = CliRunner().invoke(app, shlex.split(command_of(config, "log"))[1:])
+    assert done.exit_code == 0, done.output
+    ((scheme, options),) = made
+    assert RunConfig(data="abc", scheme=scheme, **options) == config
+
+
+def test_csv_has_a_line_a_point(tmp_path):
+    figure = aggregate(planned(COUNTED), tmp_path)
+    write_csv(figure, tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["figure"], row["series"], row["test_mean"]) == ("figure7", "mult", "")
+    assert json.loads(row["scheme"]) == {"scheme": "QR"}
+    assert int(row["parameters"]) == figure.points[0].parameters
+
+
+def test_plans_are_refused_where_they_make_no_sense(tmp_path):
+    how = {"trials": 1, "optimizers": ["adagrad"], "command": "x"}
+    with pytest.raises(ValueError, match=r"trials \(0\) must be at least 1"):
+        plan(AXES, [], None, **how | {"trials": 0})
+    with pytest.raises(ValueError, match=r"optimizers \('sgd'\) must be of adagrad, amsgrad"):
+        plan(AXES, [], None, **how | {"optimizers": ["sgd"]})
+    with pytest.raises(ValueError, match="point 'a' has no data"):
+        plan(AXES, [Point(series="a", x=1, options={})], None, **how)
+    log = small_log(tmp_path / "log", 500)
+    made = plan(AXES, [Point(series="a", x=1, options={}, data=str(log.path))], None, **how | {"trials": 2})
+    assert [config.seed for config in made.runs[0]] == [0, 1] and made.made["data"]["num_dense"] == 3
+    assert torch.tensor(made.made["data"]["cardinalities"]).tolist() == list(CARDINALITIES)

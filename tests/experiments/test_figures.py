@@ -1,0 +1,140 @@
+"""Each figure asks for what the paper describes, and runs that figures share are the same runs."""
+
+import pytest
+
+from quorem.data.shape import CARDINALITIES
+from quorem.experiments import budgets, figure4, figure5, figure6, figure7, table1
+from quorem.experiments.budgets import rows_of
+from quorem.experiments.figures import Axes, Figure, Plan, Point, Result
+from quorem.experiments.settings import Study
+from quorem.schemes import QR, Full, Hash, Path
+from quorem.training.config import RunConfig
+
+STUDY = Study(cardinalities=CARDINALITIES, num_rows=39_291_958)
+OPERATIONS = {"hash", "feature", "concat", "add", "mult"}
+
+
+def of(points: list[Point], network: str) -> dict[str, list[float | None]]:
+    """Places on each line."""
+    lines: dict[str, list[float | None]] = {}
+    for point in points:
+        if point.options["network"] == network:
+            lines.setdefault(point.series, []).append(point.x)
+    return lines
+
+
+@pytest.mark.parametrize("network", ["dcn", "dlrm"])
+@pytest.mark.parametrize(
+    ("figure", "lines"),
+    [
+        (figure4, {name: [None] for name in ("full", "hash", "mult")}),
+        (figure5, {"full": [None], **{name: [2, 3, 4, 5, 6, 7, 60] for name in OPERATIONS}}),
+        (figure6, {"full": [None], **{name: [1, 20, 200, 2000, 20000] for name in OPERATIONS}}),
+        (figure7, {"full": [None], **{name: [1, 20, 200, 2000, 20000] for name in OPERATIONS}}),
+        (table1, {"path": [16, 32, 64, 128]}),
+    ],
+)
+def test_lines_and_points_of_the_paper(figure, lines, network):
+    assert of(figure.points(STUDY), network) == lines
+
+
+@pytest.mark.parametrize(
+    ("figure", "x", "y"),
+    [
+        (figure4, ("step", "iterations", False), ("validation", "validation log loss")),
+        (figure5, ("parameters", "parameters", True), ("test", "test log loss")),
+        (figure6, ("x", "threshold", True), ("test", "test log loss")),
+        (figure7, ("x", "threshold", True), ("parameters", "parameters")),
+        (table1, ("x", "hidden layer", True), ("test", "test log loss")),
+        (budgets, ("embedding_bytes", "bytes of the embedding tables", True), ("test", "test log loss")),
+    ],
+)
+def test_axes_of_the_paper(figure, x, y):
+    axes = figure.AXES
+    assert (axes.x, axes.x_label, axes.x_log) == x and (axes.y, axes.y_label) == y
+    assert axes.paper and axes.name in axes.title.lower().replace(" ", "") + "budgets"
+
+
+def test_settings_are_the_papers():
+    by_place = {(p.series, p.x): p.options for p in figure5.points(STUDY) if p.options["network"] == "dlrm"}
+    assert by_place["full", None]["scheme"] == Full()
+    assert by_place["hash", 60]["scheme"] == Hash(60, force=True)
+    assert by_place["add", 3]["scheme"] == QR(3, operation="add", force=True)
+    thresholds = {p.x: p.options.get("threshold", 0) for p in figure6.points(STUDY) if p.series == "concat"}
+    assert thresholds == {1: 0, 20: 20, 200: 200, 2000: 2000, 20000: 20000}  # no table has a single id
+    path = {p.x: p.options for p in table1.points(STUDY) if p.options["network"] == "dcn"}
+    assert path[32]["scheme"] == Path(4, hidden=(32,), force=True) and path[32]["preset"] == "table1"
+    assert figure7.points(STUDY) == figure6.points(STUDY)
+
+
+def test_the_papers_batch_and_width_are_the_defaults():
+    config = RunConfig(data="log", **figure5.points(STUDY)[0].options)
+    assert (config.batch_size, config.embedding_dim, config.epochs, config.lr) == (128, 16, 1, None)
+
+
+def test_figures_share_runs():
+    def runs(figure):
+        return {RunConfig(data="log", **point.options) for point in figure.points(STUDY)}
+
+    assert runs(figure4) <= runs(figure5)
+    at_four = {RunConfig(data="log", **p.options) for p in figure5.points(STUDY) if p.x in (None, 4)}
+    assert at_four <= runs(figure6)
+    assert all(run.validate_every == 15349 for run in runs(figure4))  # 20 times in 306,969 steps
+
+
+def test_equal_budgets_are_equal_until_the_ids_are_not_covered():
+    for share in budgets.SHARES:
+        for series, scheme in budgets.schemes(share).items():
+            for n, rows in zip(CARDINALITIES, rows_of(scheme, CARDINALITIES), strict=True):
+                budget = -(-n // share)
+                if series == "hash":
+                    assert sum(rows) == min(n, budget)
+                elif series == "mult":
+                    assert sum(rows) in (budget + -(-n // budget), n)
+                else:
+                    k = int(series[-1])
+                    least = k * n ** (1 / k)
+                    assert sum(rows) <= max(budget, 1.5 * least + k * k) or rows == (n,)
+                    assert max(rows) - min(rows) <= max(3 * k * k, 0.1 * max(rows)) or rows == (n,)
+
+
+def test_more_tables_go_below_the_floor_of_two():
+    shares = {p.x for p in budgets.points(STUDY) if p.series == "generalized, k=4"}
+    rows = {k: sum(map(sum, rows_of(budgets.schemes(1000)[f"chinese, k={k}"], CARDINALITIES))) for k in (2, 3, 4)}
+    assert max(shares) == 1000 and rows[3] <= rows[2] and rows[4] <= rows[2]
+    assert sum(CARDINALITIES) / rows[3] > 900
+
+
+def test_a_share_that_changes_nothing_is_not_repeated():
+    small = Study(cardinalities=(500, 90), num_rows=1000, networks=("dcn",))
+    assert of(budgets.points(small), "dcn")["generalized, k=2"] == [4, 16]
+
+
+def result(**changes) -> Result:
+    values = {name: 0.5 for name in ("test_mean", "test_sd", "validation_mean", "validation_sd", "auc_mean", "auc_sd")}
+    values |= {"parameters": 10, "bytes": 40, "embedding_parameters": 8, "embedding_bytes": 32, "rows_per_second": 1.0}
+    values |= {"network": "dcn", "series": "mult", "x": 4, "optimizer": "adagrad", "trials": 2, "others": {}}
+    return Result(**values | {"config": {"scheme": {}}, "runs": ["a"], "command": "quorem train"} | changes)
+
+
+def test_figures_and_plans_survive_their_files(tmp_path):
+    figure = Figure(axes=figure5.AXES, made={"command": "x"}, points=[result(), result(x=None, test_mean=None)])
+    figure.write(tmp_path / "f.json")
+    assert Figure.read(tmp_path / "f.json") == figure
+    run = RunConfig(data="log")
+    plan = Plan(axes=figure4.AXES, made={}, points=[Point(series="a", x=1, options={})], runs=[[run]])
+    plan.write(tmp_path / "p.json")
+    assert Plan.read(tmp_path / "p.json") == plan
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"axes": {}, "made": {}, "points": []}'])
+@pytest.mark.parametrize("kind", [Figure, Plan])
+def test_other_files_are_refused(tmp_path, kind, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"x.json does not hold a {kind.__name__.lower()}"):
+        kind.read(tmp_path / "x.json")
+
+
+def test_axes_need_a_name():
+    with pytest.raises(TypeError):
+        Axes(title="t", x_label="x")

@@ -1,0 +1,238 @@
+"""Sweeps: every run once, by any number of processes, whatever was killed; a failure stops nothing else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from runs_of_training import small_log, small_run
+
+from quorem.experiments import sweep
+from quorem.experiments.progress import View
+from quorem.schemes import QR, Full
+from quorem.training.loop import Status
+
+PROGRAM = """
+import sys, threading
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from runs_of_training import small_run
+from quorem.data.batches import Prepared
+from quorem.experiments import sweep
+
+if __name__ == "__main__":
+    prepared = Prepared({log!r})
+    runs = [[small_run(prepared, seed=seed)] for seed in range({runs})]
+    made = sweep.new(Path({out!r}), runs, {{runs[0][0].data: Path({log!r})}}, "cpu")
+    print("ready", flush=True)
+    sweep.run(made, workers={workers})
+"""
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return small_log(tmp_path_factory.mktemp("sweep") / "log", 2000)
+
+
+def made_of(log, folder: Path, configs) -> sweep.Sweep:
+    return sweep.new(folder, [[config] for config in configs], {configs[0].data: log.path}, "cpu")
+
+
+def work(made: sweep.Sweep, stop: threading.Event | None = None) -> list:
+    reports = []
+    sweep.work(made, 1, lambda *report: reports.append(report), stop or threading.Event())
+    return reports
+
+
+def results(folder: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")}
+
+
+def trained_once(folder: Path) -> bool:
+    """Whether every run wrote its final metrics a single time."""
+    texts = [path.read_text() for path in folder.glob("runs/*/metrics.jsonl")]
+    return all(text.count('"test"') == 1 for text in texts)
+
+
+def start(log, folder: Path, runs: int, workers: int = 1) -> subprocess.Popen:
+    tests = str(Path(__file__).parents[1])
+    program = folder.with_suffix(f".{len(list(folder.parent.iterdir()))}.py")  # a file: workers are spawned from it
+    text = PROGRAM.format(tests=tests, log=str(log.path), out=str(folder), runs=runs, workers=workers)
+    program.write_text(text)
+    return subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_finished_runs_are_skipped_and_models_are_not_kept(log, tmp_path):
+    configs = [small_run(log, seed=seed) for seed in range(2)]
+    reports = work(made_of(log, tmp_path, configs))
+    assert [value for kind, value in reports if kind == "settled"] == configs
+    before = results(tmp_path)
+    assert set(before) == {config.key() for config in configs}
+    assert not list(tmp_path.rglob("*.safetensors"))
+    more = [*configs, small_run(log, seed=2)]
+    work(made_of(log, tmp_path, more))
+    after = results(tmp_path)
+    assert len(after) == 3 and {key: after[key] for key in before} == before
+
+
+def test_a_run_asked_for_twice_is_trained_once(log, tmp_path):
+    config, other = small_run(log), small_run(log, seed=1)
+    made = sweep.new(tmp_path, [[config, config], [other, config]], {}, "cpu")
+    assert made.runs == [[config], [other]]
+
+
+def test_a_failure_is_recorded_and_the_others_go_on(log, tmp_path):
+    bad = small_run(log, lr=1e30, scheme=Full(), epochs=4)  # not finite for long
+    good = small_run(log, seed=1)
+    made = made_of(log, tmp_path, [bad, good])
+    work(made)
+    assert (made.is_done(bad), made.has_failed(bad), made.is_done(good)) == (False, True, True)
+    error = json.loads(made.error(bad).read_text())
+    assert error["error"].startswith("FloatingPointError: the loss is") and "Traceback" in error["traceback"]
+    again = made_of(log, tmp_path, [bad, good])
+    assert not again.has_failed(bad)  # a new sweep tries it again
+    reports = work(again)
+    assert again.has_failed(bad) and [value for kind, value in reports if kind == "settled"] == [bad]
+
+
+def test_missing_data_fails_the_run_alone(log, tmp_path):
+    config = small_run(log)
+    made = sweep.new(tmp_path / "runs", [[config]], {config.data: tmp_path / "nowhere"}, "cpu")
+    work(made)
+    assert "nowhere" in json.loads(made.error(config).read_text())["error"]
+    made = made_of(log, tmp_path / "runs", [config])
+    work(made)
+    assert made.is_done(config) and not made.error(config).exists()
+
+
+def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monkeypatch):
+    configs = [small_run(log, seed=seed) for seed in range(3)]
+    train_many, asked = sweep.train_many, []
+
+    def train(configs, *arguments, stop, **options):
+        asked.append([config.seed for config in configs])
+        if any(config.seed == 1 for config in configs):
+            stop.set()
+            raise FloatingPointError("the loss is nan")
+        return train_many(configs, *arguments, stop=stop, **options)
+
+    monkeypatch.setattr(sweep, "train_many", train)
+    made = made_of(log, tmp_path, configs)
+    sweep._train(made, configs, {}, lambda *_: None, threading.Event())
+    assert asked == [[0, 1, 2], [0], [1], [2]]
+    assert [made.is_done(config) for config in configs] == [True, False, True] and made.has_failed(configs[1])
+
+
+def test_stopping_saves_and_going_on_gives_the_same_result(log, tmp_path):
+    config = small_run(log, epochs=3)
+    stop = threading.Event()
+    made = made_of(log, tmp_path / "a", [config])
+
+    def report(kind, value):
+        if kind == "status":
+            stop.set()
+
+    sweep.work(made, 1, report, stop)
+    assert not made.is_settled(config) and list((tmp_path / "a" / "runs" / config.key() / "checkpoints").iterdir())
+    work(made)
+    whole = made_of(log, tmp_path / "b", [config])
+    work(whole)
+    one, other = (
+        json.loads((folder / "runs" / config.key() / "result.json").read_text())
+        for folder in (tmp_path / "a", tmp_path / "b")
+    )
+    assert one["test"] == other["test"] and one["validation"] == other["validation"]
+
+
+def test_a_claimed_run_is_left_to_its_process_and_taken_over_when_that_ends(log, tmp_path):
+    config = small_run(log)
+    made = made_of(log, tmp_path, [config])
+    with sweep.claimed(made, [config]) as mine, sweep.claimed(made, [config]) as other:
+        assert (mine, other) == ([config], [])
+    worker = threading.Thread(target=work, args=(made,))
+    with sweep.claimed(made, [config]):
+        worker.start()
+        time.sleep(2 * sweep.WAIT)
+        assert worker.is_alive() and not made.is_done(config)
+    worker.join(60)
+    assert made.is_done(config)
+
+
+def test_two_processes_share_a_folder(log, tmp_path):
+    both = [start(log, tmp_path / "runs", 8) for _ in range(2)]
+    outs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outs
+    assert len(results(tmp_path / "runs")) == 8 and trained_once(tmp_path / "runs")
+
+
+def test_a_killed_sweep_goes_on_where_it_was(log, tmp_path):
+    folder = tmp_path / "runs"
+    process = start(log, folder, 10, workers=2)
+    deadline = time.monotonic() + 120
+    while len(results(folder)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = results(folder)
+    assert len(before) >= 3
+    again = start(log, folder, 10, workers=2)
+    out = again.communicate(timeout=300)
+    assert again.returncode == 0, out
+    after = results(folder)
+    assert len(after) == 10 and {key: after[key] for key in before} == before
+    assert trained_once(folder)
+
+
+def test_workers_end_with_the_process_that_began_them(log, tmp_path):
+    folder = tmp_path / "runs"
+    process = start(log, folder, 500)
+    deadline = time.monotonic() + 120
+    while not results(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = -1
+    while before != (count := len(results(folder))) and time.monotonic() < deadline:
+        before = count
+        time.sleep(2)
+    assert 0 < count < 500 and count == len(results(folder))
+
+
+def test_ctrl_c_saves_and_exits(log, tmp_path):
+    folder = tmp_path / "runs"
+    process = start(log, folder, 500)
+    deadline = time.monotonic() + 120
+    while not results(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and "KeyboardInterrupt" in err
+    assert 0 < len(results(folder)) < 500
+
+
+def test_the_view_counts_done_running_failed_and_left(log, tmp_path):
+    configs = [small_run(log, seed=seed, scheme=QR(2)) for seed in range(4)]
+    made = made_of(log, tmp_path, configs)
+    work(made_of(log, tmp_path, configs[:1]))
+    view = View(made)
+    assert (view.done, view.total, view.seconds_left) == (1, 4, None)
+    view.take("status", 7, Status(configs[1], 5, 10, 123.0, 0.5))
+    made.error(configs[2]).parent.mkdir()
+    made.error(configs[2]).write_text("{}")
+    view.survey()
+    from rich.console import Console
+
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(view.table())
+    assert "1 of 4 runs done, 1 running, 1 to do, 1 failed" in shown.get()
+    assert "50%" in shown.get() and "loss 0.5000" in shown.get()
+    work(made_of(log, tmp_path, configs[1:2]))
+    view.take("settled", 7, configs[1])
+    view.survey()
+    assert view.done == 2 and view.seconds_left is not None and view.seconds_left > 0
