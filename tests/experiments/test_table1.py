@@ -21,9 +21,3 @@ def test_command_prints_a_line_for_each_cell():
     expected = [f"{network},{hidden},{count}" for network, row in PRINTED.items() for hidden, count in row.items()]
     assert run.exit_code == 0, run.output
     assert run.stdout.splitlines() == expected
-
-
-def test_training_part_is_refused_until_it_exists():
-    run = CliRunner().invoke(app, ["reproduce", "table1"], env={"COLUMNS": "120", "TERM": "dumb"})
-    assert run.exit_code == 2
-    assert "--params-only must be given" in run.stderr

@@ -1,0 +1,154 @@
+"""The commands: a tiny reproduction of the whole paper, a grid of one's own, and the page about both."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from runs_of_training import small_log
+from typer.testing import CliRunner
+
+from quorem.cli import app
+from quorem.experiments import reproduce
+from quorem.experiments.figures import Figure, Plan
+from quorem.training.config import RunConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return small_log(tmp_path_factory.mktemp("reproduce") / "log", 1000).path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, log):
+    """``reproduce all`` with 2 trials and few rows."""
+    out = tmp_path_factory.mktemp("whole") / "runs"
+    options = ("--data", log, "--trials", 2, "--optimizers", "adagrad", "--rows", 256, "--device", "cpu")
+    done = invoke("reproduce", "all", *options, "--out", out)
+    assert done.exit_code == 0, done.output
+    return out, done
+
+
+def test_all_figures_from_one_command(whole):
+    out, done = whole
+    assert "runs done, 0 running, 0 to do" in done.output and "failed" not in done.output
+    points = {"figure4": 6, "figure5": 72, "figure6": 52, "figure7": 52, "table1": 8}
+    for name, count in points.items():
+        for ending in ("json", "csv", "png", "pdf"):
+            assert (out / "results" / f"{name}.{ending}").stat().st_size > 0
+        figure = Figure.read(out / "results" / f"{name}.json")
+        assert len(figure.points) == count
+        assert {point.trials for point in figure.points} == {2} and not any(point.missing for point in figure.points)
+        with (out / "results" / f"{name}.csv").open(newline="") as file:
+            assert len(list(csv.DictReader(file))) == count
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert all(f"Figure {number}" in page for number in (4, 5, 6, 7)) and "Table 1" in page
+
+
+def test_curves_have_the_points_of_figure_four(whole):
+    out, _ = whole
+    figure = Figure.read(out / "results" / "figure4.json")
+    assert {len(point.curve) for point in figure.points} == {2}  # 256 rows are two steps
+    assert [step for step, *_ in figure.points[0].curve] == [1, 2]
+
+
+def test_runs_are_shared_and_not_trained_again(whole, log):
+    out, _ = whole
+    runs = {path.name: (path / "result.json").stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    plans = [Plan.read(path) for path in (out / "plans").iterdir()]
+    assert set(runs) == {config.key() for plan in plans for configs in plan.runs for config in configs}
+    options = ("--data", log, "--trials", 2, "--optimizers", "adagrad", "--rows", 256, "--device", "cpu")
+    done = invoke("reproduce", "figure5", *options, "--out", out)
+    assert done.exit_code == 0, done.output
+    again = {path.name: (path / "result.json").stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    assert again == runs
+
+
+def test_the_page_of_results_that_were_copied(whole, tmp_path):
+    out, _ = whole
+    done = invoke("report", out / "results", "--out", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    assert "Figure 5" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_other_data_need_another_folder(whole, tmp_path):
+    out, _ = whole
+    other = small_log(tmp_path / "other", 1000, seed=1).path
+    done = invoke("reproduce", "figure4", "--data", other, "--out", out, "--trials", 1)
+    assert done.exit_code == 1 and "take another folder for each data" in done.stderr
+
+
+def test_parameters_against_thresholds_need_no_training(log, tmp_path):
+    done = invoke("reproduce", "figure7", "--data", log, "--out", tmp_path / "runs", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    figure = Figure.read(tmp_path / "runs" / "results" / "figure7.json")
+    assert len(figure.points) == 52 and not (tmp_path / "runs" / "runs").exists()
+    by_place = {(p.network, p.series, p.x): p.embedding_parameters for p in figure.points}
+    assert by_place["dlrm", "full", None] == 16 * (400 + 90 + 7 + 2)
+    assert by_place["dlrm", "hash", 1] == 16 * (100 + 23 + 2 + 1)
+    assert by_place["dlrm", "hash", 20] == 16 * (100 + 23 + 7 + 2)
+    assert by_place["dcn", "concat", 200] == 16 * (100 + 4) + 32 * (90 + 7 + 2)
+
+
+def test_a_grid_of_ones_own(log, tmp_path):
+    out = tmp_path / "runs"
+    file = ROOT / "examples" / "my_sweep.py"
+    text = file.read_text(encoding="utf-8").replace('"network": "dlrm"', '"network": "dlrm", "max_rows": 128')
+    (tmp_path / "grid.py").write_text(text)
+    options = ("--trials", 1, "--optimizers", "adagrad", "--device", "cpu", "--out", out)
+    done = invoke("sweep", tmp_path / "grid.py", "--data", log, *options)
+    assert done.exit_code == 0, done.output
+    (figure,) = reproduce.figures_in(out)
+    assert {point.series for point in figure.points} == {"full", "mult", "mult, shuffled ids", "chinese, k=3"}
+    assert (out / "report.html").exists()
+
+
+@pytest.mark.parametrize("text", ["", "POINTS = []", "POINTS = [3]"])
+def test_a_file_without_points_is_refused(log, tmp_path, text):
+    (tmp_path / "grid.py").write_text(text)
+    done = invoke("sweep", tmp_path / "grid.py", "--data", log, "--out", tmp_path / "runs")
+    assert done.exit_code == 1 and "must define POINTS" in done.stderr
+
+
+def test_wrong_arguments_are_told(log, tmp_path):
+    env = {"COLUMNS": "200", "TERM": "dumb"}
+    for arguments, message in (
+        (["reproduce", "figure5"], "--data must name prepared data"),
+        (["reproduce", "figure5", "--params-only"], "--params-only is for table1"),
+    ):
+        done = CliRunner().invoke(app, arguments, env=env)
+        assert done.exit_code == 2 and message in done.stderr
+    for arguments, message in (
+        (["--networks", "mlp"], "network ('mlp') must be one of"),
+        (["--optimizers", "sgd"], "optimizers ('sgd') must be of adagrad, amsgrad"),
+    ):
+        done = invoke("reproduce", "figure4", "--data", log, "--out", tmp_path, *arguments)
+        assert done.exit_code == 1 and message in done.stderr
+    done = invoke("report", tmp_path)
+    assert done.exit_code == 1 and "has no figures" in done.stderr
+
+
+def test_order_of_training():
+    runs = [
+        [RunConfig(data="a", seed=s, threshold=t, optimizer=o) for o in ("adagrad", "amsgrad") for s in (0, 1)]
+        for t in (0, 9)
+    ]
+    on_cpu = [config for (config,) in reproduce.in_turns(runs, "cpu")]
+    assert [config.seed for config in on_cpu] == [0] * 4 + [1] * 4
+    on_gpu = reproduce.in_turns(runs, "cuda")
+    assert [[(c.threshold, c.optimizer, c.seed) for c in group] for group in on_gpu] == [
+        [(t, o, s) for s in (0, 1)] for t in (0, 9) for o in ("adagrad", "amsgrad")
+    ]
+
+
+def test_committed_results_are_figures_with_their_origin():
+    for path in (ROOT / "docs" / "results").rglob("*.json"):
+        figure = Figure.read(path)
+        assert figure.made["command"].startswith("quorem reproduce") and figure.made["commit"]
+        assert figure.points and all(json.dumps(point.config) for point in figure.points)
