@@ -182,6 +182,7 @@ Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
 Optimizers = Annotated[str, typer.Option(help="Tried for each setting; the better by validation loss is shown.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core, or one for a GPU.")]
+TrainOnly = Annotated[bool, typer.Option("--train-only", help="Leave pictures and page to quorem report.")]
 
 
 @app.command()
@@ -196,8 +197,10 @@ def reproduce(
     networks: Annotated[str, typer.Option(help="Networks, with commas.")] = "dcn,dlrm",
     optimizers: Optimizers = "adagrad,amsgrad",
     rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
+    collisions: Annotated[str, typer.Option(help="Of figure 5, with commas.")] = "2,3,4,5,6,7,60",
     device: Device = None,
     workers: Workers = None,
+    train_only: TrainOnly = False,
     params_only: Annotated[
         bool, typer.Option("--params-only", help="Count table 1's parameters; train nothing.")
     ] = False,
@@ -216,8 +219,8 @@ def reproduce(
             raise typer.BadParameter("--data must name prepared data (quorem prepare)")
         how: dict[str, Any] = {"trials": trials, "optimizers": optimizers.split(","), "command": _command()}
         names = list(reproduce.PAPER) if what == "all" else [what]
-        plans = reproduce.plans_of(names, data, {"networks": networks.split(","), "max_rows": rows}, how)
-        _train_and_report(plans, out, device, workers)
+        study = {"networks": networks.split(","), "max_rows": rows, "collisions": _integers("collisions", collisions)}
+        _train_and_report(reproduce.plans_of(names, data, study, how), out, device, workers, train_only)
 
 
 @app.command()
@@ -229,13 +232,14 @@ def sweep(
     optimizers: Optimizers = "adagrad,amsgrad",
     device: Device = None,
     workers: Workers = None,
+    train_only: TrainOnly = False,
 ) -> None:
     """Train a grid of your own, as reproduce does with the paper's. The file is run as Python."""
     with _plain_errors():
         from .experiments import reproduce
 
         how: dict[str, Any] = {"trials": trials, "optimizers": optimizers.split(","), "command": _command()}
-        _train_and_report([reproduce.from_file(file, data, **how)], out, device, workers)
+        _train_and_report([reproduce.from_file(file, data, **how)], out, device, workers, train_only)
 
 
 @app.command()
@@ -248,18 +252,24 @@ def report(
         from .experiments import reproduce
         from .experiments.report import page
 
-        out = out or runs / "report.html"
-        page(reproduce.figures_in(runs), out)
+        figures = reproduce.figures_in(runs)
+        if (runs / "plans").exists():
+            reproduce.publish(figures, runs / "results")
+        page(figures, out := out or runs / "report.html")
         typer.echo(out)
 
 
-def _train_and_report(plans: "list[Plan]", out: Path, device: str | None, workers: int | None) -> None:
+def _train_and_report(
+    plans: "list[Plan]", out: Path, device: str | None, workers: int | None, train_only: bool
+) -> None:
     import os
 
     import torch
 
     from .experiments import reproduce
-    from .experiments.report import page
+
+    if not train_only:
+        from .experiments.report import page  # before training: if it cannot be written, say so now
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
@@ -269,10 +279,19 @@ def _train_and_report(plans: "list[Plan]", out: Path, device: str | None, worker
     except KeyboardInterrupt:
         console.print(f"Interrupted; the same command goes on, and quorem report {out} shows what is finished")
         raise
+    if train_only:
+        return
     figures = reproduce.figures_in(out)
     reproduce.publish(figures, out / "results")
     page(figures, out / "report.html")
     console.print(f"Numbers and pictures: {out / 'results'}; page: {out / 'report.html'}", highlight=False)
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{name} ({text!r}) must be whole numbers with commas") from None
 
 
 def _command() -> str:

@@ -109,6 +109,17 @@ def test_a_grid_of_ones_own(log, tmp_path):
     assert (out / "report.html").exists()
 
 
+def test_training_here_and_the_page_there(log, tmp_path):
+    out = tmp_path / "runs"
+    options = ("--trials", 1, "--optimizers", "adagrad", "--networks", "dcn", "--rows", 128, "--device", "cpu")
+    done = invoke("reproduce", "figure5", "--data", log, "--collisions", "4,60", *options, "--train-only", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in out.iterdir()) == ["locks", "plans", "runs"]
+    done = invoke("report", out)
+    assert done.exit_code == 0 and (out / "report.html").exists(), done.output
+    assert len(Figure.read(out / "results" / "figure5.json").points) == 11
+
+
 @pytest.mark.parametrize("text", ["", "POINTS = []", "POINTS = [3]"])
 def test_a_file_without_points_is_refused(log, tmp_path, text):
     (tmp_path / "grid.py").write_text(text)
@@ -127,6 +138,7 @@ def test_wrong_arguments_are_told(log, tmp_path):
     for arguments, message in (
         (["--networks", "mlp"], "network ('mlp') must be one of"),
         (["--optimizers", "sgd"], "optimizers ('sgd') must be of adagrad, amsgrad"),
+        (["--collisions", "4,x"], "collisions ('4,x') must be whole numbers with commas"),
     ):
         done = invoke("reproduce", "figure4", "--data", log, "--out", tmp_path, *arguments)
         assert done.exit_code == 1 and message in done.stderr

@@ -3,7 +3,6 @@
 from .figures import Axes, Point
 from .settings import OPERATIONS, Study
 
-COLLISIONS = (2, 3, 4, 5, 6, 7, 60)
 AXES = Axes(
     name="figure5",
     title="Figure 5: test loss against parameters, 2 to 7 and 60 collisions",
@@ -19,5 +18,5 @@ AXES = Axes(
 
 def points(study: Study) -> list[Point]:
     """Every operation at every number of collisions, and the full tables."""
-    composed = [point for method in OPERATIONS for c in COLLISIONS for point in study.points(method, c, x=c)]
+    composed = [p for method in OPERATIONS for c in study.collisions for p in study.points(method, c, x=c)]
     return study.points("full") + composed

@@ -27,7 +27,7 @@ def plans_of(names: Iterable[str], data: Path, study: Mapping[str, Any], how: Ma
     Args:
         names: of ``FIGURES``.
         data: prepared data.
-        study: ``networks`` and ``max_rows`` of ``Study``.
+        study: ``networks``, ``max_rows`` and ``collisions`` of ``Study``.
         how: ``trials``, ``optimizers`` and ``command`` of ``plan``.
     """
     prepared = Prepared(data)

@@ -20,12 +20,14 @@ class Study:
         num_rows: of the training data.
         networks: to train.
         max_rows: train on the first rows only.
+        collisions: of figure 5.
     """
 
     cardinalities: Sequence[int]
     num_rows: int
     networks: Sequence[str] = ("dcn", "dlrm")
     max_rows: int | None = None
+    collisions: Sequence[int] = (2, 3, 4, 5, 6, 7, 60)
 
     @property
     def steps(self) -> int:
