@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,cpu,gpu,cli,data,train
+EXTRAS := dev,cpu,gpu,cli,data,train,report
 
 # Each test worker is one process: one compute thread apiece keeps them from competing for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg

@@ -1,0 +1,11 @@
+"""The results of experiments to look at: one HTML page that stands alone, and the paper's figures as PNG and PDF."""
+
+try:
+    from .document import page
+    from .paper import draw
+except ModuleNotFoundError as error:
+    if error.name not in ("plotly", "matplotlib"):
+        raise
+    raise ModuleNotFoundError("a report needs plotly and matplotlib: pip install plotly matplotlib") from error
+
+__all__ = ["page", "draw"]

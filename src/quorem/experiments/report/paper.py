@@ -1,0 +1,124 @@
+"""A figure in the manner of the paper, by matplotlib: a panel a network, means and one standard deviation."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ...training.checkpoint import write
+from ..figures import Axes, Figure
+from . import words
+from .lines import Line, panels, span, ticks
+from .styles import Style, styles
+from .tables import hidden_layers, markdown
+
+PANEL = (4.6, 3.5)  # inches
+
+
+def draw(figure: Figure, out_stem: Path) -> None:
+    """Write ``<out_stem>.png`` and ``<out_stem>.pdf``; of table 1 also ``<out_stem>.md``.
+
+    Raises:
+        ValueError: if the figure has no points.
+    """
+    out_stem.parent.mkdir(parents=True, exist_ok=True)
+    canvas = drawing(figure)
+    # The same numbers give the same files: no date, no version of what wrote them.
+    canvas.savefig(f"{out_stem}.png", dpi=160, metadata={"Software": None})
+    canvas.savefig(f"{out_stem}.pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    if figure.axes.name == "table1":
+        write(Path(f"{out_stem}.md"), markdown(hidden_layers(figure)))
+
+
+def drawing(figure: Figure) -> Canvas:
+    """The figure as matplotlib holds it, one of its axes for each network.
+
+    Raises:
+        ValueError: if the figure has no points.
+    """
+    if not figure.points:
+        raise ValueError(f"figure ({figure.axes.name!r}) must have points to be drawn")
+    axes, found = figure.axes, panels(figure)
+    looks = styles(point.series for point in figure.points)
+    every = [line for lines in found.values() for line in lines]
+    log_x = axes.x_log and axes.x != "step"
+    reach = span(every, log=log_x)
+    marks = ticks(every, reach, log=log_x, own=axes.x == "x")
+    canvas = Canvas(figsize=(PANEL[0] * len(found), PANEL[1] + 0.4), layout="constrained")
+    FigureCanvasAgg(canvas)
+    handles: dict[str, Any] = {}
+    for panel, (network, lines) in zip(canvas.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        for line in lines:
+            handles.setdefault(line.series, _line(panel, line, looks[line.series]))
+        _frame(panel, axes, network, lines, log_x)
+        panel.set_xlim(*reach)
+        if marks is not None:
+            _marks(panel.xaxis, marks, "B" if axes.x == "embedding_bytes" else "")
+    if handles:
+        canvas.legend(
+            handles.values(),
+            [_plain(name) for name in handles],
+            loc="outside lower center",
+            ncols=min(len(handles), 6),
+            frameon=False,
+        )
+    return canvas
+
+
+def _line(panel: Any, line: Line, look: Style) -> Any:
+    """Draw one line and return what the legend shows of it."""
+    mark = {"marker": look.marker, "ms": 8 if look.marker == "*" else 5}
+    if line.kind == "points":
+        bars = list(line.spread) if any(line.spread) else None
+        drawn = panel.errorbar(line.x, line.y, yerr=bars, color=look.light, capsize=2.5, lw=1.3, elinewidth=1, **mark)
+        return drawn
+    if line.kind == "level":
+        drawn = panel.axhline(line.y[0], color=look.light, ls="--", lw=1.4)
+        if line.spread[0]:
+            panel.axhspan(line.y[0] - line.spread[0], line.y[0] + line.spread[0], color=look.light, alpha=0.15, lw=0)
+        return drawn
+    (drawn,) = panel.plot(line.x, line.y, color=look.light, lw=1.5)
+    if any(line.spread):
+        low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
+        high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
+        panel.fill_between(line.x, low, high, color=look.light, alpha=0.2, lw=0)
+    return drawn
+
+
+def _frame(panel: Any, axes: Axes, network: str, lines: list[Line], log_x: bool) -> None:
+    panel.set_title(_plain(words.network(network)), fontsize=11)
+    panel.set_xlabel(_plain(axes.x_label))
+    panel.set_ylabel(_plain(axes.y_label))
+    if log_x:
+        panel.set_xscale("log")
+    if axes.y_log:
+        panel.set_yscale("log")
+        tall = span(lines, log=True, values="y", margin=0.08)
+        marks = ticks(lines, tall, log=True, own=False)
+        panel.set_ylim(*tall)
+        if marks is not None:
+            _marks(panel.yaxis, marks, "")
+    elif axes.y == "parameters":
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: words.count(value)))
+    else:
+        panel.ticklabel_format(axis="y", useOffset=False)
+    if axes.x in ("step", "parameters", "embedding_bytes") and not log_x:
+        unit = "B" if axes.x == "embedding_bytes" else ""
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.count(value, unit)))
+    panel.grid(alpha=0.25, lw=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _marks(axis: Any, marks: list[float], unit: str) -> None:
+    axis.set_major_locator(FixedLocator(marks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: words.count(value, unit) if value >= 1e5 or unit else f"{value:,.6g}")
+    )
+
+
+def _plain(text: str) -> str:
+    """A name as it is: a dollar sign starts no formula."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,190 @@
+"""The page's plots, by plotly: one plot a panel, so that panels stand side by side or below each other.
+
+A trace names its series in ``meta``; the page colours it by the theme, and hides it with the legend.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ..figures import Axes, Figure, Result
+from . import words
+from .lines import Line, networks, panels, span, ticks
+from .styles import Style
+from .tradeoff import front
+
+LEVEL_POINTS = 40  # of a level, so that it can be pointed at anywhere
+
+
+def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
+    """A plot for each network as plotly's JSON."""
+    axes, found = figure.axes, panels(figure)
+    every = [line for lines in found.values() for line in lines]
+    log_x = axes.x_log and axes.x != "step"
+    reach = span(every, log=log_x)
+    marks = ticks(every, reach, log=log_x, own=axes.x == "x")
+    result = {}
+    for name, lines in found.items():
+        plot = _empty(axes.x_label, axes.y_label)
+        _scale(plot.layout.xaxis, reach, marks, log=log_x, unit="B" if axes.x == "embedding_bytes" else "")
+        if axes.y_log:
+            tall = span(lines, log=True, values="y", margin=0.08)
+            _scale(plot.layout.yaxis, tall, ticks(lines, tall, log=True, own=False), log=True)
+        elif axes.y == "parameters":
+            plot.layout.yaxis.update(tickformat="~s", rangemode="tozero")
+        for line in lines:
+            plot.add_traces(_traces(line, axes, looks[line.series], reach, log_x))
+        result[name] = _json(plot)
+    return result
+
+
+def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict[str, str]:
+    """Test loss against the bytes of the tables, for each network, with the points that no other beats."""
+    result = {}
+    lines = [_cloud(points, series) for series in dict.fromkeys(point.series for point in points)]
+    reach = span(lines, log=True)
+    marks = ticks(lines, reach, log=True, own=False)
+    for name in networks(points):
+        members = [point for point in points if point.network == name]
+        plot = _empty("embedding tables", "test log loss")
+        _scale(plot.layout.xaxis, reach, marks, log=True, unit="B")
+        best = front(members)
+        plot.add_trace(
+            go.Scatter(
+                x=[*(p.embedding_bytes for p in best), reach[1]],
+                y=[*(p.test_mean for p in best), best[-1].test_mean],
+                mode="lines",
+                line={"shape": "hv", "width": 6},
+                opacity=0.35,
+                hoverinfo="skip",
+                meta={"role": "front"},
+            )
+        )
+        for series in dict.fromkeys(point.series for point in members):
+            line = _cloud(members, series)
+            trace = _points(line, looks[series], [hover(p, Axes(name="", title="", x_label="")) for p in line.points])
+            plot.add_trace(trace.update(mode="markers"))
+        result[name] = _json(plot)
+    return result
+
+
+def _cloud(points: Iterable[Result], series: str) -> Line:
+    members = [point for point in points if point.series == series]
+    x = [float(point.embedding_bytes) for point in members]
+    y = [words.known(point.test_mean) for point in members]
+    spread = [s if math.isfinite(s := words.known(point.test_sd)) else 0.0 for point in members]
+    return Line(series=series, kind="points", points=members, x=x, y=y, spread=spread)
+
+
+def hover(point: Result, axes: Axes, at: str = "") -> str:
+    """What pointing at a point shows, in plotly's HTML; every word out of a file is escaped."""
+    where = axes.x == "x" and point.x is not None
+    rows = [
+        f"<b>{escape(point.series)}</b> · {escape(words.network(point.network))}",
+        *map(escape, words.settings(point)),
+        *([f"{escape(axes.x_label)} {point.x:g}"] if where else []),
+        *([at] if at else []),
+        *(_losses(point) if point.trials else ["not trained: parameters only"]),
+        f"{words.count(point.parameters)} parameters, {words.size(point.bytes)}",
+        f"tables {words.size(point.embedding_bytes)}",
+    ]
+    return "<br>".join(rows)
+
+
+def _losses(point: Result) -> list[str]:
+    return [
+        f"test {words.spread(point.test_mean, point.test_sd, point.trials)}",
+        f"validation {words.spread(point.validation_mean, point.validation_sd, point.trials)}",
+        words.trials(point.trials) + (f", {point.missing} missing" if point.missing else ""),
+    ]
+
+
+def _traces(line: Line, axes: Axes, look: Style, reach: Sequence[float], log_x: bool) -> list[go.Scatter]:
+    if line.kind == "points":
+        return [_points(line, look, [hover(point, axes) for point in line.points])]
+    point = line.points[0]
+    if line.kind == "curve":
+        x, y, spread = list(line.x), list(line.y), list(line.spread)
+        texts = [
+            hover(point, axes, f"step {step:,.0f}: {words.spread(mean, sd, point.trials)}")
+            for step, mean, sd in zip(x, y, spread, strict=True)
+        ]
+    else:
+        x = _between(reach, log_x)
+        y, spread, texts = list(line.y) * len(x), list(line.spread) * len(x), [hover(point, axes)] * len(x)
+    dash = "dash" if line.kind == "level" else "solid"
+    meta = {"role": "line", "series": line.series}
+    drawn = go.Scatter(
+        x=x, y=y, mode="lines", line={"dash": dash, "width": 2}, hovertext=texts, hoverinfo="text", meta=meta
+    )
+    if not any(spread):
+        return [drawn]
+    upper = [mean + sd for mean, sd in zip(y, spread, strict=True)]
+    lower = [mean - sd for mean, sd in zip(y, spread, strict=True)]
+    band = go.Scatter(
+        x=[*x, *reversed(x)],
+        y=[*upper, *reversed(lower)],
+        mode="lines",
+        line={"width": 0},
+        fill="toself",
+        hoverinfo="skip",
+        meta={**meta, "role": "band"},
+    )
+    return [band, drawn]
+
+
+def _points(line: Line, look: Style, texts: Sequence[str]) -> go.Scatter:
+    size = 11 if look.symbol == "star" else 9
+    return go.Scatter(
+        x=list(line.x),
+        y=list(line.y),
+        error_y={"array": list(line.spread), "thickness": 1.2, "width": 3} if any(line.spread) else None,
+        mode="lines+markers",
+        line={"width": 1.6},
+        marker={"symbol": look.symbol, "size": size},
+        hovertext=texts,
+        hoverinfo="text",
+        meta={"role": "line", "series": line.series},
+    )
+
+
+def _between(reach: Sequence[float], log: bool) -> list[float]:
+    low, high = map(math.log, reach) if log else reach
+    found = [low + (high - low) * k / (LEVEL_POINTS - 1) for k in range(LEVEL_POINTS)]
+    return [math.exp(x) for x in found] if log else found
+
+
+def _empty(x_label: str, y_label: str) -> go.Figure:
+    axis = {"automargin": True, "showline": True, "zeroline": False, "ticks": "outside", "ticklen": 4}
+    return go.Figure(
+        layout={
+            "template": "none",
+            "showlegend": False,
+            "hovermode": "closest",
+            "hoverlabel": {"align": "left"},
+            "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+            "xaxis": {**axis, "title": {"text": escape(x_label), "standoff": 12}},
+            "yaxis": {**axis, "title": {"text": escape(y_label), "standoff": 10}, "nticks": 7},
+        }
+    )
+
+
+def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, log: bool, unit: str = "") -> None:
+    axis.update(range=[math.log10(v) for v in reach] if log else list(reach))
+    if log:
+        axis.update(type="log")
+    if marks is not None:
+        text = [words.count(mark, unit) if mark >= 1e5 or unit else f"{mark:,.6g}" for mark in marks]
+        axis.update(tickmode="array", tickvals=list(marks), ticktext=text)
+    else:
+        axis.update(tickformat="~s", ticksuffix=unit)
+
+
+def _json(plot: go.Figure) -> str:
+    found = json.loads(plot.to_json())
+    found["layout"].pop("template", None)
+    return json.dumps(found)

@@ -1,0 +1,45 @@
+"""How a series looks, in every figure alike: colours that colour-blind readers can tell apart, and marks as well.
+
+The colours start from those of Okabe and Ito, darkened for a light ground and lightened for a dark one until each
+has a contrast of three to one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colours on light and dark ground, and the mark: in plotly's words, matplotlib's, and as a character."""
+
+    light: str
+    dark: str
+    symbol: str
+    marker: str
+    glyph: str
+
+
+FIXED = {
+    "full": Style("#2b2f36", "#e8eaee", "circle", "o", "●"),
+    "hash": Style("#c85000", "#f58a4b", "square", "s", "■"),
+    "feature": Style("#00845f", "#2fc49b", "triangle-up", "^", "▲"),
+    "concat": Style("#2f93cf", "#7cc8f5", "diamond", "D", "◆"),
+    "add": Style("#ad7a00", "#f2bd45", "triangle-down", "v", "▼"),
+    "mult": Style("#00589c", "#4b9cf0", "star", "*", "★"),
+    "path": Style("#b4508a", "#e28fbd", "pentagon", "p", "⬟"),
+}
+OTHERS = (
+    Style("#6a51c7", "#ab98f5", "hexagon", "h", "⬢"),
+    Style("#8a5a3c", "#cf9f7f", "cross", "P", "✚"),
+    Style("#5f7a00", "#b3cc52", "x", "X", "✖"),
+    Style("#a3344b", "#f28b9d", "triangle-left", "<", "◀"),
+    Style("#007f8a", "#4fc7d1", "triangle-right", ">", "▶"),
+)
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """A style for each name: the paper's operations have their own, other names take what is left in their order."""
+    names = list(dict.fromkeys(names))
+    free = [*OTHERS, *(style for name, style in FIXED.items() if name not in names)]
+    others = [name for name in names if name not in FIXED]
+    return {name: FIXED[name] if name in FIXED else free[others.index(name) % len(free)] for name in names}

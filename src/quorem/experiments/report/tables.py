@@ -1,0 +1,212 @@
+"""The tables: the paper's table 1 with our numbers, which method wins at which size, and every point."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from ..figures import Figure, Result
+from . import words
+from .lines import networks
+from .styles import Style
+from .tradeoff import Win
+
+PAPER_TABLE1 = {
+    "dcn": {16: 0.45263, 32: 0.45254, 64: 0.45252, 128: 0.4534},
+    "dlrm": {16: 0.45349, 32: 0.45312, 64: 0.45306, 128: 0.45651},
+}
+BEST = "**"  # around a number that is the best of its row
+
+Column = tuple[str, str]  # heading, and "text" or "number"
+COLUMNS: tuple[Column, ...] = (
+    ("figure", "text"),
+    ("data", "text"),
+    ("network", "text"),
+    ("series", "text"),
+    ("x", "number"),
+    ("threshold", "number"),
+    ("optimizer", "text"),
+    ("test log loss", "number"),
+    ("± deviation", "number"),
+    ("validation", "number"),
+    ("AUC", "number"),
+    ("parameters", "number"),
+    ("tables", "number"),
+    ("trials", "number"),
+)
+
+
+def hidden_layers(figure: Figure) -> list[list[str]]:
+    """Table 1: a row each for parameters, our test loss and the paper's, for each network; the first row is the head.
+
+    The best of a row stands between two asterisks.
+    """
+    widths = sorted({point.x for point in figure.points if point.x is not None})
+    rows = [["network", "hidden layer", *(f"{width:,.6g}" for width in widths)]]
+    for network in networks(figure.points):
+        points = {point.x: point for point in figure.points if point.network == network}
+        found = [points.get(width) for width in widths]
+        name = words.network(network)
+        rows.append([name, "parameters", *(f"{p.parameters:,}" if p else words.NONE for p in found)])
+        texts = [words.spread(p.test_mean, p.test_sd, p.trials) if p else words.NONE for p in found]
+        rows.append(
+            [name, "test log loss", *_starred(texts, [words.known(p.test_mean) if p else math.nan for p in found])]
+        )
+        printed = [PAPER_TABLE1.get(network, {}).get(int(width), math.nan) for width in widths]
+        if any(map(math.isfinite, printed)):
+            rows.append([name, "the paper's", *_starred([words.loss(value) for value in printed], printed)])
+    return rows
+
+
+def _starred(texts: Sequence[str], values: Sequence[float]) -> list[str]:
+    best = min((value for value in values if math.isfinite(value)), default=None)
+    return [f"{BEST}{t}{BEST}" if value == best else t for t, value in zip(texts, values, strict=True)]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    head, *body = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body]) + "\n"
+
+
+def hidden_layers_html(figure: Figure) -> str:
+    """Table 1 in HTML; the best of a row is strong."""
+    head, *body = hidden_layers(figure)
+    cells = "".join(f'<th scope="col" class="{_align(k)}">{escape(text)}</th>' for k, text in enumerate(head))
+    lines = []
+    for row in body:
+        texts = [
+            f"<strong>{escape(t.removeprefix(BEST).removesuffix(BEST))}</strong>" if t.startswith(BEST) else escape(t)
+            for t in row
+        ]
+        names = "".join(f'<th scope="row" class="text">{text}</th>' for text in texts[:2])
+        numbers = "".join(f'<td class="number">{text}</td>' for text in texts[2:])
+        lines.append(f"<tr>{names}{numbers}</tr>")
+    return scrolling("Table 1", f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+
+
+def _align(k: int) -> str:
+    return "text" if k < 2 else "number"
+
+
+def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style], order: Sequence[str]) -> str:
+    """Which method wins at which size, for each network."""
+    head = ("tables of", "best", "test log loss", "next best", "difference", "more than the deviations?")
+    kinds = ("text", "text", "number", "text", "number", "text")
+    cells = "".join(f'<th scope="col" class="{k}">{escape(t)}</th>' for t, k in zip(head, kinds, strict=True))
+    parts = []
+    for network, found in wins.items():
+        name = escape(words.network(network))
+        parts.append(f'<tbody><tr class="group"><th scope="rowgroup" colspan="{len(head)}">{name}</th></tr>')
+        for win in found:
+            best, second = win.best, win.second
+            row = (
+                f'<th scope="row" class="text">{_about(win)}</th>'
+                f'<td class="text">{swatch(best.series, looks, order)}</td>'
+                f'<td class="number">{words.spread(best.test_mean, best.test_sd, best.trials)}</td>'
+                f'<td class="text">{swatch(second.series, looks, order) if second else words.NONE}</td>'
+                f'<td class="number">{words.loss(win.difference)}</td>'
+                f'<td class="text">{_verdict(win)}</td>'
+            )
+            parts.append(f'<tr class="win">{row}</tr>')
+        parts.append("</tbody>")
+    table = f"<table><thead><tr>{cells}</tr></thead>{''.join(parts)}</table>"
+    return scrolling("Which method wins at which size", table)
+
+
+def _about(win: Win) -> str:
+    low, high = words.size(win.low), words.size(win.high)
+    share = f"1/{2**-win.power:,}" if win.power < 0 else f"{2**win.power:,}x" if win.power > 0 else "all"
+    sizes = low if low == high else f"{low} to {high}"
+    return f'{sizes} <span class="quiet">{share}</span>'
+
+
+def _verdict(win: Win) -> str:
+    if win.second is None:
+        return '<span class="quiet">no other method</span>'
+    if win.clear is None:
+        return '<span class="quiet">not known: one trial</span>'
+    return "yes" if win.clear else '<span class="quiet">no, a tie</span>'
+
+
+def swatch(series: str, looks: Mapping[str, Style], order: Sequence[str]) -> str:
+    """The mark of a series in its colour, and its name."""
+    glyph = looks[series].glyph
+    return f'<span class="mark s{order.index(series)}" aria-hidden="true">{glyph}</span> {escape(series)}'
+
+
+def points_html(
+    rows: Sequence[tuple[str, str, Result]], looks: Mapping[str, Style], order: Sequence[str], *, several_data: bool
+) -> str:
+    """Every point, with its command and configuration; ``rows`` are name of the figure, of the data, and the point."""
+    columns = [column for column in COLUMNS if column[0] != "data" or several_data]
+    head = "".join(
+        f'<th scope="col" class="{kind}" aria-sort="none" data-kind="{kind}">'
+        f'<button type="button">{escape(name)}<span class="arrow" aria-hidden="true"></span></button></th>'
+        for name, kind in columns
+    )
+    body = "".join(_point(row, columns, looks, order) for row in rows)
+    table = f'<table id="points"><thead><tr>{head}</tr></thead>{body}</table>'
+    return scrolling("All points", table, tall=True)
+
+
+def _point(
+    row: tuple[str, str, Result], columns: Sequence[Column], looks: Mapping[str, Style], order: Sequence[str]
+) -> str:
+    figure, data, point = row
+    threshold = point.config.get("threshold")
+    threshold = threshold if isinstance(threshold, int) else None
+    dashed = words.NONE
+    number = math.nan
+    cells: dict[str, tuple[str, str | float]] = {
+        "figure": (escape(figure), figure),
+        "data": (escape(data), data),
+        "network": (escape(words.network(point.network)), point.network),
+        "series": (swatch(point.series, looks, order), point.series),
+        "x": (dashed if point.x is None else f"{point.x:,.6g}", number if point.x is None else point.x),
+        "threshold": (dashed if threshold is None else f"{threshold:,}", number if threshold is None else threshold),
+        "optimizer": (escape(words.optimizer(point.optimizer)), point.optimizer),
+        "test log loss": (words.loss(point.test_mean), words.known(point.test_mean)),
+        "± deviation": (words.loss(point.test_sd) if point.trials > 1 else dashed, words.known(point.test_sd)),
+        "validation": (words.loss(point.validation_mean), words.known(point.validation_mean)),
+        "AUC": (words.loss(point.auc_mean), words.known(point.auc_mean)),
+        "parameters": (f"{point.parameters:,}", point.parameters),
+        "tables": (words.size(point.embedding_bytes), point.embedding_bytes),
+        "trials": (_trials(point), point.trials),
+    }
+    line = "".join(
+        f'<td class="{kind}" data-value="{_value(cells[name][1])}">{cells[name][0]}</td>' for name, kind in columns
+    )
+    config = escape(json.dumps(point.config, indent=1, sort_keys=True))
+    return (
+        f'<tbody class="point" data-figure="{escape(figure)}" data-data="{escape(data)}"'
+        f' data-network="{escape(point.network)}" data-series="{escape(point.series)}"><tr>{line}</tr>'
+        f'<tr class="how"><td colspan="{len(columns)}"><details><summary>{escape(words.scheme(point.config))}</summary>'
+        f'<div class="recipe"><h4>Command of the first trial</h4>{copyable(point.command)}'
+        f"<h4>Configuration</h4>{copyable(config, escaped=True)}</div></details></td></tr></tbody>\n"
+    )
+
+
+def _trials(point: Result) -> str:
+    if not point.missing:
+        return str(point.trials)
+    failed = f", {point.failed} failed" if point.failed else ""
+    return f'{point.trials} <span class="warn">({point.missing} missing{failed})</span>'
+
+
+def _value(value: str | float) -> str:
+    if isinstance(value, str):
+        return escape(value)
+    return repr(value) if math.isfinite(value) else ""
+
+
+def copyable(text: str, *, escaped: bool = False) -> str:
+    """Text in a box with a button that copies it."""
+    shown = text if escaped else escape(text)
+    return f'<div class="copy"><pre tabindex="0">{shown}</pre><button type="button" class="small">Copy</button></div>'
+
+
+def scrolling(label: str, inner: str, *, tall: bool = False) -> str:
+    """A box that scrolls by itself, by keyboard too."""
+    kind = "box tall" if tall else "box"
+    return f'<div class="{kind}" role="region" tabindex="0" aria-label="{escape(label)}">{inner}</div>'

@@ -1,0 +1,86 @@
+"""Quality against bytes: the points no other point beats, and the method that wins at each size."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..figures import Figure, Result
+from .words import known
+
+WITHOUT_EFFECT = ("seed", "validate_every")  # options that give no other model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Win:
+    """The best series among tables of about one size.
+
+    Args:
+        power: they are about ``2 ** power`` times the bytes of the full tables.
+        low: least bytes among them.
+        high: most bytes.
+        best: the point with the lowest test loss.
+        second: the best of another series; None where there is no other.
+        clear: whether the two losses differ by more than both deviations together; None where one is not known.
+    """
+
+    power: int
+    low: int
+    high: int
+    best: Result
+    second: Result | None
+    clear: bool | None
+
+    @property
+    def difference(self) -> float:
+        """Test loss of the second less that of the best."""
+        return math.nan if self.second is None else known(self.second.test_mean) - known(self.best.test_mean)
+
+
+def distinct(figures: Iterable[Figure]) -> list[Result]:
+    """The points of all figures with a test loss; a setting that several of them show counts once."""
+    found: dict[str, Result] = {}
+    for figure in figures:
+        for point in figure.points:
+            if math.isfinite(known(point.test_mean)) and point.embedding_bytes > 0:
+                config = {name: value for name, value in point.config.items() if name not in WITHOUT_EFFECT}
+                found.setdefault(json.dumps([point.network, config], sort_keys=True), point)
+    return list(found.values())
+
+
+def front(points: Iterable[Result]) -> list[Result]:
+    """Those than which no other is both as small and better: less loss for every further byte."""
+    best: list[Result] = []
+    for point in sorted(points, key=lambda p: (p.embedding_bytes, known(p.test_mean))):
+        if not best or known(point.test_mean) < known(best[-1].test_mean):
+            best.append(point)
+    return best
+
+
+def winners(points: Sequence[Result]) -> list[Win]:
+    """The best series at each size, the largest first; sizes are powers of two of the full tables' bytes.
+
+    A point belongs to the nearest power, so that methods with equal collisions, whose bytes differ little, meet.
+    """
+    full = [point.embedding_bytes for point in points if is_full(point)]
+    whole = max(full or [point.embedding_bytes for point in points], default=1)
+    sizes: dict[int, list[Result]] = {}
+    for point in points:
+        sizes.setdefault(round(math.log2(point.embedding_bytes / whole)), []).append(point)
+    return [_win(power, sizes[power]) for power in sorted(sizes, reverse=True)]
+
+
+def is_full(point: Result) -> bool:
+    """Whether every table is full."""
+    scheme = point.config.get("scheme")
+    return isinstance(scheme, dict) and scheme.get("scheme") == "Full"
+
+
+def _win(power: int, points: Sequence[Result]) -> Win:
+    ranked = sorted(points, key=lambda p: known(p.test_mean))
+    best, second = ranked[0], next((p for p in ranked if p.series != ranked[0].series), None)
+    clear = None
+    if second is not None and min(best.trials, second.trials) > 1:
+        clear = known(second.test_mean) - known(best.test_mean) > known(best.test_sd) + known(second.test_sd)
+    sizes = [point.embedding_bytes for point in points]
+    return Win(power=power, low=min(sizes), high=max(sizes), best=best, second=second, clear=clear)

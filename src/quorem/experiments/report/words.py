@@ -1,0 +1,136 @@
+"""Numbers and settings in words, the same on the page, in hover boxes and in tables."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ... import schemes
+from ..figures import Result
+
+NETWORKS = {"dcn": "DCN", "dlrm": "DLRM"}
+OPTIMIZERS = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+NONE = "\N{EN DASH}"
+
+
+def known(value: float | None) -> float:
+    """A number that may be absent; NaN where it is."""
+    return math.nan if value is None else value
+
+
+def loss(value: float | None) -> str:
+    """A log loss with the digits of the paper's table 1; a dash where there is none.
+
+    >>> loss(0.452517)
+    '0.45252'
+    """
+    return f"{value:.5f}" if math.isfinite(value := known(value)) else NONE
+
+
+def spread(mean: float | None, deviation: float | None, trials: int) -> str:
+    """A mean and its deviation, which one trial does not have.
+
+    >>> spread(0.45, 0.0003, 5), spread(0.45, 0.0, 1)
+    ('0.45000 ± 0.00030', '0.45000')
+    """
+    return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(known(deviation)) else "")
+
+
+def count(value: float, unit: str = "") -> str:
+    """A number in three digits with its prefix.
+
+    >>> count(135_746_273), count(960), count(2_160_805_824, "B")
+    ('136 M', '960', '2.16 GB')
+    """
+    for size, prefix in PREFIXES:
+        if abs(value) >= size * 0.9995:
+            return f"{_digits(value / size)} {prefix}{unit}"
+    return f"{_digits(value)} {unit}".strip()
+
+
+def size(value: float) -> str:
+    """Bytes in words: 1 kB is 1000 bytes.
+
+    >>> size(540_201_456 * 4)
+    '2.16 GB'
+    """
+    return count(value, "B")
+
+
+def _digits(value: float) -> str:
+    if value == int(value) and abs(value) < 1000:
+        return str(int(value))
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def network(name: str) -> str:
+    """As the paper writes it; other names as they are."""
+    return NETWORKS.get(name, name)
+
+
+def optimizer(name: str) -> str:
+    """As the paper writes it; other names as they are."""
+    return OPTIMIZERS.get(name, name)
+
+
+def scheme(config: Mapping[str, Any]) -> str:
+    """The scheme of a run as one would write it in Python.
+
+    >>> scheme({"scheme": {"scheme": "QR", "num_collisions": 60}})
+    'QR(num_collisions=60)'
+    """
+    found = config.get("scheme")
+    try:
+        text = repr(schemes.from_json(json.dumps(found)))
+    except (TypeError, ValueError, KeyError):
+        text = json.dumps(found)
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+def settings(point: Result) -> list[str]:
+    """Scheme, threshold and optimizer, each in words."""
+    threshold = point.config.get("threshold")
+    return [
+        scheme(point.config),
+        *([f"threshold {threshold:,}"] if isinstance(threshold, int) else []),
+        *([optimizer(point.optimizer)] if point.optimizer else []),
+    ]
+
+
+def finished(point: Result) -> int:
+    """Trials with any optimizer."""
+    return sum(int(other.get("trials", 0)) for other in point.others.values()) or point.trials
+
+
+def trials(number: int) -> str:
+    """How many trials.
+
+    >>> trials(1), trials(5)
+    ('1 trial', '5 trials')
+    """
+    return f"{number} trial" + "s" * (number != 1)
+
+
+def facts(found: Mapping[str, Any]) -> str:
+    """The entries of a mapping in one line, the nested ones too.
+
+    >>> facts({"rows": 1000000, "versions": {"torch": "2.13.0"}})
+    'rows 1,000,000, versions (torch 2.13.0)'
+    """
+    return ", ".join(f"{str(name).replace('_', ' ')} {value_text(value)}" for name, value in found.items())
+
+
+def value_text(value: Any) -> str:
+    """Any value out of a file in words."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "unknown"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Mapping):
+        return f"({facts(value)})"
+    if isinstance(value, list | tuple):
+        if len(value) > 8 and all(isinstance(entry, int) for entry in value):
+            return f"{len(value)} numbers, {sum(value):,} together"
+        return ", ".join(map(value_text, value))
+    return str(value)
