@@ -12,8 +12,11 @@ import quorem
 
 
 def module(mode: str) -> quorem.EmbeddingCollection:
-    tables = [quorem.Table("user", 50, 4, quorem.QR(4)), quorem.Table("day", 7, 4)]
-    return quorem.EmbeddingCollection(tables, on_invalid_id=mode)
+    """Tables on the CPU that count as on a GPU."""
+    tables = [quorem.Table("user", 50, 4, quorem.QR(4, operation="feature")), quorem.Table("day", 7, 4)]
+    made = quorem.EmbeddingCollection(tables, on_invalid_id=mode)
+    made._counts_invalid = lambda ids: mode != "trust"  # type: ignore[method-assign]
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +31,13 @@ GOOD = torch.tensor([[49, 0]])
 
 def test_warn_counts_all_and_warns_once() -> None:
     tables = module("warn")
-    tables._report_invalid(GOOD, None)
+    tables(GOOD)
     with pytest.warns(UserWarning, match="2 ids out of range in table user, table day: each gave a vector of zeros"):
-        tables._report_invalid(BAD, None)
+        tables(BAD)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(6):
-            tables._report_invalid(BAD, None)
+            tables(BAD)
     assert int(tables.invalid_ids) == 14
 
 
@@ -43,7 +46,7 @@ def test_warn_looks_at_the_count_ever_less_often() -> None:
     looked = []
     tables.warn_invalid_ids = lambda: looked.append(tables._lookups) or 0  # type: ignore[method-assign,func-returns-value]
     for _ in range(20):
-        tables._report_invalid(GOOD, None)
+        tables(GOOD)
     assert looked == [1, 2, 4, 8, 16]
 
 
@@ -51,20 +54,43 @@ def test_jagged_ids_are_counted_by_their_own_table() -> None:
     tables = module("warn")
     ids, offsets = torch.tensor([49, 50, 6, 7, 8, 99]), torch.tensor([0, 2, 2, 4, 5])
     with pytest.warns(UserWarning, match="3 ids"):  # 50 of 50; 7 and 8 of 7; the last is in no bag
-        tables._report_invalid(ids, offsets)
+        integers = (tables.slots, tables.parts, tables.maps, tables.spans)
+        torch.ops.quorem.count_invalid_(ids, offsets, tables.invalid_ids, *integers)
+        tables._report_invalid()
 
 
 def test_raise_asserts() -> None:
     tables = module("raise")
-    tables._report_invalid(GOOD, None)
+    tables(GOOD)
     with pytest.raises(RuntimeError, match="out of range"):
-        tables._report_invalid(BAD, None)
+        tables(BAD)
 
 
-def test_trust_does_not_look() -> None:
-    tables = module("trust")
-    tables._report_invalid(BAD, None)
-    assert int(tables.invalid_ids) == 0
+def test_counting_gives_the_vectors_of_valid_ids_and_zeros() -> None:
+    tables = module("warn")
+    with pytest.warns(UserWarning, match="2 ids"):
+        out = tables(BAD)
+    assert not out[0, :2].any() and not out[1, 2].any()
+    torch.testing.assert_close(out[1:, :2], tables.to_dense()["user"][torch.tensor([1, 2])])
+    out.sum().backward()
+    expected = torch.zeros_like(tables.weight)
+    clean = module("trust")
+    clean.load_state_dict(tables.state_dict())
+    clean(torch.tensor([[1, 0], [2, 6]]))[:, :2].sum().backward()
+    expected += clean.weight.grad
+    clean.weight.grad = None
+    clean(torch.tensor([[1, 0], [2, 6]]))[:, 2:].sum().backward()  # day 0 of the first row of BAD, and 6
+    expected += clean.weight.grad
+    torch.testing.assert_close(tables.weight.grad, expected)
+
+
+def test_an_id_on_the_cpu_raises_whatever_the_mode() -> None:
+    for mode in ("warn", "raise", "trust"):
+        tables = module(mode)
+        del tables._counts_invalid
+        with pytest.raises(IndexError, match="id 50 is outside"):
+            tables(BAD)
+        assert int(tables.invalid_ids) == 0
 
 
 def test_other_modes_are_refused() -> None:

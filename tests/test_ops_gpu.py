@@ -262,6 +262,10 @@ def test_invalid_ids_are_counted() -> None:
     count = torch.zeros((), dtype=torch.int64, device=DEVICE)
     gpu_lookup.count_invalid_(ids, None, count, *integers(module))
     assert int(count) == 4  # and the -1 that ``batch`` plants
+    count.zero_()
+    out = gpu_lookup.lookup_counting(ids, module.weight.detach(), *integers(module), count)
+    assert int(count) == 4
+    torch.testing.assert_close(out, reference.lookup(ids, module.weight.detach(), *integers(module)))
     values, offsets = jagged(module, 6)
     values[0] = 10**6
     count.zero_()

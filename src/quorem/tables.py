@@ -127,9 +127,10 @@ class Tables(nn.Module):
     def _lookup(self, ids: Tensor) -> Tensor:
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
         integers = (self.slots, self.parts, self.maps, self.spans)
-        if ids.is_cuda:
-            self._report_invalid(ids, None)
-        out = lookup.lookup(ids, self.weight, *integers, names=self.titles, sparse=self.sparse)
+        invalid = self.invalid_ids if self._counts_invalid(ids) else None
+        out = lookup.lookup(ids, self.weight, *integers, names=self.titles, sparse=self.sparse, invalid=invalid)
+        if invalid is not None:
+            self._report_invalid()
         for group in self._path_networks():
             out = group.transform(out, ids)
         return out
@@ -137,8 +138,9 @@ class Tables(nn.Module):
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
         """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
         integers = (self.slots, self.parts, self.maps, self.spans)
-        if ids.is_cuda:
-            self._report_invalid(ids, offsets)
+        if self._counts_invalid(ids):
+            torch.ops.quorem.count_invalid_(ids, offsets, self.invalid_ids, *integers)
+            self._report_invalid()
         out = lookup.bag(
             ids, offsets, sample_weights, self.weight, *integers, mean=mean, names=self.titles, sparse=self.sparse
         )
@@ -169,12 +171,12 @@ class Tables(nn.Module):
     def _path_networks(self) -> list[PathNetworks]:
         return cast(list[PathNetworks], list(self.paths))
 
-    def _report_invalid(self, ids: Tensor, offsets: Tensor | None) -> None:
-        """On a GPU, do what ``on_invalid_id`` says about ids out of range; the CPU ops raise by themselves."""
-        if self.on_invalid_id == "trust":
-            return
-        integers = (self.slots, self.parts, self.maps, self.spans)
-        torch.ops.quorem.count_invalid_(ids, offsets, self.invalid_ids, *integers)
+    def _counts_invalid(self, ids: Tensor) -> bool:
+        """Whether ids out of range are counted; the CPU ops raise by themselves."""
+        return ids.is_cuda and self.on_invalid_id != "trust"
+
+    def _report_invalid(self) -> None:
+        """Do what ``on_invalid_id`` says about the ids that were counted."""
         if self.on_invalid_id == "raise":
             torch._assert_async(self.invalid_ids == 0, f"an id is out of range in {self.titles!r}")
             return

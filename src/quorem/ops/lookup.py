@@ -21,6 +21,7 @@ _INTEGERS = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
 _JAGGED = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor weight"
 _library = torch.library.Library("quorem", "DEF")
 _library.define(f"lookup(Tensor ids, Tensor weight, {_INTEGERS}, *, str names) -> Tensor")
+_library.define(f"lookup_counting(Tensor ids, Tensor weight, {_INTEGERS}, Tensor(a!) invalid, *, str names) -> Tensor")
 _library.define(f"lookup_backward(Tensor grad, Tensor ids, Tensor weight, {_INTEGERS}) -> Tensor")
 _library.define(f"count_invalid_(Tensor ids, Tensor? offsets, Tensor(a!) count, {_INTEGERS}) -> ()")
 _library.define(f"bag({_JAGGED}, {_INTEGERS}, *, bool mean, str names) -> Tensor")
@@ -33,7 +34,14 @@ _library.define(
 )
 
 
-def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "", sparse: bool = False) -> Tensor:
+def lookup(
+    ids: Tensor,
+    weight: Tensor,
+    *integers: Tensor,
+    names: str = "",
+    sparse: bool = False,
+    invalid: Tensor | None = None,
+) -> Tensor:
     """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``.
 
     Args:
@@ -42,13 +50,23 @@ def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "", spar
         integers: the layout.
         names: what an error calls each feature's table, one a line.
         sparse: whether the gradient of ``weight`` is sparse.
+        invalid: grows by the number of ids out of range, where these do not raise.
     """
     update.catch_up_(ids, None, weight, *integers)
+    if invalid is not None and _transformed():  # a lookup that writes into its argument is not
+        torch.ops.quorem.count_invalid_(ids, None, invalid, *integers)
+        invalid = None
     if in_backward.collector(weight) is not None:
-        return _lookup_in_backward(ids, weight, *integers, names=names)
+        return _lookup_in_backward(ids, weight, *integers, names=names, invalid=invalid)
     if not _differentiated(weight):
+        return _read(ids, weight, *integers, names=names, invalid=invalid)
+    return _Lookup.apply(ids, weight, *integers, names, sparse, invalid)
+
+
+def _read(ids: Tensor, weight: Tensor, *integers: Tensor, names: str, invalid: Tensor | None) -> Tensor:
+    if invalid is None:
         return torch.ops.quorem.lookup(ids, weight, *integers, names=names)
-    return _Lookup.apply(ids, weight, *integers, names, sparse)
+    return torch.ops.quorem.lookup_counting(ids, weight, *integers, invalid, names=names)
 
 
 def bag(
@@ -74,9 +92,12 @@ def _differentiated(*inputs: Tensor | None) -> bool:
     """Whether a derivative may be taken. If not, the op alone will do: it is cheaper, and the compiler needs it so."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         return True
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0)
+
+
+def _transformed() -> bool:
+    """Whether the compiler or a transform such as ``torch.vmap`` is at work."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def gather(rows: Tensor, weight: Tensor, sparse: bool = False) -> Tensor:
@@ -87,8 +108,8 @@ def gather(rows: Tensor, weight: Tensor, sparse: bool = False) -> Tensor:
 
 
 @in_backward.outside_the_graph
-def _lookup_in_backward(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor:
-    out = torch.ops.quorem.lookup(ids, weight.detach(), *integers, names=names)
+def _lookup_in_backward(ids: Tensor, weight: Tensor, *integers: Tensor, names: str, invalid: Tensor | None) -> Tensor:
+    out = _read(ids, weight.detach(), *integers, names=names, invalid=invalid)
     return in_backward.collected(out, weight, "lookup", (ids,), integers)
 
 
@@ -146,6 +167,12 @@ def _lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tenso
     return reference.lookup(ids, weight, *integers)
 
 
+def _lookup_counting(ids: Tensor, weight: Tensor, *rest: Tensor, names: str) -> Tensor:
+    *integers, invalid = rest
+    _count_invalid(ids, None, invalid, *integers)
+    return reference.lookup(ids, weight, *integers)
+
+
 def _lookup_backward(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> Tensor:
     return reference.accumulate(*reference.lookup_row_grads(grad, ids, weight, *integers), weight)
 
@@ -192,12 +219,19 @@ for _name, _body in _bodies.items():
     _library.impl(_name, _body, "CompositeExplicitAutograd")
     _library.impl(_name, cpu.fused(_name, _body), "CPU")
     _library.impl(_name, gpu.fused(_name, _body), "CUDA")
-_library.impl("count_invalid_", _count_invalid, "CompositeExplicitAutograd")
-_library.impl("count_invalid_", gpu.fused("count_invalid_", _count_invalid), "CUDA")
+_counting: dict[str, Callable[..., Any]] = {"count_invalid_": _count_invalid, "lookup_counting": _lookup_counting}
+for _name, _body in _counting.items():
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+    _library.impl(_name, gpu.fused(_name, _body), "CUDA")
 torch.library.register_fake("quorem::count_invalid_", lambda *inputs: None, lib=_library)
 
 
 @torch.library.register_fake("quorem::lookup", lib=_library)
+def _(ids: Tensor, weight: Tensor, slots: Tensor, *rest: Tensor, names: str) -> Tensor:
+    return weight.new_empty(ids.shape[0], slots.shape[0], weight.shape[1])
+
+
+@torch.library.register_fake("quorem::lookup_counting", lib=_library)
 def _(ids: Tensor, weight: Tensor, slots: Tensor, *rest: Tensor, names: str) -> Tensor:
     return weight.new_empty(ids.shape[0], slots.shape[0], weight.shape[1])
 
@@ -269,12 +303,12 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
-        *tensors, names, _ = inputs
-        return torch.ops.quorem.lookup(*tensors, names=names)
+        *tensors, names, _, invalid = inputs
+        return _read(*tensors, names=names, invalid=invalid)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, _, ctx.sparse = inputs
+        *tensors, _, ctx.sparse, _ = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
@@ -287,7 +321,7 @@ class _Lookup(torch.autograd.Function):
             dweight = _lookup_backward(grad, ids, weight, *integers)
         else:
             dweight = torch.ops.quorem.lookup_backward(grad, ids, weight, *integers)
-        return None, dweight, *[None] * 6
+        return None, dweight, *[None] * 7
 
 
 class _Bag(torch.autograd.Function):

@@ -18,11 +18,11 @@ def kernels() -> dict[str, Op]:
         from . import bag, lookup, path, update
     except ImportError:
         return {}
-    forward: list[Op] = [lookup.lookup, bag.bag]
+    forward: list[Op] = [lookup.lookup, lookup.lookup_counting, lookup.count_invalid_, bag.bag]
     gradients: list[Op] = [lookup.lookup_backward, bag.bag_backward, bag.bag_sample_weights_backward]
     updates: list[Op] = [update.lookup_update_, update.bag_update_, update.lookup_catch_up_, update.bag_catch_up_]
     paths: list[Op] = [path.path, path.path_backward]
-    return {op.__name__: op for op in (*forward, *gradients, *updates, *paths, lookup.count_invalid_)}
+    return {op.__name__: op for op in (*forward, *gradients, *updates, *paths)}
 
 
 def fused(name: str, reference: Op) -> Op:

@@ -27,15 +27,23 @@ def composed(i, valid, weight, slot, part, maps, columns, W: tl.constexpr, K: tl
 
 @triton.jit
 def lookup_kernel(
-    ids, weight, out, slots, parts, maps, B, id_stride, S,
-    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+    ids, weight, out, invalid, slots, parts, maps, spans, B, id_stride, S,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """T ids of one slot: K rows each, combined in ACC, W columns written C at a time."""
+    """T ids of one slot: K rows each, combined in ACC, W columns written C at a time.
+
+    With COUNT, the first slot of a feature adds the number of its ids outside the table to ``invalid``.
+    """
     s = tl.program_id(0) % S
     n = (tl.program_id(0) // S).to(tl.int64) * T + tl.arange(0, T)
     slot = slot_at(slots, s)
     i = tl.load(ids + n * id_stride + feature_of(slot), mask=n < B, other=-1)
     valid = is_valid(i, slot)
+    if COUNT:
+        bad = tl.sum(((n < B) & ((i < 0) | (i >= limit_of(slot)))).to(tl.int32))
+        if bad > 0:
+            if tl.load(spans + 2 * feature_of(slot)) == s:
+                tl.atomic_add(invalid, bad.to(tl.int64), sem="relaxed")
     i = tl.where(valid, i, 0)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
@@ -94,15 +102,21 @@ def tile(width: int) -> tuple[int, int, int]:
 
 def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "") -> Tensor:
     """``reference.lookup`` in one launch."""
-    slots, parts, maps, _ = integers
+    return lookup_counting(ids, weight, *integers, None, names=names)
+
+
+def lookup_counting(ids: Tensor, weight: Tensor, *rest: Any, names: str = "") -> Tensor:
+    """``reference.lookup`` in one launch, which also counts ids out of range if there is a count."""
+    slots, parts, maps, spans, invalid = rest
     ids = ids if ids.stride(-1) == 1 else ids.contiguous()
     batch, num_slots, width = len(ids), len(slots), weight.shape[1]
     out = weight.new_empty(batch, num_slots, width)
     if out.numel():
         block, columns, warps = tile(width)
         lookup_kernel[(triton.cdiv(batch, block) * num_slots,)](
-            ids, weight, out, slots, parts, maps, batch, ids.stride(0), num_slots,
-            W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], num_warps=warps,
+            ids, weight, out, invalid, slots, parts, maps, spans, batch, ids.stride(0), num_slots,
+            W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None,
+            num_warps=warps,
         )  # fmt: skip
     return out
 
