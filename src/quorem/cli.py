@@ -5,16 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 try:
     import typer
     from rich.console import Console
 except ModuleNotFoundError:
     sys.exit("quorem: the command needs typer and rich: pip install typer rich")
-
-if TYPE_CHECKING:
-    from .experiments.figures import Plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -220,7 +217,8 @@ def reproduce(
         how: dict[str, Any] = {"trials": trials, "optimizers": optimizers.split(","), "command": _command()}
         names = list(reproduce.PAPER) if what == "all" else [what]
         study = {"networks": networks.split(","), "max_rows": rows, "collisions": _integers("collisions", collisions)}
-        _train_and_report(reproduce.plans_of(names, data, study, how), out, device, workers, train_only)
+        plans = reproduce.plans_of(names, data, study, how)
+        reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=Console())
 
 
 @app.command()
@@ -239,7 +237,8 @@ def sweep(
         from .experiments import reproduce
 
         how: dict[str, Any] = {"trials": trials, "optimizers": optimizers.split(","), "command": _command()}
-        _train_and_report([reproduce.from_file(file, data, **how)], out, device, workers, train_only)
+        plans = [reproduce.from_file(file, data, **how)]
+        reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=Console())
 
 
 @app.command()
@@ -257,34 +256,6 @@ def report(
             reproduce.publish(figures, runs / "results")
         page(figures, out := out or runs / "report.html")
         typer.echo(out)
-
-
-def _train_and_report(
-    plans: "list[Plan]", out: Path, device: str | None, workers: int | None, train_only: bool
-) -> None:
-    import os
-
-    import torch
-
-    from .experiments import reproduce
-
-    if not train_only:
-        from .experiments.report import page  # before training: if it cannot be written, say so now
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
-    console = Console()
-    try:
-        reproduce.train(plans, out, device=device, workers=workers, console=console)
-    except KeyboardInterrupt:
-        console.print(f"Interrupted; the same command goes on, and quorem report {out} shows what is finished")
-        raise
-    if train_only:
-        return
-    figures = reproduce.figures_in(out)
-    reproduce.publish(figures, out / "results")
-    page(figures, out / "report.html")
-    console.print(f"Numbers and pictures: {out / 'results'}; page: {out / 'report.html'}", highlight=False)
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -1,11 +1,13 @@
 """From figures to runs and back: plan them, train what is missing, and write numbers, pictures and the page."""
 
 import datetime
+import os
 import runpy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from ..data.batches import Prepared
@@ -99,6 +101,42 @@ def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequenc
         raise ValueError(f"{path} must define POINTS, a list of quorem.experiments.figures.Point")
     axes = found.get("AXES") or Axes(name=path.stem, title=path.stem, x_label="x")
     return plan(axes, points, data, trials=trials, optimizers=optimizers, command=command)
+
+
+def run(
+    plans: Sequence[Plan],
+    out: Path,
+    *,
+    device: str | None,
+    workers: int | None,
+    train_only: bool,
+    console: Console,
+) -> None:
+    """Train, then write numbers, pictures and the page.
+
+    Args:
+        plans: what to train.
+        out: folder of the runs.
+        device: a GPU where None and there is one.
+        workers: processes; by default one a core, or one for a GPU.
+        train_only: leave the writing to ``quorem report``.
+        console: for progress.
+    """
+    if not train_only:
+        from .report import page  # before training: if it cannot be written, say so now
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
+    try:
+        train(plans, out, device=device, workers=workers, console=console)
+    except KeyboardInterrupt:
+        console.print(f"Interrupted; the same command goes on, and quorem report {out} shows what is finished")
+        raise
+    if train_only:
+        return
+    figures = figures_in(out)
+    publish(figures, out / "results")
+    page(figures, out / "report.html")
+    console.print(f"Numbers and pictures: {out / 'results'}; page: {out / 'report.html'}", highlight=False)
 
 
 def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, console: Console) -> None:
