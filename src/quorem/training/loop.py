@@ -103,7 +103,7 @@ def _train(
     steps, first = config.epochs * per_epoch, step
     clock = Clock(done.get("seconds", 0.0), options.checkpoint_seconds)
     loss: float | None = done.get("loss")
-    with _board(folder, options) as board:
+    with _board(folder, options, step) as board:
 
         def log(values: dict[str, Any]) -> None:
             if folder is not None:
@@ -278,7 +278,8 @@ def _matrix_products(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def _board(folder: RunFolder | None, options: Options) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+def _board(folder: RunFolder | None, options: Options, done: int) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """Writes metrics for TensorBoard, if asked to; those of steps after ``done``, taken again, replace the old."""
     if not options.tensorboard or folder is None:
         yield lambda step, values: None
         return
@@ -286,7 +287,7 @@ def _board(folder: RunFolder | None, options: Options) -> Iterator[Callable[[int
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
         raise ModuleNotFoundError("tensorboard=True needs tensorboard: pip install tensorboard") from None
-    with SummaryWriter(folder.path / "tensorboard") as writer:
+    with SummaryWriter(folder.path / "tensorboard", purge_step=done + 1 if done else None) as writer:
 
         def write(step: int, values: dict[str, Any]) -> None:
             for name, value in values.items():
