@@ -80,7 +80,7 @@ def describe(path: Path, identity: str) -> dict[str, Any]:
     """What the page says of prepared data."""
     prepared = Prepared(path)
     return {
-        "name": path.resolve().name,
+        "name": path.absolute().name,
         "path": str(path),
         "identity": identity,
         "rows": {name: len(prepared.split(name)) for name in ("train", "validation", "test")},
