@@ -245,13 +245,22 @@ def sweep(
 def report(
     runs: Annotated[Path, typer.Argument(help="Folder of reproduce or sweep, or of figures as JSON.", exists=True)],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
+    table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
 ) -> None:
     """Write one page about the runs that are finished: figures, trade-offs, and every point with its command."""
     with _plain_errors():
         from .experiments import reproduce
-        from .experiments.report import page
+        from .experiments.markdown import markdown
 
         figures = reproduce.figures_in(runs)
+        if table is not None:
+            for figure in figures:
+                if figure.axes.name == table:
+                    typer.echo(markdown(figure), nl=False)
+                    return
+            raise ValueError(f"table ({table!r}) must be one of {', '.join(f.axes.name for f in figures)}")
+        from .experiments.report import page
+
         if (runs / "plans").exists():
             reproduce.publish(figures, runs / "results")
         page(figures, out := out or runs / "report.html")

@@ -41,9 +41,8 @@ def lookup_kernel(
     valid = is_valid(i, slot)
     if COUNT:
         bad = tl.sum(((n < B) & ((i < 0) | (i >= limit_of(slot)))).to(tl.int32))
-        if bad > 0:
-            if tl.load(spans + 2 * feature_of(slot)) == s:
-                tl.atomic_add(invalid, bad.to(tl.int64), sem="relaxed")
+        if (bad > 0) & (tl.load(spans + 2 * feature_of(slot)) == s):
+            tl.atomic_add(invalid, bad.to(tl.int64), sem="relaxed")
     i = tl.where(valid, i, 0)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)

@@ -1,0 +1,74 @@
+"""A figure's numbers as Markdown tables, one a network: for documents, which a test holds to the files."""
+
+from collections.abc import Sequence
+
+from .figures import Figure, Result
+
+MARKS = {"adagrad": "", "amsgrad": "*"}
+NOTE = "Mean and standard deviation over {trials} trials, final test loss; * with AMSGrad, otherwise Adagrad."
+
+
+def markdown(figure: Figure) -> str:
+    """The tables, a line a series and a column a place on the axis.
+
+    Of a figure about parameters these are the cells; of other figures the loss that it draws, with the size where sizes
+    differ within a column.
+    """
+    axes, text = figure.axes, []
+    for network in dict.fromkeys(point.network for point in figure.points):
+        own = [point for point in figure.points if point.network == network]
+        places: list[float | None] = list(sorted({point.x for point in own if point.x is not None}))
+        head = [f"{network.upper()}, {axes.y_label}", *([f"{axes_word(figure)} {x:g}" for x in places] or ["final"])]
+        text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        for series in dict.fromkeys(point.series for point in own):
+            line = {point.x: point for point in own if point.series == series}
+            cells = [cell(figure, line.get(x, line.get(None))) for x in places or [None]]
+            if None in line and places:
+                cells[1:] = [""] * (len(cells) - 1)
+            text.append(f"| {series} | " + " | ".join(cells) + " |")
+        text.append("")
+    if axes.y != "parameters":
+        text.append(note(figure.points))
+    return "\n".join(text).rstrip() + "\n"
+
+
+def axes_word(figure: Figure) -> str:
+    """What a column's number is."""
+    return {"figure5": "c =", "figure6": "threshold", "figure7": "threshold", "table1": "h =", "budgets": "1 /"}.get(
+        figure.axes.name, "x ="
+    )
+
+
+def cell(figure: Figure, point: Result | None) -> str:
+    """One cell."""
+    if point is None:
+        return ""
+    if figure.axes.y == "parameters":
+        return f"{point.parameters:,}"
+    mean, deviation = (
+        (point.validation_mean, point.validation_sd)
+        if figure.axes.y == "validation"
+        else (point.test_mean, point.test_sd)
+    )
+    if mean is None or deviation is None:
+        return ""
+    size = f", {size_of(point.embedding_bytes)}" if figure.axes.x == "embedding_bytes" else ""
+    return f"{mean:.4f} ± {deviation:.4f}{MARKS.get(point.optimizer, '')}{size}"
+
+
+def size_of(num_bytes: int) -> str:
+    """Bytes in three digits.
+
+    >>> size_of(2_160_805_824), size_of(53_216)
+    ('2.16 GB', '53.2 kB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes} B"
+
+
+def note(points: Sequence[Result]) -> str:
+    """What the cells are."""
+    trials = sorted({point.trials for point in points})
+    return NOTE.format(trials=" to ".join(map(str, dict.fromkeys((trials[0], trials[-1])))))
