@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .gather import TYPES
 from .index import feature_of, is_valid, part_at, slot_at
+from .launch import launch
 from .lookup import composed, dense_gradient, tile
 
 
@@ -95,7 +96,8 @@ def bag(
     out = weight.new_empty(batch, len(slots), width)
     if out.numel():
         block, columns, warps = tile(width)
-        bag_kernel[(triton.cdiv(batch, block) * len(slots),)](
+        launch(
+            bag_kernel, (triton.cdiv(batch, block) * len(slots),),
             ids.contiguous(), offsets, sample_weights, weight, out, slots, parts, maps, batch, len(slots),
             W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype],
             WEIGHTED=sample_weights is not None, MEAN=mean, num_warps=warps,
@@ -124,7 +126,8 @@ def bag_sample_weights_backward(
     out = torch.zeros(ids.shape, dtype=grad.dtype, device=grad.device)
     if grad.numel() and ids.numel():
         block, columns, warps = tile(weight.shape[1])
-        sample_weights_kernel[(triton.cdiv(len(grad), block) * len(spans),)](
+        launch(
+            sample_weights_kernel, (triton.cdiv(len(grad), block) * len(spans),),
             grad.contiguous(), ids.contiguous(), offsets, weight, out, slots, parts, maps, spans, len(grad),
             len(slots), len(spans), W=weight.shape[1], K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype],
             MEAN=mean, num_warps=warps,

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import layout
 from ..reference import accumulator
 from .index import base_of, feature_of, is_valid, operation_of, part_at, pitch_of, row_of, slot_at
+from .launch import launch
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 UNCLAIMED = 2**31 - 1
@@ -244,13 +245,15 @@ def gather(
     sums = torch.zeros(places.total, width, dtype=accumulator(weight), device=weight.device)
     stride = 1 if jagged else ids.stride(0)
     if len(places.claimers):
-        claim_kernel[(triton.cdiv(len(ids), 128) * len(places.claimers),)](
+        launch(
+            claim_kernel, (triton.cdiv(len(ids), 128) * len(places.claimers),),
             ids, offsets, claims, places.claimers, slots, parts, maps, batch, stride, len(places.claimers),
             K=k, T=128, JAGGED=jagged,
         )  # fmt: skip
     columns = min(triton.next_power_of_2(width), 64)
     block = max(16, min(64, 512 // columns))
-    gather_kernel[(triton.cdiv(batch, block) * len(slots) * k,)](
+    launch(
+        gather_kernel, (triton.cdiv(batch, block) * len(slots) * k,),
         grad, ids, offsets, sample_weights, weight, sums, claims, places.table, step, slots, parts, maps, batch, stride,
         len(slots), W=width, K=k, T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
         WEIGHTED=sample_weights is not None, MEAN=mean, COUNT_STEP=step is not None,

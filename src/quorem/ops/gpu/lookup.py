@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .gather import TYPES, gather, read_ids, rows_and_sums
 from .index import feature_of, is_valid, limit_of, operation_of, part_at, row_of, slot_at
+from .launch import launch
 
 
 @triton.jit
@@ -87,7 +88,8 @@ def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, *integers
     ids = ids.contiguous()
     if ids.numel():
         batch = len(ids) if offsets is None else (len(offsets) - 1) // len(spans)
-        count_invalid_kernel[(triton.cdiv(len(ids), 512) * len(spans),)](
+        launch(
+            count_invalid_kernel, (triton.cdiv(len(ids), 512) * len(spans),),
             ids, offsets, count, slots, spans, batch, 1 if offsets is not None else ids.stride(0), len(spans),
             T=512, JAGGED=offsets is not None,
         )  # fmt: skip
@@ -112,7 +114,8 @@ def lookup_counting(ids: Tensor, weight: Tensor, *rest: Any, names: str = "") ->
     out = weight.new_empty(batch, num_slots, width)
     if out.numel():
         block, columns, warps = tile(width)
-        lookup_kernel[(triton.cdiv(batch, block) * num_slots,)](
+        launch(
+            lookup_kernel, (triton.cdiv(batch, block) * num_slots,),
             ids, weight, out, invalid, slots, parts, maps, spans, batch, ids.stride(0), num_slots,
             W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None,
             num_warps=warps,
@@ -145,7 +148,8 @@ def dense_gradient(
         width, k, jagged = weight.shape[1], parts.shape[1], offsets is not None
         columns = triton.next_power_of_2(width)
         block = max(1, 1024 // columns)
-        scatter_kernel[(len(slots) * k, triton.cdiv(places.longest, block))](
+        launch(
+            scatter_kernel, (len(slots) * k, triton.cdiv(places.longest, block)),
             ids, offsets, sums, claims, places.table, dense, slots, parts, maps, len(grad),
             1 if jagged else ids.stride(0), W=width, K=k, T=block, C=columns, JAGGED=jagged,
         )  # fmt: skip
