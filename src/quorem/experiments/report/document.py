@@ -49,7 +49,8 @@ def page(figures: Sequence[Figure], out: Path) -> None:
 def html(figures: Sequence[Figure]) -> str:
     """The page as text."""
     names = list(dict.fromkeys(point.series for figure in figures for point in figure.points))
-    look = Look(styles(names), names)
+    of = styles(names)
+    look = Look(of, list(of))
     groups = by_data(figures)
     plots: dict[str, str] = {}
     sections = [_dataset(k, name, members, look, plots) for k, (name, members) in enumerate(groups.items())]
@@ -105,7 +106,7 @@ def by_data(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
 def short_name(figure: Figure) -> str:
     """The name of a figure in words: ``figure5`` is Figure 5."""
     match = re.fullmatch(r"(figure|table)(\d+)", figure.axes.name)
-    return f"{match[1].capitalize()} {match[2]}" if match else figure.axes.name
+    return f"{match[1].capitalize()} {match[2]}" if match else figure.axes.name[:1].upper() + figure.axes.name[1:]
 
 
 def _title(figure: Figure) -> str:
@@ -116,9 +117,8 @@ def _title(figure: Figure) -> str:
 
 def _dataset(number: int, name: str, figures: Sequence[Figure], look: Look, plots: dict[str, str]) -> str:
     data = figures[0].made.get("data")
-    hidden = ("name", "path", "identity")
-    rest = {k: v for k, v in data.items() if k not in hidden} if isinstance(data, Mapping) else {}
-    about = f'<p class="quiet">{escape(words.facts(rest))}</p>' if rest else ""
+    known = words.data(data) if isinstance(data, Mapping) else ""
+    about = f'<p class="quiet">{escape(known)}</p>' if known else ""
     inner = _tradeoff(number, figures, look, plots)
     inner += "".join(_figure(f"d{number}f{k}", figure, look, plots) for k, figure in enumerate(figures))
     head = f'<h2 id="d{number}h">{escape(name)}</h2>{about}'
@@ -153,13 +153,12 @@ def _figure(key: str, figure: Figure, look: Look, plots: dict[str, str]) -> str:
     if figure.points:
         held = _panels(key, figure_plots(figure, look.of), f"{short_name(figure)}: {_title(figure)}", plots)
         body = f"{_legend(figure.points, look)}{held}{_missing(figure)}"
-        if figure.axes.name == "table1":
-            body += hidden_layers_html(figure)
     else:
         body = '<p class="note">No point of this figure is trained yet.</p>'
+    table = hidden_layers_html(figure) if figure.axes.name == "table1" and figure.points else ""
     return (
         f'<article class="card figure" id="{key}"><header><p class="kicker">{name}</p><h3>{title}</h3></header>'
-        f'<div class="beside">{aside}<div class="drawn">{body}</div></div></article>'
+        f'<div class="beside">{aside}<div class="drawn">{body}</div></div>{table}</article>'
     )
 
 
@@ -283,10 +282,11 @@ def _made(figures: Sequence[Figure]) -> str:
     parts = []
     for made, names in found.values():
         command = copyable(str(made["command"])) if made.get("command") else ""
-        rest = {name: value for name, value in made.items() if name != "command"}
+        shown = {name: words.value_text(value).strip("()") for name, value in made.items() if name != "command"}
+        if isinstance(data := made.get("data"), Mapping):
+            shown["data"] = f"{data.get('name', '')}: {words.data(data)}"
         listed = "".join(
-            f"<div><dt>{escape(str(name))}</dt><dd>{escape(words.value_text(value).strip('()'))}</dd></div>"
-            for name, value in rest.items()
+            f"<div><dt>{escape(str(name))}</dt><dd>{escape(text)}</dd></div>" for name, text in shown.items()
         )
         parts.append(f"<h3>{escape(', '.join(names))}</h3>{command}<dl>{listed}</dl>")
     return "".join(parts)

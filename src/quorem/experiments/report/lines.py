@@ -9,7 +9,7 @@ from typing import Literal
 from ..figures import Axes, Figure, Result
 from .words import NETWORKS, known
 
-NICE = (1, 2, 5)
+STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # of a decade
 MAX_TICKS = 7
 
 
@@ -124,7 +124,7 @@ def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, own: bool)
     if not log:
         return None
     decades = range(math.floor(math.log10(span[0])), math.ceil(math.log10(span[1])) + 1)
-    for steps in (NICE, (1, 3), (1,)):
+    for steps in STEPS:
         marks = [s * 10.0**k for k in decades for s in steps if span[0] <= s * 10.0**k <= span[1]]
         if len(marks) <= MAX_TICKS:
             break

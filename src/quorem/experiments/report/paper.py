@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ...training.checkpoint import write
@@ -46,7 +47,8 @@ def drawing(figure: Figure) -> Canvas:
     log_x = axes.x_log and axes.x != "step"
     reach = span(every, log=log_x)
     marks = ticks(every, reach, log=log_x, own=axes.x == "x")
-    canvas = Canvas(figsize=(PANEL[0] * len(found), PANEL[1] + 0.4), layout="constrained")
+    width = PANEL[0] * len(found)
+    canvas = Canvas(figsize=(width, PANEL[1] + 0.4), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06))
     FigureCanvasAgg(canvas)
     handles: dict[str, Any] = {}
     for panel, (network, lines) in zip(canvas.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
@@ -61,7 +63,7 @@ def drawing(figure: Figure) -> Canvas:
             handles.values(),
             [_plain(name) for name in handles],
             loc="outside lower center",
-            ncols=min(len(handles), 6),
+            ncols=max(1, min(len(handles), int(width / (0.7 + 0.085 * max(map(len, handles)))))),
             frameon=False,
         )
     return canvas

@@ -36,6 +36,8 @@ def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
             _scale(plot.layout.yaxis, tall, ticks(lines, tall, log=True, own=False), log=True)
         elif axes.y == "parameters":
             plot.layout.yaxis.update(tickformat="~s", rangemode="tozero")
+        else:
+            _digits(plot.layout.yaxis, lines)
         for line in lines:
             plot.add_traces(_traces(line, axes, looks[line.series], reach, log_x))
         result[name] = _json(plot)
@@ -53,6 +55,7 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
         plot = _empty("embedding tables", "test log loss")
         _scale(plot.layout.xaxis, reach, marks, log=True, unit="B")
         best = front(members)
+        _digits(plot.layout.yaxis, [_cloud(members, series) for series in dict.fromkeys(p.series for p in members)])
         plot.add_trace(
             go.Scatter(
                 x=[*(p.embedding_bytes for p in best), reach[1]],
@@ -182,6 +185,12 @@ def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, 
         axis.update(tickmode="array", tickvals=list(marks), ticktext=text)
     else:
         axis.update(tickformat="~s", ticksuffix=unit)
+
+
+def _digits(axis: Any, lines: Sequence[Line]) -> None:
+    """As many decimals as the losses differ in."""
+    low, high = span(lines, log=False, values="y")
+    axis.update(tickformat=f".{min(max(2, 1 - math.floor(math.log10(high - low))), 6)}f")
 
 
 def _json(plot: go.Figure) -> str:

@@ -34,12 +34,16 @@ OTHERS = (
     Style("#5f7a00", "#b3cc52", "x", "X", "✖"),
     Style("#a3344b", "#f28b9d", "triangle-left", "<", "◀"),
     Style("#007f8a", "#4fc7d1", "triangle-right", ">", "▶"),
+    Style("#7a7a7a", "#a9b0ba", "star-diamond", "d", "✦"),
+    Style("#d0358f", "#ff8fd0", "hexagram", "H", "✶"),
+    Style("#3f7d20", "#8fdc6a", "triangle-ne", "8", "◥"),
 )
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """A style for each name: the paper's operations have their own, other names take what is left in their order."""
-    names = list(dict.fromkeys(names))
+    """A style for each name: the paper's operations come first with their own, others take what is left in turn."""
+    found = dict.fromkeys(names)
+    names = [name for name in FIXED if name in found] + [name for name in found if name not in FIXED]
     free = [*OTHERS, *(style for name, style in FIXED.items() if name not in names)]
     others = [name for name in names if name not in FIXED]
     return {name: FIXED[name] if name in FIXED else free[others.index(name) % len(free)] for name in names}

@@ -24,15 +24,15 @@ COLUMNS: tuple[Column, ...] = (
     ("network", "text"),
     ("series", "text"),
     ("x", "number"),
-    ("threshold", "number"),
-    ("optimizer", "text"),
     ("test log loss", "number"),
     ("± deviation", "number"),
-    ("validation", "number"),
-    ("AUC", "number"),
-    ("parameters", "number"),
     ("tables", "number"),
+    ("parameters", "number"),
+    ("threshold", "number"),
+    ("optimizer", "text"),
     ("trials", "number"),
+    ("AUC", "number"),
+    ("validation", "number"),
 )
 
 
@@ -116,7 +116,7 @@ def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style], 
 
 def _about(win: Win) -> str:
     low, high = words.size(win.low), words.size(win.high)
-    share = f"1/{2**-win.power:,}" if win.power < 0 else f"{2**win.power:,}x" if win.power > 0 else "all"
+    share = f"1/{2**-win.power:,}" if win.power < 0 else f"{2**win.power:,}x" if win.power > 0 else "full"
     sizes = low if low == high else f"{low} to {high}"
     return f'{sizes} <span class="quiet">{share}</span>'
 
@@ -165,7 +165,7 @@ def _point(
         "series": (swatch(point.series, looks, order), point.series),
         "x": (dashed if point.x is None else f"{point.x:,.6g}", number if point.x is None else point.x),
         "threshold": (dashed if threshold is None else f"{threshold:,}", number if threshold is None else threshold),
-        "optimizer": (escape(words.optimizer(point.optimizer)), point.optimizer),
+        "optimizer": (escape(words.optimizer(point.optimizer)) or dashed, point.optimizer),
         "test log loss": (words.loss(point.test_mean), words.known(point.test_mean)),
         "± deviation": (words.loss(point.test_sd) if point.trials > 1 else dashed, words.known(point.test_sd)),
         "validation": (words.loss(point.validation_mean), words.known(point.validation_mean)),

@@ -121,6 +121,24 @@ def facts(found: Mapping[str, Any]) -> str:
     return ", ".join(f"{str(name).replace('_', ' ')} {value_text(value)}" for name, value in found.items())
 
 
+def data(found: Mapping[str, Any]) -> str:
+    """What is known of a dataset, in one line.
+
+    >>> data({"name": "log", "rows": {"train": 1200, "test": 100}, "num_dense": 2, "cardinalities": [30, 1000]})
+    '1,200 train and 100 test rows; 2 dense and 2 categorical features with 1,030 categories'
+    """
+    rest = {name: value for name, value in found.items() if name not in ("name", "path", "identity")}
+    parts = []
+    if isinstance(rows := rest.get("rows"), Mapping) and rows:
+        *first, last = [f"{value_text(number)} {split}" for split, number in rest.pop("rows").items()]
+        parts.append((", ".join(first) + " and " if first else "") + f"{last} rows")
+    if isinstance(sizes := rest.get("cardinalities"), list) and all(isinstance(size, int) for size in sizes):
+        del rest["cardinalities"]
+        dense = f"{rest.pop('num_dense')} dense and " if "num_dense" in rest else ""
+        parts.append(f"{dense}{len(sizes)} categorical features with {sum(sizes):,} categories")
+    return "; ".join([*parts, *([facts(rest)] if rest else [])])
+
+
 def value_text(value: Any) -> str:
     """Any value out of a file in words."""
     if isinstance(value, bool) or value is None:

@@ -35,7 +35,7 @@
     const { role, series } = trace.meta;
     const colour = role === "front" ? theme("--front") : colours[series][root.dataset.theme === "dark" ? 1 : 0];
     const done = { ...trace, line: { ...trace.line, color: colour } };
-    if (trace.marker) done.marker = { ...trace.marker, color: colour, line: { color: theme("--card"), width: 1 } };
+    if (trace.marker) done.marker = { ...trace.marker, color: colour, line: { color: theme("--card"), width: 0.8 } };
     if (trace.error_y) done.error_y = { ...trace.error_y, color: colour };
     if (role === "band") done.fillcolor = colour + "2e";
     return done;
@@ -64,7 +64,7 @@
       },
       dragmode: coarse ? false : "zoom", // a finger scrolls the page
       uirevision: "kept",
-    }, { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]] });
+    }, { responsive: true, displayModeBar: false });
   }
   const drawAll = () => Promise.all(all(".plot").map(draw));
 
@@ -120,7 +120,7 @@
       const every = points.length.toLocaleString("en");
       shown.textContent = count === points.length ? `${every} points` : `${count.toLocaleString("en")} of ${every} points`;
     };
-    form.addEventListener("input", filter);
+    for (const happened of ["input", "change"]) form.addEventListener(happened, filter);
     form.addEventListener("submit", (event) => event.preventDefault());
     filter(); // a browser may have kept what was typed before
   }

@@ -1,0 +1,228 @@
+"""The page in a real browser: Chromium, opened from a file, with no network needed."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_results import DATA, figure, result, sweep
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from quorem.experiments.report import page
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs Chromium: apt-get install chromium chromium-driver"
+)
+
+EVIL = "</script><script>document.title = 'no'</script>"
+LOSSES = "td:nth-child(5)"  # of a point, in a page with one dataset
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1300,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", NO_NETWORK)
+    yield driver
+    driver.quit()
+
+
+NO_NETWORK = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    curve = [[10 * k, 0.5 - 0.002 * k, 0.001] for k in range(1, 11)]
+    curves = figure([result("mult", None, curve=curve)], name="figure4", title="Figure 4: curves", x="step")
+    page([sweep(), curves], folder / "page.html")
+    own = figure(
+        [result(EVIL, 1), result("mult", 2, network="dlrm")], name="my sweep", title="Mine", data={"name": EVIL}
+    )
+    page([sweep(("hash", "feature", "concat", "add", "mult")), own], folder / "two.html")
+    return folder
+
+
+@pytest.fixture
+def opened(browser: Any, files: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a page at a width and in a scheme; afterwards the console must have been silent."""
+
+    def open_page(name: str = "page.html", width: int = 1300, scheme: str = "light") -> Any:
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        media = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in media.items()]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        browser.get((files / name).as_uri())
+        browser.execute_script("try { localStorage.clear() } catch {}")
+        browser.refresh()
+        wait(browser, "return document.documentElement.dataset.ready === 'yes'")
+        return browser
+
+    browser.get_log("browser")
+    yield open_page
+    assert browser.get_log("browser") == []
+
+
+def wait(browser: Any, script: str, *arguments: Any) -> Any:
+    return WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(script, *arguments))
+
+
+def shown_points(browser: Any) -> list[Any]:
+    return [row for row in browser.find_elements(By.CSS_SELECTOR, "tbody.point") if row.is_displayed()]
+
+
+def losses(browser: Any) -> list[float]:
+    script = f"return [...document.querySelectorAll('tbody.point {LOSSES}')].map(cell => Number(cell.dataset.value))"
+    return browser.execute_script(script)
+
+
+def heading(browser: Any, name: str) -> Any:
+    return browser.find_element(By.XPATH, f"//table[@id='points']//th[button[starts-with(., '{name}')]]")
+
+
+def test_it_loads_from_a_file_and_draws_every_panel(opened):
+    browser = opened()
+    assert browser.execute_script("return location.protocol") == "file:"
+    drawn = [
+        len(box.find_elements(By.CSS_SELECTOR, "svg .trace")) for box in browser.find_elements(By.CLASS_NAME, "plot")
+    ]
+    assert len(drawn) == 5 and all(drawn)  # trade-off and figure 6 of two networks, figure 4 of one
+    assert browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)") == []
+
+
+def test_a_name_is_text(opened):
+    browser = opened("two.html")
+    assert browser.title == "quorem: results"
+    assert EVIL in browser.find_element(By.CSS_SELECTOR, "#d1 .legend").text
+
+
+def test_pointing_shows_configuration_and_mean(opened):
+    browser = opened()
+    mark = browser.find_element(By.CSS_SELECTOR, "#d0f0p0 .trace:last-child .point")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
+    ActionChains(browser).move_to_element(mark).perform()
+    wait(browser, "return document.querySelector('#d0f0p0 .hovertext') !== null")
+    text = browser.find_element(By.CSS_SELECTOR, "#d0f0p0 .hovertext").text
+    for part in ("mult", "DCN", "QR(num_collisions=4)", "threshold 0", "Adagrad", "0.45500 ± 0.00100", "5 trials"):
+        assert part in text
+
+
+def test_headings_sort_by_click(opened):
+    browser = opened()
+    before, head = losses(browser), heading(browser, "test log loss")
+    assert before != sorted(before) and head.get_attribute("aria-sort") == "none"
+    head.find_element(By.TAG_NAME, "button").click()
+    assert losses(browser) == sorted(before) and head.get_attribute("aria-sort") == "ascending"
+    head.find_element(By.TAG_NAME, "button").click()
+    assert losses(browser) == sorted(before, reverse=True) and head.get_attribute("aria-sort") == "descending"
+    heading(browser, "series").find_element(By.TAG_NAME, "button").click()
+    assert head.get_attribute("aria-sort") == "none"
+
+
+def test_headings_sort_by_keyboard_and_the_focus_is_seen(opened):
+    browser = opened()
+    browser.find_element(By.CSS_SELECTOR, "#filters select:last-of-type").send_keys(Keys.TAB)
+    for _ in range(40):
+        active = browser.switch_to.active_element
+        if active.text.startswith("test log loss"):
+            break
+        active.send_keys(Keys.TAB)
+    assert browser.execute_script("return getComputedStyle(arguments[0]).outlineStyle", active) == "solid"
+    active.send_keys(Keys.ENTER)
+    assert losses(browser) == sorted(losses(browser))
+    active.send_keys(Keys.SPACE)
+    assert losses(browser) == sorted(losses(browser), reverse=True)
+
+
+def test_words_and_choices_filter(opened):
+    browser = opened("two.html")
+    every = len(shown_points(browser))
+    assert every == 34
+    for name, value, count in (("network", "dlrm", 17), ("series", "mult", 4), ("data", "made-up", 3)):
+        Select(browser.find_element(By.CSS_SELECTOR, f"[data-filter='{name}']")).select_by_value(value)
+        assert len(shown_points(browser)) == count
+        assert browser.find_element(By.ID, "shown").text == f"{count} of 34 points"
+    search = browser.find_element(By.CSS_SELECTOR, "#filters input")
+    search.send_keys("MULT 20\N{RIGHTWARDS ARROW}")
+    assert len(shown_points(browser)) == 0
+    search.send_keys(Keys.BACKSPACE)
+    assert {row.get_attribute("data-series") for row in shown_points(browser)} == {"mult"}
+
+
+def test_the_legend_hides_a_method(opened):
+    browser = opened()
+    button = browser.find_element(By.CSS_SELECTOR, "#d0f0 .legend [data-series='mult']")
+    marks = "return document.querySelectorAll('#d0f0p0 .point').length"
+    assert browser.execute_script(marks) == 6
+    button.send_keys(Keys.ENTER)
+    assert button.get_attribute("aria-pressed") == "false"
+    wait(browser, marks + " === 3")
+
+
+def test_a_point_opens_its_command_and_configuration(opened):
+    browser = opened()
+    point = browser.find_elements(By.CSS_SELECTOR, "tbody.point")[2]
+    assert not point.find_element(By.TAG_NAME, "pre").is_displayed()
+    point.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+    command, config = point.find_elements(By.TAG_NAME, "pre")
+    assert command.text == "quorem train --x 1" and '"scheme": "QR"' in config.text
+    button = point.find_element(By.CSS_SELECTOR, ".copy button")
+    button.click()
+    wait(browser, "return arguments[0].textContent !== 'Copy'", button)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_follows_the_system_until_it_is_chosen(opened, scheme):
+    browser = opened(scheme=scheme)
+    other = {"light": "dark", "dark": "light"}[scheme]
+    theme = "return document.documentElement.dataset.theme"
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    colour = "return document.querySelector('#d0f0p0 .trace:last-child .point').style.fill"
+    assert browser.execute_script(theme) == scheme
+    before = browser.execute_script(ground), browser.execute_script(colour)
+    browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
+    assert browser.execute_script(theme) == other and browser.execute_script(ground) != before[0]
+    wait(browser, colour + " !== arguments[0]", before[1])
+    browser.refresh()
+    wait(browser, "return document.documentElement.dataset.ready === 'yes'")
+    assert browser.execute_script(theme) == other
+
+
+@pytest.mark.parametrize("name", ["page.html", "two.html"])
+@pytest.mark.parametrize("width", [360, 768, 1300])
+def test_the_page_never_scrolls_sideways(opened, name, width):
+    browser = opened(name, width)
+    for details in browser.find_elements(By.TAG_NAME, "details")[:2]:
+        browser.execute_script("arguments[0].open = true", details)
+    root, body = "document.documentElement", "document.body"
+    over = f"return Math.max({root}.scrollWidth, {body}.scrollWidth) - {root}.clientWidth"
+    assert browser.execute_script(over) == 0
+    assert (
+        browser.execute_script("return Math.max(...[...document.querySelectorAll('.plot')].map(p => p.clientWidth))")
+        < width
+    )
+
+
+def test_the_first_tab_offers_to_skip_to_the_results(opened):
+    browser = opened()
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to the results"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.execute_script("return document.activeElement.id") == "main"
+
+
+def test_a_page_without_points_opens(opened, files):
+    page([figure([], DATA)], files / "empty.html")
+    assert "No point of any figure is trained yet." in opened("empty.html").find_element(By.TAG_NAME, "body").text
