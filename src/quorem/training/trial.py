@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from .. import optim
 from ..data.batches import Batch
+from ..models.fused import FusedStep, can_fuse
 from ..tables import Tables
 from .config import RunConfig
 
@@ -22,7 +23,8 @@ class Trial:
     """One model, its optimizers and its step.
 
     Tables are updated within the backward pass, so no gradient of theirs is ever stored; everything else has torch's
-    own optimizer, fused.
+    own optimizer, fused. On a GPU at a small batch the network's layers are updated within the pass too, and torch's
+    optimizer only holds their state.
 
     Args:
         config: optimizer, learning rate, batch size and precision.
@@ -48,6 +50,9 @@ class Trial:
             self.dense = torch.optim.Adagrad(others, lr=lr, fused=not cuda, foreach=cuda)
         else:
             self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True, capturable=cuda)
+        self.layers: FusedStep | None = None
+        if config.precision != "bfloat16" and can_fuse(model, config.batch_size):
+            self.layers = FusedStep(model, self.dense, config.precision)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
         self._graph: torch.cuda.CUDAGraph | None = None
         self._buffers: Batch | None = None
@@ -68,6 +73,12 @@ class Trial:
         self._graph.replay()
 
     def _step(self, batch: Batch) -> None:
+        if self.layers is not None:
+            vectors = self.layers.model.embeddings(*self._ids(batch))
+            self.dense.zero_grad()
+            vectors.backward(self.layers(batch.dense, vectors.detach(), batch.labels, self.loss_sum))
+            self.dense.step()  # of what is not a layer: path networks
+            return
         loss = F.binary_cross_entropy_with_logits(self.logits(batch), batch.labels.float())
         self.dense.zero_grad()
         loss.backward()
@@ -76,10 +87,12 @@ class Trial:
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits ``[B]`` in float32."""
-        ids = batch.jagged(self.names) if batch.bags else (batch.ids,)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            logits: Tensor = self.model(batch.dense, *ids)
+            logits: Tensor = self.model(batch.dense, *self._ids(batch))
         return logits.float()
+
+    def _ids(self, batch: Batch) -> tuple[Tensor, ...]:
+        return batch.jagged(self.names) if batch.bags else (batch.ids,)
 
     def mean_loss(self, steps: int) -> float:
         """Mean loss of the last ``steps`` steps, which must be all since this was last asked."""
@@ -144,6 +157,8 @@ class Trial:
                 state.setdefault(int(i), {})[key] = tensor
         self.dense.load_state_dict({"state": state, "param_groups": groups})
         self.steps = int(state[0]["step"])
+        if self.layers is not None:
+            self.layers.steps.fill_(self.steps)
         for name, own in self.tensors().items():
             if name not in tensors or tensors[name].shape != own.shape:
                 shape = tuple(tensors[name].shape) if name in tensors else "missing"

@@ -21,6 +21,53 @@ WIDEST = 512  # columns a program holds at a time
 
 
 @triton.jit
+def pace(lr, t, hyper, RULE: tl.constexpr):
+    """What ``move`` needs of step ``t``, counted from 1: learning rate, and root of Adam's second correction."""
+    rate = tl.load(lr)
+    root = rate
+    if RULE == "adagrad":
+        rate = rate / (1 + (t - 1).to(tl.float64) * tl.load(hyper))
+    elif RULE == "adam" or RULE == "amsgrad":
+        rate = rate / (1 - power(tl.load(hyper), t))
+        root = tl.sqrt(1 - power(tl.load(hyper + 1), t))
+    return rate, root
+
+
+@triton.jit
+def move(
+    weight, state0, state1, state2, here, mask, g, rate, root, hyper, RULE: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    """A step of a rule on the elements ``here``, whose gradients are ``g``.
+
+    Several threads may hold the same element: a barrier stands between the loads and the stores.
+    """
+    w = tl.load(weight + here, mask=mask, other=0).to(ACC)
+    if RULE == "sgd":
+        w -= rate.to(ACC) * g
+        tl.debug_barrier()
+    elif RULE == "adagrad":
+        h = tl.load(state0 + here, mask=mask, other=0) + g * g
+        w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(hyper + 1).to(ACC))
+        tl.debug_barrier()
+        tl.store(state0 + here, h, mask=mask)
+    else:
+        beta1, beta2 = tl.load(hyper), tl.load(hyper + 1)
+        m = tl.load(state0 + here, mask=mask, other=0)
+        m += (g - m) * (1 - beta1).to(ACC)
+        v = tl.load(state1 + here, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
+        most = v
+        if RULE == "amsgrad":
+            most = tl.maximum(tl.load(state2 + here, mask=mask, other=0), v)
+        w -= rate.to(ACC) * m / (tl.sqrt(most) / root.to(ACC) + tl.load(hyper + 2).to(ACC))
+        tl.debug_barrier()
+        tl.store(state0 + here, m, mask=mask)
+        tl.store(state1 + here, v, mask=mask)
+        if RULE == "amsgrad":
+            tl.store(state2 + here, most, mask=mask)
+    tl.store(weight + here, w.to(weight.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def update_kernel(
     ids, offsets, sums, claims, places, weight, lr, state0, state1, state2, last, step, hyper, loss_scale, clip_value,
     slots, parts, maps, B, id_stride,
@@ -44,36 +91,23 @@ def update_kernel(
         if RULE == "adam" or RULE == "amsgrad":
             active = active & (tl.max((g != 0).to(tl.int32), 1) == 1)  # a zero gradient is a step owed, like any other
         mask = active[:, None] & (columns < W)[None, :]
-        rate = tl.load(lr)
-        w = tl.load(weight + here, mask=mask, other=0).to(ACC)
-        if RULE == "sgd":
-            w -= rate.to(ACC) * g
-        elif RULE == "adagrad":
-            rate = (rate / (1 + (tl.load(step) - 1).to(tl.float64) * tl.load(hyper))).to(ACC)
-            h = tl.load(state0 + here, mask=mask, other=0) + g * g
-            tl.store(state0 + here, h, mask=mask)
-            w -= rate * g / (tl.sqrt(h) + tl.load(hyper + 1).to(ACC))
-        elif RULE == "rowwise_adagrad":
-            rate = (rate / (1 + (tl.load(step) - 1).to(tl.float64) * tl.load(hyper))).to(ACC)
+        if RULE == "rowwise_adagrad":
+            rate, _ = pace(lr, tl.load(step), hyper, "adagrad")
+            w = tl.load(weight + here, mask=mask, other=0).to(ACC)
             h = tl.load(state0 + row, mask=active, other=0) + tl.sum(g * g, 1) / W
             tl.debug_barrier()  # as in rows_and_sums: several threads hold the same row
             tl.store(state0 + row, h, mask=active)
-            w -= rate * g / (tl.sqrt(h) + tl.load(hyper + 1).to(ACC))[:, None]
+            w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(hyper + 1).to(ACC))[:, None]
+            tl.store(weight + here, w.to(weight.dtype.element_ty), mask=mask)
         else:
-            beta1, beta2 = tl.load(hyper), tl.load(hyper + 1)
-            t = tl.load(step) + 1
-            m = tl.load(state0 + here, mask=mask, other=0)
-            m += (g - m) * (1 - beta1).to(ACC)
-            v = tl.load(state1 + here, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
-            tl.store(state0 + here, m, mask=mask)
-            tl.store(state1 + here, v, mask=mask)
-            if RULE == "amsgrad":
-                v = tl.maximum(tl.load(state2 + here, mask=mask, other=0), v)
-                tl.store(state2 + here, v, mask=mask)
-            root = tl.sqrt(v) / tl.sqrt(1 - power(beta2, t)).to(ACC)
-            w -= (rate / (1 - power(beta1, t))).to(ACC) * m / (root + tl.load(hyper + 2).to(ACC))
-            tl.store(last + row, t.to(tl.int32), mask=active)
-        tl.store(weight + here, w.to(weight.dtype.element_ty), mask=mask)
+            t = tl.full((), 1, tl.int64)
+            if RULE == "adagrad":
+                t = tl.load(step)
+            elif RULE == "adam" or RULE == "amsgrad":
+                t = tl.load(step) + 1
+                tl.store(last + row, t.to(tl.int32), mask=active)
+            rate, root = pace(lr, t, hyper, RULE)
+            move(weight, state0, state1, state2, here, mask, g, rate, root, hyper, RULE, ACC)
 
 
 @cache

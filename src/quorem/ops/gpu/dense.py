@@ -1,0 +1,296 @@
+"""A network's dense layers at a small batch, where launches cost more than products.
+
+A layer is ``relu(x weight^T + bias)``. Forward it is one launch. In the backward pass a launch takes the gradient of
+one layer's input and, in programs of their own, the gradients of weight and bias of the layers above it, whose
+gradients of the input were taken by an earlier launch: so no weight changes while a program still reads it. A weight's
+gradient is either stored or, tile by tile as it is complete, entered into the optimizer's rule, and then never stored.
+
+A *job* is the part of a launch that takes one layer's weight and bias: a tuple, see ``job``.
+
+No sum is split between programs and there are no atomics: equal inputs give equal bits.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .update import move, pace
+
+
+@dataclass
+class Tile:
+    """Rows, columns and depth of the products of one program; its warps and the stages of its loads."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+
+
+# Of 128 samples and layers of 256 to 512 units, tiles that make about as many programs as a large GPU has processors.
+FORWARD, INPUT, WEIGHT = Tile(16, 32, 64), Tile(16, 32, 64), Tile(32, 32, 32)
+PRECISION = "tf32x3"  # three products of TF32 parts on the tensor cores; "ieee" takes float32 units
+OUTPUT_ROWS = 2  # samples of a program of output_kernel
+
+
+@triton.jit
+def positive(x):
+    """ReLU, which lets NaN through."""
+    return tl.where(x < 0, 0, x)
+
+
+@triton.jit(do_not_specialize=["B"])
+def layer_kernel(
+    x, weight, bias, out, B, K, N, x_stride, weight_stride, out_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BM samples of BN units."""
+    blocks = tl.cdiv(N, BN)
+    b = tl.program_id(0) // blocks * BM + tl.arange(0, BM)
+    n = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(x + b[:, None] * x_stride + k[None, :], mask=(b < B)[:, None] & (k < K)[None, :], other=0)
+        w = tl.load(weight + n[:, None] * weight_stride + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0)
+        acc += tl.dot(a, tl.trans(w), input_precision=PRECISION)
+    y = positive(acc + tl.load(bias + n, mask=n < N, other=0)[None, :])
+    tl.store(out + b[:, None] * out_stride + n[None, :], y, mask=(b < B)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def input_tile(
+    pid, grad, weight, below, out, cross, B, N, K, grad_stride, weight_stride, below_stride, out_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, CROSS: tl.constexpr,
+):  # fmt: skip
+    """``grad weight`` for BM samples and BN columns, zero where the ReLU ``below`` was closed."""
+    blocks = tl.cdiv(K, BN)
+    b = pid // blocks * BM + tl.arange(0, BM)
+    k = pid % blocks * BN + tl.arange(0, BN)
+    mask = (b < B)[:, None] & (k < K)[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, N, BK):
+        n = start + tl.arange(0, BK)
+        g = tl.load(grad + b[:, None] * grad_stride + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0)
+        w = tl.load(weight + n[:, None] * weight_stride + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0)
+        acc += tl.dot(g, w, input_precision=PRECISION)
+    if CROSS > 0:  # the cross layers have read the same input: CROSS weights and the output unit's
+        shares, cross_weight, output, width = cross
+        for layer in tl.static_range(CROSS + 1):
+            row = output if layer == CROSS else cross_weight + layer * width
+            share = tl.load(shares + b * (CROSS + 1) + layer, mask=b < B, other=0)
+            acc += share[:, None] * tl.load(row + k, mask=k < K, other=0)[None, :]
+    if MASKED:
+        acc = tl.where(tl.load(below + b[:, None] * below_stride + k[None, :], mask=mask, other=0) <= 0, 0, acc)
+    tl.store(out + b[:, None] * out_stride + k[None, :], acc, mask=mask)
+
+
+@triton.jit
+def weight_tile(
+    pid, job, paces, hyper, B,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, RULE: tl.constexpr,
+):  # fmt: skip
+    """BM rows and BN columns of a weight: their gradient, stored or entered into the rule; and of the bias's."""
+    grad, x, weight, w0, w1, w2, bias, b0, b1, b2, N, K, grad_stride, x_stride, weight_stride = job
+    blocks = tl.cdiv(K, BN)
+    n = pid // blocks * BM + tl.arange(0, BM)
+    k = pid % blocks * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    for start in range(0, B, BK):
+        b = start + tl.arange(0, BK)
+        g = tl.load(grad + b[:, None] * grad_stride + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0)
+        a = tl.load(x + b[:, None] * x_stride + k[None, :], mask=(b < B)[:, None] & (k < K)[None, :], other=0)
+        acc += tl.dot(tl.trans(g), a, input_precision=PRECISION)
+        total += tl.sum(g, 0)
+    enter(weight, w0, w1, w2, n[:, None] * weight_stride + k[None, :], (n < N)[:, None] & (k < K)[None, :], acc, paces,
+          hyper, RULE)  # fmt: skip
+    enter(bias, b0, b1, b2, n, (n < N) & (pid % blocks == 0), total, paces, hyper, RULE)
+
+
+@triton.jit
+def enter(parameter, state0, state1, state2, here, mask, g, paces, hyper, RULE: tl.constexpr):
+    """Store a gradient, into ``state0``, or take the rule's step."""
+    if RULE == "none":
+        tl.store(state0 + here, g, mask=mask)
+    else:
+        rate, root = tl.load(paces), tl.load(paces + 1)
+        move(parameter, state0, state1, state2, here, mask, g, rate, root, hyper, RULE, tl.float32)
+
+
+@triton.jit(do_not_specialize=["B"])
+def backward_kernel(
+    grad, weight, below, out, cross, first, paces, hyper, inputs,
+    B, N, K, grad_stride, weight_stride, below_stride, out_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr,
+    PRECISION: tl.constexpr, RULE: tl.constexpr, MASKED: tl.constexpr, CROSS: tl.constexpr,
+):  # fmt: skip
+    """The first ``inputs`` programs: the gradient of a layer's input. The others: a job."""
+    pid = tl.program_id(0)
+    if pid < inputs:
+        input_tile(
+            pid, grad, weight, below, out, cross, B, N, K, grad_stride, weight_stride, below_stride, out_stride,
+            BM, BN, BK, PRECISION, MASKED, CROSS,
+        )  # fmt: skip
+    else:
+        weight_tile(pid - inputs, first, paces, hyper, B, WM, WN, WK, PRECISION, RULE)
+
+
+@triton.jit(do_not_specialize=["B"])
+def last_kernel(
+    first, second, losses, loss_sum, step, paces, hyper, split, B,
+    WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr, PRECISION: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """The last jobs of a pass; and one program adds the mean loss to ``loss_sum`` and counts the step."""
+    pid = tl.program_id(0)
+    if pid == 0:
+        total = tl.zeros((T,), tl.float64)
+        for start in range(0, B, T):
+            b = start + tl.arange(0, T)
+            total += tl.load(losses + b, mask=b < B, other=0).to(tl.float64)
+        tl.store(loss_sum, tl.load(loss_sum) + tl.sum(total) / B)
+        tl.store(step, tl.load(step) + 1)
+    if pid < split:
+        weight_tile(pid, first, paces, hyper, B, WM, WN, WK, PRECISION, RULE)
+    else:
+        weight_tile(pid - split, second, paces, hyper, B, WM, WN, WK, PRECISION, RULE)
+
+
+@triton.jit(do_not_specialize=["B"])
+def output_kernel(
+    x, weight, bias, labels, out, dlogits, losses, cross, lr, step, paces, hyper, B, K, x_stride, out_stride,
+    ROWS: tl.constexpr, C: tl.constexpr, RULE: tl.constexpr, CROSS: tl.constexpr,
+):  # fmt: skip
+    """ROWS samples: the output unit, its log loss, and the gradients of the mean loss; and the pace of this step."""
+    if RULE != "none" and tl.program_id(0) == 0:
+        rate, root = pace(lr, tl.load(step) + 1, hyper, RULE)
+        tl.store(paces, rate.to(tl.float32))
+        tl.store(paces + 1, root.to(tl.float32))
+    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, C)
+    mask = (b < B)[:, None] & (k < K)[None, :]
+    h = tl.load(x + b[:, None] * x_stride + k[None, :], mask=mask, other=0)
+    w = tl.load(weight + k, mask=k < K, other=0)
+    z = tl.sum(h * w[None, :], 1) + tl.load(bias)
+    if CROSS > 0:
+        scales, dots, products, shares, shifts = cross
+        z += tl.load(products + b, mask=b < B, other=0)
+    y = tl.load(labels + b, mask=b < B, other=0).to(tl.float32)
+    tl.store(losses + b, positive(z) - z * y + tl.log(1 + tl.exp(-tl.abs(z))), mask=b < B)
+    g = (tl.sigmoid(z) - y) / B
+    tl.store(dlogits + b, g, mask=b < B)
+    tl.store(out + b[:, None] * out_stride + k[None, :], tl.where(h <= 0, 0, g[:, None] * w[None, :]), mask=mask)
+    if CROSS > 0:  # backwards through a[l + 1] = a[l] (1 + dot[l]) + shift[l], from a[L] dot[L] + shift[L]
+        for i in tl.static_range(CROSS + 1):
+            here = b * (CROSS + 1) + CROSS - i
+            dot = tl.load(dots + here, mask=b < B, other=0)
+            tl.store(shares + here, g * tl.load(scales + here, mask=b < B, other=0), mask=b < B)
+            tl.store(shifts + here, g, mask=b < B)
+            g = g * dot if i == 0 else g * (1 + dot)
+
+
+Job = tuple[Tensor | int, ...]
+
+
+def job(grad: Tensor, x: Tensor, weight: list[Tensor], bias: list[Tensor]) -> Job:
+    """The weight and bias of a layer, whose output ``[B, N]`` has the gradient ``grad`` and whose input is ``x``.
+
+    ``weight`` and ``bias`` are each a parameter and three tensors like it: the rule's state, or the gradient to write.
+    """
+    sizes = (*weight[0].shape, grad.stride(0), x.stride(0), weight[0].stride(0))
+    return (grad, x, *weight, *bias, *sizes)
+
+
+def tiles_of(work: Job) -> int:
+    """Number of programs of a job."""
+    n, k = work[10:12]
+    return triton.cdiv(n, WEIGHT.rows) * triton.cdiv(k, WEIGHT.columns)
+
+
+def rows_of(like: Tensor, columns: int) -> Tensor:
+    """Fresh ``[B, columns]``; rows begin at multiples of 64 bytes, so that they are read in whole vectors."""
+    return like.new_empty(len(like), triton.cdiv(columns, 16) * 16)[:, :columns]
+
+
+def layer(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> Tensor:
+    """``relu(x weight^T + bias)``."""
+    (units, columns), t = weight.shape, FORWARD
+    out = rows_of(x, units)
+    layer_kernel[(triton.cdiv(len(x), t.rows) * triton.cdiv(units, t.columns),)](
+        x, weight, bias, out, len(x), columns, units, x.stride(0), weight.stride(0), out.stride(0),
+        BM=t.rows, BN=t.columns, BK=t.depth, PRECISION=precision, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return out
+
+
+@dataclass
+class Cross:
+    """DCN's cross layers for one batch, in the words of ``models.dcn``; the output unit counts as the last of L + 1."""
+
+    scales: Tensor  # [B, L + 1]: a[l]
+    dots: Tensor  # [B, L + 1]: x0 . w[l]
+    products: Tensor  # [B]: their part of the logits
+    shares: Tensor  # [B, L + 1]: the gradients of the dots
+    shifts: Tensor  # [B, L + 1]: the gradients of c[l] . w[l]
+
+
+@dataclass
+class Pass:
+    """One backward pass: what all its launches share."""
+
+    rule: str  # of the optimizer; "none" stores gradients
+    lr: Tensor  # float64
+    hyper: Tensor  # float64, the rule's constants
+    step: Tensor  # int64, steps taken
+    paces: Tensor  # float32 [2], of this step
+    losses: Tensor  # [B]
+    precision: str
+
+    def backward(
+        self, grad: Tensor, weight: Tensor, below: Tensor | None, work: Job, cross: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """``grad weight``, masked by the ReLU that gave ``below``, and one job.
+
+        ``cross``: shares ``[B, L + 1]`` of the gradient that go to the rows of a second weight ``[L, K]`` and ``[K]``.
+        """
+        (units, columns), t, w = weight.shape, INPUT, WEIGHT
+        out = grad.new_empty(len(grad), columns) if below is None and cross else rows_of(grad, columns)
+        inputs = triton.cdiv(len(grad), t.rows) * triton.cdiv(columns, t.columns)
+        mask = out if below is None else below
+        backward_kernel[(inputs + tiles_of(work),)](
+            grad, weight, mask, out, (*cross, cross[1].stride(0)) if cross else (), work, self.paces, self.hyper,
+            inputs, len(grad), units, columns, grad.stride(0), weight.stride(0), mask.stride(0), out.stride(0),
+            BM=t.rows, BN=t.columns, BK=t.depth, WM=w.rows, WN=w.columns, WK=w.depth, PRECISION=self.precision,
+            RULE=self.rule, MASKED=below is not None, CROSS=len(cross[1]) if cross else 0,
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+        return out
+
+    def last(self, first: Job, second: Job | None, loss_sum: Tensor) -> None:
+        """The jobs that are left; the mean loss is added to ``loss_sum``, the step is counted."""
+        split, w = tiles_of(first), WEIGHT
+        last_kernel[(split + (0 if second is None else tiles_of(second)),)](
+            first, first if second is None else second, self.losses, loss_sum, self.step, self.paces, self.hyper, split,
+            len(self.losses), WM=w.rows, WN=w.columns, WK=w.depth, PRECISION=self.precision, RULE=self.rule,
+            T=256, num_warps=w.warps, num_stages=w.stages,
+        )  # fmt: skip
+
+    def output(
+        self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, cross: "Cross | None" = None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the logits ``[B, 1]``, and of what came into the ReLU that gave ``x``; losses are noted.
+
+        With ``cross`` the logits have its products added, and its shares and shifts are filled in.
+        """
+        out, dlogits = rows_of(x, x.shape[1]), x.new_empty(len(x), 1)
+        room = tuple(vars(cross).values()) if cross else ()
+        output_kernel[(triton.cdiv(len(x), OUTPUT_ROWS),)](
+            x, weight, bias, labels, out, dlogits, self.losses, room, self.lr, self.step, self.paces, self.hyper,
+            len(x), x.shape[1], x.stride(0), out.stride(0), ROWS=OUTPUT_ROWS, C=triton.next_power_of_2(x.shape[1]),
+            RULE=self.rule, CROSS=cross.dots.shape[1] - 1 if cross else 0,
+        )  # fmt: skip
+        return dlogits, out
