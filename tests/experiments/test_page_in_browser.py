@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 EVIL = "</script><script>document.title = 'no'</script>"
+NO_NETWORK = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
 LOSSES = "td:nth-child(5)"  # of a point, in a page with one dataset
 
 
@@ -36,9 +37,6 @@ def browser() -> Iterator[Any]:
     driver.execute_cdp_cmd("Network.emulateNetworkConditions", NO_NETWORK)
     yield driver
     driver.quit()
-
-
-NO_NETWORK = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
 
 
 @pytest.fixture(scope="module")

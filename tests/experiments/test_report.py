@@ -162,7 +162,14 @@ def test_curves_have_a_band_of_one_deviation():
     (line,), (band,) = traces_of(plot), traces_of(plot, "band")
     assert (line["x"], line["y"]) == ([10, 20], [0.5, 0.4]) and "step 20: 0.40000 ± 0.02000" in line["hovertext"][1]
     assert band["y"] == pytest.approx([0.51, 0.42, 0.38, 0.49])
-    assert "1 of 2 points have nothing to draw yet" in text
+    assert "1 of 2 points have nothing to draw" in text
+
+
+def test_a_point_at_zero_has_no_place_on_a_logarithmic_axis():
+    shown = figure([result(x=0), result(x=10)], x_log=True)
+    assert [line.x for line in panels(shown)["dcn"]] == [[10.0]]
+    assert "1 of 2 points have nothing to draw" in html([shown])
+    assert [line.x for line in panels(figure(shown.points))["dcn"]] == [[0.0, 10.0]]
 
 
 def test_points_without_training_show_their_parameters_only():

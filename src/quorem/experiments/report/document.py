@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -20,14 +19,6 @@ from .plots import figure_plots, tradeoff_plots
 from .styles import Style, styles
 from .tables import copyable, hidden_layers_html, points_html, swatch, winners_html
 from .tradeoff import distinct, is_full, winners
-
-
-@dataclass(frozen=True)
-class Look:
-    """The styles of all series of the page and their order, which names their classes in the style sheet."""
-
-    of: Mapping[str, Style]
-    order: Sequence[str]
 
 
 def page(figures: Sequence[Figure], out: Path) -> None:
@@ -48,25 +39,23 @@ def page(figures: Sequence[Figure], out: Path) -> None:
 
 def html(figures: Sequence[Figure]) -> str:
     """The page as text."""
-    names = list(dict.fromkeys(point.series for figure in figures for point in figure.points))
-    of = styles(names)
-    look = Look(of, list(of))
+    looks = styles(point.series for figure in figures for point in figure.points)
     groups = by_data(figures)
     plots: dict[str, str] = {}
-    sections = [_dataset(k, name, members, look, plots) for k, (name, members) in enumerate(groups.items())]
+    sections = [_dataset(k, name, members, looks, plots) for k, (name, members) in enumerate(groups.items())]
     rows = [
         (short_name(figure), name, point) for name, members in groups.items() for figure in members
         for point in figure.points
     ]  # fmt: skip
     parts = {
-        "style": _file("report.css") + _series_css(look),
+        "style": _file("report.css") + _series_css(looks),
         "summary": _summary(figures, groups),
         "links": _links(groups),
-        "main": "".join(sections) + _all_points(rows, groups, look),
+        "main": "".join(sections) + _all_points(rows, groups, looks),
         "made": _made(figures),
         "plotly": get_plotlyjs().replace("</script", r"<\/script"),
         "plots": "{" + ",".join(f"{json.dumps(k)}:{v}" for k, v in plots.items()).replace("<", r"\u003c") + "}",
-        "colours": json.dumps({name: [s.light, s.dark] for name, s in look.of.items()}).replace("<", r"\u003c"),
+        "colours": json.dumps({name: [s.light, s.dark] for name, s in looks.items()}).replace("<", r"\u003c"),
         "script": _file("report.js"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("report.html"))
@@ -76,10 +65,9 @@ def _file(name: str) -> str:
     return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 
-def _series_css(look: Look) -> str:
+def _series_css(looks: Mapping[str, Style]) -> str:
     return "".join(
-        f".s{k} {{ --light: {look.of[name].light}; --dark: {look.of[name].dark} }}\n"
-        for k, name in enumerate(look.order)
+        f".s{k} {{ --light: {looks[name].light}; --dark: {looks[name].dark} }}\n" for k, name in enumerate(looks)
     )
 
 
@@ -115,44 +103,46 @@ def _title(figure: Figure) -> str:
     return title[:1].upper() + title[1:]
 
 
-def _dataset(number: int, name: str, figures: Sequence[Figure], look: Look, plots: dict[str, str]) -> str:
+def _dataset(
+    number: int, name: str, figures: Sequence[Figure], looks: Mapping[str, Style], plots: dict[str, str]
+) -> str:
     data = figures[0].made.get("data")
     known = words.data(data) if isinstance(data, Mapping) else ""
     about = f'<p class="quiet">{escape(known)}</p>' if known else ""
-    inner = _tradeoff(number, figures, look, plots)
-    inner += "".join(_figure(f"d{number}f{k}", figure, look, plots) for k, figure in enumerate(figures))
+    inner = _tradeoff(number, figures, looks, plots)
+    inner += "".join(_figure(f"d{number}f{k}", figure, looks, plots) for k, figure in enumerate(figures))
     head = f'<h2 id="d{number}h">{escape(name)}</h2>{about}'
     return f'<section id="d{number}" aria-labelledby="d{number}h">{head}{inner}</section>'
 
 
-def _tradeoff(number: int, figures: Sequence[Figure], look: Look, plots: dict[str, str]) -> str:
+def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     points = distinct(figures)
     if not points:
         return ""
     wins = {name: winners([p for p in points if p.network == name]) for name in networks(points)}
-    drawn = tradeoff_plots(points, look.of)
+    drawn = tradeoff_plots(points, looks)
     held = _panels(f"d{number}t", drawn, "Test log loss against bytes", plots)
-    table = winners_html(wins, look.of, look.order)
+    table = winners_html(wins, looks)
     return (
         f'<article class="card" id="d{number}t"><header><h3>What a byte buys</h3></header>'
         "<p>Every setting of every figure, by the bytes of its embedding tables. "
         'Along the <span class="front-key">broad line</span> no other setting is both as small and better.</p>'
-        f"{_legend(points, look)}{held}"
+        f"{_legend(points, looks)}{held}"
         "<h4>Which method wins at which size</h4>"
         '<p class="quiet">Sizes are powers of two of the full tables; a point belongs to the nearest. A difference'
         f" counts where it is more than both deviations together.</p>{table}</article>"
     )
 
 
-def _figure(key: str, figure: Figure, look: Look, plots: dict[str, str]) -> str:
+def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     name, title = escape(short_name(figure)), escape(_title(figure))
     paper = figure.axes.paper
     claim = f'<div class="claim"><h4>The paper</h4><p>{escape(paper)}</p></div>' if paper else ""
     measured = _measured(figure)
     aside = f'<div class="aside">{claim}{measured}</div>' if claim or measured else ""
     if figure.points:
-        held = _panels(key, figure_plots(figure, look.of), f"{short_name(figure)}: {_title(figure)}", plots)
-        body = f"{_legend(figure.points, look)}{held}{_missing(figure)}"
+        held = _panels(key, figure_plots(figure, looks), f"{short_name(figure)}: {_title(figure)}", plots)
+        body = f"{_legend(figure.points, looks)}{held}{_missing(figure)}"
     else:
         body = '<p class="note">No point of this figure is trained yet.</p>'
     table = hidden_layers_html(figure) if figure.axes.name == "table1" and figure.points else ""
@@ -162,12 +152,11 @@ def _figure(key: str, figure: Figure, look: Look, plots: dict[str, str]) -> str:
     )
 
 
-def _legend(points: Sequence[Result], look: Look) -> str:
+def _legend(points: Sequence[Result], looks: Mapping[str, Style]) -> str:
     found = {point.series for point in points}
     buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-series="{escape(name)}">'
-        f"{swatch(name, look.of, look.order)}</button>"
-        for name in look.order
+        f'<button type="button" aria-pressed="true" data-series="{escape(name)}">{swatch(name, looks)}</button>'
+        for name in looks
         if name in found
     )
     return f'<div class="legend" role="group" aria-label="Methods shown">{buttons}</div>'
@@ -220,7 +209,7 @@ def _missing(figure: Figure) -> str:
             f"{missing:,} of {every:,} trials are missing" + (f", {failed:,} of them failed" if failed else "")
         )
     if undrawn:
-        texts.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw yet")
+        texts.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw")
     return f'<p class="note">{"; ".join(texts)}.</p>' if texts else ""
 
 
@@ -246,14 +235,14 @@ def _links(groups: Mapping[str, Sequence[Figure]]) -> str:
     return "".join(parts)
 
 
-def _all_points(rows: Sequence[tuple[str, str, Result]], groups: Mapping[str, Any], look: Look) -> str:
+def _all_points(rows: Sequence[tuple[str, str, Result]], groups: Mapping[str, Any], looks: Mapping[str, Style]) -> str:
     if not rows:
         return ""
     choices = {
         "figure": {name: name for name, _, _ in rows},
         "data": {name: name for _, name, _ in rows},
         "network": {name: words.network(name) for name in networks([point for _, _, point in rows])},
-        "series": {name: name for name in look.order},
+        "series": {name: name for name in looks},
     }
     selects = "".join(
         f'<label>{label}<select data-filter="{label}"><option value="">all</option>'
@@ -269,7 +258,7 @@ def _all_points(rows: Sequence[tuple[str, str, Result]], groups: Mapping[str, An
         '<div class="card"><form id="filters">'
         '<label class="grow">search<input type="search" autocomplete="off"></label>'
         f'{selects}<output id="shown" aria-live="polite">{len(rows):,} points</output></form>'
-        f"{points_html(rows, look.of, look.order, several_data=len(groups) > 1)}</div></section>"
+        f"{points_html(rows, looks, several_data=len(groups) > 1)}</div></section>"
     )
 
 
@@ -279,10 +268,10 @@ def _made(figures: Sequence[Figure]) -> str:
     for figure in figures:
         key = json.dumps(figure.made, sort_keys=True, default=str)
         found.setdefault(key, (figure.made, []))[1].append(short_name(figure))
-    parts = []
+    parts, hidden = [], ("command", "datasets")
     for made, names in found.values():
         command = copyable(str(made["command"])) if made.get("command") else ""
-        shown = {name: words.value_text(value).strip("()") for name, value in made.items() if name != "command"}
+        shown = {name: words.value_text(value).strip("()") for name, value in made.items() if name not in hidden}
         if isinstance(data := made.get("data"), Mapping):
             shown["data"] = f"{data.get('name', '')}: {words.data(data)}"
         listed = "".join(

@@ -29,7 +29,7 @@ class Line:
 
 
 def panels(figure: Figure) -> dict[str, list[Line]]:
-    """The lines of each network, DCN before DLRM as in the paper; points without a finite number are left out.
+    """The lines of each network, DCN before DLRM as in the paper; points that have no place are left out.
 
     Raises:
         ValueError: if the axes ask for a number that points do not have.
@@ -61,6 +61,7 @@ def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
         members = [point for point in members if math.isfinite(_y(axes, point)[0])]
         levels = [point for point in members if _is_level(axes, point)]
         placed = sorted((point for point in members if not _is_level(axes, point)), key=lambda p: _x(axes, p))
+        placed = [point for point in placed if not axes.x_log or _x(axes, point) > 0]
         if placed:
             lines.append(_line(axes, series, "points", placed))
         lines += [_line(axes, series, "level", [point]) for point in levels]

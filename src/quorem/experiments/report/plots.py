@@ -183,7 +183,7 @@ def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, 
     if marks is not None:
         text = [words.count(mark, unit) if mark >= 1e5 or unit else f"{mark:,.6g}" for mark in marks]
         axis.update(tickmode="array", tickvals=list(marks), ticktext=text)
-    else:
+    elif reach[1] >= 1e4:
         axis.update(tickformat="~s", ticksuffix=unit)
 
 

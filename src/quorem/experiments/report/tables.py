@@ -89,7 +89,7 @@ def _align(k: int) -> str:
     return "text" if k < 2 else "number"
 
 
-def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style], order: Sequence[str]) -> str:
+def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style]) -> str:
     """Which method wins at which size, for each network."""
     head = ("tables of", "best", "test log loss", "next best", "difference", "more than the deviations?")
     kinds = ("text", "text", "number", "text", "number", "text")
@@ -102,9 +102,9 @@ def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style], 
             best, second = win.best, win.second
             row = (
                 f'<th scope="row" class="text">{_about(win)}</th>'
-                f'<td class="text">{swatch(best.series, looks, order)}</td>'
+                f'<td class="text">{swatch(best.series, looks)}</td>'
                 f'<td class="number">{words.spread(best.test_mean, best.test_sd, best.trials)}</td>'
-                f'<td class="text">{swatch(second.series, looks, order) if second else words.NONE}</td>'
+                f'<td class="text">{swatch(second.series, looks) if second else words.NONE}</td>'
                 f'<td class="number">{words.loss(win.difference)}</td>'
                 f'<td class="text">{_verdict(win)}</td>'
             )
@@ -129,15 +129,13 @@ def _verdict(win: Win) -> str:
     return "yes" if win.clear else '<span class="quiet">no, a tie</span>'
 
 
-def swatch(series: str, looks: Mapping[str, Style], order: Sequence[str]) -> str:
+def swatch(series: str, looks: Mapping[str, Style]) -> str:
     """The mark of a series in its colour, and its name."""
     glyph = looks[series].glyph
-    return f'<span class="mark s{order.index(series)}" aria-hidden="true">{glyph}</span> {escape(series)}'
+    return f'<span class="mark s{list(looks).index(series)}" aria-hidden="true">{glyph}</span> {escape(series)}'
 
 
-def points_html(
-    rows: Sequence[tuple[str, str, Result]], looks: Mapping[str, Style], order: Sequence[str], *, several_data: bool
-) -> str:
+def points_html(rows: Sequence[tuple[str, str, Result]], looks: Mapping[str, Style], *, several_data: bool) -> str:
     """Every point, with its command and configuration; ``rows`` are name of the figure, of the data, and the point."""
     columns = [column for column in COLUMNS if column[0] != "data" or several_data]
     head = "".join(
@@ -145,14 +143,12 @@ def points_html(
         f'<button type="button">{escape(name)}<span class="arrow" aria-hidden="true"></span></button></th>'
         for name, kind in columns
     )
-    body = "".join(_point(row, columns, looks, order) for row in rows)
+    body = "".join(_point(row, columns, looks) for row in rows)
     table = f'<table id="points"><thead><tr>{head}</tr></thead>{body}</table>'
     return scrolling("All points", table, tall=True)
 
 
-def _point(
-    row: tuple[str, str, Result], columns: Sequence[Column], looks: Mapping[str, Style], order: Sequence[str]
-) -> str:
+def _point(row: tuple[str, str, Result], columns: Sequence[Column], looks: Mapping[str, Style]) -> str:
     figure, data, point = row
     threshold = point.config.get("threshold")
     threshold = threshold if isinstance(threshold, int) else None
@@ -162,7 +158,7 @@ def _point(
         "figure": (escape(figure), figure),
         "data": (escape(data), data),
         "network": (escape(words.network(point.network)), point.network),
-        "series": (swatch(point.series, looks, order), point.series),
+        "series": (swatch(point.series, looks), point.series),
         "x": (dashed if point.x is None else f"{point.x:,.6g}", number if point.x is None else point.x),
         "threshold": (dashed if threshold is None else f"{threshold:,}", number if threshold is None else threshold),
         "optimizer": (escape(words.optimizer(point.optimizer)) or dashed, point.optimizer),

@@ -49,7 +49,8 @@
     const axis = (found) => ({
       ...found, gridcolor: theme("--grid"), linecolor: theme("--line"), tickcolor: theme("--line"),
     });
-    const narrow = box.clientWidth < 420;
+    const family = getComputedStyle(document.body).fontFamily;
+    const size = box.clientWidth < 420 ? 11 : 12.5;
     const traces = data.map((trace) => ({ ...coloured(trace, theme), visible: !away.has(trace.meta.series) }));
     return Plotly.react(box, traces, {
       ...layout,
@@ -57,10 +58,10 @@
       yaxis: axis(layout.yaxis),
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 11 : 12.5, color: theme("--quiet") },
+      font: { family, size, color: theme("--quiet") },
       hoverlabel: {
         ...layout.hoverlabel,
-        bgcolor: theme("--card"), bordercolor: theme("--quiet"), font: { color: theme("--text"), size: narrow ? 11 : 12.5 },
+        bgcolor: theme("--card"), bordercolor: theme("--quiet"), font: { family, size, color: theme("--text") },
       },
       dragmode: coarse ? false : "zoom", // a finger scrolls the page
       uirevision: "kept",
