@@ -1,13 +1,11 @@
 """The page in a real browser: Chromium, opened from a file, with no network needed."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up_results import DATA, figure, result, sweep
-from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -15,28 +13,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from quorem.experiments.report import page
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs Chromium: apt-get install chromium chromium-driver"
-)
-
 EVIL = "</script><script>document.title = 'no'</script>"
-NO_NETWORK = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
 LOSSES = "td:nth-child(5)"  # of a point, in a page with one dataset
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1300,900"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.execute_cdp_cmd("Network.enable", {})
-    driver.execute_cdp_cmd("Network.emulateNetworkConditions", NO_NETWORK)
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
