@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .gather import TYPES, read_ids
 from .index import base_of, is_valid, part_at, row_of, slot_at
+from .launch import launch
 
 
 @triton.jit
@@ -134,7 +135,8 @@ def advance_kernel(lr, step, lrs, moments, hyper, H, WINDOW: tl.constexpr, AMSGR
 def advance_(lr: Tensor, state: list[Tensor], hyper: Tensor, amsgrad: bool, window: int) -> None:
     """``ops.replay.advance_`` in one launch."""
     step, lrs, moments = state[-3:]
-    advance_kernel[(1,)](
+    launch(
+        advance_kernel, (1,),
         lr, step, lrs, moments, hyper, len(lrs),
         WINDOW=triton.next_power_of_2(max(window, 1)), AMSGRAD=amsgrad, CLOSED=len(moments) > 0,
     )  # fmt: skip
@@ -152,7 +154,8 @@ def catch_up_(
     block = max(1, min(64, 1024 // columns))
     reading = triton.cdiv(len(ids), block) * len(slots) * k
     turn = triton.cdiv(2 * len(weight), len(lrs))
-    catch_up_kernel[(reading + triton.cdiv(turn, block),)](
+    launch(
+        catch_up_kernel, (reading + triton.cdiv(turn, block),),
         ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, moments, hyper, slots, parts,
         maps, batch, 1 if jagged else ids.stride(0), len(weight), len(lrs), turn, reading,
         W=width, S=len(slots), K=k, T=block, C=columns, ACC=TYPES[weight.dtype],

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import rules
 from . import replay
 from .gather import TYPES, gather, one_row_each, rows_and_sums, run_of
+from .launch import launch
 from .replay import power
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
@@ -156,7 +157,8 @@ def bag_update_(
         width, jagged = weight.shape[1], offsets is not None
         columns = triton.next_power_of_2(width)
         block = max(1, min(128, 2048 // columns))
-        update_kernel[(parts.shape[0] * parts.shape[1], triton.cdiv(places.longest, block))](
+        launch(
+            update_kernel, (parts.shape[0] * parts.shape[1], triton.cdiv(places.longest, block)),
             ids.contiguous(), offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
             constants, loss_scale, clip_value or 0.0, slots, parts, maps, len(grad), 1 if jagged else ids.shape[1],
             W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
