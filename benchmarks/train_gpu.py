@@ -51,6 +51,7 @@ CHOICES: dict[str, list[Any]] = {
     "INPUT": [(16, 16, 64, 2, 3), (16, 32, 32, 4, 4), (16, 32, 128, 4, 2), (32, 32, 64, 4, 3), (16, 64, 64, 4, 3)],
     "WEIGHT": [(32, 32, 64, 4, 2), (16, 32, 64, 4, 3), (32, 64, 32, 4, 3), (64, 64, 32, 4, 2), (32, 32, 128, 4, 1)],
     "OUTPUT_ROWS": [1, 4],
+    "OVERLAP": [True],
 }
 
 
@@ -153,7 +154,7 @@ def check(network: str, batch: int) -> dict[str, Any]:
     gradients = {"fused": {"vectors": fused.FusedStep(model)(*inputs, labels, total)}}
     gradients["fused"] |= {name: p.grad for name, p in model.named_parameters()}
     for name, each in (("torch", plain), ("float64", truth)):
-        dense, vectors = (x.to(each.output.weight.dtype) for x in inputs)
+        dense, vectors = (x.detach().clone().to(each.output.weight.dtype) for x in inputs)
         vectors.requires_grad_()
         loss = F.binary_cross_entropy_with_logits(each.logits(dense, vectors), labels.to(dense.dtype))
         loss.backward()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .update import move, pace
 
@@ -34,6 +35,15 @@ class Tile:
 FORWARD, INPUT, WEIGHT = Tile(16, 32, 64), Tile(16, 32, 64), Tile(32, 32, 32)
 PRECISION = "tf32x3"  # three products of TF32 parts on the tensor cores; "ieee" takes float32 units
 OUTPUT_ROWS = 2  # samples of a program of output_kernel
+OVERLAP = False  # bring a launch up while the one before still runs (programmatic dependent launch, compute 9.0 on)
+
+
+@triton.jit
+def begin(OVERLAP: tl.constexpr):
+    """Wait for the launch before this one, and let the next one come up: first in every kernel, so none runs ahead."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -45,9 +55,10 @@ def positive(x):
 @triton.jit(do_not_specialize=["B"])
 def layer_kernel(
     x, weight, bias, out, B, K, N, x_stride, weight_stride, out_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """BM samples of BN units."""
+    begin(OVERLAP)
     blocks = tl.cdiv(N, BN)
     b = tl.program_id(0) // blocks * BM + tl.arange(0, BM)
     n = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
@@ -122,14 +133,15 @@ def enter(parameter, state0, state1, state2, here, mask, g, paces, hyper, RULE: 
         move(parameter, state0, state1, state2, here, mask, g, rate, root, hyper, RULE, tl.float32)
 
 
-@triton.jit(do_not_specialize=["B"])
+@triton.jit(do_not_specialize=["B", "inputs"])
 def backward_kernel(
     grad, weight, below, out, cross, first, paces, hyper, inputs,
     B, N, K, grad_stride, weight_stride, below_stride, out_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr,
-    PRECISION: tl.constexpr, RULE: tl.constexpr, MASKED: tl.constexpr, CROSS: tl.constexpr,
+    PRECISION: tl.constexpr, RULE: tl.constexpr, MASKED: tl.constexpr, CROSS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The first ``inputs`` programs: the gradient of a layer's input. The others: a job."""
+    begin(OVERLAP)
     pid = tl.program_id(0)
     if pid < inputs:
         input_tile(
@@ -140,12 +152,14 @@ def backward_kernel(
         weight_tile(pid - inputs, first, paces, hyper, B, WM, WN, WK, PRECISION, RULE)
 
 
-@triton.jit(do_not_specialize=["B"])
+@triton.jit(do_not_specialize=["B", "split"])
 def last_kernel(
     first, second, losses, loss_sum, step, paces, hyper, split, B,
     WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr, PRECISION: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The last jobs of a pass; and one program adds the mean loss to ``loss_sum`` and counts the step."""
+    begin(OVERLAP)
     pid = tl.program_id(0)
     if pid == 0:
         total = tl.zeros((T,), tl.float64)
@@ -163,9 +177,10 @@ def last_kernel(
 @triton.jit(do_not_specialize=["B"])
 def output_kernel(
     x, weight, bias, labels, out, dlogits, losses, cross, lr, step, paces, hyper, B, K, x_stride, out_stride,
-    ROWS: tl.constexpr, C: tl.constexpr, RULE: tl.constexpr, CROSS: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, RULE: tl.constexpr, CROSS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """ROWS samples: the output unit, its log loss, and the gradients of the mean loss; and the pace of this step."""
+    begin(OVERLAP)
     if RULE != "none" and tl.program_id(0) == 0:
         rate, root = pace(lr, tl.load(step) + 1, hyper, RULE)
         tl.store(paces, rate.to(tl.float32))
@@ -211,6 +226,11 @@ def tiles_of(work: Job) -> int:
     return triton.cdiv(n, WEIGHT.rows) * triton.cdiv(k, WEIGHT.columns)
 
 
+def overlap() -> dict[str, bool]:
+    """``OVERLAP``, as every kernel here takes it."""
+    return {"OVERLAP": OVERLAP, "launch_pdl": OVERLAP}
+
+
 def rows_of(like: Tensor, columns: int) -> Tensor:
     """Fresh ``[B, columns]``; rows begin at multiples of 64 bytes, so that they are read in whole vectors."""
     return like.new_empty(len(like), triton.cdiv(columns, 16) * 16)[:, :columns]
@@ -223,6 +243,7 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> Tensor:
     layer_kernel[(triton.cdiv(len(x), t.rows) * triton.cdiv(units, t.columns),)](
         x, weight, bias, out, len(x), columns, units, x.stride(0), weight.stride(0), out.stride(0),
         BM=t.rows, BN=t.columns, BK=t.depth, PRECISION=precision, num_warps=t.warps, num_stages=t.stages,
+        **overlap(),
     )  # fmt: skip
     return out
 
@@ -266,7 +287,7 @@ class Pass:
             inputs, len(grad), units, columns, grad.stride(0), weight.stride(0), mask.stride(0), out.stride(0),
             BM=t.rows, BN=t.columns, BK=t.depth, WM=w.rows, WN=w.columns, WK=w.depth, PRECISION=self.precision,
             RULE=self.rule, MASKED=below is not None, CROSS=len(cross[1]) if cross else 0,
-            num_warps=t.warps, num_stages=t.stages,
+            num_warps=t.warps, num_stages=t.stages, **overlap(),
         )  # fmt: skip
         return out
 
@@ -276,7 +297,7 @@ class Pass:
         last_kernel[(split + (0 if second is None else tiles_of(second)),)](
             first, first if second is None else second, self.losses, loss_sum, self.step, self.paces, self.hyper, split,
             len(self.losses), WM=w.rows, WN=w.columns, WK=w.depth, PRECISION=self.precision, RULE=self.rule,
-            T=256, num_warps=w.warps, num_stages=w.stages,
+            T=256, num_warps=w.warps, num_stages=w.stages, **overlap(),
         )  # fmt: skip
 
     def output(
@@ -291,6 +312,6 @@ class Pass:
         output_kernel[(triton.cdiv(len(x), OUTPUT_ROWS),)](
             x, weight, bias, labels, out, dlogits, self.losses, room, self.lr, self.step, self.paces, self.hyper,
             len(x), x.shape[1], x.stride(0), out.stride(0), ROWS=OUTPUT_ROWS, C=triton.next_power_of_2(x.shape[1]),
-            RULE=self.rule, CROSS=cross.dots.shape[1] - 1 if cross else 0,
+            RULE=self.rule, CROSS=cross.dots.shape[1] - 1 if cross else 0, **overlap(),
         )  # fmt: skip
         return dlogits, out

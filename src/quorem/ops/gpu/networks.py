@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dense import Cross, Pass, enter, rows_of
+from .dense import Cross, Pass, begin, enter, overlap, rows_of
 
 MOST_VECTORS, WIDEST = 128, 128  # of DLRM; columns of a vector
 WIDEST_INPUT, MOST_LAYERS = 4096, 32  # columns that a program holds of a sample; cross layers
@@ -27,9 +27,10 @@ def stacked(low, vectors, b, v, d, low_stride, V, D, LOW: tl.constexpr):
 @triton.jit
 def interact_kernel(
     low, vectors, beside, out, V, D, E, low_stride, beside_stride, out_stride,
-    VP: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, LOW: tl.constexpr,
+    VP: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, LOW: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One sample: E columns of ``beside``, then the strict lower triangle of the vectors' Gram matrix, by rows."""
+    begin(OVERLAP)
     b = tl.program_id(0).to(tl.int64)
     v, d = tl.arange(0, VP), tl.arange(0, DP)
     x = stacked(low, vectors, b, v, d[None, :], low_stride, V, D, LOW)
@@ -45,9 +46,10 @@ def interact_kernel(
 @triton.jit
 def interact_backward_kernel(
     grad, low, vectors, dlow, dvectors, V, D, E, grad_stride, low_stride, dlow_stride,
-    VP: tl.constexpr, DP: tl.constexpr, LOW: tl.constexpr, RAW: tl.constexpr,
+    VP: tl.constexpr, DP: tl.constexpr, LOW: tl.constexpr, RAW: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One sample: the gradients of its vectors; of the bottom's output, what goes into its ReLU."""
+    begin(OVERLAP)
     b = tl.program_id(0).to(tl.int64)
     v, d = tl.arange(0, VP), tl.arange(0, DP)
     x = stacked(low, vectors, b, v, d[None, :], low_stride, V, D, LOW)
@@ -70,9 +72,10 @@ def interact_backward_kernel(
 @triton.jit(do_not_specialize=["B"])
 def cross_kernel(
     dense, vectors, weight, bias, output, x0, scales, dots, products, B, E, M, dense_stride, vectors_stride, x0_stride,
-    ROWS: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, L: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """ROWS samples: E dense columns and M of the vectors into x0, and the cross layers' share of the logits."""
+    begin(OVERLAP)
     b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, C)
     inside, row = (b < B)[:, None], b[:, None]
@@ -100,9 +103,10 @@ def cross_kernel(
 def cross_backward_kernel(
     x0, shares, shifts, weight, w0, w1, w2, bias, b0, b1, b2, output, o0, o1, o2, paces, hyper, B, W, x0_stride,
     C: tl.constexpr, BK: tl.constexpr, L: tl.constexpr, LP: tl.constexpr,
-    PRECISION: tl.constexpr, RULE: tl.constexpr,
+    PRECISION: tl.constexpr, RULE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """C columns of the cross layers' weights and biases and of the output unit."""
+    begin(OVERLAP)
     c, layer = tl.program_id(0) * C + tl.arange(0, C), tl.arange(0, LP)
     dw = tl.zeros((LP, C), tl.float32)
     dshift = tl.zeros((LP,), tl.float32)
@@ -129,7 +133,7 @@ def cross_backward_kernel(
 def _padded(vectors: Tensor, low: Tensor | None) -> dict[str, int | bool]:
     count = vectors.shape[1] + (low is not None)
     sizes = {"VP": max(16, triton.next_power_of_2(count)), "DP": max(16, triton.next_power_of_2(vectors.shape[2]))}
-    return sizes | {"LOW": int(low is not None), "num_warps": 4 if sizes["VP"] > 32 else 2}
+    return sizes | {"LOW": int(low is not None), "num_warps": 4 if sizes["VP"] > 32 else 2} | overlap()
 
 
 def interact(low: Tensor | None, vectors: Tensor, beside: Tensor | None) -> Tensor:
@@ -167,7 +171,7 @@ def cross(dense: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor, output: 
     cross_kernel[(triton.cdiv(len(vectors), rows),)](
         dense, vectors, weight, bias, output, x0, scales, dots, products, len(vectors), dense.shape[1],
         vectors.shape[1], dense.stride(0), vectors.stride(0), x0.stride(0),
-        ROWS=rows, C=triton.next_power_of_2(columns), L=layers,
+        ROWS=rows, C=triton.next_power_of_2(columns), L=layers, **overlap(),
     )  # fmt: skip
     return x0, Cross(scales, dots, products, shares, shifts)
 
@@ -180,5 +184,5 @@ def cross_backward(
     cross_backward_kernel[(triton.cdiv(columns, CROSS_COLUMNS),)](
         x0, cross.shares, cross.shifts, *weight, *bias, *output, now.paces, now.hyper, len(x0), columns, x0.stride(0),
         C=CROSS_COLUMNS, BK=32, L=layers, LP=max(16, triton.next_power_of_2(layers + 1)),
-        PRECISION=now.precision, RULE=now.rule,
+        PRECISION=now.precision, RULE=now.rule, **overlap(),
     )  # fmt: skip
