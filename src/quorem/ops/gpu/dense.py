@@ -22,17 +22,17 @@ from .update import move, pace
 
 @dataclass
 class Tile:
-    """Rows, columns and depth of the products of one program; its warps and the stages of its loads."""
+    """Rows and columns of a program's products; its warps, and the depth each takes at a time; stages of its loads."""
 
     rows: int
     columns: int
     depth: int
-    warps: int = 4
+    warps: int = 8
     stages: int = 3
 
 
 # Of 128 samples and layers of 256 to 512 units, tiles that make about as many programs as a large GPU has processors.
-FORWARD, INPUT, WEIGHT = Tile(16, 32, 64), Tile(16, 32, 64), Tile(32, 32, 32)
+FORWARD, INPUT, WEIGHT = Tile(16, 32, 16), Tile(16, 32, 16), Tile(32, 32, 16)
 PRECISION = "tf32x3"  # three products of TF32 parts on the tensor cores; "ieee" takes float32 units
 OUTPUT_ROWS = 2  # samples of a program of output_kernel
 OVERLAP = False  # bring a launch up while the one before still runs (programmatic dependent launch, compute 9.0 on)
@@ -52,49 +52,60 @@ def positive(x):
     return tl.where(x < 0, 0, x)
 
 
+@triton.jit
+def part(start, P: tl.constexpr, BK: tl.constexpr):
+    """From ``start``, places ``[P, BK]`` along the depth, a row for each warp."""
+    return start + tl.arange(0, P)[:, None] * BK + tl.arange(0, BK)[None, :]
+
+
 @triton.jit(do_not_specialize=["B"])
 def layer_kernel(
     x, weight, bias, out, B, K, N, x_stride, weight_stride, out_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """BM samples of BN units."""
+    """BM samples of BN units; P warps share the depth, since a chain of small products waits for each."""
     begin(OVERLAP)
     blocks = tl.cdiv(N, BN)
     b = tl.program_id(0) // blocks * BM + tl.arange(0, BM)
     n = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        a = tl.load(x + b[:, None] * x_stride + k[None, :], mask=(b < B)[:, None] & (k < K)[None, :], other=0)
-        w = tl.load(weight + n[:, None] * weight_stride + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0)
-        acc += tl.dot(a, tl.trans(w), input_precision=PRECISION)
-    y = positive(acc + tl.load(bias + n, mask=n < N, other=0)[None, :])
+    row, unit = b[None, :, None], n[None, :, None]
+    acc = tl.zeros((P, BM, BN), tl.float32)
+    for start in range(0, K, P * BK):
+        k = part(start, P, BK)[:, None, :]
+        a = tl.load(x + row * x_stride + k, mask=(row < B) & (k < K), other=0)
+        w = tl.load(weight + unit * weight_stride + k, mask=(unit < N) & (k < K), other=0)
+        acc += tl.dot(a, tl.permute(w, (0, 2, 1)), input_precision=PRECISION)
+    y = positive(tl.sum(acc, 0) + tl.load(bias + n, mask=n < N, other=0)[None, :])
     tl.store(out + b[:, None] * out_stride + n[None, :], y, mask=(b < B)[:, None] & (n < N)[None, :])
 
 
 @triton.jit
 def input_tile(
     pid, grad, weight, below, out, cross, B, N, K, grad_stride, weight_stride, below_stride, out_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
     MASKED: tl.constexpr, CROSS: tl.constexpr,
 ):  # fmt: skip
     """``grad weight`` for BM samples and BN columns, zero where the ReLU ``below`` was closed."""
     blocks = tl.cdiv(K, BN)
     b = pid // blocks * BM + tl.arange(0, BM)
     k = pid % blocks * BN + tl.arange(0, BN)
-    mask = (b < B)[:, None] & (k < K)[None, :]
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, N, BK):
-        n = start + tl.arange(0, BK)
-        g = tl.load(grad + b[:, None] * grad_stride + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0)
-        w = tl.load(weight + n[:, None] * weight_stride + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0)
-        acc += tl.dot(g, w, input_precision=PRECISION)
+    row, column = b[None, :, None], k[None, None, :]
+    parts = tl.zeros((P, BM, BN), tl.float32)
+    for start in range(0, N, P * BK):
+        n = part(start, P, BK)
+        g = tl.load(grad + row * grad_stride + n[:, None, :], mask=(row < B) & (n < N)[:, None, :], other=0)
+        mask = (n < N)[:, :, None] & (column < K)
+        w = tl.load(weight + n[:, :, None] * weight_stride + column, mask=mask, other=0)
+        parts += tl.dot(g, w, input_precision=PRECISION)
+    acc = tl.sum(parts, 0)
     if CROSS > 0:  # the cross layers have read the same input: CROSS weights and the output unit's
         shares, cross_weight, output, width = cross
         for layer in tl.static_range(CROSS + 1):
-            row = output if layer == CROSS else cross_weight + layer * width
+            weights = output if layer == CROSS else cross_weight + layer * width
             share = tl.load(shares + b * (CROSS + 1) + layer, mask=b < B, other=0)
-            acc += share[:, None] * tl.load(row + k, mask=k < K, other=0)[None, :]
+            acc += share[:, None] * tl.load(weights + k, mask=k < K, other=0)[None, :]
+    mask = (b < B)[:, None] & (k < K)[None, :]
     if MASKED:
         acc = tl.where(tl.load(below + b[:, None] * below_stride + k[None, :], mask=mask, other=0) <= 0, 0, acc)
     tl.store(out + b[:, None] * out_stride + k[None, :], acc, mask=mask)
@@ -103,24 +114,26 @@ def input_tile(
 @triton.jit
 def weight_tile(
     pid, job, paces, hyper, B,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, RULE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
+    RULE: tl.constexpr,
 ):  # fmt: skip
     """BM rows and BN columns of a weight: their gradient, stored or entered into the rule; and of the bias's."""
     grad, x, weight, w0, w1, w2, bias, b0, b1, b2, N, K, grad_stride, x_stride, weight_stride = job
     blocks = tl.cdiv(K, BN)
     n = pid // blocks * BM + tl.arange(0, BM)
     k = pid % blocks * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    for start in range(0, B, BK):
-        b = start + tl.arange(0, BK)
-        g = tl.load(grad + b[:, None] * grad_stride + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0)
-        a = tl.load(x + b[:, None] * x_stride + k[None, :], mask=(b < B)[:, None] & (k < K)[None, :], other=0)
-        acc += tl.dot(tl.trans(g), a, input_precision=PRECISION)
-        total += tl.sum(g, 0)
-    enter(weight, w0, w1, w2, n[:, None] * weight_stride + k[None, :], (n < N)[:, None] & (k < K)[None, :], acc, paces,
-          hyper, RULE)  # fmt: skip
-    enter(bias, b0, b1, b2, n, (n < N) & (pid % blocks == 0), total, paces, hyper, RULE)
+    unit, column = n[None, None, :], k[None, None, :]
+    parts = tl.zeros((P, BM, BN), tl.float32)
+    totals = tl.zeros((P, BM), tl.float32)
+    for start in range(0, B, P * BK):
+        b = part(start, P, BK)[:, :, None]
+        g = tl.load(grad + b * grad_stride + unit, mask=(b < B) & (unit < N), other=0)
+        a = tl.load(x + b * x_stride + column, mask=(b < B) & (column < K), other=0)
+        parts += tl.dot(tl.permute(g, (0, 2, 1)), a, input_precision=PRECISION)
+        totals += tl.sum(g, 1)
+    enter(weight, w0, w1, w2, n[:, None] * weight_stride + k[None, :], (n < N)[:, None] & (k < K)[None, :],
+          tl.sum(parts, 0), paces, hyper, RULE)  # fmt: skip
+    enter(bias, b0, b1, b2, n, (n < N) & (pid % blocks == 0), tl.sum(totals, 0), paces, hyper, RULE)
 
 
 @triton.jit
@@ -138,7 +151,8 @@ def backward_kernel(
     grad, weight, below, out, cross, first, paces, hyper, inputs,
     B, N, K, grad_stride, weight_stride, below_stride, out_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr,
-    PRECISION: tl.constexpr, RULE: tl.constexpr, MASKED: tl.constexpr, CROSS: tl.constexpr, OVERLAP: tl.constexpr,
+    P: tl.constexpr, PRECISION: tl.constexpr, RULE: tl.constexpr, MASKED: tl.constexpr, CROSS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The first ``inputs`` programs: the gradient of a layer's input. The others: a job."""
     begin(OVERLAP)
@@ -146,17 +160,17 @@ def backward_kernel(
     if pid < inputs:
         input_tile(
             pid, grad, weight, below, out, cross, B, N, K, grad_stride, weight_stride, below_stride, out_stride,
-            BM, BN, BK, PRECISION, MASKED, CROSS,
+            BM, BN, BK, P, PRECISION, MASKED, CROSS,
         )  # fmt: skip
     else:
-        weight_tile(pid - inputs, first, paces, hyper, B, WM, WN, WK, PRECISION, RULE)
+        weight_tile(pid - inputs, first, paces, hyper, B, WM, WN, WK, P, PRECISION, RULE)
 
 
 @triton.jit(do_not_specialize=["B", "split"])
 def last_kernel(
     first, second, losses, loss_sum, step, paces, hyper, split, B,
-    WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr, PRECISION: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
+    RULE: tl.constexpr, T: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The last jobs of a pass; and one program adds the mean loss to ``loss_sum`` and counts the step."""
     begin(OVERLAP)
@@ -169,9 +183,9 @@ def last_kernel(
         tl.store(loss_sum, tl.load(loss_sum) + tl.sum(total) / B)
         tl.store(step, tl.load(step) + 1)
     if pid < split:
-        weight_tile(pid, first, paces, hyper, B, WM, WN, WK, PRECISION, RULE)
+        weight_tile(pid, first, paces, hyper, B, WM, WN, WK, P, PRECISION, RULE)
     else:
-        weight_tile(pid - split, second, paces, hyper, B, WM, WN, WK, PRECISION, RULE)
+        weight_tile(pid - split, second, paces, hyper, B, WM, WN, WK, P, PRECISION, RULE)
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -242,7 +256,7 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> Tensor:
     out = rows_of(x, units)
     layer_kernel[(triton.cdiv(len(x), t.rows) * triton.cdiv(units, t.columns),)](
         x, weight, bias, out, len(x), columns, units, x.stride(0), weight.stride(0), out.stride(0),
-        BM=t.rows, BN=t.columns, BK=t.depth, PRECISION=precision, num_warps=t.warps, num_stages=t.stages,
+        BM=t.rows, BN=t.columns, BK=t.depth, P=t.warps, PRECISION=precision, num_warps=t.warps, num_stages=t.stages,
         **overlap(),
     )  # fmt: skip
     return out
@@ -285,8 +299,8 @@ class Pass:
         backward_kernel[(inputs + tiles_of(work),)](
             grad, weight, mask, out, (*cross, cross[1].stride(0)) if cross else (), work, self.paces, self.hyper,
             inputs, len(grad), units, columns, grad.stride(0), weight.stride(0), mask.stride(0), out.stride(0),
-            BM=t.rows, BN=t.columns, BK=t.depth, WM=w.rows, WN=w.columns, WK=w.depth, PRECISION=self.precision,
-            RULE=self.rule, MASKED=below is not None, CROSS=len(cross[1]) if cross else 0,
+            BM=t.rows, BN=t.columns, BK=t.depth, WM=w.rows, WN=w.columns, WK=w.depth, P=t.warps,
+            PRECISION=self.precision, RULE=self.rule, MASKED=below is not None, CROSS=len(cross[1]) if cross else 0,
             num_warps=t.warps, num_stages=t.stages, **overlap(),
         )  # fmt: skip
         return out
@@ -296,7 +310,7 @@ class Pass:
         split, w = tiles_of(first), WEIGHT
         last_kernel[(split + (0 if second is None else tiles_of(second)),)](
             first, first if second is None else second, self.losses, loss_sum, self.step, self.paces, self.hyper, split,
-            len(self.losses), WM=w.rows, WN=w.columns, WK=w.depth, PRECISION=self.precision, RULE=self.rule,
+            len(self.losses), WM=w.rows, WN=w.columns, WK=w.depth, P=w.warps, PRECISION=self.precision, RULE=self.rule,
             T=256, num_warps=w.warps, num_stages=w.stages, **overlap(),
         )  # fmt: skip
 
