@@ -151,7 +151,8 @@ def check(network: str, batch: int) -> dict[str, Any]:
     model = _network(network)
     plain, truth = copy.deepcopy(model), copy.deepcopy(model).double()
     inputs = (torch.randn(batch, 13, device="cuda"), torch.randn(batch, 26, 16, device="cuda") / 4)
-    labels, total = torch.randint(2, (batch,), device="cuda"), torch.zeros((), dtype=torch.float64, device="cuda")
+    labels = torch.randint(2, (batch,), dtype=torch.uint8, device="cuda")
+    total = torch.zeros((), dtype=torch.float64, device="cuda")
     gradients = {"fused": {"vectors": fused.FusedStep(model)(*inputs, labels, total)}}
     gradients["fused"] |= {name: p.grad for name, p in model.named_parameters()}
     for name, each in (("torch", plain), ("float64", truth)):
@@ -259,9 +260,17 @@ def warm(jobs: list[list[str]]) -> None:
 
 
 def warm_one(network: str, optimizer: str, name: str = "", value: str = "") -> None:
-    """One step of small tables with a setting."""
+    """One step of small tables with a setting, or of a check."""
     if name:
         choose(name, json.loads(value))
+    if optimizer == "none":
+        inputs = (torch.randn(128, 13, device="cuda"), torch.randn(128, 26, 16, device="cuda"))
+        labels = torch.zeros(128, dtype=torch.uint8, device="cuda")
+        fused.FusedStep(_network(network))(*inputs, labels, torch.zeros((), dtype=torch.float64, device="cuda"))
+        return
+    if optimizer not in OPTIMIZERS:
+        steps_of(optimizer, network, 128)
+        return
     cardinalities = (50,) * 26
     trial = trial_of(build(network, "QR(4)", cardinalities), optimizer, 128, "fused")
     trial._step(draw(cardinalities, 128))
@@ -342,7 +351,9 @@ def main() -> None:
         result["seconds"] = round(time.perf_counter() - began, 1)
         (arguments.out / "train_gpu.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
-    warm([[network, optimizer] for network in NETWORKS for optimizer in OPTIMIZERS])
+    rules = (*OPTIMIZERS, "sgd", "adam", "none") if "check" in parts else OPTIMIZERS
+    warm([[network, rule] for network in NETWORKS for rule in rules])
+    result["compile_s"] = round(time.perf_counter() - began, 1)
     if "check" in parts:
         for network in NETWORKS:
             for batch in (128, 77):

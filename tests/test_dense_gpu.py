@@ -186,6 +186,17 @@ def test_what_has_no_fused_version_is_refused() -> None:
         FusedStep(model, torch.optim.SGD(groups))
 
 
+def test_wrong_inputs_are_named() -> None:
+    model = network("dcn")
+    (dense, vectors, labels), total = batch(model, 5), torch.zeros((), dtype=torch.float64, device=DEVICE)
+    with pytest.raises(ValueError, match=r"dense has shape \(5, 2\) but must be \[B, 13\]"):
+        FusedStep(model)(dense[:, :2], vectors, labels, total)
+    with pytest.raises(ValueError, match=r"gave shape \(5, 3\) but must give 17 columns"):
+        FusedStep(model)(dense, vectors[:, :3], labels, total)
+    with pytest.raises(ValueError, match=r"labels has shape \(4,\) but must be \[5\]"):
+        FusedStep(model)(dense, vectors, labels[:4], total)
+
+
 def test_it_is_for_small_batches_on_a_gpu() -> None:
     assert not can_fuse(NETWORKS["dlrm"](), 128)
     assert can_fuse(network("dlrm"), 128) == (DEVICE == "cuda")

@@ -9,6 +9,7 @@ from ..ops import gpu
 from ..ops.update import Dial
 from .dcn import DCN
 from .dlrm import DLRM
+from .mlp import check_inputs
 
 LARGEST_BATCH = 1024  # beyond it the products, which cuBLAS does better, take longer than the launches
 RULES = {torch.optim.SGD: "sgd", torch.optim.Adagrad: "adagrad", torch.optim.Adam: "adam"}
@@ -73,10 +74,16 @@ class FusedStep:
 
         Returns:
             The gradient of ``vectors``.
+
+        Raises:
+            ValueError: if shapes do not fit.
         """
         from ..ops.gpu.dense import Pass
         from ..ops.gpu.update import on_device
 
+        check_inputs(dense, vectors, self.model.num_dense, self.model.embedding_dims)
+        if labels.shape != dense.shape[:1]:
+            raise ValueError(f"labels has shape {tuple(labels.shape)} but must be [{len(dense)}]")
         if self.optimizer is None:
             for p in self.parameters:
                 p.grad = p.new_empty(p.shape)
