@@ -19,7 +19,12 @@ from quorem.cli import app
 def main() -> None:
     for path in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        shown = re.sub(r"(<!-- (quorem (?:bench|report) [^\n]*--table [^\n]*) -->\n).*?(<!-- end -->\n)", filled, text, flags=re.DOTALL)
+        shown = re.sub(
+            r"(<!-- (quorem (?:bench|report) [^\n]*--table [^\n]*) -->\n).*?(<!-- end -->\n)",
+            filled,
+            text,
+            flags=re.DOTALL,
+        )
         if shown != text:
             path.write_text(shown, encoding="utf-8")
 

@@ -5,8 +5,9 @@
 Both look up the same ids of a log of Criteo's shape, batch 128, D = 16, Adagrad at 0.01. The loop is one
 ``nn.EmbeddingBag(sparse=True)`` a feature and ``torch.optim.Adagrad``, as the public DLRM code trains. ``tables`` is
 lookup, backward and update of the embedding tables alone, under a gradient that is given; ``dlrm`` is a whole step of
-the network of section 5.1. Providers take turns, a few steps each, so that all see the same disturbances; the median
-turn is reported, with the 20% and 80% quantiles.
+the network of section 5.1, and the floor of one in float32: its matrix products and nothing else. Providers take
+turns, a few steps each, so that all see the same disturbances; the median turn is reported, with the 20% and 80%
+quantiles.
 """
 
 import argparse
@@ -83,6 +84,24 @@ def quorem(cardinalities: tuple[int, ...], mode: str, gradient: Tensor, scheme: 
     return Trial(config, models.build("dlrm", tables), list(tables.names)).step
 
 
+def products() -> Step:
+    """The matrix products of a DLRM step and nothing else: what any step in float32 has to compute."""
+    layers = [(13, 512), (512, 256), (256, 64), (64, DIM), (351 + DIM, 512), (512, 256), (256, 1)]
+    inputs = [torch.randn(BATCH, i) for i, _ in layers]
+    weights = [torch.randn(o, i) for i, o in layers]
+    grads = [torch.randn(BATCH, o) for _, o in layers]
+    outs = [(torch.empty(BATCH, o), torch.empty(BATCH, i), torch.empty(o, i)) for i, o in layers]
+
+    def step(batch: Batch) -> None:
+        for k, (x, w, g, (y, dx, dw)) in enumerate(zip(inputs, weights, grads, outs, strict=True)):
+            torch.mm(x, w.mT, out=y)
+            torch.mm(g.mT, x, out=dw)
+            if k:  # nobody asks for the gradient of the dense features
+                torch.mm(g, w, out=dx)
+
+    return step
+
+
 def turns(step: Step, batches: list[Batch], clock: Callable[[], float]) -> float:
     """Rows a second of one turn."""
     began = clock()
@@ -105,6 +124,7 @@ def measure(cardinalities: tuple[int, ...], threads: int, rounds: int) -> list[d
             "quorem, QR(4)": quorem(cardinalities, mode, gradient, QR(4), "float32"),
         }
         if mode == "dlrm":
+            steps["float32 products alone"] = products()
             steps["quorem, QR(4), bfloat16"] = quorem(cardinalities, mode, gradient, QR(4), "bfloat16")
         rates: dict[str, list[float]] = {name: [] for name in steps}
         busy: dict[str, list[float]] = {name: [] for name in steps}

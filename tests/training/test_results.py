@@ -17,9 +17,9 @@ def markdown(*rows: tuple[str, ...]) -> str:
 
 
 def train_cpu() -> str:
-    head = ("step", "provider", "rows a second", "times the loop", "CPU time a step, ms")
+    head = ("step", "provider", "threads", "rows a second", "times the loop")
     rows = [
-        (r["mode"], r["provider"], f"{r['rows_per_second']:,}", f"{r['times_the_loop']}x", f"{r['cpu_ms_a_step']}")
+        (r["mode"], r["provider"], str(r["threads"]), f"{r['rows_per_second']:,}", f"{r['times_the_loop']}x")
         for r in results("train_cpu")
     ]
     return markdown(head, *rows)

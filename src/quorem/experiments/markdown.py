@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .figures import Figure, Result
 
 MARKS = {"adagrad": "", "amsgrad": "*"}
-NOTE = "Mean and standard deviation over {trials} trials, final test loss; * with AMSGrad, otherwise Adagrad."
+NOTE = "Mean and standard deviation over {trials} trials after the last step; * with AMSGrad, otherwise Adagrad."
 
 
 def markdown(figure: Figure) -> str:
@@ -17,7 +17,7 @@ def markdown(figure: Figure) -> str:
     axes, text = figure.axes, []
     for network in dict.fromkeys(point.network for point in figure.points):
         own = [point for point in figure.points if point.network == network]
-        places: list[float | None] = list(sorted({point.x for point in own if point.x is not None}))
+        places: list[float | None] = [*sorted({point.x for point in own if point.x is not None})]
         head = [f"{network.upper()}, {axes.y_label}", *([f"{axes_word(figure)} {x:g}" for x in places] or ["final"])]
         text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for series in dict.fromkeys(point.series for point in own):
