@@ -15,6 +15,7 @@ from runs_of_training import small_log, small_run
 from quorem.experiments import sweep
 from quorem.experiments.progress import View
 from quorem.schemes import QR, Full
+from quorem.training import clock
 from quorem.training.loop import Status
 
 PROGRAM = """
@@ -128,7 +129,8 @@ def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monke
     assert [made.is_done(config) for config in configs] == [True, False, True] and made.has_failed(configs[1])
 
 
-def test_stopping_saves_and_going_on_gives_the_same_result(log, tmp_path):
+def test_stopping_saves_and_going_on_gives_the_same_result(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(clock, "REPORT_SECONDS", 0)  # a report after every step: the first one stops
     config = small_run(log, epochs=3)
     stop = threading.Event()
     made = made_of(log, tmp_path / "a", [config])
