@@ -1,12 +1,13 @@
 """The path networks of a whole collection as one op (section 4.1), for the devices that have it fused.
 
     path(Tensor vectors, Tensor ids, Tensor[] layers, Tensor slots, Tensor parts, Tensor columns, *, int networks,
-         str activation) -> Tensor
+         str activation) -> (Tensor, Tensor, Tensor)
 
 ``vectors`` ``[B, S, D]`` holds the rows of the first partition; those at ``columns`` ``[M]`` are transformed, each by
 the network that its id ``ids`` ``[B, F]`` selects, the others pass. ``layers`` are weight ``[G, in, out]`` and bias
 ``[G, out]`` of one or two layers. ``slots`` ``[M, 6]`` and ``parts`` ``[M, 1, 5]`` find the networks as ``layout``
-finds rows; ``networks`` is the most that a feature has. Padding and out-of-range ids give zeros.
+finds rows; ``networks`` is the most that a feature has. Padding and out-of-range ids give zeros. The other two
+results are the ids of each network, how many and which, if a fused version wants them again in the backward pass.
 """
 
 from collections.abc import Callable
@@ -20,15 +21,17 @@ from .layout import FEATURE
 
 _INPUTS = "Tensor vectors, Tensor ids, Tensor[] layers, Tensor slots, Tensor parts, Tensor columns"
 _library = torch.library.Library("quorem", "FRAGMENT")
-_library.define(f"path({_INPUTS}, *, int networks, str activation) -> Tensor")
-_library.define(f"path_backward(Tensor grad, {_INPUTS}, *, int networks, str activation) -> Tensor[]")
+_library.define(f"path({_INPUTS}, *, int networks, str activation) -> (Tensor, Tensor, Tensor)")
+_library.define(
+    f"path_backward(Tensor grad, {_INPUTS}, Tensor counts, Tensor lists, *, int networks, str activation) -> Tensor[]"
+)
 
 
 def path(
     vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor, networks: int, activation: str
 ) -> Tensor:
     """The op, with gradients of ``vectors`` and ``layers``."""
-    return _Path.apply(vectors, ids, *integers, networks, activation, *layers)
+    return _Path.apply(vectors, ids, *integers, networks, activation, *layers)[0]
 
 
 def is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
@@ -56,8 +59,9 @@ def _plain(vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor
 
 def _path(
     vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor, networks: int, activation: str
-) -> Tensor:
-    return _plain(vectors, ids, layers, *integers, activation=activation)
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = _plain(vectors, ids, layers, *integers, activation=activation)
+    return out, out.new_empty(0, dtype=torch.int32), out.new_empty(0, dtype=torch.int32)
 
 
 def _path_backward(
@@ -65,10 +69,11 @@ def _path_backward(
     vectors: Tensor,
     ids: Tensor,
     layers: list[Tensor],
-    *integers: Tensor,
+    *rest: Tensor,
     networks: int,
     activation: str,
 ) -> list[Tensor]:
+    integers = rest[:3]
     inputs = [t.detach().requires_grad_() for t in (vectors, *layers)]
     with torch.enable_grad():
         out = _plain(inputs[0], ids, inputs[1:], *integers, activation=activation)
@@ -82,8 +87,13 @@ for _name, _body in _BODIES.items():
 
 
 @torch.library.register_fake("quorem::path", lib=_library)
-def _(vectors: Tensor, *rest: Any, **options: Any) -> Tensor:
-    return torch.empty_like(vectors)
+def _(
+    vectors: Tensor, ids: Tensor, layers: list[Tensor], slots: Tensor, parts: Tensor, columns: Tensor, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    lists = columns.shape[0] * (options["networks"] + 1) if vectors.is_cuda else 0
+    counts = vectors.new_empty(lists, dtype=torch.int32)
+    places = (lists, ids.shape[0]) if vectors.is_cuda else (0,)
+    return torch.empty_like(vectors), counts, vectors.new_empty(places, dtype=torch.int32)
 
 
 @torch.library.register_fake("quorem::path_backward", lib=_library)
@@ -93,20 +103,21 @@ def _(grad: Tensor, vectors: Tensor, ids: Tensor, layers: list[Tensor], *rest: A
 
 class _Path(torch.autograd.Function):
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         vectors, ids, slots, parts, columns, networks, activation, *layers = inputs
         return torch.ops.quorem.path(
             vectors, ids, layers, slots, parts, columns, networks=networks, activation=activation
         )
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         ctx.options = {"networks": inputs[5], "activation": inputs[6]}
-        ctx.save_for_backward(*inputs[:5], *inputs[7:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:5], *output[1:], *inputs[7:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        vectors, ids, slots, parts, columns, *layers = ctx.saved_tensors
-        inputs = (vectors, ids, layers, slots, parts, columns)
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        vectors, ids, slots, parts, columns, counts, lists, *layers = ctx.saved_tensors
+        inputs = (vectors, ids, layers, slots, parts, columns, counts, lists)
         dvectors, *dlayers = torch.ops.quorem.path_backward(grad, *inputs, **ctx.options)
         return dvectors, *[None] * 6, *dlayers
