@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import optim
 from ...collection import EmbeddingCollection
+from ...models.fused import FusedStep
 from ...operations import OPERATIONS
 from ...ops import reference, rules, update
 
@@ -31,6 +32,7 @@ class Contender:
         captures: the modes that run in a CUDA graph.
         optimizer: what updates the tables, in words.
         order: the features in the order in which the module gives their vectors; as they are where None.
+        layers: the step of DLRM's layers, where it is fused.
     """
 
     module: nn.Module
@@ -38,6 +40,7 @@ class Contender:
     captures: tuple[str, ...] = ("forward",)
     optimizer: str = ""
     order: list[int] | None = None
+    layers: FusedStep | None = None
 
 
 Provider = Callable[[EmbeddingCollection, str | None], Contender]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ...collection import EmbeddingCollection, Table
 from ...data.shape import CARDINALITIES, CATEGORICAL_NAMES, scaled_cardinalities
 from ...models import DLRM
+from ...models.fused import FusedStep, can_fuse
 from . import measure
 from .grid import ROTATION, SCHEMES, Group, draw_ids, groups, scheme_of
 from .providers import BUILD, Contender, Skipped, dense_optimizer
@@ -145,6 +146,8 @@ def _build(
             rest = [p for part in (model.bottom, model.top, model.output) for p in part.parameters()]
             contender.optimizers.append(dense_optimizer("adagrad", rest))
             contender.module = model
+            if provider.startswith("fused") and can_fuse(model, 1):
+                contender.layers = FusedStep(model, contender.optimizers[-1])
         return contender
     except (Skipped, ImportError, RuntimeError, AssertionError, NotImplementedError) as error:
         _say_skipped(provider, group, error, say)
@@ -210,6 +213,15 @@ def _operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any
     if mode == "dlrm":
         dense = torch.rand(len(ids), NUM_DENSE, generator=draw).to(ids.device)
         clicks = torch.randint(2, (len(ids),), generator=draw).float().to(ids.device)
+
+        layers, total = contender.layers, torch.zeros((), dtype=torch.float64, device=ids.device)
+        if layers is not None and can_fuse(module, len(ids)):
+
+            def in_few_launches() -> None:
+                vectors = layers.model.embeddings(ids)
+                vectors.backward(layers(dense, vectors.detach(), clicks, total))
+
+            return in_few_launches
 
         def dlrm() -> None:
             F.binary_cross_entropy_with_logits(module(dense, ids), clicks).backward()
