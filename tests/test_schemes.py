@@ -191,6 +191,19 @@ def test_rows_to_spend(n: int, k: int, spare: int) -> None:
             scheme(k, num_rows=fewest - 1).partitions_of(n)
 
 
+@pytest.mark.parametrize("scheme", [GeneralizedQR, ChineseRemainder])
+@given(n=st.integers(1, 3000), k=st.integers(1, 4), c=st.integers(1, 2000))
+def test_a_share_of_the_rows_is_spent(scheme: type[Scheme], n: int, k: int, c: int) -> None:
+    """``num_collisions`` is ``num_rows`` relative to the table, but never too few to tell the ids apart."""
+    parts = scheme(k, num_collisions=c).partitions_of(n)
+    fewest = sum(p.size for p in scheme(k).partitions_of(n))
+    rows = sum(p.size for p in parts)
+    assert is_complementary(parts, n)
+    assert rows == fewest if -(-n // c) <= fewest else rows <= -(-n // c)
+    if -(-n // c) > fewest:
+        assert parts == scheme(k, num_rows=-(-n // c)).partitions_of(n)
+
+
 @pytest.mark.parametrize("scheme", FAMILIES, ids=str)
 @pytest.mark.parametrize("n", [1, 2, 3, 60, 97, 1000])
 def test_families_are_complementary(scheme: Scheme, n: int) -> None:
@@ -234,6 +247,12 @@ def test_numpy_integers_are_integers() -> None:
         (lambda: QR(force=1), TypeError, r"force \(1\) must be a bool"),
         (lambda: GeneralizedQR(0), ValueError, r"num_partitions \(0\) must be at least 1"),
         (lambda: GeneralizedQR(3, num_rows=2), ValueError, r"num_rows \(2\) must be at least 3"),
+        (
+            lambda: GeneralizedQR(2, num_rows=9, num_collisions=4),
+            ValueError,
+            r"num_collisions \(4\) must be None where num_rows is given",
+        ),
+        (lambda: ChineseRemainder(2, num_collisions=0), ValueError, r"num_collisions \(0\) must be at least 1"),
         (lambda: ChineseRemainder(2, num_rows=1.5), TypeError, r"num_rows \(1.5\) must be an int"),
         (lambda: Path(hidden=(0,)), ValueError, r"hidden \(0\) must be at least 1"),
         (lambda: Path(hidden=("a",)), TypeError, r"hidden \('a'\) must be an int"),

@@ -207,12 +207,12 @@ class QR(Composed):
 
 
 @dataclass(frozen=True, repr=False)
-class GeneralizedQR(Composed):
-    """Generalized quotient-remainder: the digits of the id in a mixed radix (section 3.1).
+class EqualTables(Composed):
+    """Options of the schemes with several tables of about one size (section 3.1).
 
     Args:
-        num_partitions: number of digits, hence of tables.
-        num_rows: rows to spend over all tables, split evenly; the fewest that cover the ids where absent.
+        num_partitions: number of partitions, hence of tables.
+        num_rows: rows to spend over all tables, split as evenly as can be; the fewest that cover the ids where absent.
         num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions,
             ``ceil(n / num_collisions)``, or the fewest that cover the ids where those are more.
     """
@@ -225,13 +225,38 @@ class GeneralizedQR(Composed):
     def __post_init__(self) -> None:
         """Check ``num_partitions``, ``num_rows`` and ``num_collisions``."""
         super().__post_init__()
-        _set_rows(self)
+        _set_int(self, "num_partitions", 1)
+        if self.num_rows is not None:
+            _set_int(self, "num_rows", self.num_partitions)
+        if self.num_collisions is not None:
+            _set_int(self, "num_collisions", 1)
+            if self.num_rows is not None:
+                raise ValueError(f"num_collisions ({self.num_collisions}) must be None where num_rows is given")
+
+    def rows_to_spend(self, n: int, fewest: int, tables: str) -> int | None:
+        """Rows over all tables, or None for the fewest that cover ``n`` ids."""
+        if self.num_collisions is not None:
+            rows = ceil_div(n, self.num_collisions)
+            return rows if rows > fewest else None
+        if self.num_rows is not None and self.num_rows < fewest:
+            many = f"{self.num_partitions} {tables}"
+            raise ValueError(f"num_rows ({self.num_rows}) must be at least {fewest} for {many} to cover {n} ids")
+        return self.num_rows
+
+
+@dataclass(frozen=True, repr=False)
+class GeneralizedQR(EqualTables):
+    """Generalized quotient-remainder: the digits of the id in a mixed radix (section 3.1), a table for each.
+
+    >>> GeneralizedQR(3).spec(1000, 16).shapes, GeneralizedQR(2, num_collisions=10).spec(1000, 16).shapes
+    (((10, 16), (10, 16), (10, 16)), ((50, 16), (50, 16)))
+    """
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
-        """Digits of balanced sizes; with ``num_rows``, digits that overlap so that every row is used."""
+        """Digits of balanced sizes; with rows to spend, digits that overlap so that every row is used."""
         k = self.num_partitions
         fewest = P.balanced_sizes(n, k)
-        rows = _rows_to_spend(self, n, sum(fewest))
+        rows = self.rows_to_spend(n, sum(fewest), "tables")
         if rows is None:
             return P.generalized_quotient_remainder(n, fewest)
         even, extra = divmod(rows, k)
@@ -239,32 +264,18 @@ class GeneralizedQR(Composed):
 
 
 @dataclass(frozen=True, repr=False)
-class ChineseRemainder(Composed):
-    """Remainders by pairwise coprime sizes (section 3.1).
+class ChineseRemainder(EqualTables):
+    """Remainders by pairwise coprime sizes (section 3.1), a table for each.
 
-    Args:
-        num_partitions: number of remainders, hence of tables.
-        num_rows: rows to spend over all tables, split as evenly as coprime sizes allow; the fewest
-            that cover the ids where absent.
-        num_collisions: as in ``GeneralizedQR``.
+    >>> ChineseRemainder(3).spec(1000, 16).shapes
+    ((13, 16), (11, 16), (7, 16))
     """
 
-    num_partitions: int = 3
-    _: KW_ONLY
-    num_rows: int | None = None
-    num_collisions: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check ``num_partitions``, ``num_rows`` and ``num_collisions``."""
-        super().__post_init__()
-        _set_rows(self)
-
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
-        """Remainders by the smallest coprime sizes, or by the largest that ``num_rows`` pays for."""
-        k = self.num_partitions
-        fewest = P.coprime_sizes(n, k)
-        rows = _rows_to_spend(self, n, sum(fewest))
-        return P.chinese_remainder(n, fewest if rows is None else P.coprime_sizes_for_rows(rows, k))
+        """Remainders by the smallest coprime sizes, or by the largest that there are rows for."""
+        fewest = P.coprime_sizes(n, self.num_partitions)
+        rows = self.rows_to_spend(n, sum(fewest), "coprime tables")
+        return P.chinese_remainder(n, fewest if rows is None else P.coprime_sizes_for_rows(rows, self.num_partitions))
 
 
 @dataclass(frozen=True, repr=False)
@@ -392,27 +403,6 @@ def _complementary(parts: tuple[AnyPartition, ...], n: int) -> bool:
 def _set_int(scheme: Scheme, name: str, least: int) -> None:
     """Check an option of a frozen scheme, and make it a plain int (it may be numpy's)."""
     object.__setattr__(scheme, name, _int(name, getattr(scheme, name), least))
-
-
-def _set_rows(scheme: GeneralizedQR | ChineseRemainder) -> None:
-    _set_int(scheme, "num_partitions", 1)
-    if scheme.num_rows is not None:
-        _set_int(scheme, "num_rows", scheme.num_partitions)
-    if scheme.num_collisions is not None:
-        _set_int(scheme, "num_collisions", 1)
-        if scheme.num_rows is not None:
-            raise ValueError(f"num_collisions ({scheme.num_collisions}) must be None where num_rows is given")
-
-
-def _rows_to_spend(scheme: GeneralizedQR | ChineseRemainder, n: int, fewest: int) -> int | None:
-    """Rows over all tables, or None for the fewest."""
-    if scheme.num_collisions is not None:
-        rows = ceil_div(n, scheme.num_collisions)
-        return rows if rows > fewest else None
-    if scheme.num_rows is not None and scheme.num_rows < fewest:
-        tables = f"{scheme.num_partitions} {'coprime ' * isinstance(scheme, ChineseRemainder)}tables"
-        raise ValueError(f"num_rows ({scheme.num_rows}) must be at least {fewest} for {tables} to cover {n} ids")
-    return scheme.num_rows
 
 
 def _int(name: str, value: Any, least: int) -> int:

@@ -73,6 +73,15 @@ def block_of(c, counts, m, J, T: tl.constexpr):
 
 
 @triton.jit
+def vectors_of(m, j, start, d, counts, lists, columns, B, S, J, D: tl.constexpr, T: tl.constexpr):
+    """Which of T places of a list hold an id, and where column d of their vectors lies."""
+    place = start + tl.arange(0, T)
+    mine = place < tl.load(counts + m * (J + 1) + j)
+    n = tl.load(lists + (m * (J + 1) + j).to(tl.int64) * B + place, mask=mine, other=0).to(tl.int64)
+    return mine, (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
+
+
+@triton.jit
 def path_kernel(
     x, w1, b1, w2, b2, out, counts, lists, parts, columns, B, S, M, J,
     D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, T: tl.constexpr,
@@ -83,11 +92,8 @@ def path_kernel(
     j, start = block_of(tl.program_id(0) // M, counts, m, J, T)
     if j >= 0:
         network = base_of(part_at(parts, m)) + j
-        place = start + tl.arange(0, T)
-        mine = place < tl.load(counts + m * (J + 1) + j)
-        n = tl.load(lists + (m * (J + 1) + j).to(tl.int64) * B + place, mask=mine, other=0).to(tl.int64)
         d, h = tl.arange(0, DP), tl.arange(0, HP)
-        here = (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
+        mine, here = vectors_of(m, j, start, d, counts, lists, columns, B, S, J, D, T)
         mask = mine[:, None] & (d < D)[None, :]
         if j == J:
             tl.store(out + here, tl.zeros((T, DP), out.dtype.element_ty), mask=mask)
@@ -114,11 +120,8 @@ def path_backward_kernel(
     j, start = block_of(tl.program_id(0) // M, counts, m, J, T)
     if j >= 0:
         network = base_of(part_at(parts, m)) + j
-        place = start + tl.arange(0, T)
-        mine = place < tl.load(counts + m * (J + 1) + j)
-        n = tl.load(lists + (m * (J + 1) + j).to(tl.int64) * B + place, mask=mine, other=0).to(tl.int64)
         d, h = tl.arange(0, DP), tl.arange(0, HP)
-        here = (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
+        mine, here = vectors_of(m, j, start, d, counts, lists, columns, B, S, J, D, T)
         mask = mine[:, None] & (d < D)[None, :]
         if j == J:
             tl.store(dx + here, tl.zeros((T, DP), dx.dtype.element_ty), mask=mask)
