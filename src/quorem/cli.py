@@ -176,7 +176,7 @@ def synthesize(
 
 Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; what is finished there is not trained again.")]
 Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
-Optimizers = Annotated[str, typer.Option(help="Tried for each setting; the better by validation loss is shown.")]
+Optimizers = Annotated[str, typer.Option(help="Of adagrad, amsgrad; the better by validation loss is shown.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core, or one for a GPU.")]
 TrainOnly = Annotated[bool, typer.Option("--train-only", help="Leave pictures and page to quorem report.")]
@@ -261,7 +261,7 @@ def report(
             raise ValueError(f"table ({table!r}) must be one of {', '.join(f.axes.name for f in figures)}")
         from .experiments.report import page
 
-        if (runs / "plans").exists():
+        if out is None and (runs / "plans").exists():
             reproduce.publish(figures, runs / "results")
         page(figures, out := out or runs / "report.html")
         typer.echo(out)

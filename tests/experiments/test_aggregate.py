@@ -20,7 +20,7 @@ from quorem.training.config import RunConfig
 from quorem.training.tables import tables_of
 
 DATA = {"path": "log", "identity": "abc", "cardinalities": list(CARDINALITIES), "num_dense": 3, "name": "log"}
-MADE = {"command": "quorem reproduce figure4", "data": DATA, "datasets": {"abc": "log"}}
+MADE = {"command": "quorem reproduce figure4", "data": DATA, "datasets": {"abc": DATA}}
 
 
 def planned(axes=AXES, optimizers=("adagrad", "amsgrad"), trials=2) -> Plan:
@@ -61,6 +61,7 @@ def test_the_optimizer_with_the_lower_validation_loss_is_shown_with_its_final_te
     expected = {"validation": pytest.approx(0.51), "test": pytest.approx(0.42), "trials": 2}
     assert point.others["adagrad"] == expected
     assert point.runs == [config.key() for config in made.runs[0][2:]]
+    assert point.test_losses == [0.60, 0.68]
     assert "seed" not in point.config and point.config["optimizer"] == "amsgrad"
 
 
@@ -71,6 +72,30 @@ def test_curves_are_averaged_where_every_trial_has_a_value(tmp_path):
     (point,) = aggregate(made, tmp_path).points
     deviation = pytest.approx(0.2 / math.sqrt(2))
     assert point.curve == [[10, pytest.approx(0.7), deviation], [30, pytest.approx(0.4), deviation]]
+
+
+def test_a_loss_that_is_no_number_is_not_chosen(tmp_path):
+    made = planned(trials=1)
+    finish(tmp_path, made.runs[0][0], math.nan, math.nan)
+    finish(tmp_path, made.runs[0][1], 0.9, 0.8)
+    (point,) = aggregate(made, tmp_path).points
+    assert (point.optimizer, point.test_mean) == ("amsgrad", 0.8)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3"])
+def test_a_damaged_result_is_named(tmp_path, text):
+    made = planned()
+    finish(tmp_path, made.runs[0][0], 0.5, 0.4)
+    path = tmp_path / "runs" / made.runs[0][0].key() / "result.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"{made.runs[0][0].key()}.*result.json is damaged: remove it"):
+        aggregate(made, tmp_path)
+
+
+def test_damaged_metrics_are_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "validation"')
+    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged"):
+        curve([tmp_path / "metrics.jsonl"])
 
 
 def test_one_validation_is_no_curve(tmp_path):
@@ -92,6 +117,7 @@ def test_missing_and_failed_trials_are_counted(tmp_path):
 def test_a_point_without_runs_is_left_out_unless_parameters_are_counted(tmp_path):
     assert aggregate(planned(), tmp_path).points == []
     (point,) = aggregate(planned(COUNTED), tmp_path).points
+    assert point.missing == 0
     tables = tables_of(CARDINALITIES, QR())
     model = models.build("dlrm", EmbeddingCollection(tables), num_dense=3)
     assert point.parameters == sum(p.numel() for p in model.parameters())

@@ -122,7 +122,7 @@ def test_figures_and_plans_survive_their_files(tmp_path):
     figure.write(tmp_path / "f.json")
     assert Figure.read(tmp_path / "f.json") == figure
     run = RunConfig(data="log")
-    plan = Plan(axes=figure4.AXES, made={}, points=[Point(series="a", x=1, options={})], runs=[[run]])
+    plan = Plan(axes=figure4.AXES, made={"datasets": {}}, points=[Point(series="a", x=1, options={})], runs=[[run]])
     plan.write(tmp_path / "p.json")
     assert Plan.read(tmp_path / "p.json") == plan
 
@@ -135,6 +135,22 @@ def test_other_files_are_refused(tmp_path, kind, text):
         kind.read(tmp_path / "x.json")
 
 
-def test_axes_need_a_name():
-    with pytest.raises(TypeError):
-        Axes(title="t", x_label="x")
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"name": "a/b"}, r"name \('a/b'\) must be letters"),
+        ({"x": "foo"}, r"x \('foo'\) must be one of x, parameters, embedding_bytes, step"),
+        ({"y": "loss"}, r"y \('loss'\) must be one of test, validation, parameters"),
+    ],
+)
+def test_axes_are_checked(options, match):
+    with pytest.raises(ValueError, match=match):
+        Axes(**{"name": "a", "title": "t", "x_label": "x"} | options)
+
+
+@pytest.mark.parametrize("change", [{"test_mean": "0.5"}, {"trials": "3"}, {"bytes": []}])
+def test_points_without_numbers_are_refused(tmp_path, change):
+    figure = Figure(axes=figure5.AXES, made={}, points=[result(**change)])
+    figure.write(tmp_path / "f.json")
+    with pytest.raises(ValueError, match=r"f.json does not hold a figure: .* must be a number"):
+        Figure.read(tmp_path / "f.json")

@@ -114,6 +114,28 @@ def test_other_data_need_another_folder(whole, tmp_path):
     other = small_log(tmp_path / "other", 1000, seed=1).path
     done = invoke("reproduce", "figure4", "--data", other, "--out", out, "--trials", 1)
     assert done.exit_code == 1 and "take another folder for each data" in done.stderr
+    before = sorted((out / "plans").iterdir())
+    done = invoke("reproduce", "all", "--data", other, "--out", out, "--trials", 1)
+    assert done.exit_code == 1 and sorted((out / "plans").iterdir()) == before
+
+
+def test_a_smaller_command_leaves_what_a_larger_one_trained(whole, log):
+    out, _ = whole
+    options = ("--trials", 1, "--optimizers", "adagrad", "--networks", "dcn", "--rows", 256, "--device", "cpu")
+    done = invoke("reproduce", "figure5", "--data", log, "--collisions", "4", *options, "--out", out)
+    assert done.exit_code == 0, done.output
+    figure = Figure.read(out / "results" / "figure5.json")
+    assert len(figure.points) == 72 and {point.trials for point in figure.points} == {2}
+
+
+def test_failures_are_told_and_end_with_an_error(log, tmp_path):
+    points = "Point(series='a', x=1, options={'lr': 1e30}), Point(series='b', x=1, options={})"
+    (tmp_path / "grid.py").write_text(f"from quorem.experiments.figures import Point\nPOINTS = [{points}]\n")
+    options = ("--trials", 1, "--optimizers", "adagrad", "--device", "cpu", "--out", tmp_path / "runs")
+    done = invoke("sweep", tmp_path / "grid.py", "--data", log, *options)
+    assert done.exit_code == 1 and "1 runs failed" in done.stderr
+    assert "FloatingPointError: the" in done.output and "Traceback" not in done.output
+    assert [point.series for point in reproduce.figures_in(tmp_path / "runs")[0].points] == ["b"]
 
 
 def test_parameters_against_thresholds_need_no_training(log, tmp_path):
@@ -159,6 +181,27 @@ def test_a_file_without_points_is_refused(log, tmp_path, text):
     assert done.exit_code == 1 and "must define POINTS" in done.stderr
 
 
+POINT = "from quorem.experiments.figures import Axes, Point\nPOINTS = [Point(series='a', x=1, options={%s})]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("POINTS = [", "grid.py: SyntaxError"),
+        ("POINTS = nope", "grid.py: NameError: name 'nope' is not defined"),
+        (POINT % "'nope': 1", "options of point 'a' at 1:"),
+        (POINT % "'seed': 1", "options of point 'a' at 1:"),
+        (POINT % "'epochs': '3'", "options of point 'a' at 1: epochs ('3') must be an int"),
+        (POINT % "" + "AXES = 'x'", "AXES of"),
+        (POINT % "" + "AXES = Axes(name='a/b', title='t', x_label='x')", "name ('a/b') must be letters"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_in_a_line(log, tmp_path, text, message):
+    (tmp_path / "grid.py").write_text(text)
+    done = invoke("sweep", tmp_path / "grid.py", "--data", log, "--out", tmp_path / "runs", "--device", "cpu")
+    assert done.exit_code == 1 and message in done.stderr and "Traceback" not in done.stderr
+
+
 def test_wrong_arguments_are_told(log, tmp_path):
     env = {"COLUMNS": "200", "TERM": "dumb"}
     for arguments, message in (
@@ -170,6 +213,7 @@ def test_wrong_arguments_are_told(log, tmp_path):
     for arguments, message in (
         (["--networks", "mlp"], "network ('mlp') must be one of"),
         (["--optimizers", "sgd"], "optimizers ('sgd') must be of adagrad, amsgrad"),
+        (["--device", "cudaa"], "cudaa"),
         (["--collisions", "4,x"], "collisions ('4,x') must be whole numbers with commas"),
     ):
         done = invoke("reproduce", "figure4", "--data", log, "--out", tmp_path, *arguments)

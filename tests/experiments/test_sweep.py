@@ -28,7 +28,7 @@ from quorem.experiments import sweep
 
 if __name__ == "__main__":
     prepared = Prepared({log!r})
-    runs = [[small_run(prepared, seed=seed)] for seed in range({runs})]
+    runs = [[small_run(prepared, seed=seed, epochs={epochs})] for seed in range({runs})]
     made = sweep.new(Path({out!r}), runs, {{runs[0][0].data: Path({log!r})}}, "cpu")
     print("ready", flush=True)
     sweep.run(made, workers={workers})
@@ -60,12 +60,13 @@ def trained_once(folder: Path) -> bool:
     return all(text.count('"test"') == 1 for text in texts)
 
 
-def start(log, folder: Path, runs: int, workers: int = 1) -> subprocess.Popen:
+def start(log, folder: Path, runs: int, workers: int = 1, epochs: int = 1, before: str = "") -> subprocess.Popen:
     tests = str(Path(__file__).parents[1])
     program = folder.with_suffix(f".{len(list(folder.parent.iterdir()))}.py")  # a file: workers are spawned from it
-    text = PROGRAM.format(tests=tests, log=str(log.path), out=str(folder), runs=runs, workers=workers)
-    program.write_text(text)
-    return subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    text = PROGRAM.format(tests=tests, log=str(log.path), out=str(folder), runs=runs, workers=workers, epochs=epochs)
+    program.write_text(text.replace("if __name__", f"{before}\nif __name__"))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, str(program)], start_new_session=True, **pipes)
 
 
 def test_finished_runs_are_skipped_and_models_are_not_kept(log, tmp_path):
@@ -215,6 +216,31 @@ def test_ctrl_c_saves_and_exits(log, tmp_path):
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0 and "KeyboardInterrupt" in err
     assert 0 < len(results(folder)) < 500
+
+
+def test_ctrl_c_in_a_terminal_saves_what_is_being_trained(log, tmp_path):
+    """There it reaches every process of the group at once."""
+    folder = tmp_path / "runs"
+    process = start(log, folder, 1, epochs=5000)
+    deadline = time.monotonic() + 120
+    while not any(path.stat().st_size for path in folder.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and err.count("Traceback") == 1 and "KeyboardInterrupt" in err
+    assert list(folder.glob("runs/*/checkpoints/step-*.safetensors")) and not results(folder)
+
+
+def test_a_full_disk_ends_the_sweep_with_its_reason(log, tmp_path):
+    full = """
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+sweep.write = sys.modules["quorem.training.checkpoint"].write = full
+"""
+    process = start(log, tmp_path / "runs", 2, before=full)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and "OSError: [Errno 28] No space left on device; what is finished is kept" in err
 
 
 def test_the_view_counts_done_running_failed_and_left(log, tmp_path):

@@ -6,6 +6,7 @@ import io
 import json
 import shlex
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -32,15 +33,24 @@ def aggregate(plan: Plan, folder: Path) -> Figure:
         failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in configs)
         if results:
             made |= {name: next(iter(results.values()))[name] for name in ("device", "versions", "commit")}
-            points.append(_trained(point, configs, results, folder, failed, plan.made["datasets"]))
+            points.append(_trained(point, configs, results, folder, failed, plan))
         elif plan.axes.y == "parameters":
-            points.append(_counted(point, configs[0], plan.made["data"]))
+            points.append(_counted(point, configs[0], plan.made["datasets"][configs[0].data]))
     return Figure(axes=plan.axes, made=made, points=points)
 
 
 def _result(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     path = folder / "runs" / config.key() / "result.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"validation", "test", "parameters", "rows_per_second", "device", "versions", "commit"} - found.keys()
+    except (ValueError, AttributeError):
+        missing = {"what a result holds"}
+    if missing:
+        raise ValueError(f"{path} is damaged: remove it, and the next command trains the run again")
+    return found
 
 
 def _trained(
@@ -49,7 +59,7 @@ def _trained(
     results: dict[RunConfig, dict[str, Any]],
     folder: Path,
     failed: int,
-    datasets: dict[str, str],
+    plan: Plan,
 ) -> Result:
     by_optimizer: dict[str, list[dict[str, Any]]] = {}
     for config, result in results.items():
@@ -59,7 +69,7 @@ def _trained(
         | {"trials": len(found)}
         for name, found in by_optimizer.items()
     }
-    best = min(others, key=lambda name: others[name]["validation"])
+    best = min(others, key=lambda name: (not isfinite(others[name]["validation"]), others[name]["validation"]))
     chosen = [config for config in results if config.optimizer == best]
     found, first = by_optimizer[best], by_optimizer[best][0]
     config = json.loads(chosen[0].to_json())
@@ -84,9 +94,10 @@ def _trained(
         rows_per_second=mean(r["rows_per_second"] for r in found),
         config=config,
         runs=[config.key() for config in chosen],
-        command=command_of(chosen[0], datasets[chosen[0].data]),
+        command=command_of(chosen[0], plan.made["datasets"][chosen[0].data]["path"]),
+        test_losses=[r["test"]["log_loss"] for r in found],
         curve=curve([folder / "runs" / config.key() / "metrics.jsonl" for config in chosen]),
-        missing=len(configs) - len(results),
+        missing=0 if plan.axes.y == "parameters" else len(configs) - len(results),
         failed=failed,
         **sizes,
         **moments,
@@ -141,7 +152,12 @@ def curve(metrics: Sequence[Path]) -> list[list[float]]:
     """``[step, mean, deviation]`` of the validation loss at the steps where every trial has one."""
     trials = []
     for path in metrics:
-        lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        try:
+            lines = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+        except ValueError:
+            raise ValueError(
+                f"{path} is damaged: remove its folder, and the next command trains the run again"
+            ) from None
         trials.append({line["step"]: line["validation"]["log_loss"] for line in lines if "validation" in line})
     steps = sorted(set.intersection(*map(set, trials)))
     if len(steps) < 2:  # the final validation alone is no curve

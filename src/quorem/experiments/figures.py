@@ -6,6 +6,7 @@ A point is one setting of one network, trained several times with each optimizer
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,15 @@ class Axes:
     paper: str = ""
     baseline: str | None = None
 
+    def __post_init__(self) -> None:
+        """Check the names."""
+        if not re.fullmatch(r"[\w .-]+", self.name):
+            raise ValueError(f"name ({self.name!r}) must be letters, digits, spaces, '_', '.' and '-': it names files")
+        choices = {"x": ("x", "parameters", "embedding_bytes", "step"), "y": ("test", "validation", "parameters")}
+        for axis, known in choices.items():
+            if getattr(self, axis) not in known:
+                raise ValueError(f"{axis} ({getattr(self, axis)!r}) must be one of {', '.join(known)}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -69,6 +79,7 @@ class Result:
     Args:
         optimizer: the one with the lower mean validation loss.
         others: mean validation and test loss with each optimizer, the chosen one among them.
+        test_losses: of each trial.
         curve: ``[step, mean, deviation]`` of the validation loss during training; empty if it was not followed.
         trials: how many were finished; ``missing`` (of any optimizer) are not, ``failed`` among them. With none, as
             where a figure only counts parameters, means and deviations are None.
@@ -97,9 +108,14 @@ class Result:
     config: dict[str, Any]
     runs: list[str]
     command: str
+    test_losses: list[float] = field(default_factory=list)
     curve: list[list[float]] = field(default_factory=list)
     missing: int = 0
     failed: int = 0
+
+
+NUMBERS = tuple(f"{name}_{kind}" for name in ("test", "validation", "auc") for kind in ("mean", "sd"))
+NUMBERS += ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "trials", "missing", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +140,12 @@ class Figure:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             points = [Result(**point) for point in found["points"]]
+            if not isinstance(found["made"], dict):
+                raise TypeError("made must be an object")
+            for point in points:
+                for name in NUMBERS:
+                    if not isinstance(getattr(point, name), int | float | None):
+                        raise TypeError(f"{name} ({getattr(point, name)!r}) must be a number")
             return cls(axes=Axes(**found["axes"]), made=found["made"], points=points)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a figure: {error}") from None
@@ -161,6 +183,8 @@ class Plan:
             found = json.loads(path.read_text(encoding="utf-8"))
             points = [Point(series=p["series"], x=p["x"], options={}) for p in found["points"]]
             runs = [[RunConfig.from_json(json.dumps(run)) for run in p["runs"]] for p in found["points"]]
+            if not all(isinstance(about, dict) for about in found["made"]["datasets"].values()):
+                raise TypeError("made.datasets must hold objects")
             return cls(axes=Axes(**found["axes"]), made=found["made"], points=points, runs=runs)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a plan: {error}") from None

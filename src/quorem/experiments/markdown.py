@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .figures import Figure, Result
 
 MARKS = {"adagrad": "", "amsgrad": "*"}
-NOTE = "Mean and standard deviation over {trials} trials after the last step; * with AMSGrad, otherwise Adagrad."
+NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad."
 
 
 def markdown(figure: Figure) -> str:
@@ -53,7 +53,8 @@ def cell(figure: Figure, point: Result | None) -> str:
     if mean is None or deviation is None:
         return ""
     size = f", {size_of(point.embedding_bytes)}" if figure.axes.x == "embedding_bytes" else ""
-    return f"{mean:.4f} ± {deviation:.4f}{MARKS.get(point.optimizer, '')}{size}"
+    spread = f" ± {deviation:.4f}" if point.trials > 1 else ""
+    return f"{mean:.4f}{spread}{MARKS.get(point.optimizer, '')}{size}"
 
 
 def size_of(num_bytes: int) -> str:
@@ -71,4 +72,5 @@ def size_of(num_bytes: int) -> str:
 def note(points: Sequence[Result]) -> str:
     """What the cells are."""
     trials = sorted({point.trials for point in points})
-    return NOTE.format(trials=" to ".join(map(str, dict.fromkeys((trials[0], trials[-1])))))
+    many = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
+    return NOTE.format(what="One trial" if trials == [1] else f"Mean and standard deviation over {many} trials")

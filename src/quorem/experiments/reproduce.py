@@ -1,9 +1,12 @@
 """From figures to runs and back: plan them, train what is missing, and write numbers, pictures and the page."""
 
+import dataclasses
 import datetime
+import json
 import os
 import runpy
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +60,22 @@ def plan(
             raise ValueError(f"point {point.series!r} has no data: give --data, or data= of the point")
         if own not in identities:
             identities[own] = data_identity(Prepared(own))
-        runs.append(
-            [
-                RunConfig(data=identities[own], optimizer=optimizer, seed=seed, **point.options)
-                for optimizer in optimizers
-                for seed in range(trials)
-            ]
-        )
+        try:
+            runs.append(
+                [
+                    RunConfig(data=identities[own], optimizer=optimizer, seed=seed, **point.options)
+                    for optimizer in optimizers
+                    for seed in range(trials)
+                ]
+            )
+        except TypeError as error:
+            raise ValueError(f"options of point {point.series!r} at {point.x}: {error}") from None
     about = [describe(path, identity) for path, identity in identities.items()]
     made = {
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "data": about[0] if about else {},
-        "datasets": {found["identity"]: found["path"] for found in about},
+        "datasets": {found["identity"]: found for found in about},
         "trials": trials,
         "optimizers": list(optimizers),
     }
@@ -93,13 +99,19 @@ def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequenc
     """The plan of a Python file: ``POINTS``, and ``AXES`` if more than a name is wanted.
 
     Raises:
-        ValueError: if the file has no points.
+        ValueError: if the file does not run, or has no points.
     """
-    found = runpy.run_path(str(path))
-    points = list(found.get("POINTS", ()))
-    if not points or not all(isinstance(point, Point) for point in points):
+    try:
+        found = runpy.run_path(str(path))
+    except Exception as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
+    points, axes = found.get("POINTS"), found.get("AXES")
+    if not isinstance(points, list | tuple) or not points or not all(isinstance(point, Point) for point in points):
         raise ValueError(f"{path} must define POINTS, a list of quorem.experiments.figures.Point")
-    axes = found.get("AXES") or Axes(name=path.stem, title=path.stem, x_label="x")
+    if axes is None:
+        axes = Axes(name=path.stem, title=path.stem, x_label="x")
+    elif not isinstance(axes, Axes):
+        raise ValueError(f"AXES of {path} must be a quorem.experiments.figures.Axes")
     return plan(axes, points, data, trials=trials, optimizers=optimizers, command=command)
 
 
@@ -126,45 +138,76 @@ def run(
         from .report import page  # before training: if it cannot be written, say so now
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
+    kind = torch.device(device)  # raises if there is no such kind
+    if kind.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device ({device!r}) must be 'cpu' here: there is no GPU")
     try:
-        train(plans, out, device=device, workers=workers, console=console)
+        failed = train(plans, out, device=device, workers=workers, console=console)
     except KeyboardInterrupt:
         console.print(f"Interrupted; the same command goes on, and quorem report {out} shows what is finished")
         raise
-    if train_only:
-        return
-    figures = figures_in(out)
-    publish(figures, out / "results")
-    page(figures, out / "report.html")
-    console.print(f"Numbers and pictures: {out / 'results'}; page: {out / 'report.html'}", highlight=False)
+    if not train_only:
+        figures = figures_in(out)
+        publish(figures, out / "results")
+        page(figures, out / "report.html")
+        console.print(f"Numbers and pictures: {out / 'results'}; page: {out / 'report.html'}", highlight=False)
+    if failed:
+        raise RuntimeError(f"{failed} runs failed")
 
 
-def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, console: Console) -> None:
+def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, console: Console) -> int:
     """Train what the plans need and the folder does not have; figures that only count parameters need nothing.
+
+    Returns:
+        How many runs failed.
 
     Raises:
         ValueError: if the folder holds figures of the same name on other data.
         KeyboardInterrupt: if interrupted; the same call goes on.
     """
-    for own in plans:
-        path = out / "plans" / f"{own.axes.name}.json"
-        if path.exists() and (before := Plan.read(path).made["datasets"].keys()) != own.made["datasets"].keys():
-            raise ValueError(
-                f"{path} is on other data ({', '.join(before)}, not {', '.join(own.made['datasets'])}): take another"
-                " folder for each data"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own.write(path)
+    files: dict[Path, Plan | None] = {out / "plans" / f"{own.axes.name}.json": own for own in plans}
+    for path, own in zip(files, plans, strict=True):
+        with suppress(FileNotFoundError, ValueError):  # one that cannot be read is written anew
+            files[path] = joined(Plan.read(path), own)
+        if files[path] is None:
+            raise ValueError(f"{path} is on other data: take another folder for each data")
+    (out / "plans").mkdir(parents=True, exist_ok=True)
+    for path, whole in files.items():
+        if whole is not None:
+            whole.write(path)
     wanted = [runs for own in plans if own.axes.y != "parameters" for runs in own.runs]
-    data = {identity: Path(path) for own in plans for identity, path in own.made["datasets"].items()}
+    data = {name: Path(found["path"]) for own in plans for name, found in own.made["datasets"].items()}
     made = sweep.new(out, in_turns(wanted, device), data, device)
     if made.runs:
         with showing(console, made) as report:
             sweep.run(made, workers=workers, report=report)
-    for group in made.runs:
-        for config in group:
-            if made.has_failed(config):
-                console.print(f"failed: {made.error(config)}", highlight=False)
+    failed = [made.error(config) for group in made.runs for config in group if made.has_failed(config)]
+    reasons = dict.fromkeys(json.loads(path.read_text(encoding="utf-8"))["error"] for path in failed)
+    if failed:
+        console.print(f"{len(failed)} runs failed: {'; '.join(reasons)}", highlight=False)
+        console.print(f"Details are in {out / 'errors'}; the same command tries them again", highlight=False)
+    return len(failed)
+
+
+def joined(before: Plan, now: Plan) -> Plan | None:
+    """A plan for the points of both: a smaller command leaves what a larger one trained. None if on other data.
+
+    Points are kept of earlier commands over as many rows; a point of both has the runs of both.
+    """
+    if before.made["datasets"].keys() != now.made["datasets"].keys():
+        return None
+
+    def setting(configs: Sequence[RunConfig]) -> RunConfig:
+        return dataclasses.replace(configs[0], optimizer="adagrad", seed=0)
+
+    rows = {configs[0].max_rows for configs in now.runs}
+    points = {setting(configs): (point, list(configs)) for point, configs in zip(now.points, now.runs, strict=True)}
+    for point, configs in zip(before.points, before.runs, strict=True):
+        if configs[0].max_rows in rows:
+            _, own = points.setdefault(setting(configs), (point, []))
+            own += [config for config in configs if config not in own]
+    found = list(points.values())
+    return dataclasses.replace(now, points=[point for point, _ in found], runs=[runs for _, runs in found])
 
 
 def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunConfig]]:

@@ -8,6 +8,7 @@ locks/KEY          held while a process trains the run, and let go by the system
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import traceback
@@ -87,7 +88,7 @@ def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunConf
             try:
                 if fcntl is not None:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:  # another process has it
                 continue
             if not sweep.is_settled(config):  # by whoever had it a moment ago
                 mine.append(config)
@@ -167,14 +168,19 @@ def _train(
 def _process(sweep: Sweep, threads: int, queue: Any) -> None:
     parent = multiprocessing.parent_process()
     with stop_on_signal() as stop:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process tells the others to stop
 
         def report(kind: str, value: Any) -> None:
             if parent is not None and not parent.is_alive():
                 stop.set()  # nobody is left to stop this process
             queue.put((kind, os.getpid(), value))
 
-        with suppress(KeyboardInterrupt):
+        try:
             work(sweep, threads, report, stop)
+        except KeyboardInterrupt:
+            pass
+        except OSError as error:  # such as a full disk
+            queue.put(("error", os.getpid(), str(error)))
 
 
 def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] | None = None) -> None:
@@ -187,6 +193,7 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
 
     Raises:
         KeyboardInterrupt: if interrupted.
+        OSError: if a worker could not write, as to a full disk.
         RuntimeError: if a worker died.
     """
     context = multiprocessing.get_context("spawn")
@@ -194,22 +201,31 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
     threads = max(1, (os.cpu_count() or 1) // workers)
     processes = [context.Process(target=_process, args=(sweep, threads, queue), daemon=False) for _ in range(workers)]
     report = report or (lambda *_: None)
+    errors = []
     with stop_on_signal() as stop:
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the workers inherit while they start
         for process in processes:
             process.start()
+        signal.signal(signal.SIGINT, handler)
         told = False
         while any(process.is_alive() for process in processes) or not queue.empty():
             if stop.is_set() and not told:
                 told = True
                 for process in processes:
-                    process.terminate()  # SIGTERM: saves, then ends
+                    process.terminate()  # each saves what it trains, then ends
             with suppress(Empty):
-                report(*queue.get(timeout=WAIT))
+                kind, worker, value = queue.get(timeout=WAIT)
+                if kind == "error":
+                    errors.append(value)
+                else:
+                    report(kind, worker, value)
             report("tick", 0, None)
         for process in processes:
             process.join()
         if stop.is_set():
             raise KeyboardInterrupt
+    if errors:
+        raise OSError(f"{errors[0]}; what is finished is kept, and the same command goes on")
     if died := [process.exitcode for process in processes if process.exitcode]:
         raise RuntimeError(f"{len(died)} of {workers} workers died (exit code {died[0]}); the same command goes on")
 

@@ -31,12 +31,16 @@ class CorruptCheckpointError(ValueError):
 
 def write(path: Path, text: str) -> None:
     """Write a small file such that it is there whole or not at all, also after a power failure."""
-    draft = path.with_name(path.name + ".tmp")
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # another process may be writing the same
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

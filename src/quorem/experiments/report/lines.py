@@ -29,16 +29,8 @@ class Line:
 
 
 def panels(figure: Figure) -> dict[str, list[Line]]:
-    """The lines of each network, DCN before DLRM as in the paper; points that have no place are left out.
-
-    Raises:
-        ValueError: if the axes ask for a number that points do not have.
-    """
+    """The lines of each network, DCN before DLRM as in the paper; points that have no place are left out."""
     axes = figure.axes
-    if axes.x not in ("x", "parameters", "embedding_bytes", "step"):
-        raise ValueError(f"x ({axes.x!r}) must be 'x', 'parameters', 'embedding_bytes' or 'step'")
-    if axes.y not in ("test", "validation", "parameters"):
-        raise ValueError(f"y ({axes.y!r}) must be 'test', 'validation' or 'parameters'")
     return {
         network: _lines(axes, [point for point in figure.points if point.network == network])
         for network in networks(figure.points)

@@ -67,9 +67,10 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
                 meta={"role": "front"},
             )
         )
+        axes = Axes(name="tradeoff", title="", x_label="")
         for series in dict.fromkeys(point.series for point in members):
             line = _cloud(members, series)
-            trace = _points(line, looks[series], [hover(p, Axes(name="", title="", x_label="")) for p in line.points])
+            trace = _points(line, looks[series], [hover(p, axes) for p in line.points])
             plot.add_trace(trace.update(mode="markers"))
         result[name] = _json(plot)
     return result

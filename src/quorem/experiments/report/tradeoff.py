@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..figures import Figure, Result
 from .words import known
 
-WITHOUT_EFFECT = ("seed", "validate_every")  # options that give no other model
+WITHOUT_EFFECT = ("seed", "validate_every")  # options that make no other setting
 
 
 @dataclass(frozen=True, kw_only=True)
