@@ -12,6 +12,8 @@ import json
 import os
 import platform
 import subprocess
+import time
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +31,8 @@ try:
     import fcntl
 except ImportError:  # not a POSIX system: two processes in one folder are then not told apart
     fcntl = None  # type: ignore[assignment]
+
+LOCK_ATTEMPTS = 10
 
 
 class RunFolder:
@@ -50,10 +54,7 @@ class RunFolder:
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
             if fcntl is not None:
-                try:
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise RuntimeError(f"{self.path}: another process is training in this folder") from None
+                _lock(self._lock, f"{self.path}: another process is training in this folder")
             self._claim()
             self.metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
         except BaseException:
@@ -151,6 +152,21 @@ class RunFolder:
             old.unlink()
 
 
+def _lock(descriptor: int, held: str) -> None:
+    """Take a lock; raise RuntimeError if another process keeps it.
+
+    A process that was killed while it started another may leave it to that one for a moment.
+    """
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt == LOCK_ATTEMPTS - 1:
+                raise RuntimeError(held) from None
+        time.sleep(0.05)
+
+
 def difference(found: RunConfig, wanted: RunConfig) -> str:
     """Where two configurations differ.
 
@@ -167,8 +183,9 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version()}
 
 
+@cache
 def commit() -> str | None:
-    """The checkout's commit, with a plus where the package differs from it; None where there is no checkout."""
+    """The checkout's commit when first asked, with a plus where the package differs; None where there is no checkout."""
     here = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
