@@ -185,7 +185,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The checkout's commit when first asked, with a plus where the package differs; None where there is no checkout."""
+    """The checkout's commit when first asked, a plus where the package differs from it; None without a checkout."""
     here = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
