@@ -16,8 +16,9 @@ from quorem.experiments.report.document import by_data, html
 from quorem.experiments.report.lines import panels, span, ticks
 from quorem.experiments.report.paper import drawing
 from quorem.experiments.report.styles import FIXED, OTHERS, styles
-from quorem.experiments.report.tables import PAPER_TABLE1, hidden_layers, markdown
+from quorem.experiments.report.tables import hidden_layers, markdown
 from quorem.experiments.report.tradeoff import distinct, front, winners
+from quorem.experiments.table1 import LOSSES
 from quorem.schemes import Full
 
 EVIL = "</script><script>alert('<b>&amp;\"')</script>"
@@ -306,7 +307,7 @@ def test_a_drawing_of_curves_has_bands_and_keeps_a_dollar_sign():
 def test_table_1_is_a_table_too(tmp_path):
     points = [
         result("path", hidden, loss=loss, network=network)
-        for network, values in PAPER_TABLE1.items()
+        for network, values in LOSSES.items()
         for hidden, loss in values.items()
     ]
     shown = figure(points, name="table1", title="Table 1", x_label="hidden layer", x_log=True)

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from ..figures import Figure, Result
+from ..table1 import LOSSES
 from . import words
 from .lines import networks
 from .styles import Style
 from .tradeoff import Win
 
-PAPER_TABLE1 = {
-    "dcn": {16: 0.45263, 32: 0.45254, 64: 0.45252, 128: 0.4534},
-    "dlrm": {16: 0.45349, 32: 0.45312, 64: 0.45306, 128: 0.45651},
-}
 BEST = "**"  # around a number that is the best of its row
 
 Column = tuple[str, str]  # heading, and "text" or "number"
@@ -52,7 +49,7 @@ def hidden_layers(figure: Figure) -> list[list[str]]:
         rows.append(
             [name, "test log loss", *_starred(texts, [words.known(p.test_mean) if p else math.nan for p in found])]
         )
-        printed = [PAPER_TABLE1.get(network, {}).get(int(width), math.nan) for width in widths]
+        printed = [LOSSES.get(network, {}).get(int(width), math.nan) for width in widths]
         if any(map(math.isfinite, printed)):
             rows.append([name, "the paper's", *_starred([words.loss(value) for value in printed], printed)])
     return rows
