@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import quorem
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 REQUIREMENTS = [
@@ -33,3 +35,7 @@ def test_constraints_pin_the_direct_dependencies_and_nothing_else():
 @pytest.mark.parametrize("name", NAMES)
 def test_dependency_is_explained(name):
     assert f"\n| {name} |" in (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+
+
+def test_the_version_is_that_of_the_project():
+    assert quorem.__version__ == PYPROJECT["project"]["version"]

@@ -11,8 +11,7 @@ from .bags import EmbeddingBag
 from .collection import EmbeddingCollection, Table
 from .embeddings import Embedding
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Path, Scheme, TableSpec
-
-__version__ = "0.1.0"
+from .version import __version__ as __version__
 
 __all__ = [
     "Embedding",

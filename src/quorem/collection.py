@@ -80,6 +80,7 @@ class EmbeddingCollection(Tables):
         super().__init__(names, specs, padding, sparse=sparse, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
         self.mode = mode
         self.embedding_dims = tuple(spec.embedding_dim for spec in specs for _ in range(spec.num_vectors))
+        self._one_width = len(set(self.embedding_dims)) == 1
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Composed vectors of every feature, pooled where the input is jagged.
@@ -106,9 +107,10 @@ class EmbeddingCollection(Tables):
                 check_sample_weights(per_sample_weights, ids, "ids")
                 per_sample_weights = per_sample_weights.to(self.weight.dtype)
             out = self._bag(ids, offsets, per_sample_weights, self.mode == "mean")
-        if len(set(self.embedding_dims)) == 1:
-            return out.view(out.shape[0], len(self.embedding_dims), self.embedding_dims[0])
-        return out.flatten(1)
+        if not self._one_width:
+            return out.flatten(1)
+        shape = (out.shape[0], len(self.embedding_dims), self.embedding_dims[0])
+        return out if out.shape == shape else out.view(shape)
 
     def to_dense(self) -> dict[str, Tensor]:
         """The table that each feature stands for, by name; differentiable."""

@@ -126,7 +126,7 @@ class Tables(nn.Module):
 
     def _lookup(self, ids: Tensor) -> Tensor:
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
-        integers = (self.slots, self.parts, self.maps, self.spans)
+        integers = self._integers()
         invalid = self.invalid_ids if self._counts_invalid(ids) else None
         out = lookup.lookup(ids, self.weight, *integers, names=self.titles, sparse=self.sparse, invalid=invalid)
         if invalid is not None:
@@ -137,7 +137,7 @@ class Tables(nn.Module):
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
         """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
-        integers = (self.slots, self.parts, self.maps, self.spans)
+        integers = self._integers()
         if self._counts_invalid(ids):
             torch.ops.quorem.count_invalid_(ids, offsets, self.invalid_ids, *integers)
             self._report_invalid()
@@ -164,9 +164,14 @@ class Tables(nn.Module):
         factor = reference.scale(bags, valid, sample_weights, offsets, mean, vectors.dtype)[:, 0]
         vectors = torch.where(valid[:, :1], vectors * factor, 0)
         batch = (offsets.shape[0] - 1) // self.spans.shape[0]
-        place = bags % torch.sym_max(batch, 1) * members + member
+        place = bags % reference.larger(batch, 1) * members + member
         pooled = vectors.new_zeros((batch + 1) * members, vectors.shape[1]).index_add(0, place, vectors)
         return pooled[: batch * members].view(batch, group.columns.shape[0], self.weight.shape[1]).to(self.weight.dtype)
+
+    def _integers(self) -> tuple[Tensor, ...]:
+        """The layout, as the ops take it."""
+        buffers = self._buffers  # an attribute of a module takes longer to find
+        return buffers["slots"], buffers["parts"], buffers["maps"], buffers["spans"]  # type: ignore[return-value]
 
     def _path_networks(self) -> list[PathNetworks]:
         return cast(list[PathNetworks], list(self.paths))

@@ -18,6 +18,7 @@ import quorem
 from quorem import models
 from quorem.collection import EmbeddingCollection
 from quorem.training import checkpoint, clock, loop
+from quorem.training import feed as feed_module
 from quorem.training.loop import Options, train, train_many
 from quorem.training.metrics import Evaluation
 from quorem.training.model import build_model, data_identity
@@ -74,6 +75,36 @@ def test_shuffled_epochs_take_every_row_once_in_orders_of_their_own(log):
         assert torch.equal(
             torch.cat([b.ids for b in feed.training(config, skip)]), torch.cat([b.ids for b in batches[skip:]])
         )
+
+
+@pytest.mark.parametrize("first", [0, 3, 51])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_batches_given_together_are_those_given_one_by_one_and_end_where_something_is_due(
+    log, first, ahead, monkeypatch
+):
+    if ahead:
+        monkeypatch.setattr(feed_module, "BLOCK_ROWS", 64 * 7)
+    config = small_run(log, epochs=2, max_rows=64 * 40 + 5)
+    feed = loop.Feed(log)
+    single = list(feed.training(config, first))
+    joint = list(feed.training(config, first, 10, (20, 7, None)))
+    assert torch.equal(torch.cat([b.ids for b in joint]), torch.cat([b.ids for b in single]))
+    counts = [-(-len(b) // 64) for b in joint]
+    assert sum(counts) == len(single) and max(counts) <= 10
+    ends = {first + sum(counts[: k + 1]) for k in range(len(counts))}
+    last = first + len(single)
+    assert ends >= {step for step in range(first + 1, last + 1) if step % 20 == 0 or step % 7 == 0}
+
+
+def test_steps_taken_together_are_those_taken_one_by_one(log):
+    config = small_run(log, max_rows=64 * 5 + 9)
+    one, several = (loop.Trial(config, build_model(config, log), log.names) for _ in range(2))
+    feed = loop.Feed(log)
+    assert [one.step(batch) for batch in feed.training(config)] == [1] * 6
+    assert [several.step(batch) for batch in feed.training(config, 0, 4)] == [4, 2]
+    assert one.steps == several.steps == 6
+    for name, tensor in one.tensors().items():
+        assert torch.equal(tensor, several.tensors()[name]), name
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ..version import __version__
 from . import ids, shape
 from .column import Column
 from .folder import Folder, Progress, file_name
@@ -136,7 +136,7 @@ def write(
 def versions() -> dict[str, str]:
     """What prepared the data."""
     return {
-        "quorem": version("quorem"),
+        "quorem": __version__,
         "polars": pl.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..version import __version__
 from .batches import Batch, Prepared
 from .folder import Folder, Progress, file_name
 from .shape import CARDINALITIES, day_split, day_starts
@@ -330,7 +330,7 @@ def synthesize(
                 "config": {"synthetic": asdict(log), "days": days},
                 "bayes_log_loss": dict(zip(split, (expected / sizes).tolist(), strict=True)),
                 "true_log_loss": dict(zip(split, (realized / sizes).tolist(), strict=True)),
-                "versions": {"quorem": version("quorem"), "torch": torch.__version__, "numpy": np.__version__},
+                "versions": {"quorem": __version__, "torch": torch.__version__, "numpy": np.__version__},
             }
         )
     return Prepared(out)

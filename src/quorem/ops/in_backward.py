@@ -71,7 +71,9 @@ def outside_the_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(function)
     def run(*args: Any, **options: Any) -> Tensor:
-        return _eager[function](*args, **options)
+        if torch.compiler.is_compiling():
+            return _eager[function](*args, **options)
+        return function(*args, **options)
 
     _eager[function] = function
     return run

@@ -64,6 +64,10 @@ def lookup(
 
 
 def _read(ids: Tensor, weight: Tensor, *integers: Tensor, names: str, invalid: Tensor | None) -> Tensor:
+    kernel = gpu.straight("lookup_counting", weight)
+    if kernel is not None:
+        out: Tensor = kernel(ids, weight, *integers, invalid)
+        return out
     if invalid is None:
         return torch.ops.quorem.lookup(ids, weight, *integers, names=names)
     return torch.ops.quorem.lookup_counting(ids, weight, *integers, invalid, names=names)

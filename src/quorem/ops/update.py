@@ -136,10 +136,13 @@ def apply_(
         rows, values = zip(*(read.row_grads(weight) for read in reads), strict=True)
         reads = [Read("rows", (torch.cat(rows), torch.cat(values)))]
     (read,) = reads
-    op = getattr(torch.ops.quorem, f"{read.op}_update_")
+    name = f"{read.op}_update_"
+    inputs = (*read.before, weight, ledger.lr.tensor, ledger.state, *read.after)
     options = ledger.options | read.options | {"clip_value": clip_value, "loss_scale": loss_scale}
     with torch.no_grad():
-        op(*read.before, weight, ledger.lr.tensor, ledger.state, *read.after, **options)
+        kernel = gpu.straight(name, weight)
+        if kernel is None or kernel(*inputs, **options) is NotImplemented:
+            getattr(torch.ops.quorem, name)(*inputs, **options)
     torch.autograd.graph.increment_version(weight)
 
 

@@ -1,6 +1,6 @@
 """Batches for a run: rows resident on the GPU where they fit, else read ahead by a thread."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -30,8 +30,18 @@ class Feed:
         if self.resident:
             self.rows = {name: self._checked(rows.to(self.device)) for name, rows in self.rows.items()}
 
-    def training(self, config: RunConfig, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of a run from a step on: the same for that step however often the run was interrupted."""
+    def training(
+        self, config: RunConfig, first_step: int = 0, together: int = 1, due: Sequence[int | None] = ()
+    ) -> Iterator[Batch]:
+        """The batches of a run from a step on: the same for that step however often the run was interrupted.
+
+        Args:
+            config: of the run.
+            first_step: to begin with.
+            together: give so many batches at a time, as one.
+            due: numbers of which no multiple is passed over: batches given together end there.
+        """
+        step = first_step
         rows = self.rows["train"]
         if config.max_rows is not None:
             rows = rows.rows(0, min(config.max_rows, len(rows)))
@@ -39,19 +49,27 @@ class Feed:
         for epoch in range(first_step // per_epoch, config.epochs):
             skip = max(0, first_step - epoch * per_epoch) * config.batch_size
             order = epoch_order(config, epoch, len(rows)) if config.shuffle else None
-            yield from self._batches(rows, config.batch_size, skip, order)
+            for block in self._blocks(rows, config.batch_size, skip, order):
+                start = 0
+                while start < len(block):
+                    count = min([together, *(every - step % every for every in due if every)])
+                    stop = min(start + count * config.batch_size, len(block))
+                    yield block.rows(start, stop)
+                    step += -(-(stop - start) // config.batch_size)
+                    start = stop
 
     def evaluation(self, split: str, size: int) -> Iterator[Batch]:
         """The batches of ``"validation"`` or ``"test"``, in order."""
-        return self._batches(self.rows[split], size)
-
-    def _batches(self, rows: Batch, size: int, skip: int = 0, order: Tensor | None = None) -> Iterator[Batch]:
-        blocks = self._resident_block(rows, skip, order) if self.resident else self._ahead(rows, size, skip, order)
-        for block in blocks:
+        for block in self._blocks(self.rows[split], size):
             yield from block.batches(size)
 
-    def _resident_block(self, rows: Batch, skip: int, order: Tensor | None) -> Iterator[Batch]:
-        yield rows.rows(skip, len(rows)) if order is None else rows.take(order[skip:].to(self.device))
+    def _blocks(self, rows: Batch, size: int, skip: int = 0, order: Tensor | None = None) -> Iterator[Batch]:
+        if not self.resident:
+            yield from self._ahead(rows, size, skip, order)
+        elif order is None:
+            yield rows.rows(skip, len(rows))
+        else:
+            yield rows.take(order[skip:].to(self.device))
 
     def _ahead(self, rows: Batch, size: int, skip: int, order: Tensor | None) -> Iterator[Batch]:
         """Blocks of whole batches; while one is used the next is read, and is on its way to the GPU."""

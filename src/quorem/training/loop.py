@@ -24,7 +24,7 @@ from .run import RunFolder, commit, versions
 from .trial import Trial
 
 LOG_EVERY = 100  # steps between two lines of training loss
-EVALUATION_ROWS = 4096  # of a batch
+EVALUATION_ROWS = {"cpu": 4096, "cuda": 1 << 16}  # of a batch
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def _train(
                 with clock.saving():
                     folder.save(trial, step, {"seconds": clock.seconds, "loss": loss}, keep=options.keep)
 
-        for batch in feed.training(config, step):
-            trial.step(batch)
-            step += 1
+        due = (LOG_EVERY, config.validate_every)
+        for batches in feed.training(config, step, trial.together, due):
+            step += trial.step(batches)
             if step % LOG_EVERY == 0:
                 loss = trial.mean_loss(LOG_EVERY)
                 if not math.isfinite(loss):
@@ -233,7 +233,7 @@ def train_many(
 def evaluate(trial: Trial, feed: Feed, split: str) -> Metrics:
     """The metrics of a split under the model as it is."""
     evaluation = Evaluation()
-    for batch in feed.evaluation(split, EVALUATION_ROWS):
+    for batch in feed.evaluation(split, EVALUATION_ROWS.get(feed.device.type, 4096)):
         evaluation.update(trial.logits(batch), batch.labels.float())
     return evaluation.compute()
 

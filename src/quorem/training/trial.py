@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +14,28 @@ from ..models.fused import FusedStep, can_fuse
 from ..tables import Tables
 from .config import RunConfig
 
-TABLE_OPTIMIZERS = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
+OPTIMIZERS = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
 WARM_UP = 3  # steps before a graph is captured: kernels are compiled and memory is found in them
+TOGETHER = 10  # steps of a graph, so that filling and launching it costs a step little
 
 _capturing = threading.Lock()  # one graph at a time, and no other's plain steps meanwhile
+
+
+@dataclass
+class Captured:
+    """One or more steps as a CUDA graph over buffers; None until they have run plainly."""
+
+    buffers: Batch
+    steps_before: int
+    graph: torch.cuda.CUDAGraph | None = None
 
 
 class Trial:
     """One model, its optimizers and its step.
 
-    Tables are updated within the backward pass, so no gradient of theirs is ever stored; everything else has torch's
-    own optimizer, fused. On a GPU at a small batch the network's layers are updated within the pass too, and torch's
-    optimizer only holds their state.
+    Tables are updated within the backward pass, so no gradient of theirs is ever stored; everything else has an
+    optimizer of its own, fused: torch's on a CPU, ``quorem.optim``'s on a GPU. There, at a small batch, the network's
+    layers are updated within the pass too, and the optimizer only holds their state.
 
     Args:
         config: optimizer, learning rate, batch size and precision.
@@ -42,35 +53,45 @@ class Trial:
         if config.precision == "tf32" and self.device.type != "cuda":
             raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
         lr = config.learning_rate
-        self.tables = optim.apply_in_backward(self.embeddings, TABLE_OPTIMIZERS[config.optimizer], lr=lr)
+        self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZERS[config.optimizer], lr=lr)
         others = [p for p in model.parameters() if p is not self.embeddings.weight]
-        self.steps, cuda = 0, self.device.type == "cuda"
+        self.steps = 0
         self.dense: torch.optim.Optimizer
-        if config.optimizer == "adagrad":  # torch 2.11 has it fused on a CPU only
-            self.dense = torch.optim.Adagrad(others, lr=lr, fused=not cuda, foreach=cuda)
+        if self.device.type == "cuda":
+            self.dense = OPTIMIZERS[config.optimizer](others, lr=lr)
+        elif config.optimizer == "adagrad":
+            self.dense = torch.optim.Adagrad(others, lr=lr, fused=True)
         else:
-            self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True, capturable=cuda)
+            self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True)
         self.layers: FusedStep | None = None
         if config.precision != "bfloat16" and can_fuse(model, config.batch_size):
             self.layers = FusedStep(model, self.dense, config.precision)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._buffers: Batch | None = None
-        self._eager_steps = 0
+        self._captured: dict[int, Captured] = {}  # by rows
 
-    def step(self, batch: Batch) -> None:
-        """Train on one batch; on a GPU, whole batches run as a captured graph after a few plain steps."""
-        self.steps += 1
-        plain = self.device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
-        if plain or batch.bags or len(batch) != self.config.batch_size:
-            self._step(batch)
-            return
-        if self._graph is None:
-            with _capturing:
-                self._warm_up(batch)
-            return
-        self._fill(batch)
-        self._graph.replay()
+    @property
+    def together(self) -> int:
+        """How many batches ``step`` had best be given at a time."""
+        return TOGETHER if self.device.type == "cuda" else 1
+
+    def step(self, batches: Batch) -> int:
+        """Train on a batch, or on several one after another; on a GPU as captured graphs, after a few plain steps.
+
+        Returns:
+            The number of steps.
+        """
+        size, before = self.config.batch_size, self.steps
+        plain = self.device.type != "cuda" or torch.are_deterministic_algorithms_enabled() or bool(batches.bags)
+        if not plain and len(batches) == TOGETHER * size:
+            self._replay(batches)
+        else:
+            for batch in batches.batches(size) if len(batches) > size else [batches]:
+                if plain or len(batch) < size:
+                    self._step(batch)
+                    self.steps += 1
+                else:
+                    self._replay(batch)
+        return self.steps - before
 
     def _step(self, batch: Batch) -> None:
         if self.layers is not None:
@@ -100,29 +121,41 @@ class Trial:
         self.loss_sum.zero_()
         return mean
 
-    def _warm_up(self, batch: Batch) -> None:
-        """A plain step, on the stream that the graph is then captured on; after the last one, the capture."""
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            self._step(batch)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        self._eager_steps += 1
-        if self._eager_steps == WARM_UP:
-            self._buffers = batch.take(torch.arange(len(batch), device=self.device))
-            self.dense.zero_grad()
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._step(self._buffers)
+    def _replay(self, batches: Batch) -> None:
+        """Whole batches through their graph; until there is one, plainly on the stream that it is captured on."""
+        own = self._captured.get(len(batches))
+        if own is None:
+            own = Captured(batches.take(torch.arange(len(batches), device=self.device)), WARM_UP)
+            self._captured[len(batches)] = own
+        else:
+            for buffer, rows in (
+                (own.buffers.labels, batches.labels),
+                (own.buffers.dense, batches.dense),
+                (own.buffers.ids, batches.ids),
+            ):
+                buffer.copy_(rows, non_blocking=True)
+        steps = len(batches) // self.config.batch_size
+        self.steps += steps
+        if own.graph is not None:
+            own.graph.replay()
+            return
+        with _capturing:
+            stream = torch.cuda.Stream(self.device)
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                self._run(own.buffers)
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            own.steps_before -= steps
+            if own.steps_before <= 0:
+                self.dense.zero_grad()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    self._run(own.buffers)
+                own.graph = graph
 
-    def _fill(self, batch: Batch) -> None:
-        assert self._buffers is not None
-        for buffer, rows in (
-            (self._buffers.labels, batch.labels),
-            (self._buffers.dense, batch.dense),
-            (self._buffers.ids, batch.ids),
-        ):
-            buffer.copy_(rows, non_blocking=True)
+    def _run(self, batches: Batch) -> None:
+        for batch in batches.batches(self.config.batch_size):
+            self._step(batch)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that decides how training goes on, by name, as it is: no row is brought up to date for it."""
@@ -131,7 +164,7 @@ class Trial:
         found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not weight}
         state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[weight])}
         for own in self.dense.state.values():
-            own["step"].fill_(self.steps)  # Adagrad's is on the host, where no graph advances it
+            own["step"].fill_(self.steps)  # of a layer that is updated within the pass, nothing else counts it
         dense = {
             f"dense.{i}.{key}": value
             for i, own in self.dense.state_dict()["state"].items()

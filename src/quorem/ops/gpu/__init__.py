@@ -8,6 +8,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 Op = Callable[..., Any]
 
 
@@ -23,6 +26,19 @@ def kernels() -> dict[str, Op]:
     updates: list[Op] = [update.lookup_update_, update.bag_update_, update.lookup_catch_up_, update.bag_catch_up_]
     paths: list[Op] = [path.path, path.path_backward]
     return {op.__name__: op for op in (*forward, *gradients, *updates, *paths)}
+
+
+def straight(name: str, tensor: Tensor) -> Op | None:
+    """The kernel that the op ``name`` would run on ``tensor``: without the dispatcher a call takes half the time.
+
+    None where something looks on that must see the op: a compiler, a transform, a mode, a profiler. What it returns may
+    be NotImplemented.
+    """
+    if not tensor.is_cuda or type(tensor) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling():
+        return None
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return None
+    return None if torch._C._autograd._profiler_enabled() else kernels().get(name)
 
 
 def fused(name: str, reference: Op) -> Op:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .gather import TYPES
 from .index import feature_of, is_valid, part_at, slot_at
-from .launch import launch
+from .launch import cdiv, launch
 from .lookup import composed, dense_gradient, tile
 
 
@@ -97,7 +97,7 @@ def bag(
     if out.numel():
         block, columns, warps = tile(width)
         launch(
-            bag_kernel, (triton.cdiv(batch, block) * len(slots),),
+            bag_kernel, (cdiv(batch, block) * len(slots),),
             ids.contiguous(), offsets, sample_weights, weight, out, slots, parts, maps, batch, len(slots),
             W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype],
             WEIGHTED=sample_weights is not None, MEAN=mean, num_warps=warps,
@@ -127,7 +127,7 @@ def bag_sample_weights_backward(
     if grad.numel() and ids.numel():
         block, columns, warps = tile(weight.shape[1])
         launch(
-            sample_weights_kernel, (triton.cdiv(len(grad), block) * len(spans),),
+            sample_weights_kernel, (cdiv(len(grad), block) * len(spans),),
             grad.contiguous(), ids.contiguous(), offsets, weight, out, slots, parts, maps, spans, len(grad),
             len(slots), len(spans), W=weight.shape[1], K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype],
             MEAN=mean, num_warps=warps,

@@ -32,7 +32,7 @@ class Tile:
 
 
 # Of 128 samples and layers of 256 to 512 units, tiles that make about as many programs as a large GPU has processors.
-FORWARD, INPUT, WEIGHT = Tile(16, 32, 16), Tile(16, 32, 16), Tile(32, 32, 16)
+FORWARD, INPUT, WEIGHT = Tile(16, 32, 32, 4), Tile(16, 32, 32, 4), Tile(16, 32, 16, 8, 2)
 PRECISION = "tf32x3"  # three products of TF32 parts on the tensor cores; "ieee" takes float32 units
 OUTPUT_ROWS = 2  # samples of a program of output_kernel
 OVERLAP = False  # bring a launch up while the one before still runs (programmatic dependent launch, compute 9.0 on)

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import layout
 from ..reference import accumulator
 from .index import base_of, feature_of, is_valid, operation_of, part_at, pitch_of, row_of, slot_at
-from .launch import launch
+from .launch import cdiv, launch, power_of_2
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 UNCLAIMED = 2**31 - 1
@@ -32,6 +32,7 @@ class Places:
 
     table: Tensor  # int64 [S * K, 4]: first place, number of places, copies, whether its rows are claimed
     claimers: Tensor  # int64: the pairs whose rows are claimed
+    num_claimers: int
     total: int
     longest: int
 
@@ -46,8 +47,9 @@ def places_of(reads: int, jagged: bool, *integers: Tensor) -> Places:
     Cached, so that only the first step of a layout and batch size waits for the GPU.
     """
     slots, parts, spans, cache = _on_host(*integers)
-    device = integers[1].device
-    if (reads, jagged) not in cache:
+    found = cache.get((reads, jagged))
+    if found is None:
+        device = integers[1].device
         rows = torch.where(parts[..., layout.BASE] >= 0, parts[..., layout.SIZE], 0).flatten()
         claimed = rows > reads
         count = torch.where(claimed, reads, rows)
@@ -61,13 +63,14 @@ def places_of(reads: int, jagged: bool, *integers: Tensor) -> Places:
             nth = (nth_slot[:, None] * parts.shape[1] + torch.arange(parts.shape[1])).flatten()
             first = torch.where(claimed, alone.sum() + nth * reads, alone.cumsum(0) - alone)
         table = torch.stack([first, count, copies, claimed.long()], 1)
-        cache[reads, jagged] = Places(
+        found = cache[reads, jagged] = Places(
             table.to(device),
             claimed.nonzero().flatten().to(device),
+            int(claimed.sum()),
             int((first + length).max()),
             int(count.max()),
         )
-    return cache[reads, jagged]
+    return found
 
 
 def one_row_each(*integers: Tensor) -> bool:
@@ -77,16 +80,18 @@ def one_row_each(*integers: Tensor) -> bool:
 
 def _on_host(*integers: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[tuple[int, bool], Places]]:
     slots, parts, _, spans = integers
-    if parts not in _layouts:
-        _layouts[parts] = (slots.cpu(), parts.cpu(), spans.cpu(), {})
-    return _layouts[parts]
+    found = _layouts.get(parts)
+    if found is None:
+        found = _layouts[parts] = (slots.cpu(), parts.cpu(), spans.cpu(), {})
+    return found
 
 
 def claims_of(weight: Tensor) -> Tensor:
     """Scratch by which ids claim rows; every use leaves it as it found it."""
-    if weight not in _claims:
-        _claims[weight] = torch.full((len(weight),), UNCLAIMED, dtype=torch.int32, device=weight.device)
-    return _claims[weight]
+    found = _claims.get(weight)
+    if found is None:
+        found = _claims[weight] = torch.full((len(weight),), UNCLAIMED, dtype=torch.int32, device=weight.device)
+    return found
 
 
 @triton.jit
@@ -238,24 +243,24 @@ def gather(
     """Launch claim and gather: the buffer of sums, the claims, and the places; counts ``step`` up in passing."""
     slots, parts, maps, _ = integers
     jagged = offsets is not None
-    batch = len(grad)
-    places = places_of(len(ids), jagged, *integers)
+    batch, reads, (num_slots, k, _) = grad.shape[0], ids.shape[0], parts.shape
+    places = places_of(reads, jagged, *integers)
     claims = claims_of(weight)
-    width, k = weight.shape[1], parts.shape[1]
+    width = weight.shape[1]
     sums = torch.zeros(places.total, width, dtype=accumulator(weight), device=weight.device)
     stride = 1 if jagged else ids.stride(0)
-    if len(places.claimers):
+    if places.num_claimers:
         launch(
-            claim_kernel, (triton.cdiv(len(ids), 128) * len(places.claimers),),
-            ids, offsets, claims, places.claimers, slots, parts, maps, batch, stride, len(places.claimers),
+            claim_kernel, (cdiv(reads, 128) * places.num_claimers,),
+            ids, offsets, claims, places.claimers, slots, parts, maps, batch, stride, places.num_claimers,
             K=k, T=128, JAGGED=jagged,
         )  # fmt: skip
-    columns = min(triton.next_power_of_2(width), 64)
+    columns = min(power_of_2(width), 64)
     block = max(16, min(64, 512 // columns))
     launch(
-        gather_kernel, (triton.cdiv(batch, block) * len(slots) * k,),
+        gather_kernel, (cdiv(batch, block) * num_slots * k,),
         grad, ids, offsets, sample_weights, weight, sums, claims, places.table, step, slots, parts, maps, batch, stride,
-        len(slots), W=width, K=k, T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
+        num_slots, W=width, K=k, T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
         WEIGHTED=sample_weights is not None, MEAN=mean, COUNT_STEP=step is not None,
         num_warps=1 if columns <= 32 else 2,
     )  # fmt: skip

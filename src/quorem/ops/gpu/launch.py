@@ -1,13 +1,15 @@
-"""Launching a kernel at less than half of what Triton's own launch costs on the host.
+"""Launching a kernel at a fraction of what Triton's own launch costs on the host.
 
 ``kernel[grid](...)`` works out at each call what to specialize on, and prints the options into a key. A step of small
 batches is bound by that, so the compiled kernel is remembered here by what Triton specializes on: dtype and alignment
-of a tensor; size, divisibility by 16 and equality to 1 of an integer; constants as they are.
+of a tensor; size, divisibility by 16 and equality to 1 of an integer; constants as they are. It is then run with plain
+addresses, as Triton itself runs it.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
@@ -20,33 +22,76 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     Args:
         kernel: a ``triton.jit`` function whose constants come after all its other arguments.
         grid: up to three sizes.
-        arguments: tensors of one device, integers, floats or None.
+        arguments: tensors of one device, the first among them, integers, floats or None.
         num_warps: of a program.
         constants: ``tl.constexpr`` arguments, in the order in which the kernel names them.
     """
-    key = (id(kernel), num_warps, *constants.values(), *map(specialization, arguments))
+    device, values, kinds = arguments[0].get_device(), [], []
+    for argument in arguments:
+        value = argument
+        if isinstance(argument, Tensor):
+            value = argument.data_ptr()
+            kinds.append(argument.dtype if value % 16 == 0 else (argument.dtype,))
+        else:
+            kinds.append(specialization(argument))
+        values.append(value)
+    key = (id(kernel), device, num_warps, *constants.values(), *kinds)
     found = _compiled.get(key)
-    if found is None:
-        names = kernel.arg_names[len(arguments) :]
-        if tuple(constants) != tuple(names):
-            raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
-        made = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
-        if isinstance(kernel, JITFunction):  # in Triton's interpreter nothing is compiled
-            _compiled[key] = made
+    if device >= 0 and device != torch.cuda.current_device():  # Triton looks at the current device alone
+        with torch.cuda.device(device):
+            return _launch(kernel, grid, arguments, values, num_warps, constants, key, found)
+    return _launch(kernel, grid, arguments, values, num_warps, constants, key, found)
+
+
+def _launch(
+    kernel: Any,
+    grid: Sequence[int],
+    arguments: Sequence[Any],
+    values: Sequence[Any],
+    num_warps: int,
+    constants: dict[str, Any],
+    key: tuple[Any, ...],
+    found: Any,
+) -> None:
+    if found is not None:
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = torch._C._cuda_getCurrentRawStream(key[1])
+        found.run(
+            x, y, z, stream, found.function, found.packed_metadata, None, None, None, *values, *constants.values()
+        )
         return
-    found[(*grid, 1, 1)[:3]](*arguments, *constants.values())
+    names = kernel.arg_names[len(arguments) :]
+    if tuple(constants) != tuple(names):
+        raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
+    made = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
+    if isinstance(kernel, JITFunction):  # in Triton's interpreter nothing is compiled
+        _compiled[key] = made
 
 
 def specialization(argument: Any) -> Any:
-    """What a compiled kernel depends on of one argument.
+    """What a compiled kernel depends on of an argument that is not a tensor.
 
     >>> [specialization(x) for x in (1, 16, 17, 2**40, None, 0.5)]
-    ['one', ('int', True, True), ('int', False, True), ('int', True, False), None, <class 'float'>]
+    ['one', 'int32 / 16', 'int32', 'int64 / 16', None, <class 'float'>]
     """
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0, argument.device.index
-    if isinstance(argument, int) and not isinstance(argument, bool):
+    if type(argument) is int:
         if argument == 1:
             return "one"
-        return "int", argument % 16 == 0, -(2**31) <= argument < 2**31
+        if -(2**31) <= argument < 2**31:
+            return "int32 / 16" if argument % 16 == 0 else "int32"
+        return "int64 / 16" if argument % 16 == 0 else "int64"
     return argument if argument is None else type(argument)
+
+
+def cdiv(a: int, b: int) -> int:
+    """``a / b``, rounded up; Triton's takes as long as a launch."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest that is at least ``n``.
+
+    >>> [power_of_2(n) for n in (1, 2, 3, 16, 17)]
+    [1, 2, 4, 16, 32]
+    """
+    return 1 << (n - 1).bit_length()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .gather import TYPES, gather, read_ids, rows_and_sums
 from .index import feature_of, is_valid, limit_of, operation_of, part_at, row_of, slot_at
-from .launch import launch
+from .launch import cdiv, launch, power_of_2
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, *integers
     if ids.numel():
         batch = len(ids) if offsets is None else (len(offsets) - 1) // len(spans)
         launch(
-            count_invalid_kernel, (triton.cdiv(len(ids), 512) * len(spans),),
+            count_invalid_kernel, (cdiv(len(ids), 512) * len(spans),),
             ids, offsets, count, slots, spans, batch, 1 if offsets is not None else ids.stride(0), len(spans),
             T=512, JAGGED=offsets is not None,
         )  # fmt: skip
@@ -97,7 +97,7 @@ def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, *integers
 
 def tile(width: int) -> tuple[int, int, int]:
     """Ids and columns of a program, and its warps: one warp up to 64 columns measured fastest on an H200."""
-    columns = min(triton.next_power_of_2(width), 128)
+    columns = min(power_of_2(width), 128)
     return 32, columns, 1 if columns <= 64 else 2
 
 
@@ -110,12 +110,12 @@ def lookup_counting(ids: Tensor, weight: Tensor, *rest: Any, names: str = "") ->
     """``reference.lookup`` in one launch, which also counts ids out of range if there is a count."""
     slots, parts, maps, spans, invalid = rest
     ids = ids if ids.stride(-1) == 1 else ids.contiguous()
-    batch, num_slots, width = len(ids), len(slots), weight.shape[1]
+    batch, num_slots, width = ids.shape[0], slots.shape[0], weight.shape[1]
     out = weight.new_empty(batch, num_slots, width)
     if out.numel():
         block, columns, warps = tile(width)
         launch(
-            lookup_kernel, (triton.cdiv(batch, block) * num_slots,),
+            lookup_kernel, (cdiv(batch, block) * num_slots,),
             ids, weight, out, invalid, slots, parts, maps, spans, batch, ids.stride(0), num_slots,
             W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None,
             num_warps=warps,
@@ -146,10 +146,10 @@ def dense_gradient(
     if grad.numel() and ids.numel():
         sums, claims, places = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean)
         width, k, jagged = weight.shape[1], parts.shape[1], offsets is not None
-        columns = triton.next_power_of_2(width)
+        columns = power_of_2(width)
         block = max(1, 1024 // columns)
         launch(
-            scatter_kernel, (len(slots) * k, triton.cdiv(places.longest, block)),
+            scatter_kernel, (len(slots) * k, cdiv(places.longest, block)),
             ids, offsets, sums, claims, places.table, dense, slots, parts, maps, len(grad),
             1 if jagged else ids.stride(0), W=width, K=k, T=block, C=columns, JAGGED=jagged,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .gather import TYPES, read_ids
 from .index import base_of, is_valid, part_at, row_of, slot_at
-from .launch import launch
+from .launch import cdiv, launch, power_of_2
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def advance_(lr: Tensor, state: list[Tensor], hyper: Tensor, amsgrad: bool, wind
     launch(
         advance_kernel, (1,),
         lr, step, lrs, moments, hyper, len(lrs),
-        WINDOW=triton.next_power_of_2(max(window, 1)), AMSGRAD=amsgrad, CLOSED=len(moments) > 0,
+        WINDOW=power_of_2(max(window, 1)), AMSGRAD=amsgrad, CLOSED=len(moments) > 0,
     )  # fmt: skip
 
 
@@ -148,16 +148,17 @@ def catch_up_(
     """``ops.update``'s catch-up of the rows that ``ids`` read, and of the rows whose turn it is."""
     slots, parts, maps, spans = integers
     *averages, last, step, lrs, moments = state
-    width, k, jagged = weight.shape[1], parts.shape[1], offsets is not None
-    batch = (len(offsets) - 1) // len(spans) if offsets is not None else len(ids)
-    columns = triton.next_power_of_2(width)
+    (num_slots, k, _), (num_rows, width), jagged = parts.shape, weight.shape, offsets is not None
+    reads, history = ids.shape[0], lrs.shape[0]
+    batch = (offsets.shape[0] - 1) // spans.shape[0] if offsets is not None else reads
+    columns = power_of_2(width)
     block = max(1, min(64, 1024 // columns))
-    reading = triton.cdiv(len(ids), block) * len(slots) * k
-    turn = triton.cdiv(2 * len(weight), len(lrs))
+    reading = cdiv(reads, block) * num_slots * k
+    turn = cdiv(2 * num_rows, history)
     launch(
-        catch_up_kernel, (reading + triton.cdiv(turn, block),),
+        catch_up_kernel, (reading + cdiv(turn, block),),
         ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, moments, hyper, slots, parts,
-        maps, batch, 1 if jagged else ids.stride(0), len(weight), len(lrs), turn, reading,
-        W=width, S=len(slots), K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
+        maps, batch, 1 if jagged else ids.stride(0), num_rows, history, turn, reading,
+        W=width, S=num_slots, K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
         JAGGED=jagged, AMSGRAD=len(averages) == 3, CLOSED=len(moments) > 0, num_warps=2,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import rules
 from . import replay
 from .gather import TYPES, gather, one_row_each, rows_and_sums, run_of
-from .launch import launch
+from .launch import cdiv, launch, power_of_2
 from .replay import power
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
@@ -150,17 +150,15 @@ def bag_update_(
     last, step = (state[-4], state[-3]) if adam else (None, state[1] if state else None)
     constants = on_device(tuple(hyper), weight.device)
     if grad.numel() and ids.numel():
-        counted = None if adam else step
-        sums, claims, places = gather(
-            grad.contiguous(), ids.contiguous(), offsets, sample_weights, weight, *integers, mean=mean, step=counted
-        )
+        grad, ids, counted = grad.contiguous(), ids.contiguous(), None if adam else step
+        sums, claims, places = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=counted)
         width, jagged = weight.shape[1], offsets is not None
-        columns = triton.next_power_of_2(width)
+        columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
         launch(
-            update_kernel, (parts.shape[0] * parts.shape[1], triton.cdiv(places.longest, block)),
-            ids.contiguous(), offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
-            constants, loss_scale, clip_value or 0.0, slots, parts, maps, len(grad), 1 if jagged else ids.shape[1],
+            update_kernel, (parts.shape[0] * parts.shape[1], cdiv(places.longest, block)),
+            ids, offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
+            constants, loss_scale, clip_value or 0.0, slots, parts, maps, grad.shape[0], 1 if jagged else ids.shape[1],
             W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
             RULE=rule, CLIPPED=clip_value is not None, SCALED=loss_scale is not None, num_warps=4,
         )  # fmt: skip
