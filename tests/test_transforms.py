@@ -83,8 +83,8 @@ def test_compiled_once_for_batches_of_any_size(kind: str, case: str) -> None:
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
     compiled(*((BAG_IDS,) if kind == "embedding" else (BAG_IDS, OFFSETS)))
     with torch.compiler.set_stance("fail_on_recompile"):
-        for size in (5, 12, 47):
-            ids = torch.arange(size)
+        for size in (5, 12, 47, 5000):
+            ids = torch.arange(size) % 60
             arguments = (ids,) if kind == "embedding" else (ids, torch.arange(0, size, 2))
             module.zero_grad()
             check_same(module, compiled, arguments)
@@ -120,8 +120,8 @@ def test_export_for_batches_of_any_size(case: str) -> None:
     table, bags = embedding(case), bag(case)
     exported = torch.export.export(table, (BAG_IDS,), dynamic_shapes=({0: Dim.DYNAMIC},)).module()
     pooled = torch.export.export(bags, (BAG_IDS, OFFSETS), dynamic_shapes=({0: Dim.DYNAMIC},) * 2).module()
-    for size in (3, 20, 59):
-        ids, offsets = torch.arange(size), torch.arange(0, size, 2)
+    for size in (3, 20, 59, 5000):
+        ids, offsets = torch.arange(size) % 60, torch.arange(0, size, 2)
         torch.testing.assert_close(exported(ids), table(ids))
         torch.testing.assert_close(pooled(ids, offsets), bags(ids, offsets))
     with pytest.raises(IndexError, match=r"id 60 is outside \[0, 60\) of Embedding"):

@@ -29,6 +29,7 @@ class PathNetworks(nn.Module):
     member: Tensor  # [F]: position of each feature among the members, or -1
     features: Tensor  # [members]
     columns: Tensor  # the members' slots
+    all_columns: Tensor  # the same, then the slots of the other features
     network_slots: Tensor  # as ``layout.slots``, a slot per member
     network_parts: Tensor  # as ``layout.parts``, a partition per level: its base is the member's first network
     network_maps: Tensor
@@ -68,8 +69,10 @@ class PathNetworks(nn.Module):
             base = [b + p.size for b, p in zip(base, parts, strict=True)]
         member = [members.index(f) if f in members else -1 for f in range(len(specs))]
         columns = [c for f in members for c in range(int(spans[f, 0]), int(spans[f].sum()))]
+        others = [c for c in range(int(spans[:, 1].sum())) if c not in columns]
         integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
-        integers |= {"network_slots": heads, "network_parts": levels, "network_maps": []}
+        integers |= {"all_columns": columns + others, "network_slots": heads, "network_parts": levels}
+        integers["network_maps"] = []
         self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
         self.place_integers(self.weights[0].device)
         self.reset_parameters()
@@ -100,7 +103,7 @@ class PathNetworks(nn.Module):
                     own,
                     self.network_slots,
                     parts,
-                    self.columns,
+                    self.all_columns,
                     networks=most,
                     activation=self.activation,
                 )
@@ -143,7 +146,7 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     True
     """
     n = group.shape[0]
-    size = torch.sym_min(8 * (n // num_groups // 8 + 1), 1024)
+    size = reference.smaller(8 * (n // num_groups // 8 + 1), 1024)
     num_blocks = n // size + num_groups
     counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
     needed = (counts + size - 1) // size

@@ -3,11 +3,12 @@
     path(Tensor vectors, Tensor ids, Tensor[] layers, Tensor slots, Tensor parts, Tensor columns, *, int networks,
          str activation) -> (Tensor, Tensor, Tensor)
 
-``vectors`` ``[B, S, D]`` holds the rows of the first partition; those at ``columns`` ``[M]`` are transformed, each by
-the network that its id ``ids`` ``[B, F]`` selects, the others pass. ``layers`` are weight ``[G, in, out]`` and bias
-``[G, out]`` of one or two layers. ``slots`` ``[M, 6]`` and ``parts`` ``[M, 1, 5]`` find the networks as ``layout``
-finds rows; ``networks`` is the most that a feature has. Padding and out-of-range ids give zeros. The other two
-results are the ids of each network, how many and which, if a fused version wants them again in the backward pass.
+``vectors`` ``[B, S, D]`` holds the rows of the first partition. ``columns`` ``[S]`` names each column once: the vectors
+of the first M are transformed, each by the network that its id ``ids`` ``[B, F]`` selects, the others pass. ``layers``
+are weight ``[G, in, out]`` and bias ``[G, out]`` of one or two layers. ``slots`` ``[M, 6]`` and ``parts`` ``[M, 1, 5]``
+find the networks as ``layout`` finds rows; ``networks`` is the most that a feature has. Padding and out-of-range ids
+give zeros. The other two results are the ids of each network, how many and which, if a fused version wants them again
+in the backward pass.
 """
 
 from collections.abc import Callable
@@ -48,6 +49,7 @@ def is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
 
 def _plain(vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor, activation: str) -> Tensor:
     slots, parts, columns = integers
+    columns = columns[: slots.shape[0]]
     rows, valid = reference.rows_of(ids[:, slots[:, FEATURE]], slots, parts, slots.new_empty(0))
     network, x = rows[..., 0], vectors[:, columns].to(reference.accumulator(vectors))
     for i in range(0, len(layers), 2):
@@ -90,7 +92,7 @@ for _name, _body in _BODIES.items():
 def _(
     vectors: Tensor, ids: Tensor, layers: list[Tensor], slots: Tensor, parts: Tensor, columns: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    lists = columns.shape[0] * (options["networks"] + 1) if vectors.is_cuda else 0
+    lists = slots.shape[0] * (options["networks"] + 1) if vectors.is_cuda else 0
     counts = vectors.new_empty(lists, dtype=torch.int32)
     places = (lists, ids.shape[0]) if vectors.is_cuda else (0,)
     return torch.empty_like(vectors), counts, vectors.new_empty(places, dtype=torch.int32)

@@ -102,12 +102,22 @@ def out_of_range(ids: Tensor, limits: Tensor) -> Tensor:
     return (ids < 0) | (ids >= limits)
 
 
+def larger(a: int | torch.SymInt, b: int) -> int:
+    """``max`` of sizes, which stays symbolic: the compiler traces Python's, ``torch.export`` would guard on it."""
+    return torch.sym_max(a, b) if isinstance(a, torch.SymInt) else max(a, b)
+
+
+def smaller(a: int | torch.SymInt, b: int) -> int:
+    """``min`` of sizes, which stays symbolic."""
+    return torch.sym_min(a, b) if isinstance(a, torch.SymInt) else min(a, b)
+
+
 def bags_of(ids: Tensor, offsets: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
     """Bag ``[V]`` and feature ``[V]`` of each jagged id."""
     places = torch.arange(ids.shape[0], device=ids.device, dtype=offsets.dtype)
     bags = torch.searchsorted(offsets, places, right=True) - 1
-    bags = bags.clamp(0, torch.sym_max(offsets.shape[0] - 2, 0))  # ids past the last offset count for nothing
-    return bags, bags // torch.sym_max((offsets.shape[0] - 1) // spans.shape[0], 1)
+    bags = bags.clamp(0, larger(offsets.shape[0] - 2, 0))  # ids past the last offset count for nothing
+    return bags, bags // larger((offsets.shape[0] - 1) // spans.shape[0], 1)
 
 
 def rows_of(i: Tensor, slots: Tensor, parts: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,12 @@
 
 A program runs one network over a block of its ids, so each id is computed once and a weight matrix stays in registers.
 The ids of a feature fill at most ``ids / T + networks + 1`` blocks, whatever the network they take: the grid is fixed.
-Ids that take none (padding, out of range) have a list of their own, after those of the J networks. The backward pass
-uses the lists of the forward pass.
+Ids that take none (padding, out of range) have a list of their own, after those of the J networks. Further programs of
+the same launch copy the vectors that are not path-based. The backward pass uses the lists of the forward pass.
+
+A program that lists ids ranks them in a one-hot matrix ``[JP, T]`` of lists by ids (JP: J + 1 as a power of 2) and
+takes room in all lists of its feature at once. One that holds a whole feature has no others to take turns with: small
+batches need neither atomics nor counts that start at zero.
 
 ``slots`` and ``parts`` are as in ``ops.layout``, a slot per feature and a partition per level; a row is a network.
 """
@@ -14,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .index import base_of, feature_of, is_valid, part_at, row_of, slot_at
-from .launch import launch
+from .launch import cdiv, launch, power_of_2
 
 MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # of a feature; columns of a vector; units of the hidden layer
+LARGEST_TILE = 4096  # of the one-hot matrix
 
 
 @triton.jit
@@ -40,9 +45,9 @@ def product(a, b):
 
 @triton.jit
 def list_kernel(
-    ids, counts, lists, slots, parts, B, id_stride, M, J, T: tl.constexpr
+    ids, counts, lists, slots, parts, B, id_stride, M, J, JP: tl.constexpr, T: tl.constexpr, ALONE: tl.constexpr
 ):  # fmt: skip
-    """T ids of one feature: enter each into its network's list."""
+    """T ids of one feature, all of them if ALONE: enter each into its network's list."""
     m = tl.program_id(0) % M
     n = (tl.program_id(0) // M).to(tl.int64) * T + tl.arange(0, T)
     slot, part = slot_at(slots, m), part_at(parts, m)
@@ -50,50 +55,65 @@ def list_kernel(
     valid = is_valid(i, slot)
     network, _ = row_of(tl.where(valid, i, 0), slot, part, parts)
     own = tl.where(valid, (network - base_of(part)).to(tl.int32), J)
-    for j in range(0, J + 1):
-        mine = ((n < B) & (own == j)).to(tl.int32)
-        first = tl.atomic_add(counts + m * (J + 1) + j, tl.sum(mine), sem="relaxed")
-        place = (m * (J + 1) + j).to(tl.int64) * B + first + tl.cumsum(mine) - 1
-        tl.store(lists + place, n.to(tl.int32), mask=mine == 1)
+    j = tl.arange(0, JP)
+    mine = ((j[:, None] == own[None, :]) & (n < B)[None, :]).to(tl.int32)
+    total = tl.sum(mine, 1)
+    place = tl.cumsum(mine, 1) - 1
+    if ALONE:
+        tl.store(counts + m * (J + 1) + j, total, mask=j <= J)
+    else:
+        place += tl.atomic_add(counts + m * (J + 1) + j, total, mask=total > 0, sem="relaxed")[:, None]
+    place = tl.sum(mine * place, 0)
+    tl.store(lists + (m * (J + 1) + own).to(tl.int64) * B + place, n.to(tl.int32), mask=n < B)
 
 
 @triton.jit
-def block_of(c, counts, m, J, T: tl.constexpr):
-    """The c-th block of a feature's ids: its list, -1 past the last, and the place of its first id in the list."""
-    own = tl.full((), -1, tl.int32)
-    start = tl.full((), 0, tl.int32)
-    before = tl.full((), 0, tl.int32)
-    for j in range(0, J + 1):
-        blocks = tl.cdiv(tl.load(counts + m * (J + 1) + j), T)
-        here = (c >= before) & (c < before + blocks)
-        own = tl.where(here, j, own)
-        start = tl.where(here, (c - before) * T, start)
-        before += blocks
-    return own, start
+def block_of(c, counts, m, J, JP: tl.constexpr, T: tl.constexpr):
+    """The c-th block of a feature's ids: its list, -1 past the last; its first place in the list; the list's length."""
+    j = tl.arange(0, JP)
+    count = tl.load(counts + m * (J + 1) + j, mask=j <= J, other=0)
+    blocks = tl.cdiv(count, T)
+    before = tl.cumsum(blocks, 0) - blocks
+    here = (c >= before) & (c < before + blocks)
+    return tl.sum(tl.where(here, j + 1, 0)) - 1, tl.sum(tl.where(here, c - before, 0)) * T, tl.sum(here * count)
 
 
 @triton.jit
-def vectors_of(m, j, start, d, counts, lists, columns, B, S, J, D: tl.constexpr, T: tl.constexpr):
+def vectors_of(m, j, start, count, d, lists, columns, B, S, J, D: tl.constexpr, T: tl.constexpr):
     """Which of T places of a list hold an id, and where column d of their vectors lies."""
     place = start + tl.arange(0, T)
-    mine = place < tl.load(counts + m * (J + 1) + j)
+    mine = place < count
     n = tl.load(lists + (m * (J + 1) + j).to(tl.int64) * B + place, mask=mine, other=0).to(tl.int64)
     return mine, (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
 
 
 @triton.jit
+def pass_on(k, source, target, columns, B, S, M, D: tl.constexpr, DP: tl.constexpr, T: tl.constexpr):
+    """Copy T vectors of one column that is not path-based: the k-th such block of all."""
+    n = (k // (S - M)).to(tl.int64) * T + tl.arange(0, T)
+    d = tl.arange(0, DP)
+    here = (n * S + tl.load(columns + M + k % (S - M)))[:, None] * D + d[None, :]
+    mask = (n < B)[:, None] & (d < D)[None, :]
+    tl.store(target + here, tl.load(source + here, mask=mask), mask=mask)
+
+
+@triton.jit
 def path_kernel(
     x, w1, b1, w2, b2, out, counts, lists, parts, columns, B, S, M, J,
-    D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, T: tl.constexpr,
-    HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, JP: tl.constexpr,
+    T: tl.constexpr, HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
-    """T ids of one network."""
+    """T ids of one network, or T vectors to copy."""
+    k = tl.program_id(0) - M * (tl.cdiv(B, T) + J + 1)
+    if k >= 0:
+        pass_on(k, x, out, columns, B, S, M, D, DP, T)
+        return
     m = tl.program_id(0) % M
-    j, start = block_of(tl.program_id(0) // M, counts, m, J, T)
+    j, start, count = block_of(tl.program_id(0) // M, counts, m, J, JP, T)
     if j >= 0:
         network = base_of(part_at(parts, m)) + j
         d, h = tl.arange(0, DP), tl.arange(0, HP)
-        mine, here = vectors_of(m, j, start, d, counts, lists, columns, B, S, J, D, T)
+        mine, here = vectors_of(m, j, start, count, d, lists, columns, B, S, J, D, T)
         mask = mine[:, None] & (d < D)[None, :]
         if j == J:
             tl.store(out + here, tl.zeros((T, DP), out.dtype.element_ty), mask=mask)
@@ -112,16 +132,20 @@ def path_kernel(
 @triton.jit
 def path_backward_kernel(
     grad, x, w1, b1, w2, dx, dw1, db1, dw2, db2, counts, lists, parts, columns, B, S, M, J,
-    D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, T: tl.constexpr,
-    HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, JP: tl.constexpr,
+    T: tl.constexpr, HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
-    """T ids of one network: their share of its gradients, and the gradients of their vectors."""
+    """T ids of one network: their share of its gradients, and the gradients of their vectors; or T vectors to copy."""
+    k = tl.program_id(0) - M * (tl.cdiv(B, T) + J + 1)
+    if k >= 0:
+        pass_on(k, grad, dx, columns, B, S, M, D, DP, T)
+        return
     m = tl.program_id(0) % M
-    j, start = block_of(tl.program_id(0) // M, counts, m, J, T)
+    j, start, count = block_of(tl.program_id(0) // M, counts, m, J, JP, T)
     if j >= 0:
         network = base_of(part_at(parts, m)) + j
         d, h = tl.arange(0, DP), tl.arange(0, HP)
-        mine, here = vectors_of(m, j, start, d, counts, lists, columns, B, S, J, D, T)
+        mine, here = vectors_of(m, j, start, count, d, lists, columns, B, S, J, D, T)
         mask = mine[:, None] & (d < D)[None, :]
         if j == J:
             tl.store(dx + here, tl.zeros((T, DP), dx.dtype.element_ty), mask=mask)
@@ -148,10 +172,15 @@ def path_backward_kernel(
             tl.store(dx + here, back.to(dx.dtype.element_ty), mask=mask)
 
 
-def _sizes(layers: list[Tensor]) -> dict[str, int]:
+def _sizes(layers: list[Tensor], networks: int) -> dict[str, int]:
     d = layers[-1].shape[1]
     h = layers[0].shape[2] if len(layers) == 4 else d
-    return {"D": d, "H": h, "DP": max(16, triton.next_power_of_2(d)), "HP": max(16, triton.next_power_of_2(h))}
+    return {"D": d, "H": h, "DP": max(16, power_of_2(d)), "HP": max(16, power_of_2(h)), "JP": power_of_2(networks + 1)}
+
+
+def _grid(vectors: Tensor, num_members: int, networks: int, tile: int) -> tuple[int]:
+    """Blocks of ids, members first, then blocks of vectors to copy."""
+    return (cdiv(vectors.shape[0], tile) * vectors.shape[1] + num_members * (networks + 1),)
 
 
 def path(
@@ -165,25 +194,28 @@ def path(
     networks: int,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``ops.path.path`` in two launches and a memset, and a copy of the vectors where some of them are not path-based.
+    """``ops.path.path`` in two launches, and a memset where the ids of a feature are more than a program lists.
 
     Returns:
         The vectors; how many ids each list has ``[M * (J + 1)]``, and which ``[M * (J + 1), B]``.
     """
-    out = torch.empty_like(vectors) if len(columns) == vectors.shape[1] else vectors.clone()
-    ids, num_lists = ids.contiguous(), len(columns) * (networks + 1)
-    counts = torch.zeros(num_lists, dtype=torch.int32, device=ids.device)
-    lists = torch.empty(num_lists, len(ids), dtype=torch.int32, device=ids.device)
+    out, ids = torch.empty_like(vectors), ids.contiguous()
+    (b, _), members, sizes = ids.shape, slots.shape[0], _sizes(layers, networks)
+    tile = power_of_2(max(b, 32))
+    alone = tile * sizes["JP"] <= LARGEST_TILE
+    tile = tile if alone else min(128, max(32, LARGEST_TILE // sizes["JP"]))
+    counts = (torch.empty if alone else torch.zeros)(members * (networks + 1), dtype=torch.int32, device=ids.device)
+    lists = torch.empty(members * (networks + 1), b, dtype=torch.int32, device=ids.device)
     if vectors.numel():
         launch(
-            list_kernel, (triton.cdiv(len(ids), 128) * len(columns),),
-            ids, counts, lists, slots, parts, len(ids), ids.stride(0), len(columns), networks, T=128,
+            list_kernel, (cdiv(b, tile) * members,), ids, counts, lists, slots, parts, b, ids.stride(0), members,
+            networks, JP=sizes["JP"], T=tile, ALONE=alone, num_warps=4 if tile <= 128 else 8,
         )  # fmt: skip
         w1, b1, w2, b2 = layers if len(layers) == 4 else (None, None, *layers)
         launch(
-            path_kernel, (len(columns) * (triton.cdiv(len(ids), 64) + networks + 1),),
-            vectors, w1, b1, w2, b2, out, counts, lists, parts, columns, len(ids), vectors.shape[1], len(columns),
-            networks, **_sizes(layers), T=64, HIDDEN=len(layers) == 4, SIGMOID=activation == "sigmoid",
+            path_kernel, _grid(vectors, members, networks, 64),
+            vectors, w1, b1, w2, b2, out, counts, lists, parts, columns, b, vectors.shape[1], members, networks,
+            **sizes, T=64, HIDDEN=len(layers) == 4, SIGMOID=activation == "sigmoid",
         )  # fmt: skip
     return out, counts, lists
 
@@ -203,17 +235,16 @@ def path_backward(
     activation: str,
 ) -> list[Tensor]:
     """``ops.path.path_backward`` in one launch and a memset."""
-    grad = grad.contiguous()
-    dx = torch.empty_like(vectors) if len(columns) == vectors.shape[1] else grad.clone()
+    grad, dx, members, sizes = grad.contiguous(), torch.empty_like(vectors), slots.shape[0], _sizes(layers, networks)
     flat = torch.zeros(sum(t.numel() for t in layers), dtype=torch.float32, device=grad.device)
     gradients = [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in layers]), layers, strict=True)]
     if vectors.numel():
         w1, b1, w2, _ = layers if len(layers) == 4 else (None, None, *layers)
         dw1, db1, dw2, db2 = gradients if len(layers) == 4 else (None, None, *gradients)
         launch(
-            path_backward_kernel, (len(columns) * (triton.cdiv(len(ids), 32) + networks + 1),),
-            grad, vectors, w1, b1, w2, dx, dw1, db1, dw2, db2, counts, lists, parts, columns, len(ids),
-            vectors.shape[1], len(columns), networks, **_sizes(layers), T=32, HIDDEN=len(layers) == 4,
-            SIGMOID=activation == "sigmoid", num_warps=2,
+            path_backward_kernel, _grid(vectors, members, networks, 32),
+            grad, vectors, w1, b1, w2, dx, dw1, db1, dw2, db2, counts, lists, parts, columns, ids.shape[0],
+            vectors.shape[1], members, networks, **sizes, T=32, HIDDEN=len(layers) == 4,
+            SIGMOID=activation == "sigmoid", num_warps=min(8, max(2, sizes["DP"] * sizes["HP"] // 512)),
         )  # fmt: skip
     return [dx, *(g.to(t.dtype) for g, t in zip(gradients, layers, strict=True))]
