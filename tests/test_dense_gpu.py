@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from quorem import optim
 from quorem.models import DCN, DLRM
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
@@ -29,6 +30,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 RULES: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.01),
+    "quorem's adagrad": lambda p: optim.Adagrad(p, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.01),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-3),
     "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.5, 0.7), eps=1e-3, amsgrad=True),
 }

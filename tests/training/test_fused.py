@@ -7,11 +7,12 @@ from runs_of_training import small_run
 import quorem
 from quorem import models
 from quorem.training.tables import tables_of
-from quorem.training.trial import Trial
+from quorem.training.trial import OPTIMIZERS, Trial
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
 from quorem.models.fused import FusedStep
+from quorem.ops.gpu import foreach
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NETWORKS = {
@@ -30,6 +31,8 @@ def small_trial(log, network, optimizer, scheme, fused):
     torch.manual_seed(0)
     tables = quorem.EmbeddingCollection(tables_of(log.cardinalities, scheme, embedding_dim=4), device=DEVICE)
     trial = Trial(config, NETWORKS[network](tables), log.names)
+    params = trial.dense.param_groups[0]["params"]
+    trial.dense = OPTIMIZERS[optimizer](params, lr=config.learning_rate)  # as on a GPU
     trial.layers = FusedStep(trial.model, trial.dense) if fused else None
     return trial
 
@@ -43,7 +46,11 @@ def deterministic(monkeypatch):
 
 
 @pytest.mark.parametrize(("network", "optimizer", "scheme"), CASES)
-def test_fused_steps_are_plain_ones_and_go_on_from_their_tensors(log, network, optimizer, scheme, deterministic):
+def test_fused_steps_are_plain_ones_and_go_on_from_their_tensors(
+    log, network, optimizer, scheme, deterministic, monkeypatch
+):
+    if DEVICE == "cpu":  # the rest of the parameters, too, takes the way it has on a GPU
+        monkeypatch.setattr(foreach, "on_gpu", lambda tensor: True)
     batches = list(log.split("train").rows(0, 40).to(DEVICE).batches(16))  # the last has fewer rows
     trials = [small_trial(log, network, optimizer, scheme, fused) for fused in (True, False)]
     start = {name: tensor.clone() for name, tensor in trials[0].tensors().items() if name.startswith("model.")}

@@ -5,15 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import gpu
+from ..ops import gpu, torch_rules
 from ..ops.update import Dial
 from .dcn import DCN
 from .dlrm import DLRM
 from .mlp import check_inputs
 
 LARGEST_BATCH = 1024  # beyond it the products, which cuBLAS does better, take longer than the launches
-RULES = {torch.optim.SGD: "sgd", torch.optim.Adagrad: "adagrad", torch.optim.Adam: "adam"}
-UNSUPPORTED = ("weight_decay", "momentum", "maximize", "decoupled_weight_decay", "differentiable")
 
 
 def can_fuse(model: nn.Module, batch_size: int) -> bool:
@@ -42,7 +40,8 @@ class FusedStep:
 
     Args:
         model: a ``DLRM`` or ``DCN``, on a GPU and in float32.
-        optimizer: ``torch.optim``'s SGD, Adagrad or Adam, with one group; without one, each parameter gets a ``.grad``.
+        optimizer: SGD, Adagrad or Adam of ``torch.optim`` or one of ``quorem.optim``, with one group; without one, each
+            parameter gets a ``.grad``.
         precision: of the products, ``"float32"`` or ``"tf32"``.
 
     Raises:
@@ -177,28 +176,19 @@ def _rule_of(optimizer: torch.optim.Optimizer | None) -> tuple[str, tuple[float,
     """The rule's name, its constants in the order of ``ops.update``, and the names of its averages."""
     if optimizer is None:
         return "none", (), ()
-    rule = RULES.get(type(optimizer))
-    if rule is None:
+    torch_class = getattr(optimizer, "torch_class", type(optimizer))  # quorem.optim's say whose steps they take
+    if torch_class not in torch_rules.RULES:
         raise TypeError(f"optimizer ({type(optimizer).__name__}) must be torch.optim's SGD, Adagrad or Adam")
     if len(optimizer.param_groups) != 1:
         raise ValueError(f"optimizer has {len(optimizer.param_groups)} groups but must have one")
     (group,) = optimizer.param_groups
-    for name in UNSUPPORTED:
+    for name in torch_rules.UNSUPPORTED:
         if group.get(name):
             raise ValueError(f"{name} ({group[name]}) of the optimizer must be 0 or False")
-    if rule == "sgd":
-        return rule, (), ()
-    if rule == "adagrad":
-        return rule, (group["lr_decay"], group["eps"]), ("sum",)
-    averages: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-    if group["amsgrad"]:
-        rule, averages = "amsgrad", (*averages, "max_exp_avg_sq")
-    return rule, (*map(float, group["betas"]), group["eps"]), averages
+    return torch_rules.rule_of(torch_class, group)
 
 
 def _start(optimizer: torch.optim.Optimizer, p: Tensor, averages: tuple[str, ...]) -> None:
     """Give a parameter the state that torch would give it in its first step."""
-    state = optimizer.state[p]
-    if averages and not state:
-        state["step"] = torch.zeros((), device=p.device)
-        state.update({name: torch.zeros_like(p) for name in averages})
+    if not optimizer.state[p]:
+        optimizer.state[p].update(torch_rules.fresh(optimizer.defaults, p, averages))

@@ -10,10 +10,14 @@ from torch.optim.optimizer import ParamsT
 from ..ops import rules, update
 from ..ops.reference import accumulator
 from ..tables import owner
+from .foreach import Foreach
 
 
 class RowOptimizer(torch.optim.Optimizer):
     """One of ``torch.optim``'s for parameters with dense gradients, and a rule on rows for those with sparse ones.
+
+    On a GPU the step on dense gradients in float32 is fused, several parameters to a launch, and may be captured in a
+    CUDA graph after a first step; ``lr`` may be set between replays. Others are left to the ``torch.optim`` class.
 
     Its ``state_dict`` is that of the ``torch.optim`` class, each way. ``clip_value`` and ``loss_scale`` are those of
     ``apply_in_backward``.
@@ -28,6 +32,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self.clip_value: float | None = None
         self.loss_scale: float | Tensor | None = None
         self._ledgers: dict[Tensor, update.Ledger] = {}
+        self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **defaults)
         super().__init__(params, self._dense.defaults)
 
@@ -36,6 +41,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self.__dict__.setdefault("clip_value", None)
         self.__dict__.setdefault("loss_scale", None)
         self._ledgers = {}
+        self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **self.defaults)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,22 +122,31 @@ class RowOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        by_row = [(group, p, p.grad) for group, p in pairs if p.grad.is_sparse or p in self._ledgers]
-        for _, p, _ in by_row:
-            p.grad = None  # so that torch passes it over
-        for _, p in pairs:
-            if p.grad is not None and not self.state[p]:
-                self._start_dense(p)
-        self._dense.param_groups, self._dense.state = self.param_groups, self.state
-        self._dense.step()
+        by_row, left = [], []
+        for index, group in enumerate(self.param_groups):
+            with_grad = [p for p in group["params"] if p.grad is not None]
+            dense = [p for p in with_grad if not p.grad.is_sparse and p not in self._ledgers]
+            if len(dense) < len(with_grad):
+                by_row += [(group, p, p.grad) for p in with_grad if p.grad.is_sparse or p in self._ledgers]
+            left += [(group, p) for p in self._foreach.step(self, index, group, dense)]
+        if left:
+            self._step_in_torch(left)
         for group, p, grad in by_row:
-            p.grad = grad
             rows, values = torch.arange(len(p), device=p.device), grad
             if grad.is_sparse:
                 rows, values = grad._indices()[0], grad._values()
             update.apply_([update.Read("rows", (rows, values))], p, self._ledger(group, p))
         return loss
+
+    def _step_in_torch(self, pairs: list[tuple[dict[str, Any], Tensor]]) -> None:
+        """A step of the ``torch.optim`` class on these parameters, in groups of their own."""
+        groups: dict[int, dict[str, Any]] = {}
+        for group, p in pairs:
+            if not self.state[p]:
+                self._start_dense(p)
+            groups.setdefault(id(group), {**group, "params": []})["params"].append(p)
+        self._dense.param_groups, self._dense.state = list(groups.values()), self.state
+        self._dense.step()
 
     def flush(self) -> None:
         """Bring every row up to date.
@@ -151,7 +166,11 @@ class RowOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state, as the ``torch.optim`` class would have it, with every row up to date."""
         self.flush()
-        return super().state_dict()
+        saved = super().state_dict()
+        for i, own in saved["state"].items():
+            if isinstance(step := own.get("step"), Tensor) and not step.is_floating_point():
+                saved["state"][i] = {**own, "step": step.float()}  # torch's foreach refuses integers
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that this optimizer, or the ``torch.optim`` class, has saved."""
@@ -161,7 +180,9 @@ class RowOptimizer(torch.optim.Optimizer):
             self._check(group)
             for p, i in zip(group["params"], saved["params"], strict=True):
                 for name, value in state_dict["state"].get(i, {}).items():
-                    if name in self.averages:  # torch has rounded it to the dtype of the parameter
+                    if (
+                        name in self.averages and accumulator(p) != p.dtype
+                    ):  # torch has rounded it to the dtype of the parameter
                         self.state[p][name] = value.to(p.device)
 
     @property
@@ -171,6 +192,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @lr.setter
     def lr(self, lr: float | Tensor) -> None:
+        self._foreach.turn(lr)
         for group in self.param_groups:
             group["lr"] = lr
             for p in group["params"]:

@@ -51,9 +51,12 @@ def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: str =
     source.on_invalid_id = on_invalid_id
     if rule is None:
         return Contender(source, captures=ALL)
-    optim.apply_in_backward(source, {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}[rule], lr=LR)
+    make = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}[rule]
+    optim.apply_in_backward(source, make, lr=LR)
     networks = [p for group in source.paths for p in group.parameters()]
-    rest = [dense_optimizer(rule, networks)] if networks else []
+    rest: list[torch.optim.Optimizer] = []
+    if networks:
+        rest = [make(networks, lr=LR) if source.weight.is_cuda else dense_optimizer(rule, networks)]
     return Contender(source, rest, ALL, {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}[rule])
 
 

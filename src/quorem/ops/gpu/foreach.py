@@ -1,0 +1,115 @@
+"""An optimizer's step on several parameters with dense gradients in one launch; ``torch.optim`` is the plain version.
+
+Each parameter has a counter, float32 ``[2]``: the steps taken, and how many programs of a launch have read them. The
+last to do so counts the step, so none reads a number that is already the next one's, and a CUDA graph may advance it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from .launch import launch
+from .update import move, on_device, pace
+
+# parameter, gradient, three averages, counter, number of elements
+Job = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]
+MOST = 8  # jobs of a launch
+BLOCK = 512  # elements that a program takes at a time, 16 bytes a thread
+PROGRAMS = 2048  # of a job at most, about as many as a large GPU holds at once
+
+
+@triton.jit
+def programs_of(n, T: tl.constexpr, PROGRAMS: tl.constexpr):
+    """``programs`` on the host."""
+    return tl.maximum(tl.minimum(tl.cdiv(n.to(tl.int64), T), PROGRAMS), 1)
+
+
+@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"])
+def foreach_kernel(
+    lr, hyper,
+    p0, g0, a0, b0, c0, s0, n0,
+    p1, g1, a1, b1, c1, s1, n1,
+    p2, g2, a2, b2, c2, s2, n2,
+    p3, g3, a3, b3, c3, s3, n3,
+    p4, g4, a4, b4, c4, s4, n4,
+    p5, g5, a5, b5, c5, s5, n5,
+    p6, g6, a6, b6, c6, s6, n6,
+    p7, g7, a7, b7, c7, s7, n7,
+    JOBS: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Every so many blocks of one job: the rule."""
+    parameters, grads = (p0, p1, p2, p3, p4, p5, p6, p7), (g0, g1, g2, g3, g4, g5, g6, g7)
+    averages0, averages1 = (a0, a1, a2, a3, a4, a5, a6, a7), (b0, b1, b2, b3, b4, b5, b6, b7)
+    averages2, counters = (c0, c1, c2, c3, c4, c5, c6, c7), (s0, s1, s2, s3, s4, s5, s6, s7)
+    sizes = (n0, n1, n2, n3, n4, n5, n6, n7)
+    block = tl.program_id(0).to(tl.int64)
+    parameter, grad, state0, state1, state2, counter = p0, g0, a0, b0, c0, s0
+    n, programs = n0.to(tl.int64), programs_of(n0, T, PROGRAMS)
+    for j in tl.static_range(1, JOBS):
+        later = block >= programs  # of the job chosen so far
+        parameter, grad = tl.where(later, parameters[j], parameter), tl.where(later, grads[j], grad)
+        if RULE != "sgd":
+            state0, counter = tl.where(later, averages0[j], state0), tl.where(later, counters[j], counter)
+        if RULE == "adam" or RULE == "amsgrad":
+            state1 = tl.where(later, averages1[j], state1)
+        if RULE == "amsgrad":
+            state2 = tl.where(later, averages2[j], state2)
+        block = tl.where(later, block - programs, block)
+        n = tl.where(later, sizes[j].to(tl.int64), n)
+        programs = tl.where(later, programs_of(sizes[j], T, PROGRAMS), programs)
+    t = tl.full((), 1, tl.int64)
+    if RULE != "sgd":
+        t += tl.load(counter).to(tl.int64)
+    rate, root = pace(lr, t, hyper, RULE)
+    for start in range(block * T, n, programs * T):
+        here = start + tl.arange(0, T)
+        if start + T <= n:  # known to be whole, it is read in vectors
+            whole = tl.full((T,), True, tl.int1)
+            g = tl.load(grad + here)
+            move(parameter, state0, state1, state2, here, whole, g, rate, root, hyper, RULE, tl.float32)
+        else:
+            g = tl.load(grad + here, mask=here < n, other=0)
+            move(parameter, state0, state1, state2, here, here < n, g, rate, root, hyper, RULE, tl.float32)
+    if RULE != "sgd":
+        tl.debug_barrier()  # every thread has read the counter
+        if tl.atomic_add(counter + 1, 1.0) == programs - 1:
+            tl.store(counter, t.to(tl.float32))
+            tl.store(counter + 1, 0.0)
+
+
+def takes(tensor: Tensor) -> bool:
+    """Whether a parameter, gradient or average can be part of a job."""
+    return on_gpu(tensor) and tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether a tensor lies on a GPU and is no subclass, whose address may not be its elements'."""
+    return tensor.is_cuda and type(tensor) in (nn.Parameter, Tensor)
+
+
+def programs(n: int) -> int:
+    """Of a job of ``n`` elements; one at least, which counts the step."""
+    return max(min(-(-n // BLOCK), PROGRAMS), 1)
+
+
+def foreach_update_(jobs: Sequence[Job], lr: Tensor, hyper: tuple[float, ...], rule: str) -> None:
+    """A step of ``rule`` on each job's parameter, which all lie on ``lr``'s device; counters are advanced.
+
+    Args:
+        jobs: of tensors that ``takes`` accepts, with None for averages that the rule does not have.
+        lr: float64 scalar.
+        hyper: constants of the rule, as in ``ops.torch_rules``.
+        rule: ``"sgd"``, ``"adagrad"``, ``"adam"`` or ``"amsgrad"``.
+    """
+    constants = on_device(hyper, lr.device)
+    for first in range(0, len(jobs), MOST):
+        some = jobs[first : first + MOST]
+        missing = (None, None, None, None, None, None, 0) * (MOST - len(some))
+        grid = (sum(programs(job[-1]) for job in some),)
+        launch(
+            foreach_kernel, grid, lr, constants, *(argument for job in some for argument in job), *missing,
+            JOBS=len(some), RULE=rule, T=BLOCK, PROGRAMS=PROGRAMS, num_warps=4,
+        )  # fmt: skip
