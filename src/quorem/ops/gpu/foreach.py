@@ -27,27 +27,16 @@ def programs_of(n, T: tl.constexpr, PROGRAMS: tl.constexpr):
     return tl.maximum(tl.minimum(tl.cdiv(n.to(tl.int64), T), PROGRAMS), 1)
 
 
-@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"])
-def foreach_kernel(
-    lr, hyper,
-    p0, g0, a0, b0, c0, s0, n0,
-    p1, g1, a1, b1, c1, s1, n1,
-    p2, g2, a2, b2, c2, s2, n2,
-    p3, g3, a3, b3, c3, s3, n3,
-    p4, g4, a4, b4, c4, s4, n4,
-    p5, g5, a5, b5, c5, s5, n5,
-    p6, g6, a6, b6, c6, s6, n6,
-    p7, g7, a7, b7, c7, s7, n7,
+@triton.jit
+def step_on_blocks(
+    lr, hyper, parameters, grads, averages0, averages1, averages2, counters, sizes,
     JOBS: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """Every so many blocks of one job: the rule."""
-    parameters, grads = (p0, p1, p2, p3, p4, p5, p6, p7), (g0, g1, g2, g3, g4, g5, g6, g7)
-    averages0, averages1 = (a0, a1, a2, a3, a4, a5, a6, a7), (b0, b1, b2, b3, b4, b5, b6, b7)
-    averages2, counters = (c0, c1, c2, c3, c4, c5, c6, c7), (s0, s1, s2, s3, s4, s5, s6, s7)
-    sizes = (n0, n1, n2, n3, n4, n5, n6, n7)
     block = tl.program_id(0).to(tl.int64)
-    parameter, grad, state0, state1, state2, counter = p0, g0, a0, b0, c0, s0
-    n, programs = n0.to(tl.int64), programs_of(n0, T, PROGRAMS)
+    parameter, grad, counter = parameters[0], grads[0], counters[0]
+    state0, state1, state2 = averages0[0], averages1[0], averages2[0]
+    n, programs = sizes[0].to(tl.int64), programs_of(sizes[0], T, PROGRAMS)
     for j in tl.static_range(1, JOBS):
         later = block >= programs  # of the job chosen so far
         parameter, grad = tl.where(later, parameters[j], parameter), tl.where(later, grads[j], grad)
@@ -80,6 +69,37 @@ def foreach_kernel(
             tl.store(counter + 1, 0.0)
 
 
+@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3"])
+def four_kernel(
+    lr, hyper,
+    p0, g0, a0, b0, c0, s0, n0, p1, g1, a1, b1, c1, s1, n1,
+    p2, g2, a2, b2, c2, s2, n2, p3, g3, a3, b3, c3, s3, n3,
+    JOBS: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Up to four jobs: arguments cost the host time."""
+    step_on_blocks(
+        lr, hyper, (p0, p1, p2, p3), (g0, g1, g2, g3), (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3),
+        (s0, s1, s2, s3), (n0, n1, n2, n3), JOBS, RULE, T, PROGRAMS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"])
+def eight_kernel(
+    lr, hyper,
+    p0, g0, a0, b0, c0, s0, n0, p1, g1, a1, b1, c1, s1, n1,
+    p2, g2, a2, b2, c2, s2, n2, p3, g3, a3, b3, c3, s3, n3,
+    p4, g4, a4, b4, c4, s4, n4, p5, g5, a5, b5, c5, s5, n5,
+    p6, g6, a6, b6, c6, s6, n6, p7, g7, a7, b7, c7, s7, n7,
+    JOBS: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Up to eight jobs."""
+    step_on_blocks(
+        lr, hyper, (p0, p1, p2, p3, p4, p5, p6, p7), (g0, g1, g2, g3, g4, g5, g6, g7),
+        (a0, a1, a2, a3, a4, a5, a6, a7), (b0, b1, b2, b3, b4, b5, b6, b7), (c0, c1, c2, c3, c4, c5, c6, c7),
+        (s0, s1, s2, s3, s4, s5, s6, s7), (n0, n1, n2, n3, n4, n5, n6, n7), JOBS, RULE, T, PROGRAMS,
+    )  # fmt: skip
+
+
 def takes(tensor: Tensor) -> bool:
     """Whether a parameter, gradient or average can be part of a job."""
     return on_gpu(tensor) and tensor.dtype == torch.float32 and tensor.is_contiguous()
@@ -107,9 +127,11 @@ def foreach_update_(jobs: Sequence[Job], lr: Tensor, hyper: tuple[float, ...], r
     constants = on_device(hyper, lr.device)
     for first in range(0, len(jobs), MOST):
         some = jobs[first : first + MOST]
-        missing = (None, None, None, None, None, None, 0) * (MOST - len(some))
+        few = 2 * len(some) <= MOST
+        missing = (None, None, None, None, None, None, 0) * (MOST // (1 + few) - len(some))
         grid = (sum(programs(job[-1]) for job in some),)
         launch(
-            foreach_kernel, grid, lr, constants, *(argument for job in some for argument in job), *missing,
+            four_kernel if few else eight_kernel, grid,
+            lr, constants, *(argument for job in some for argument in job), *missing,
             JOBS=len(some), RULE=rule, T=BLOCK, PROGRAMS=PROGRAMS, num_warps=4,
         )  # fmt: skip
