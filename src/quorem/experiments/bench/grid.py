@@ -90,12 +90,19 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
             ),
         ),
         replace(_ZIPF, modes=("step_amsgrad",), providers=("fused", "fused_trust"), batches=(128, 2048, 65536)),
-        replace(_ZIPF, modes=("dlrm",), providers=("fused", "fused_trust"), batches=(128, 2048, 16384)),
+        replace(_ZIPF, modes=("dlrm",), providers=("fbgemm", "fused"), batches=(128, 2048, 16384)),
         replace(
             _ZIPF,
             modes=("forward", "step"),
             providers=("fused", "fused_trust"),
             schemes=("GeneralizedQR(3)", "ChineseRemainder(3)", "Path(4, (64,))"),
+            batches=(2048, 65536),
+        ),
+        replace(
+            _ZIPF,
+            modes=("forward", "step"),
+            providers=("fbgemm", "fused"),
+            dims=(128,),
             batches=(2048, 65536),
         ),
         replace(

@@ -202,8 +202,8 @@ def _operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any
     """What one call does: a lookup, a training step of the tables, or one of a whole DLRM."""
     module, optimizers = contender.module, contender.optimizers
 
-    def finish() -> None:
-        for optimizer in optimizers:
+    def finish(those: Sequence[torch.optim.Optimizer] = optimizers) -> None:
+        for optimizer in those:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -220,6 +220,7 @@ def _operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any
             def in_few_launches() -> None:
                 vectors = layers.model.embeddings(ids)
                 vectors.backward(layers(dense, vectors.detach(), clicks, total))
+                finish(optimizers[:-1])  # the last holds the layers' state, which the step above has moved
 
             return in_few_launches
 
