@@ -81,16 +81,18 @@ def steps(optimizers: list[torch.optim.Optimizer], count: int = 20, seed: int = 
             optimizer.step()
 
 
-def assert_close(mine: Tensor, truth: Tensor, name: str) -> None:
+def assert_close(mine: Tensor, truth: Tensor, name: str, least: float = 0.0) -> None:
     assert mine.isfinite().all() and mine.shape == truth.shape, name
     error = (mine.double().to(truth.device) - truth).norm()
-    assert error <= BOUND * truth.norm(), f"{name}: {error:.2e} of {truth.norm():.2e}"
+    size = max(float(truth.norm()), least)
+    assert error <= BOUND * size, f"{name}: {error:.2e} of {size:.2e}"
 
 
 def assert_same_run(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
     """Equal parameters, and equal states under equal names."""
     for p, q in zip(params_of(ours), params_of(theirs), strict=True):
-        assert_close(p.detach(), q.detach(), f"parameter {tuple(p.shape)}")
+        drawn = p.numel() ** 0.5  # its norm at the start: one that ends near zero was rounded on its way there
+        assert_close(p.detach(), q.detach(), f"parameter {tuple(p.shape)}", drawn)
         assert ours.state[p].keys() == theirs.state[q].keys()
         for key, value in theirs.state[q].items():
             assert_close(ours.state[p][key], value, f"{key} of {tuple(p.shape)}")

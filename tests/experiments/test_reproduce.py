@@ -231,7 +231,7 @@ def test_order_of_training():
     assert [config.seed for config in on_cpu] == [0] * 4 + [1] * 4
     on_gpu = reproduce.in_turns(runs, "cuda")
     assert [[(c.threshold, c.optimizer, c.seed) for c in group] for group in on_gpu] == [
-        [(t, o, s) for s in (0, 1)] for t in (0, 9) for o in ("adagrad", "amsgrad")
+        [(t, o, s) for o in ("adagrad", "amsgrad") for s in (0, 1)] for t in (0, 9)
     ]
 
 

@@ -211,16 +211,12 @@ def joined(before: Plan, now: Plan) -> Plan | None:
 
 
 def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunConfig]]:
-    """The order of training: on a GPU the seeds of a point at once; on a CPU first every point's seed 0, then 1, ...
+    """The order of training: on a GPU all runs of a point at once; on a CPU first every point's seed 0, then 1, ...
 
     A sweep that is stopped early has then something of every point.
     """
     if device.startswith("cuda"):
-        groups: dict[tuple[int, str], list[RunConfig]] = {}
-        for i, point in enumerate(runs):
-            for config in point:
-                groups.setdefault((i, config.optimizer), []).append(config)
-        return list(groups.values())
+        return [list(point) for point in runs]
     flat = [config for point in runs for config in point]
     return [[config] for config in sorted(flat, key=lambda config: config.seed)]
 

@@ -21,7 +21,7 @@ from .feed import Feed, steps_per_epoch
 from .metrics import Evaluation, Metrics
 from .model import build_model
 from .run import RunFolder, commit, versions
-from .trial import Trial
+from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
 EVALUATION_ROWS = {"cpu": 4096, "cuda": 1 << 16}  # of a batch
@@ -96,7 +96,8 @@ def train(
 def _train(
     config: RunConfig, feed: Feed, folder: RunFolder | None, options: Options, stop: threading.Event | None
 ) -> dict[str, Any]:
-    trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
+    with capturing:
+        trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
     step, done = folder.resume(trial) if folder is not None else (0, {})
     num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
     per_epoch = steps_per_epoch(config, num_rows)

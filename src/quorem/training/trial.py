@@ -18,7 +18,7 @@ OPTIMIZERS = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
 WARM_UP = 3  # steps before a graph is captured: kernels are compiled and memory is found in them
 TOGETHER = 10  # steps of a graph, so that filling and launching it costs a step little
 
-_capturing = threading.Lock()  # one graph at a time, and no other's plain steps meanwhile
+capturing = threading.Lock()  # one graph at a time, and no other's plain steps or random numbers meanwhile
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Trial:
         if own.graph is not None:
             own.graph.replay()
             return
-        with _capturing:
+        with capturing:
             stream = torch.cuda.Stream(self.device)
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
