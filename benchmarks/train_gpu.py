@@ -313,7 +313,7 @@ def facts() -> dict[str, Any]:
     import triton
 
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or os.environ.get("COMMIT", "unknown")
+    commit = os.environ.get("COMMIT") or subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
     return {
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
