@@ -123,6 +123,27 @@ def test_lookup_and_its_gradient(d: int, b: int, dtype: torch.dtype, id_dtype: t
     assert (gather.claims_of(weight) == gather.UNCLAIMED).all()
 
 
+@pytest.mark.parametrize("reads", [4, 1])
+def test_passes_give_what_one_gives(reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = collection(16, torch.float32)
+    ids, weight, ints, grad = batch(module, 9), module.weight.detach(), integers(module), gradient(module, 9)
+    monkeypatch.setattr(gather, "READS_OF_A_PASS", reads)
+    passes = gather.places_of(9, False, *ints).passes
+    assert 1 < len(passes) <= 9 // reads and sum(now.pairs for now in passes) == ints[1].shape[:2].numel()
+    row_grads = reference.lookup_row_grads(grad, ids, weight, *ints)
+    truth = reference.accumulate(*row_grads, weight)
+    assert_close(gpu_lookup.lookup_backward(grad, ids, weight, *ints), truth, torch.float32, "gradient", slack=4)
+    lr, options = torch.tensor(0.1, dtype=torch.float64, device=DEVICE), {"rule": "adagrad", "hyper": [0.0, 1e-10]}
+    mine, true = weight.clone(), weight.clone()
+    my_state, true_state = ([torch.ones_like(weight), torch.tensor(0, device=DEVICE)] for _ in range(2))
+    for _ in range(2):
+        gpu_update.lookup_update_(grad, ids, mine, lr, my_state, *ints, **options)
+        update._lookup_update(grad, ids, true, lr, true_state, *ints, **options)
+    assert_close(mine - weight, true - weight, torch.float32, "change of weight", slack=20)
+    assert torch.equal(my_state[1], true_state[1])  # a step counts once
+    assert (gather.claims_of(mine) == gather.UNCLAIMED).all()
+
+
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize(("d", "b", "dtype"), [(3, 9, torch.float64), (16, 500 if CUDA else 5, torch.float32)])
 def test_bag_and_its_gradients(d: int, b: int, dtype: torch.dtype, mean: bool) -> None:

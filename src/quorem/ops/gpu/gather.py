@@ -1,15 +1,19 @@
 """Sums of the gradients of equal rows, without a table-sized gradient: two launches, then one more uses the sums.
 
-1. *claim*: in tables with more rows than the batch has ids, the first id that reads a row claims it.
-2. *gather*: each read's gradient is added to its row's place in a buffer of about ``sum(min(rows, ids))`` places.
+1. *claim*: in tables with more rows than the batch has ids, the first id that reads a row claims it; and a buffer of
+   about ``sum(min(rows, ids))`` places is cleared.
+2. *gather*: each read's gradient is added to its row's place in the buffer.
 
 Hot rows would serialize the additions, so a small table has several *copies* of its places, which programs take in
-turn; whoever uses the sums adds up the copies.
+turn; whoever uses the sums adds up the copies. A large batch is done in several *passes*, some slots at a time, which
+share one buffer: launches cost it nothing, and it needs the less memory.
 
 A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Ids are ``[B, F]``, or jagged with offsets.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import triton
@@ -24,17 +28,28 @@ from .launch import cdiv, launch, power_of_2
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 UNCLAIMED = 2**31 - 1
+READS_OF_A_PASS = 32768  # of a feature: with more, there are more passes
+CLEARED = 1024  # numbers that a program clears
+
+
+@dataclass
+class Pass:
+    """The pairs whose gradients are summed at a time."""
+
+    first: int
+    pairs: int
+    claimers: Tensor  # int64: those whose rows are claimed
+    num_claimers: int
+    places: int
 
 
 @dataclass
 class Places:
-    """Where a batch's gradients are summed: a run of places in one buffer for each pair."""
+    """Where a batch's gradients are summed: a run of places in one buffer for each pair of a pass."""
 
     table: Tensor  # int64 [S * K, 4]: first place, number of places, copies, whether its rows are claimed
-    claimers: Tensor  # int64: the pairs whose rows are claimed
-    num_claimers: int
-    total: int
-    longest: int
+    passes: list[Pass]
+    longest: int  # most places of a pair, copies aside
 
 
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parts -> (the layout on the host, Places by batch)
@@ -57,20 +72,37 @@ def places_of(reads: int, jagged: bool, *integers: Tensor) -> Places:
         copies = copies.clamp(max=max(1, reads // 256))
         length = count * copies
         first = length.cumsum(0) - length
-        if jagged:  # an id is of one feature, so the claimed places of all features are the same ones
+        bounds = [0, len(rows)]
+        if not jagged:
+            bounds = boundaries(length.view(len(slots), -1).sum(1), max(1, reads // READS_OF_A_PASS))
+            bounds = [slot * parts.shape[1] for slot in bounds]
+            for begin in bounds[1:-1]:
+                first[begin:] -= int(first[begin])
+        else:  # an id is of one feature, so the claimed places of all features are the same ones
             alone = torch.where(claimed, 0, length)
             nth_slot = torch.arange(len(slots)) - spans[slots[:, layout.FEATURE], 0]
             nth = (nth_slot[:, None] * parts.shape[1] + torch.arange(parts.shape[1])).flatten()
             first = torch.where(claimed, alone.sum() + nth * reads, alone.cumsum(0) - alone)
         table = torch.stack([first, count, copies, claimed.long()], 1)
-        found = cache[reads, jagged] = Places(
-            table.to(device),
-            claimed.nonzero().flatten().to(device),
-            int(claimed.sum()),
-            int((first + length).max()),
-            int(count.max()),
-        )
+        passes = []
+        for begin, end in pairwise(bounds):
+            claimers = begin + claimed[begin:end].nonzero().flatten()
+            places = int((first + length)[begin:end].max())
+            passes.append(Pass(begin, end - begin, claimers.to(device), len(claimers), places))
+        found = cache[reads, jagged] = Places(table.to(device), passes, int(count.max()))
     return found
+
+
+def boundaries(lengths: Tensor, parts: int) -> list[int]:
+    """Where to cut ``lengths`` into runs of about equal sums, ``parts`` at most; first and last are its ends.
+
+    >>> boundaries(torch.tensor([4, 1, 1, 2, 4]), 2), boundaries(torch.tensor([0, 9, 0]), 3)
+    ([0, 3, 5], [0, 2, 3])
+    """
+    ends = lengths.cumsum(0)
+    wanted = torch.arange(1, parts) * int(ends[-1]) / parts
+    cuts = torch.searchsorted(ends, wanted.ceil().long()) + 1
+    return sorted({0, *cuts.clamp(max=len(lengths)).tolist(), len(lengths)})
 
 
 def one_row_each(*integers: Tensor) -> bool:
@@ -116,30 +148,37 @@ def read_ids(ids, offsets, n, slot, B, id_stride, JAGGED: tl.constexpr):
 
 @triton.jit
 def claim_kernel(
-    ids, offsets, claims, claimers, slots, parts, maps, B, id_stride, num_claimers,
-    K: tl.constexpr, T: tl.constexpr, JAGGED: tl.constexpr,
+    ids, offsets, sums, claims, claimers, slots, parts, maps, B, id_stride, num_claimers, clearing, numbers,
+    K: tl.constexpr, T: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr,
 ):  # fmt: skip
-    """T ids of one pair: the smallest place that reads a row claims it."""
-    pair = tl.load(claimers + tl.program_id(0) % num_claimers)
-    n = (tl.program_id(0) // num_claimers).to(tl.int64) * T + tl.arange(0, T)
-    slot = slot_at(slots, pair // K)
-    i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
-    valid = is_valid(i, slot)
-    row, _ = row_of(tl.where(valid, i, 0), slot, part_at(parts, pair), maps)
-    place = place.to(tl.int32)
-    lower = valid & (tl.load(claims + row, mask=valid, other=-1) > place)  # most reads of a hot row stop here
-    tl.atomic_min(claims + row, place, mask=lower, sem="relaxed")
+    """The first ``clearing`` programs: set CLEARED numbers to zero. The others, for T ids of one pair: the smallest
+    place that reads a row claims it."""
+    program = tl.program_id(0)
+    if program < clearing:
+        here = program.to(tl.int64) * CLEARED + tl.arange(0, CLEARED)
+        tl.store(sums + here, tl.zeros((CLEARED,), sums.dtype.element_ty), mask=here < numbers)
+    else:
+        pair = tl.load(claimers + (program - clearing) % num_claimers)
+        n = ((program - clearing) // num_claimers).to(tl.int64) * T + tl.arange(0, T)
+        slot = slot_at(slots, pair // K)
+        i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+        valid = is_valid(i, slot)
+        row, _ = row_of(tl.where(valid, i, 0), slot, part_at(parts, pair), maps)
+        place = place.to(tl.int32)
+        lower = valid & (tl.load(claims + row, mask=valid, other=-1) > place)  # most reads of a hot row stop here
+        tl.atomic_min(claims + row, place, mask=lower, sem="relaxed")
 
 
 @triton.jit
 def gather_kernel(
     grad, ids, offsets, sample_weights, weight, sums, claims, places, step, slots, parts, maps, B, id_stride, S,
+    first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr,
 ):  # fmt: skip
     """T ids (bags, if jagged) of one pair: the gradient of each row read, added to the row's place."""
-    pair = tl.program_id(0) % (S * K)
-    chunk = tl.program_id(0) // (S * K)
+    pair = first_pair + tl.program_id(0) % pairs
+    chunk = tl.program_id(0) // pairs
     if COUNT_STEP and tl.program_id(0) == 0:
         tl.store(step, tl.load(step) + 1)
     s = pair // K
@@ -239,29 +278,37 @@ def gather(
     *integers: Tensor,
     mean: bool = False,
     step: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Places]:
-    """Launch claim and gather: the buffer of sums, the claims, and the places; counts ``step`` up in passing."""
+) -> Iterator[tuple[Tensor, Tensor, Places, Pass]]:
+    """Launch claim and gather, pass by pass; counts ``step`` up in passing.
+
+    Yields:
+        The buffer of sums, which the next pass uses anew; the claims, the places, and which pass it is.
+    """
     slots, parts, maps, _ = integers
     jagged = offsets is not None
     batch, reads, (num_slots, k, _) = grad.shape[0], ids.shape[0], parts.shape
     places = places_of(reads, jagged, *integers)
     claims = claims_of(weight)
     width = weight.shape[1]
-    sums = torch.zeros(places.total, width, dtype=accumulator(weight), device=weight.device)
+    most = max(now.places for now in places.passes)
+    sums = weight.new_empty(most, width, dtype=accumulator(weight))
     stride = 1 if jagged else ids.stride(0)
-    if places.num_claimers:
-        launch(
-            claim_kernel, (cdiv(reads, 128) * places.num_claimers,),
-            ids, offsets, claims, places.claimers, slots, parts, maps, batch, stride, places.num_claimers,
-            K=k, T=128, JAGGED=jagged,
-        )  # fmt: skip
     columns = min(power_of_2(width), 64)
     block = max(16, min(64, 512 // columns))
-    launch(
-        gather_kernel, (cdiv(batch, block) * num_slots * k,),
-        grad, ids, offsets, sample_weights, weight, sums, claims, places.table, step, slots, parts, maps, batch, stride,
-        num_slots, W=width, K=k, T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
-        WEIGHTED=sample_weights is not None, MEAN=mean, COUNT_STEP=step is not None,
-        num_warps=1 if columns <= 32 else 2,
-    )  # fmt: skip
-    return sums, claims, places
+    for now in places.passes:
+        numbers = now.places * width
+        clearing = cdiv(numbers, CLEARED)
+        launch(
+            claim_kernel, (clearing + cdiv(reads, 128) * now.num_claimers,),
+            ids, offsets, sums, claims, now.claimers, slots, parts, maps, batch, stride, now.num_claimers, clearing,
+            numbers, K=k, T=128, CLEARED=CLEARED, JAGGED=jagged,
+        )  # fmt: skip
+        counted = step if now.first == 0 else None
+        launch(
+            gather_kernel, (cdiv(batch, block) * now.pairs,),
+            grad, ids, offsets, sample_weights, weight, sums, claims, places.table, counted, slots, parts, maps, batch,
+            stride, num_slots, now.first, now.pairs, W=width, K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
+            JAGGED=jagged, WEIGHTED=sample_weights is not None, MEAN=mean, COUNT_STEP=counted is not None,
+            num_warps=1 if columns <= 32 else 2,
+        )  # fmt: skip
+        yield sums, claims, places, now

@@ -54,11 +54,11 @@ def lookup_kernel(
 
 @triton.jit
 def scatter_kernel(
-    ids, offsets, sums, claims, places, dense, slots, parts, maps, B, id_stride,
+    ids, offsets, sums, claims, places, dense, slots, parts, maps, B, id_stride, first_pair,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair: write their sums into the dense gradient."""
-    pair = tl.program_id(0)
+    pair = first_pair + tl.program_id(0)
     row, active, g = rows_and_sums(
         ids, offsets, sums, claims, places, pair, slots, parts, maps, B, id_stride, W, K, T, C, JAGGED
     )
@@ -144,13 +144,14 @@ def dense_gradient(
     grad, ids = grad.contiguous(), ids.contiguous()
     dense = torch.zeros_like(weight)
     if grad.numel() and ids.numel():
-        sums, claims, places = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean)
         width, k, jagged = weight.shape[1], parts.shape[1], offsets is not None
         columns = power_of_2(width)
         block = max(1, 1024 // columns)
-        launch(
-            scatter_kernel, (len(slots) * k, cdiv(places.longest, block)),
-            ids, offsets, sums, claims, places.table, dense, slots, parts, maps, len(grad),
-            1 if jagged else ids.stride(0), W=width, K=k, T=block, C=columns, JAGGED=jagged,
-        )  # fmt: skip
+        passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean)
+        for sums, claims, places, now in passes:
+            launch(
+                scatter_kernel, (now.pairs, cdiv(places.longest, block)),
+                ids, offsets, sums, claims, places.table, dense, slots, parts, maps, grad.shape[0],
+                1 if jagged else ids.stride(0), now.first, W=width, K=k, T=block, C=columns, JAGGED=jagged,
+            )  # fmt: skip
     return dense

@@ -71,12 +71,12 @@ def move(
 @triton.jit
 def update_kernel(
     ids, offsets, sums, claims, places, weight, lr, state0, state1, state2, last, step, hyper, loss_scale, clip_value,
-    slots, parts, maps, B, id_stride,
+    slots, parts, maps, B, id_stride, first_pair,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
     RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair: the rule, on their rows. Adagrad's ``step`` counts this step already, Adam's does not."""
-    pair = tl.program_id(0)
+    pair = first_pair + tl.program_id(0)
     if tl.program_id(1) * T < run_of(places, pair)[1]:
         row, active, g = rows_and_sums(
             ids, offsets, sums, claims, places, pair, slots, parts, maps, B, id_stride, W, K, T, C, JAGGED
@@ -151,17 +151,19 @@ def bag_update_(
     constants = on_device(tuple(hyper), weight.device)
     if grad.numel() and ids.numel():
         grad, ids, counted = grad.contiguous(), ids.contiguous(), None if adam else step
-        sums, claims, places = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=counted)
         width, jagged = weight.shape[1], offsets is not None
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
-        launch(
-            update_kernel, (parts.shape[0] * parts.shape[1], cdiv(places.longest, block)),
-            ids, offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
-            constants, loss_scale, clip_value or 0.0, slots, parts, maps, grad.shape[0], 1 if jagged else ids.shape[1],
-            W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], JAGGED=jagged,
-            RULE=rule, CLIPPED=clip_value is not None, SCALED=loss_scale is not None, num_warps=4,
-        )  # fmt: skip
+        passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=counted)
+        for sums, claims, places, now in passes:
+            launch(
+                update_kernel, (now.pairs, cdiv(places.longest, block)),
+                ids, offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
+                constants, loss_scale, clip_value or 0.0, slots, parts, maps, grad.shape[0],
+                1 if jagged else ids.shape[1], now.first, W=width, K=parts.shape[1], T=block, C=columns,
+                ACC=TYPES[weight.dtype], JAGGED=jagged, RULE=rule, CLIPPED=clip_value is not None,
+                SCALED=loss_scale is not None, num_warps=4,
+            )  # fmt: skip
     elif step is not None and not adam:
         step += 1
     if adam:
