@@ -268,6 +268,32 @@ def test_tables_compare_with_fused_on_the_same_tables():
     ]
 
 
+def test_a_table_is_drawn_from_its_file(tmp_path):
+    report.append(tmp_path / "x.csv", [row(), row(batch=2048)])
+    done = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv"), "--plot", str(tmp_path / "x.png")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
+    rows = [row(mode=mode, batch=batch) for mode in ("step", "forward") for batch in (2048, 1, 128)]
+    rows += [row(provider="loop", median_us=10.0), row(provider="loop", mode="forward", graph=1, batch=1)]
+    rows += [row(ids="uniform", batch=7), row(scheme="ChineseRemainder(3)", batch=9)]
+    figure = report.figure(rows)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["loop", "fused", "eager", "CUDA graph"]
+    assert [axis.get_title() for axis in figure.axes] == ["step, D = 16", "forward, D = 16"]
+    for axis in figure.axes:
+        assert axis.get_legend() is None
+        assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "128", "2048"]
+        lines = {drawn.get_label(): drawn.lines[0] for drawn in axis.containers}
+        shown = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.get_lines(), strict=True)}
+        assert {name: line.get_color() for name, line in lines.items()} == {n: shown[n].get_color() for n in lines}
+        assert lines["fused"].get_zorder() > lines["loop"].get_zorder()
+        assert lines["fused"].get_linewidth() > lines["loop"].get_linewidth()
+        assert (lines["fused"].get_linestyle(), lines["fused"].get_xdata().tolist()) == ("--", [1, 128, 2048])
+
+
 def shown_tables() -> list[tuple[str, str, str]]:
     """Document, command and text of every table that a document shows."""
     found = []

@@ -4,9 +4,12 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from .grid import FULL
+from .grid import FULL, PROVIDERS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +162,18 @@ def _short(x: float) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw time against batch size, a panel for each mode and width, a line for each provider."""
-    import matplotlib.pyplot as plt
+    """Draw time against batch size into a file, see ``figure``."""
+    figure(rows).savefig(path, dpi=120)
+
+
+def figure(rows: Sequence[Row]) -> "Figure":
+    """Time against batch size: a panel for each mode and width, a colour for each provider, one legend below all.
+
+    Of several kinds of ids or schemes the panels show Zipf ids and the first scheme, beside the full tables.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     ids = "zipf" if any(row.ids == "zipf" for row in rows) else rows[0].ids
     first = next((row.scheme for row in rows if row.provider not in FULL), "Full()")
@@ -168,24 +181,49 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     panels = list(dict.fromkeys((row.mode, row.dim) for row in rows))
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
-    figure, axes = plt.subplots(down, across, figsize=(4.6 * across, 3.6 * down), squeeze=False, layout="constrained")
-    providers = list(dict.fromkeys(row.provider for row in rows))
-    colours = {p: plt.get_cmap("tab10")(i) for i, p in enumerate(sorted(providers))}
+    drawn = Figure(figsize=(4.4 * across, 3.2 * down + 0.8), layout="constrained")
+    axes = drawn.subplots(down, across, squeeze=False)
+    colours = {provider: colormaps["tab10"](i) for i, provider in enumerate(PROVIDERS)}
+    captured = any(row.graph for row in rows)
+    styles = {1: "-", 0: "--" if captured else "-"}
+    shown = [provider for provider in PROVIDERS if any(row.provider == provider for row in rows)]
     for axis, (mode, dim) in zip(axes.flat, panels, strict=False):
-        for provider, graph in dict.fromkeys((row.provider, row.graph) for row in rows):
-            line = [r for r in rows if (r.mode, r.dim, r.provider, r.graph) == (mode, dim, provider, graph)]
-            line.sort(key=lambda row: row.batch)
-            label = provider + (" (graph)" if graph else "")
+        own = [row for row in rows if (row.mode, row.dim) == (mode, dim)]
+        for provider, graph in dict.fromkeys((row.provider, row.graph) for row in own):
+            line = sorted((r for r in own if (r.provider, r.graph) == (provider, graph)), key=lambda row: row.batch)
             x, y = [row.batch for row in line], [row.median_us for row in line]
-            below = [row.median_us - row.q20_us for row in line], [row.q80_us - row.median_us for row in line]
-            style = "-" if graph or not any(row.graph for row in rows) else "--"
-            if line:
-                axis.errorbar(x, y, below, fmt=f"o{style}", ms=3, lw=1.2, color=colours[provider], label=label)
-        axis.set(xscale="log", yscale="log", xlabel="batch size", ylabel="us", title=f"{mode}, D = {dim}, {ids} ids")
+            spread = [row.median_us - row.q20_us for row in line], [row.q80_us - row.median_us for row in line]
+            main = provider == "fused"
+            width, above = (2.4, 4) if main else (1.2, 3)
+            look = {"ls": styles[graph], "color": colours[provider], "lw": width, "elinewidth": 1, "zorder": above}
+            axis.errorbar(x, y, spread, marker="o", ms=5 if main else 3, label=provider, **look)
+        _plain_ticks(axis, sorted({row.batch for row in own}))
+        axis.set_title(f"{mode}, D = {dim}", fontsize=10)
+        axis.set_xlabel("batch size", fontsize=8)
+        axis.set_ylabel("us", fontsize=8)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    figure.suptitle(f"{first}, {rows[0].device}", fontsize=9)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    handles = [Line2D([], [], color=colours[p], marker="o", ms=4, lw=2.4 if p == "fused" else 1.2) for p in shown]
+    labels = list(shown)
+    if captured:
+        handles += [Line2D([], [], color="black", ls=styles[graph]) for graph in (0, 1)]
+        labels += ["eager", "CUDA graph"]
+    drawn.legend(
+        handles, labels, loc="outside lower center", ncols=min(len(labels), 5 if across > 1 else 3), fontsize=9
+    )
+    drawn.suptitle(f"{first}, {ids} ids, {rows[0].device}: median, 20% to 80%", fontsize=10)
+    return drawn
+
+
+def _plain_ticks(axis: Any, batches: Sequence[int]) -> None:
+    """Logarithmic axes with plain numbers: the batch sizes themselves, and 1, 3, 10, 30, ... microseconds."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    axis.set(xscale="log", yscale="log")
+    axis.set_xticks(batches, [str(batch) for batch in batches])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:,.10g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.tick_params(labelsize=7)
