@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from . import words
 from .figures import Figure, Result
 
 MARKS = {"adagrad": "", "amsgrad": "*"}
@@ -52,21 +53,9 @@ def cell(figure: Figure, point: Result | None) -> str:
     )
     if mean is None or deviation is None:
         return ""
-    size = f", {size_of(point.embedding_bytes)}" if figure.axes.x == "embedding_bytes" else ""
+    size = f", {words.size(point.embedding_bytes)}" if figure.axes.x == "embedding_bytes" else ""
     spread = f" ± {deviation:.4f}" if point.trials > 1 else ""
     return f"{mean:.4f}{spread}{MARKS.get(point.optimizer, '')}{size}"
-
-
-def size_of(num_bytes: int) -> str:
-    """Bytes in three digits.
-
-    >>> size_of(2_160_805_824), size_of(53_216)
-    ('2.16 GB', '53.2 kB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes} B"
 
 
 def note(points: Sequence[Result]) -> str:

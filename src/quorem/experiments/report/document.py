@@ -12,8 +12,8 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from ...training.checkpoint import write
+from .. import words
 from ..figures import Figure, Result
-from . import words
 from .lines import networks, panels
 from .plots import figure_plots, tradeoff_plots
 from .styles import Style, styles

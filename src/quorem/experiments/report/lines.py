@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from ..figures import Axes, Figure, Result
-from .words import NETWORKS, known
+from ..words import NETWORKS, known
 
 STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # of a decade
 MAX_TICKS = 7

@@ -9,8 +9,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ...training.checkpoint import write
+from .. import words
 from ..figures import Axes, Figure
-from . import words
 from .lines import Line, panels, span, ticks
 from .styles import Style, styles
 from .tables import hidden_layers, markdown

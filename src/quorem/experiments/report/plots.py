@@ -11,8 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from .. import words
 from ..figures import Axes, Figure, Result
-from . import words
 from .lines import Line, networks, panels, span, ticks
 from .styles import Style
 from .tradeoff import front

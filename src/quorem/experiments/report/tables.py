@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from .. import words
 from ..figures import Figure, Result
 from ..table1 import LOSSES
-from . import words
 from .lines import networks
 from .styles import Style
 from .tradeoff import Win

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..figures import Figure, Result
-from .words import known
+from ..words import known
 
 WITHOUT_EFFECT = ("seed", "validate_every")  # options that make no other setting
 

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ... import schemes
-from ..figures import Result
+from .. import schemes
+from .figures import Result
 
 NETWORKS = {"dcn": "DCN", "dlrm": "DLRM"}
 OPTIMIZERS = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
