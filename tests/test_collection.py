@@ -244,3 +244,29 @@ IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
 def test_refusals(call: Callable[[], object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize(
+    ("ids", "offsets", "weights", "match"),
+    [
+        (torch.zeros(2, 1, dtype=torch.int64, device="meta"), None, None, "ids is on meta but must be on cpu"),
+        (
+            torch.zeros(2, dtype=torch.int64),
+            torch.zeros(3, dtype=torch.int64, device="meta"),
+            None,
+            "offsets is on meta",
+        ),
+        (
+            torch.zeros(2, dtype=torch.int64),
+            torch.tensor([0, 2]),
+            torch.ones(2, device="meta"),
+            "per_sample_weights is",
+        ),
+    ],
+)
+def test_inputs_on_another_device_are_refused(
+    ids: Tensor, offsets: Tensor | None, weights: Tensor | None, match: str
+) -> None:
+    module = EmbeddingCollection([Table("a", 50, 4, QR(4))], mode="sum")
+    with pytest.raises(ValueError, match=match):
+        module(ids, offsets, weights)

@@ -100,3 +100,13 @@ def test_integers_are_told_apart_as_triton_does():
         for other in values:
             if specialization(one) == specialization(other):
                 assert triton_own(one) == triton_own(other), (one, other)
+
+
+class OnGPU5(torch.Tensor):
+    def get_device(self):
+        return 5
+
+
+def test_tensors_of_two_devices_are_refused(kernel):
+    with pytest.raises(ValueError, match="a tensor is on .* but must be on cpu"):
+        launch(kernel, (1,), torch.zeros(4), torch.zeros(4).as_subclass(OnGPU5), W=1, T=1)

@@ -30,6 +30,8 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     for argument in arguments:
         value = argument
         if isinstance(argument, Tensor):
+            if argument.get_device() != device:
+                raise ValueError(f"a tensor is on {argument.device} but must be on {arguments[0].device}")
             value = argument.data_ptr()
             kinds.append(argument.dtype if value % 16 == 0 else (argument.dtype,))
         else:
