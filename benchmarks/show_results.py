@@ -4,6 +4,8 @@
     (whatever stands here is replaced)
     <!-- end -->
 
+Tables of ``result_tables.py`` stand between ``<!-- name -->`` and ``<!-- /name -->``.
+
 Run from the root of a checkout after a new benchmark.
 """
 
@@ -11,6 +13,7 @@ import re
 import shlex
 from pathlib import Path
 
+from result_tables import TABLES
 from typer.testing import CliRunner
 
 from quorem.cli import app
@@ -25,6 +28,13 @@ def main() -> None:
             text,
             flags=re.DOTALL,
         )
+        for name, (document, table) in TABLES.items():
+            if Path(document) == path:
+                before, _, rest = shown.partition(f"<!-- {name} -->\n")
+                _, end, after = rest.partition(f"<!-- /{name} -->\n")
+                if not end:
+                    raise SystemExit(f"{document}: <!-- {name} --> and <!-- /{name} --> must stand in it")
+                shown = f"{before}<!-- {name} -->\n{table()}{end}{after}"
         if shown != text:
             path.write_text(shown, encoding="utf-8")
 

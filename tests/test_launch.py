@@ -108,5 +108,5 @@ class OnGPU5(torch.Tensor):
 
 
 def test_tensors_of_two_devices_are_refused(kernel):
-    with pytest.raises(ValueError, match="a tensor is on .* but must be on cpu"):
+    with pytest.raises(ValueError, match=r"a tensor is on .* but must be on cpu"):
         launch(kernel, (1,), torch.zeros(4), torch.zeros(4).as_subclass(OnGPU5), W=1, T=1)
