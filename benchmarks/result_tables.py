@@ -1,0 +1,214 @@
+"""Tables of the documents that are worked out from the files in ``benchmarks/results``.
+
+Each stands between ``<!-- name -->`` and ``<!-- /name -->``: ``show_results.py`` writes it, and a test compares.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quorem.data.shape import CARDINALITIES
+from quorem.experiments.bench import report
+from quorem.models.fused import LARGEST_BATCH
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def results(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def markdown(*rows: Sequence[str]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], ("---",) * len(rows[0]), *rows[1:]))
+
+
+def short(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+
+
+def bench_targets() -> str:
+    """What was aimed for on an H200, and what ``h200.csv`` holds."""
+    rows = {
+        (r.mode, r.provider, r.scheme, r.ids, r.batch, r.dim, r.graph): r for r in report.read(RESULTS / "h200.csv")
+    }
+
+    def row(mode: str, batch: int, dim: int = 16, *, scheme: str = "QR(4)", graph: int = 1, **other: str) -> report.Row:
+        return rows[mode, other.get("provider", "fused"), scheme, other.get("ids", "zipf"), batch, dim, graph]
+
+    def times(over: report.Row, under: report.Row) -> float:
+        return over.median_us / under.median_us
+
+    found: list[tuple[str, float, float | None, float, str]] = []  # what, must, aim, measured, unit
+    for what, mode, batch, dim, must, aim in (
+        ("forward", "forward", 65536, 16, 55, 40),
+        ("forward", "forward", 65536, 64, 160, 125),
+        ("step", "step", 65536, 16, 450, 250),
+        ("step", "step", 65536, 64, 1300, 700),
+        ("step", "step", 128, 16, 25, 15),
+        ("step", "step", 2048, 16, 35, 22),
+    ):
+        found.append((f"{what}, B = {batch}, D = {dim}", must, aim, row(mode, batch, dim).median_us, " us"))
+    for mode in ("forward", "step"):
+        for batch in (2048, 65536):
+            three = [row(mode, batch, scheme=scheme) for scheme in ("GeneralizedQR(3)", "ChineseRemainder(3)")]
+            slower = max(times(each, row(mode, batch)) for each in three)
+            found.append((f"{mode}, B = {batch}: slower of the two with k = 3 against `QR(4)`", 1.5, 1.25, slower, "x"))
+    amsgrad = times(row("step_amsgrad", 2048), row("step", 2048))
+    found.append(("step, B = 2048: AMSGrad, equal to the dense one, against Adagrad", 2, 1.3, amsgrad, "x"))
+    for mode in ("forward", "step"):
+        path = times(row(mode, 2048, scheme="Path(4, (64,))"), row(mode, 2048))
+        found.append((f"{mode}, B = 2048: `Path(4, (64,))` against `QR(4)`", 4, None, path, "x"))
+    for batch in (2048, 16384, 65536):
+        step = row("step", batch)
+        assert not isinstance(step.peak_extra_bytes, str)
+        share, vectors = (100 * n / step.stored_bytes for n in (step.peak_extra_bytes, vector_bytes(batch, 16)))
+        what = f"step, B = {batch}: extra memory, of the tables; {short(vectors)}% are the vectors that it returns"
+        found.append((what, 25, None, share, "%"))
+    lines = [(what, *_outcome(must, aim, got, unit)) for what, must, aim, got, unit in found]
+    for what, dim, ids in (
+        ("", 16, "zipf"),
+        (", D = 64", 64, "zipf"),
+        (", D = 128", 128, "zipf"),
+        (", uniform ids", 16, "uniform"),
+    ):
+        eager = [row("step", 2048, dim, ids=ids, graph=0, provider=provider) for provider in ("fbgemm", "fused")]
+        name = f"eager step, B = 2048{what}: times as fast as `fbgemm` on the same tables"
+        lines.append((name, *_outcome(4, 8, times(*eager), "x", more=True)))
+    return markdown(("in a CUDA graph, D = 16 and Zipf ids unless said", "must", "aim", "measured", "reached"), *lines)
+
+
+def _outcome(must: float, aim: float | None, got: float, unit: str, *, more: bool = False) -> tuple[str, str, str, str]:
+    """Must, aim, what was measured, and which of both it reaches; ``more`` where more is better."""
+
+    def reaches(limit: float | None) -> bool:
+        return limit is not None and (got >= limit if more else got <= limit)
+
+    reached = "aim" if reaches(aim) else "must" if reaches(must) else "**no**"
+    return f"{must:g}{unit}", "" if aim is None else f"{aim:g}{unit}", f"{short(got)}{unit}", reached
+
+
+def vector_bytes(batch: int, dim: int) -> int:
+    return batch * len(CARDINALITIES) * dim * 4
+
+
+def train_cpu() -> str:
+    head = ("step", "provider", "threads", "rows a second", "times the loop")
+    rows = [
+        (r["mode"], r["provider"], str(r["threads"]), f"{r['rows_per_second']:,}", f"{r['times_the_loop']}x")
+        for r in results("train_cpu")["rows"]
+    ]
+    return markdown(head, *rows)
+
+
+def criteo_sample() -> str:
+    found = {(r["scheme"], r["optimizer"]): r for r in results("criteo_sample")["rows"]}
+    rows = []
+    for scheme in dict.fromkeys(scheme for scheme, _ in found):
+        own = [found[scheme, optimizer] for optimizer in ("adagrad", "amsgrad")]
+        losses = (f"{r['test_log_loss']:.4f} ± {r['deviation']:.4f}" for r in own)
+        rows.append((scheme, f"{own[0]['embedding_parameters']:,}", *losses))
+    return markdown(("tables", "parameters", "Adagrad", "AMSGrad"), *rows)
+
+
+Setting = tuple[str, str, str, int]  # network, tables, optimizer, batch
+NAMES = {"dlrm": "DLRM", "dcn": "DCN", "adagrad": "Adagrad", "amsgrad": "AMSGrad", "QR(4)": "`QR(4)`", "full": "full"}
+
+
+def gpu_steps(name: str = "train_gpu") -> dict[Setting, dict[str, dict[str, Any]]]:
+    """The measured steps by network, tables, optimizer and batch, then by fused or plain layers."""
+    found: dict[Setting, dict[str, dict[str, Any]]] = {}
+    for r in results(name)["time"]:
+        found.setdefault((r["network"], r["scheme"], r["optimizer"], r["batch"]), {})[r["layers"]] = r
+    return found
+
+
+def trained(steps: dict[str, dict[str, Any]], batch: int) -> dict[str, Any] | None:
+    """The step that training takes at a batch size."""
+    return steps.get("fused" if batch <= LARGEST_BATCH else "plain")
+
+
+def train_gpu() -> str:
+    rows = []
+    for (*names, batch), steps in gpu_steps().items():
+        us = [f"{short(steps[layers]['step_us'])}" if layers in steps else "" for layers in ("fused", "plain")]
+        taken = trained(steps, batch)
+        rows.append((*(NAMES[name] for name in names), f"{batch}", *us, f"{taken['epoch_s']:.1f}" if taken else ""))
+    head = ("network", "tables", "optimizer", "batch", "fused layers, us", "plain layers, us", "an epoch, s")
+    return markdown(head, *rows)
+
+
+def train_gpu_targets() -> str:
+    rows = []
+    for network, scheme, batch, must in (
+        ("dlrm", "QR(4)", 128, 60),
+        ("dlrm", "full", 128, 90),
+        ("dcn", "QR(4)", 128, 60),
+        ("dcn", "full", 128, 90),
+        ("dlrm", "QR(4)", 16384, 6),
+        ("dcn", "QR(4)", 16384, 6),
+    ):
+        setting = (network, scheme, "adagrad", batch)
+        file = next(name for name in ("train_gpu", "train_gpu_first") if setting in gpu_steps(name))
+        step = trained(gpu_steps(file)[setting], batch)
+        assert step is not None
+        reached = "yes" if step["epoch_s"] < must else "**no**"
+        rows.append(
+            (
+                NAMES[network],
+                NAMES[scheme],
+                f"{batch}",
+                f"{must} s",
+                f"{step['epoch_s']:.1f} s",
+                reached,
+                f"`{file}.json`",
+            )
+        )
+    return markdown(("network", "tables", "batch", "must", "an epoch", "reached", "file"), *rows)
+
+
+def dense_steps() -> str:
+    """Steps of batch 128, the graph alone, before and after the tiles were chosen."""
+    rows = []
+    now, first = gpu_steps(), gpu_steps("train_gpu_first")
+    for network in ("dlrm", "dcn"):
+        for optimizer in ("adagrad", "amsgrad"):
+            both = [steps[network, "QR(4)", optimizer, 128] for steps in (first, now)]
+            us = [short(steps[layers]["graph_us"]) for steps in both for layers in ("plain", "fused")]
+            rows.append((NAMES[network], NAMES[optimizer], *us))
+    head = ("network", "optimizer", "plain, before", "fused, before", "plain", "fused")
+    return markdown(head, *rows)
+
+
+def _launches(kernel: dict[str, Any] | None) -> str:
+    return f"{kernel['launches']:.0f} x {short(kernel['us_each'])}" if kernel else ""
+
+
+def dense_profile() -> str:
+    """The launches of a fused step of batch 128 under Adagrad."""
+    found = {
+        r["network"]: r
+        for r in results("train_gpu_first")["profile"]
+        if (r["layers"], r["optimizer"]) == ("fused", "adagrad")
+    }
+    kernels = {n: {k["kernel"]: k for k in found[n]["kernels"]} for n in ("dlrm", "dcn")}
+    rows = [
+        (f"`{name}`" if name.endswith("_kernel") else "a fill", *(_launches(own.get(name)) for own in kernels.values()))
+        for name in dict.fromkeys(name for own in kernels.values() for name in own)
+    ]
+    rows.append(("all", *(f"{found[n]['launches']:.0f} launches, {short(found[n]['busy_us'])} us" for n in kernels)))
+    return markdown(("kernel", *(NAMES[n] for n in kernels)), *rows)
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    function.__name__: (document, function)
+    for document, function in (
+        ("docs/benchmarks.md", bench_targets),
+        ("docs/training.md", train_cpu),
+        ("docs/training.md", criteo_sample),
+        ("docs/training.md", train_gpu),
+        ("docs/training.md", train_gpu_targets),
+        ("docs/kernels.md", dense_steps),
+        ("docs/kernels.md", dense_profile),
+    )
+}

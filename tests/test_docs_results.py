@@ -1,0 +1,83 @@
+"""Figures of the documents are those of the files in benchmarks/results."""
+
+import csv
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+made = load("result_tables")
+
+
+def shown(name: str) -> str:
+    text = (ROOT / made.TABLES[name][0]).read_text(encoding="utf-8")
+    return text.split(f"<!-- {name} -->\n")[1].split(f"<!-- /{name} -->\n")[0]
+
+
+@pytest.mark.parametrize("name", made.TABLES)
+def test_the_document_shows_the_results(name: str) -> None:
+    """If not: python benchmarks/show_results.py"""
+    assert shown(name) == made.TABLES[name][1]()
+
+
+def test_targets_are_held_against_the_file() -> None:
+    """Some rows of the table, worked out anew."""
+    with (ROOT / "benchmarks" / "results" / "h200.csv").open(newline="", encoding="utf-8") as file:
+        keys = ("mode", "provider", "scheme", "ids", "batch", "dim", "graph")
+        rows = {" ".join(row[key] for key in keys): row for row in csv.DictReader(file)}
+    us = {key: float(row["median_us"]) for key, row in rows.items()}
+    step = rows["step fused QR(4) zipf 65536 16 1"]
+    share = 100 * int(step["peak_extra_bytes"]) / int(step["stored_bytes"])
+    cells = {line.split("|")[1].strip(): line.split("|")[4].strip() for line in shown("bench_targets").splitlines()}
+    (memory,) = (cell for what, cell in cells.items() if what.startswith("step, B = 65536: extra memory"))
+    assert float(memory.strip("%")) == pytest.approx(share, rel=5e-3)
+    for what, expected in {
+        "forward, B = 65536, D = 16": us["forward fused QR(4) zipf 65536 16 1"],
+        "step, B = 128, D = 16": us["step fused QR(4) zipf 128 16 1"],
+        "eager step, B = 2048: times as fast as `fbgemm` on the same tables": us["step fbgemm QR(4) zipf 2048 16 0"]
+        / us["step fused QR(4) zipf 2048 16 0"],
+    }.items():
+        assert float(cells[what].strip(" usx")) == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("must", "aim", "got", "more", "reached"),
+    [
+        (55, 40, 40, False, "aim"),
+        (55, 40, 55, False, "must"),
+        (55, None, 54, False, "must"),
+        (55, 40, 55.01, False, "**no**"),
+        (4, 8, 8, True, "aim"),
+        (4, 8, 4, True, "must"),
+        (4, 8, 3.999, True, "**no**"),
+    ],
+)
+def test_an_outcome_is_the_best_that_is_reached(must, aim, got, more, reached) -> None:
+    assert made._outcome(must, aim, got, " us", more=more)[-1] == reached
+
+
+def test_readme_says_how_long_an_epoch_takes() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    seconds = {
+        setting: made.trained(steps, setting[-1])["epoch_s"]
+        for setting, steps in made.gpu_steps().items()
+        if made.trained(steps, setting[-1])
+    }
+    for words, setting in (
+        ("{:.0f} s for DLRM with `QR(4)`", ("dlrm", "QR(4)", "adagrad", 128)),
+        ("{:.0f} s with full tables", ("dlrm", "full", "adagrad", 128)),
+        ("{:.0f} s for DCN", ("dcn", "QR(4)", "adagrad", 128)),
+        ("{:.1f} s for DLRM at batch 16384", ("dlrm", "QR(4)", "adagrad", 16384)),
+    ):
+        assert words.format(seconds[setting]) in text
