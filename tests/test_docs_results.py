@@ -67,17 +67,42 @@ def test_an_outcome_is_the_best_that_is_reached(must, aim, got, more, reached) -
     assert made._outcome(must, aim, got, " us", more=more)[-1] == reached
 
 
-def test_readme_says_how_long_an_epoch_takes() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    seconds = {
-        setting: made.trained(steps, setting[-1])["epoch_s"]
-        for setting, steps in made.gpu_steps().items()
-        if made.trained(steps, setting[-1])
+def prose() -> list[tuple[str, str]]:
+    """Document, and words with figures that it must hold."""
+    steps, first = made.gpu_steps(), made.gpu_steps("train_gpu_first")
+    rows = {
+        (r.mode, r.ids, r.batch, r.dim, r.graph): r
+        for r in made.report.read(made.RESULTS / "h200.csv")
+        if (r.provider, r.scheme) == ("fused", "QR(4)")
     }
-    for words, setting in (
-        ("{:.0f} s for DLRM with `QR(4)`", ("dlrm", "QR(4)", "adagrad", 128)),
-        ("{:.0f} s with full tables", ("dlrm", "full", "adagrad", 128)),
-        ("{:.0f} s for DCN", ("dcn", "QR(4)", "adagrad", 128)),
-        ("{:.1f} s for DLRM at batch 16384", ("dlrm", "QR(4)", "adagrad", 16384)),
-    ):
-        assert words.format(seconds[setting]) in text
+    floor = {
+        (mode, dim): rows[mode, "zipf", 65536, dim, 1].ratio_to_floor
+        for mode in ("forward", "step")
+        for dim in (16, 64, 128)
+    }
+
+    def epoch(network: str, scheme: str, batch: int) -> float:
+        return made.trained(steps[network, scheme, "adagrad", batch], batch)["epoch_s"]
+
+    before, now = (found["dlrm", "QR(4)", "adagrad", 128]["fused"] for found in (first, steps))
+    added = [f"{each['step_us'] - each['graph_us']:.1f} us" for each in (before, now)]
+    lookup, step = ([floor[mode, dim] for dim in (16, 64, 128)] for mode in ("forward", "step"))
+    return [
+        ("README.md", f"{epoch('dlrm', 'QR(4)', 128):.0f} s for DLRM with `QR(4)`"),
+        ("README.md", f"{epoch('dlrm', 'full', 128):.0f} s with full tables"),
+        ("README.md", f"{epoch('dcn', 'QR(4)', 128):.0f} s for DCN"),
+        ("README.md", f"{epoch('dlrm', 'QR(4)', 16384):.1f} s for DLRM at batch 16384"),
+        ("docs/training.md", f"they added {added[0]} to DLRM's step of {before['graph_us']:.1f}"),
+        ("docs/training.md", f"with ten {added[1]} to {now['graph_us']:.1f}."),
+        ("docs/benchmarks.md", f"the same step takes {rows['step', 'zipf', 2048, 16, 1].median_us:.1f} us"),
+        ("docs/benchmarks.md", f"{rows['step', 'zipf', 2048, 16, 0].median_us:.0f} us with Zipf ids"),
+        ("docs/benchmarks.md", f"{rows['step', 'uniform', 2048, 16, 0].median_us:.0f} us with uniform ones"),
+        ("docs/kernels.md", f"{min(lookup):.1f} (D = 64) and {max(lookup):.1f} times the floor (D = 128)"),
+        ("docs/kernels.md", f"{min(step):.1f} (D = 128) and {max(step):.1f} (D = 16)"),
+        ("docs/kernels.md", f"five in {rows['step', 'zipf', 128, 16, 1].median_us:.1f} us"),
+    ]
+
+
+@pytest.mark.parametrize(("document", "words"), prose())
+def test_prose_has_the_figures_of_the_files(document: str, words: str) -> None:
+    assert words in " ".join((ROOT / document).read_text(encoding="utf-8").split())
