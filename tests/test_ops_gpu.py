@@ -10,7 +10,8 @@ from torch import Tensor
 
 import quorem
 from quorem import partitions
-from quorem.ops import path, reference, replay, rules, update
+from quorem.data.shape import CARDINALITIES
+from quorem.ops import layout, path, reference, replay, rules, update
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -120,7 +121,7 @@ def test_lookup_and_its_gradient(d: int, b: int, dtype: torch.dtype, id_dtype: t
     dense = gpu_lookup.lookup_backward(grad, ids, weight, *integers(module))
     for (name, mine), (_, true) in zip(module.named_tables(dense), module.named_tables(truth), strict=True):
         assert_close(mine, true, dtype, name, slack=4)
-    assert (gather.claims_of(weight) == gather.UNCLAIMED).all()
+    assert (gather.claims_of(weight, 0) == gather.UNCLAIMED).all()
 
 
 @pytest.mark.parametrize("reads", [4, 1])
@@ -141,7 +142,18 @@ def test_passes_give_what_one_gives(reads: int, monkeypatch: pytest.MonkeyPatch)
         update._lookup_update(grad, ids, true, lr, true_state, *ints, **options)
     assert_close(mine - weight, true - weight, torch.float32, "change of weight", slack=20)
     assert torch.equal(my_state[1], true_state[1])  # a step counts once
-    assert (gather.claims_of(mine) == gather.UNCLAIMED).all()
+    assert (gather.claims_of(mine, 0) == gather.UNCLAIMED).all()
+
+
+@pytest.mark.parametrize(("d", "reads"), [(16, 2048), (16, 65536), (64, 65536)])
+def test_a_step_needs_a_quarter_of_the_tables_at_most(d: int, reads: int) -> None:
+    """Beside tables and state: the vectors that it returns, the sums, and the claims kept between steps."""
+    specs = [quorem.QR(4).spec(n, d) for n in CARDINALITIES]
+    laid = layout.build(specs, [None] * len(specs))
+    passes = gather.places_of(reads, False, laid.slots, laid.parts, laid.maps, laid.spans).passes
+    vectors, sums = reads * len(laid.slots) * d, max(now.places for now in passes) * d
+    claims = max(now.rows for now in passes)
+    assert 4 * (vectors + sums + claims) <= laid.num_rows * laid.width * 4 / 4
 
 
 @pytest.mark.parametrize("mean", [True, False])
@@ -234,7 +246,7 @@ def test_update(rule: str, dtype: torch.dtype, bags: bool) -> None:
             assert_close(my, true, dtype, f"state {i}", slack=20)
         elif rule not in rules.OWING:
             assert torch.equal(my, true)
-    assert (gather.claims_of(mine) == gather.UNCLAIMED).all()
+    assert (gather.claims_of(mine, 0) == gather.UNCLAIMED).all()
 
 
 def path_case(scheme: quorem.Path, b: int, others: str = "b") -> tuple[tuple, dict, Tensor]:  # type: ignore[type-arg]

@@ -6,7 +6,7 @@
 
 Hot rows would serialize the additions, so a small table has several *copies* of its places, which programs take in
 turn; whoever uses the sums adds up the copies. A large batch is done in several *passes*, some slots at a time, which
-share one buffer: launches cost it nothing, and it needs the less memory.
+share the buffer and the claims: launches cost it nothing, and it needs the less memory.
 
 A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Ids are ``[B, F]``, or jagged with offsets.
 """
@@ -28,7 +28,7 @@ from .launch import cdiv, launch, power_of_2
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 UNCLAIMED = 2**31 - 1
-READS_OF_A_PASS = 32768  # of a feature: with more, there are more passes
+READS_OF_A_PASS = 16384  # of a feature: with more, there are more passes
 CLEARED = 1024  # numbers that a program clears
 
 
@@ -41,19 +41,21 @@ class Pass:
     claimers: Tensor  # int64: those whose rows are claimed
     num_claimers: int
     places: int
+    origin: int  # the row that the first claim is of
+    rows: int  # from there to the last that may be claimed
 
 
 @dataclass
 class Places:
     """Where a batch's gradients are summed: a run of places in one buffer for each pair of a pass."""
 
-    table: Tensor  # int64 [S * K, 4]: first place, number of places, copies, whether its rows are claimed
+    table: Tensor  # int64 [S * K, 4]: first place, number of places, copies; 1 + origin if its rows are claimed, or 0
     passes: list[Pass]
     longest: int  # most places of a pair, copies aside
 
 
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parts -> (the layout on the host, Places by batch)
-_claims: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weight -> int32 [R]: the id that claimed each row
+_claims: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weight -> int32 [rows]: the ids that claimed some rows
 
 
 def places_of(reads: int, jagged: bool, *integers: Tensor) -> Places:
@@ -83,12 +85,16 @@ def places_of(reads: int, jagged: bool, *integers: Tensor) -> Places:
             nth_slot = torch.arange(len(slots)) - spans[slots[:, layout.FEATURE], 0]
             nth = (nth_slot[:, None] * parts.shape[1] + torch.arange(parts.shape[1])).flatten()
             first = torch.where(claimed, alone.sum() + nth * reads, alone.cumsum(0) - alone)
-        table = torch.stack([first, count, copies, claimed.long()], 1)
-        passes = []
+        base, pitch = (parts[..., column].flatten() for column in (layout.BASE, layout.PITCH))
+        last, passes, marks = base + (rows - 1) * pitch, [], torch.zeros_like(rows)
         for begin, end in pairwise(bounds):
             claimers = begin + claimed[begin:end].nonzero().flatten()
+            origin = int(base[claimers].min()) if len(claimers) else 0
+            span = int(last[claimers].max()) + 1 - origin if len(claimers) else 0
             places = int((first + length)[begin:end].max())
-            passes.append(Pass(begin, end - begin, claimers.to(device), len(claimers), places))
+            passes.append(Pass(begin, end - begin, claimers.to(device), len(claimers), places, origin, span))
+            marks[claimers] = 1 + origin
+        table = torch.stack([first, count, copies, marks], 1)
         found = cache[reads, jagged] = Places(table.to(device), passes, int(count.max()))
     return found
 
@@ -118,17 +124,19 @@ def _on_host(*integers: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[tuple[int,
     return found
 
 
-def claims_of(weight: Tensor) -> Tensor:
-    """Scratch by which ids claim rows; every use leaves it as it found it."""
-    found = _claims.get(weight)
+def claims_of(weight: Tensor, rows: int) -> Tensor:
+    """Scratch by which ids claim ``rows`` rows; every use leaves it as it found it."""
+    found: list[Tensor] | None = _claims.get(weight)
     if found is None:
-        found = _claims[weight] = torch.full((len(weight),), UNCLAIMED, dtype=torch.int32, device=weight.device)
-    return found
+        found = _claims[weight] = []
+    if not found or found[-1].shape[0] < rows:  # smaller ones are kept: a CUDA graph may hold their address
+        found.append(torch.full((max(rows, 1),), UNCLAIMED, dtype=torch.int32, device=weight.device))
+    return found[-1]
 
 
 @triton.jit
 def run_of(places, pair):
-    """A pair's row of ``Places.table``: first place, number of places, copies, whether its rows are claimed."""
+    """A pair's row of ``Places.table``: first place, number of places, copies, and where its claims are."""
     run = places + pair * 4
     return tl.load(run), tl.load(run + 1), tl.load(run + 2), tl.load(run + 3)
 
@@ -148,7 +156,7 @@ def read_ids(ids, offsets, n, slot, B, id_stride, JAGGED: tl.constexpr):
 
 @triton.jit
 def claim_kernel(
-    ids, offsets, sums, claims, claimers, slots, parts, maps, B, id_stride, num_claimers, clearing, numbers,
+    ids, offsets, sums, claims, claimers, slots, parts, maps, B, id_stride, num_claimers, origin, clearing, numbers,
     K: tl.constexpr, T: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr,
 ):  # fmt: skip
     """The first ``clearing`` programs: set CLEARED numbers to zero. The others, for T ids of one pair: the smallest
@@ -164,9 +172,9 @@ def claim_kernel(
         i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
         valid = is_valid(i, slot)
         row, _ = row_of(tl.where(valid, i, 0), slot, part_at(parts, pair), maps)
-        place = place.to(tl.int32)
-        lower = valid & (tl.load(claims + row, mask=valid, other=-1) > place)  # most reads of a hot row stop here
-        tl.atomic_min(claims + row, place, mask=lower, sem="relaxed")
+        place, claim = place.to(tl.int32), claims + row - origin
+        lower = valid & (tl.load(claim, mask=valid, other=-1) > place)  # most reads of a hot row stop here
+        tl.atomic_min(claim, place, mask=lower, sem="relaxed")
 
 
 @triton.jit
@@ -216,7 +224,7 @@ def gather_kernel(
                 factor = scale * tl.load(sample_weights + start + step_in_bag, mask=valid, other=0).to(ACC)
             row, _ = row_of(i, slot, part_at(part, k), maps)
             if claimed != 0:
-                place = tl.load(claims + row, mask=valid, other=0).to(tl.int64)
+                place = tl.load(claims + row - (claimed - 1), mask=valid, other=0).to(tl.int64)
             else:
                 place = (row - base_of(part_at(part, k))) // pitch_of(part_at(part, k))
             for c in range(0, W, C):
@@ -255,9 +263,10 @@ def rows_and_sums(
         i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
         active = active & is_valid(i, slot)
         row, _ = row_of(tl.where(active, i, 0), slot, part, maps)
-        active = active & (tl.load(claims + row, mask=active, other=-1) == place)
+        claim = claims + row - (claimed - 1)
+        active = active & (tl.load(claim, mask=active, other=-1) == place)
         tl.debug_barrier()  # several threads hold the same id: all must have read the claim before one releases it
-        tl.store(claims + row, 2147483647, mask=active)
+        tl.store(claim, 2147483647, mask=active)
     else:
         place = n
         row = base_of(part) + n * pitch_of(part)
@@ -288,7 +297,7 @@ def gather(
     jagged = offsets is not None
     batch, reads, (num_slots, k, _) = grad.shape[0], ids.shape[0], parts.shape
     places = places_of(reads, jagged, *integers)
-    claims = claims_of(weight)
+    claims = claims_of(weight, max(now.rows for now in places.passes))
     width = weight.shape[1]
     most = max(now.places for now in places.passes)
     sums = weight.new_empty(most, width, dtype=accumulator(weight))
@@ -300,8 +309,8 @@ def gather(
         clearing = cdiv(numbers, CLEARED)
         launch(
             claim_kernel, (clearing + cdiv(reads, 128) * now.num_claimers,),
-            ids, offsets, sums, claims, now.claimers, slots, parts, maps, batch, stride, now.num_claimers, clearing,
-            numbers, K=k, T=128, CLEARED=CLEARED, JAGGED=jagged,
+            ids, offsets, sums, claims, now.claimers, slots, parts, maps, batch, stride, now.num_claimers, now.origin,
+            clearing, numbers, K=k, T=128, CLEARED=CLEARED, JAGGED=jagged,
         )  # fmt: skip
         counted = step if now.first == 0 else None
         launch(
