@@ -26,7 +26,11 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
         num_warps: of a program.
         constants: ``tl.constexpr`` arguments, in the order in which the kernel names them.
     """
-    device, values, kinds = arguments[0].get_device(), [], []
+    device = arguments[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():  # Triton looks at the current device alone
+        with torch.cuda.device(device):
+            return launch(kernel, grid, *arguments, num_warps=num_warps, **constants)
+    values, kinds = [], []
     for argument in arguments:
         value = argument
         if isinstance(argument, Tensor):
@@ -39,35 +43,18 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
         values.append(value)
     key = (id(kernel), device, num_warps, *constants.values(), *kinds)
     found = _compiled.get(key)
-    if device >= 0 and device != torch.cuda.current_device():  # Triton looks at the current device alone
-        with torch.cuda.device(device):
-            return _launch(kernel, grid, arguments, values, num_warps, constants, key, found)
-    return _launch(kernel, grid, arguments, values, num_warps, constants, key, found)
-
-
-def _launch(
-    kernel: Any,
-    grid: Sequence[int],
-    arguments: Sequence[Any],
-    values: Sequence[Any],
-    num_warps: int,
-    constants: dict[str, Any],
-    key: tuple[Any, ...],
-    found: Any,
-) -> None:
     if found is not None:
-        x, y, z = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(key[1])
-        found.run(
-            x, y, z, stream, found.function, found.packed_metadata, None, None, None, *values, *constants.values()
-        )
-        return
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        head = (*(*grid, 1, 1)[:3], stream, found.function, found.packed_metadata, None, None, None)
+        found.run(*head, *values, *constants.values())
+        return None
     names = kernel.arg_names[len(arguments) :]
     if tuple(constants) != tuple(names):
         raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
     made = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
     if isinstance(kernel, JITFunction):  # in Triton's interpreter nothing is compiled
         _compiled[key] = made
+    return None
 
 
 def specialization(argument: Any) -> Any:
