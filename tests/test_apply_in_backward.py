@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -316,6 +317,9 @@ def test_compiled_models_break_the_graph_at_the_lookup():
         (collection(), "Adagrad", {}, TypeError, r"optimizer_class \('Adagrad'\) must be a class"),
         (nn.Linear(2, 2), optim.SGD, {}, ValueError, r"module \(Linear\) must contain a quorem table"),
         (collection(), optim.SGD, {"clip_value": -1.0}, ValueError, r"clip_value \(-1.0\) must be positive"),
+        (collection(), optim.SGD, {"loss_scale": 0.0}, ValueError, r"loss_scale \(0.0\) must be positive and finite"),
+        (collection(), optim.SGD, {"loss_scale": math.nan}, ValueError, r"loss_scale \(nan\) must be positive and"),
+        (collection(), optim.SGD, {"loss_scale": torch.ones(2)}, ValueError, r"loss_scale has shape \(2,\) but must"),
         (twin(collection()), optim.Adam, {"weight_decay": 0.1}, ValueError, r"weight_decay \(0.1\) must be 0"),
         (collection(), optim.SGD, {"momentum": 0.9}, TypeError, "unexpected keyword argument 'momentum'"),
         (quorem.Embedding.from_pretrained(torch.ones(4, 2)), optim.SGD, {}, ValueError, "that is frozen"),

@@ -20,6 +20,18 @@ def test_wrong_options_are_a_usage_error(option, value):
     assert option in done.output
 
 
+COMMANDS = [["demo"], ["train", "--data", "log", "--out", "run"], ["reproduce", "figure4"], ["bench"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_device_that_is_not_here_is_a_usage_error(command, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for device, match in {"cuda": "must be 'cpu' here: there is no GPU", "tpu": "must be cpu or cuda"}.items():
+        done = CliRunner().invoke(app, [*command, "--device", device], env={"COLUMNS": "200"})
+        assert done.exit_code == 2
+        assert f"device ('{device}') {match}" in done.output
+
+
 def test_help_names_the_commands():
     done = CliRunner().invoke(app, ["--help"])
     assert done.exit_code == 0

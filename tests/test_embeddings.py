@@ -112,6 +112,16 @@ def test_ids_of_another_type(ids: Tensor, match: str) -> None:
         (lambda: Embedding.from_pretrained(torch.zeros(3)), ValueError, r"embeddings has shape \(3,\) but must be 2-D"),
         (lambda: Embedding.from_pretrained(torch.zeros(9, 2), False), TypeError, r"scheme \(False\) must be a Scheme"),
         (
+            lambda: Embedding.from_pretrained(torch.full((N, D), float("inf")), QR(4)),
+            ValueError,
+            r"dense, the table to fit, must be finite, but row 0 is \[inf",
+        ),
+        (
+            lambda: Embedding(N, D, QR(4))(torch.zeros(3, dtype=torch.int64, device="meta")),
+            ValueError,
+            "input is on meta but must be on cpu, where the tables are",
+        ),
+        (
             lambda: Embedding.from_pretrained(torch.zeros(N, D), Path(4, (1,))),
             ValueError,
             "must not be path-based: its networks have no closed-form fit",

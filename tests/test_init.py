@@ -291,6 +291,10 @@ def test_refusals() -> None:
         fit_(table.tables(), table.specs[0], torch.zeros(N, D - 1))
     with pytest.raises(ValueError, match=r"weights has shape \(3,\) but must be \[num_embeddings\] \(60\)"):
         fit_(table.tables(), table.specs[0], torch.zeros(N, D), weights=torch.ones(3))
+    dense = torch.zeros(N, D)
+    dense[7, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"dense, the table to fit, must be finite, but row 7 is \[0.0, 0.0, 0.0, nan"):
+        fit_(table.tables(), table.specs[0], dense)
     path = Embedding(N, D, CASES["path-mlp"])
     with pytest.raises(ValueError, match=r"scheme \(Path\(.*\) must not be path-based"):
         fit_(path.tables(), path.specs[0], torch.zeros(N, D))

@@ -21,13 +21,34 @@ def _commands() -> None:
     """Compositional embeddings over complementary partitions."""  # with it, a single command keeps its name
 
 
+def _present(device: str | None) -> str | None:
+    """A device that is here, or a usage error."""
+    if device is not None:
+        import torch
+
+        try:
+            kind = torch.device(device).type
+        except RuntimeError:
+            kind = "unknown"
+        if kind not in ("cpu", "cuda"):
+            raise typer.BadParameter(f"device ({device!r}) must be cpu or cuda")
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise typer.BadParameter(f"device ({device!r}) must be 'cpu' here: there is no GPU")
+    return device
+
+
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.", callback=_present)]
+
+
 @app.command()
 def demo(
     data: Annotated[Path | None, typer.Option(help="Prepared data; by default a click log is made up.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("runs/demo"),
-    rows: Annotated[int | None, typer.Option(min=1000, help="Rows to make up, or to train on at most.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1000, help="Rows to make up (by default 250,000), or to train on at most.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda.", callback=_present)] = "cpu",
 ) -> None:
     """Train DLRM with full, hashed and composed tables; print what each costs and write a page with plots."""
     with _plain_errors():
@@ -57,7 +78,7 @@ def train(
     precision: Annotated[Literal["float32", "tf32", "bfloat16"], typer.Option(help="Of matrix products.")] = "float32",
     validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between two validations.")] = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    device: Device = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on the CPU.")] = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="The same bits on a GPU too.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Least time between two checkpoints.")] = 60,
@@ -177,7 +198,6 @@ def synthesize(
 Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; what is finished there is not trained again.")]
 Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
 Optimizers = Annotated[str, typer.Option(help="Of adagrad, amsgrad; the better by validation loss is shown.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core, or one for a GPU.")]
 TrainOnly = Annotated[bool, typer.Option("--train-only", help="Leave pictures and page to quorem report.")]
 
@@ -287,11 +307,13 @@ def bench(
     ids: Annotated[list[str] | None, typer.Option(help="zipf or uniform; repeatable.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; repeatable.")] = None,
     dim: Annotated[list[int] | None, typer.Option(min=1, help="Width of the vectors; repeatable.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    device: Device = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on the CPU.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the CSV file and the plot.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for the plot.")] = None,
-    table: Annotated[Path | None, typer.Option(help="Print the tables of a CSV file; measure nothing.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="Print the tables of a CSV file; measure nothing.", exists=True, dir_okay=False)
+    ] = None,
     value: Annotated[Literal["time", "floor", "memory"], typer.Option(help="What the tables show.")] = "time",
     quick: Annotated[
         bool, typer.Option("--quick", help="Small tables, few samples: only to see that it runs.")

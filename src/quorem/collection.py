@@ -57,6 +57,8 @@ class EmbeddingCollection(Tables):
     torch.Size([2, 2, 16])
     """
 
+    ids_argument = "ids"
+
     def __init__(
         self,
         tables: Sequence[Table],

@@ -94,7 +94,7 @@ class Embedding(Tables):
             on_invalid_id: as in the constructor.
 
         Raises:
-            ValueError: if ``embeddings`` is not 2-D, or the scheme has no closed fit (``Path``).
+            ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no closed fit (``Path``).
         """
         if embeddings.dim() != 2:
             raise ValueError(f"embeddings has shape {tuple(embeddings.shape)} but must be 2-D")

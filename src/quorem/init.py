@@ -126,7 +126,8 @@ def fit_(
         sweeps: passes over the tables at most.
 
     Raises:
-        ValueError: if ``dense`` or ``weights`` has the wrong shape, and for a path-based scheme, which has no such fit.
+        ValueError: if ``dense`` or ``weights`` has the wrong shape, if ``dense`` is not finite and goes into several
+            tables, and for a path-based scheme, which has no such fit.
     """
     if spec.hidden is not None:
         raise ValueError(f"scheme ({spec.scheme}) must not be path-based: its networks have no closed-form fit")
@@ -135,6 +136,9 @@ def fit_(
         raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [num_embeddings, embedding_dim] ({n}, {d})")
     if weights is not None and weights.shape != (n,):
         raise ValueError(f"weights has shape {tuple(weights.shape)} but must be [num_embeddings] ({n})")
+    if len(tables) > 1 and not dense.is_meta and not (finite := dense.isfinite().all(1)).all():
+        row = int(finite.logical_not().nonzero()[0])
+        raise ValueError(f"dense, the table to fit, must be finite, but row {row} is {dense[row].tolist()[:8]}")
     ids = torch.arange(n, device=dense.device)
     ids = ids if spec.permutation is None else spec.permutation(ids)
     buckets = [p(ids) for p in spec.partitions]

@@ -34,6 +34,7 @@ class Tables(nn.Module):
     spans: Tensor
     limits: Tensor
     invalid_ids: Tensor
+    ids_argument = "input"  # what ``forward`` calls the ids
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Tables(nn.Module):
 
     def _lookup(self, ids: Tensor) -> Tensor:
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
-        check_device(self.weight, ids)
+        check_device(self.weight, self.ids_argument, ids)
         integers = self._integers()
         invalid = self.invalid_ids if self._counts_invalid(ids) else None
         out = lookup.lookup(ids, self.weight, *integers, names=self.titles, sparse=self.sparse, invalid=invalid)
@@ -138,7 +139,7 @@ class Tables(nn.Module):
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
         """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
-        check_device(self.weight, ids, offsets, sample_weights)
+        check_device(self.weight, self.ids_argument, ids, offsets, sample_weights)
         integers = self._integers()
         if self._counts_invalid(ids):
             torch.ops.quorem.count_invalid_(ids, offsets, self.invalid_ids, *integers)
@@ -282,9 +283,9 @@ def owner(weight: Tensor) -> Tables | None:
     return next((tables for tables in _alive if tables.weight is weight), None)
 
 
-def check_device(weight: Tensor, *inputs: Tensor | None) -> None:
+def check_device(weight: Tensor, argument: str, *inputs: Tensor | None) -> None:
     """Raise ValueError unless ids, and offsets and sample weights where there are any, are where the tables are."""
-    for name, tensor in zip(("ids", "offsets", "per_sample_weights"), inputs, strict=False):
+    for name, tensor in zip((argument, "offsets", "per_sample_weights"), inputs, strict=False):
         if tensor is not None and tensor.device != weight.device:
             raise ValueError(f"{name} is on {tensor.device} but must be on {weight.device}, where the tables are")
 

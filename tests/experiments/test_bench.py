@@ -232,6 +232,26 @@ def test_unknown_values_are_a_usage_error(option, value, match):
     assert match in done.output
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "match"),
+    [
+        ("--mode", "sideways", "mode ('sideways') must be one that was measured: step"),
+        ("--batch", "7", "batch (7) must be one that was measured: 128, 2048"),
+    ],
+)
+def test_values_that_a_file_lacks_are_a_usage_error(option, value, match, tmp_path):
+    report.append(tmp_path / "x.csv", [row(), row(batch=2048)])
+    done = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv"), option, value], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert match in done.output
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv")], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert "does not exist" in done.output
+
+
 def test_sizes_below_one_are_refused():
     with pytest.raises(ValueError, match=r"dims \(\(0,\)\) must be at least 1"):
         Grid(dims=(0,))

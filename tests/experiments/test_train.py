@@ -85,7 +85,7 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--scheme", "fold"], "method ('fold') must be one of"),
+        (["--scheme", "fold"], "scheme ('fold') must be one of"),
         (["--scheme", "{}"], "scheme"),
         (["--lr", "0"], "lr (0.0) must be above 0"),
         (["--precision", "tf32"], "precision ('tf32') must be"),

@@ -12,7 +12,7 @@ from ..schemes import Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import data_identity
-from ..training.tables import scheme_of
+from ..training.tables import METHODS, scheme_of
 from .watch import watching
 
 
@@ -25,7 +25,14 @@ def scheme_from(text: str, num_collisions: int = 4) -> Scheme:
     >>> scheme_from("hash", 60) == scheme_of("hash", 60), scheme_from('{"scheme": "Full"}')
     (True, Full())
     """
-    return schemes.from_json(text) if text.startswith("{") else scheme_of(text, num_collisions)
+    if text.startswith("{"):
+        return schemes.from_json(text)
+    if text not in METHODS:
+        known = ", ".join(map(repr, METHODS))
+        raise ValueError(
+            f"scheme ({text!r}) must be one of {known}, or JSON such as '{schemes.to_json(schemes.QR(4))}'"
+        )
+    return scheme_of(text, num_collisions)
 
 
 def run(

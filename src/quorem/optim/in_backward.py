@@ -1,5 +1,6 @@
 """Updates within the backward pass."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,10 @@ def apply_in_backward(
         raise TypeError(f"optimizer_class ({optimizer_class!r}) must be a class of quorem.optim")
     if clip_value is not None and not clip_value > 0:
         raise ValueError(f"clip_value ({clip_value}) must be positive")
+    if isinstance(loss_scale, Tensor) and loss_scale.numel() != 1:
+        raise ValueError(f"loss_scale has shape {tuple(loss_scale.shape)} but must have one element")
+    if loss_scale is not None and not isinstance(loss_scale, Tensor) and not 0 < loss_scale < math.inf:
+        raise ValueError(f"loss_scale ({loss_scale}) must be positive and finite")
     weights: list[Any] = list(dict.fromkeys(m.weight for m in module.modules() if isinstance(m, Tables)))
     if not weights:
         raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")

@@ -114,8 +114,16 @@ def run(
 
 
 def selected(rows: Sequence[report.Row], options: Mapping[str, Sequence[Any]]) -> list[report.Row]:
-    """The rows that have one of the values of each option."""
+    """The rows that have one of the values of each option.
+
+    Raises:
+        ValueError: if no row has a value that an option names.
+    """
     given = {option: set(values) for option, values in options.items() if values}
     if "scheme" in given:
         given["scheme"] = {scheme_named(name) for name in given["scheme"]}
+    for option, values in given.items():
+        known = dict.fromkeys(getattr(row, option) for row in rows)
+        for value in sorted(values - known.keys(), key=str):
+            raise ValueError(f"{option} ({value!r}) must be one that was measured: {', '.join(map(str, known))}")
     return [row for row in rows if all(getattr(row, option) in values for option, values in given.items())]
