@@ -207,13 +207,13 @@ def test_wrong_arguments_are_told(log, tmp_path):
     for arguments, message in (
         (["reproduce", "figure5"], "--data must name prepared data"),
         (["reproduce", "figure5", "--params-only"], "--params-only is for table1"),
+        (["reproduce", "figure5", "--device", "cudaa"], "device ('cudaa') must be cpu or cuda"),
     ):
         done = CliRunner().invoke(app, arguments, env=env)
         assert done.exit_code == 2 and message in done.stderr
     for arguments, message in (
         (["--networks", "mlp"], "network ('mlp') must be one of"),
         (["--optimizers", "sgd"], "optimizers ('sgd') must be of adagrad, amsgrad"),
-        (["--device", "cudaa"], "cudaa"),
         (["--collisions", "4,x"], "collisions ('4,x') must be whole numbers with commas"),
     ):
         done = invoke("reproduce", "figure4", "--data", log, "--out", tmp_path, *arguments)
