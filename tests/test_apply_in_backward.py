@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import warnings
 
 import pytest
 import torch
@@ -175,6 +176,16 @@ def test_schedulers_and_lr_are_read_at_each_backward():
             optimizer.lr = theirs.param_groups[0]["lr"] = 0.2
     assert optimizer.lr == theirs.param_groups[0]["lr"]
     same(module, dense)
+
+
+def test_a_scheduler_knows_that_a_backward_was_a_step():
+    module, optimizer, _, _ = pair("Adagrad")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for ids, target in batches(2):
+            loss_of(module, ids, target).backward()
+            scheduler.step()
 
 
 @pytest.mark.parametrize("name", NAMES)

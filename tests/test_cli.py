@@ -6,6 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+import quorem
 from quorem.cli import app
 
 
@@ -18,6 +19,11 @@ def test_wrong_options_are_a_usage_error(option, value):
     done = CliRunner().invoke(app, ["demo", option, value])
     assert done.exit_code == 2
     assert option in done.output
+
+
+def test_version():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"quorem {quorem.__version__}\n")
 
 
 COMMANDS = [["demo"], ["train", "--data", "log", "--out", "run"], ["reproduce", "figure4"], ["bench"]]

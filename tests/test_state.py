@@ -140,8 +140,13 @@ def test_missing_and_unexpected_keys() -> None:
 
 
 def test_a_dense_checkpoint_is_not_taken_for_tables() -> None:
-    with pytest.raises(RuntimeError, match=r'Missing key\(s\).*"tables.0", "tables.1".*\n.*Unexpected.*"weight"'):
-        Embedding(N, D, QR(4)).load_state_dict(nn.Embedding(N, D).state_dict())
+    saved = nn.Embedding(N, D).state_dict()
+    module, advice = Embedding(N, D, QR(4)), "weight is a full table in the checkpoint: from_pretrained fits"
+    match = r'Missing key\(s\).*"tables.0", "tables.1".*\n.*Unexpected.*"weight"'
+    with pytest.raises(RuntimeError, match=match), pytest.warns(UserWarning, match=advice):
+        module.load_state_dict(saved)
+    with pytest.warns(UserWarning, match=advice):
+        assert module.load_state_dict(saved, strict=False).unexpected_keys == ["weight"]
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -13,11 +13,23 @@ try:
 except ModuleNotFoundError:
     sys.exit("quorem: the command needs typer and rich: pip install typer rich")
 
+from .version import __version__
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"quorem {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Compositional embeddings over complementary partitions."""  # with it, a single command keeps its name
 
 

@@ -247,6 +247,11 @@ class Tables(nn.Module):
         tables = {prefix + name: table for name, table in self.named_tables()}
         found = {key: state_dict[key] for key in tables if key in state_dict}
         missing_keys += [key for key in tables if key not in found]
+        if not found and f"{prefix}weight" in state_dict:
+            warnings.warn(
+                f"{prefix}weight is a full table in the checkpoint: from_pretrained fits a scheme's tables to it",
+                stacklevel=2,
+            )
         if strict:
             own = (key for key in state_dict if key.startswith(prefix) and key not in tables)
             unexpected_keys += [key for key in own if key.removeprefix(prefix).split(".")[0] not in self._modules]

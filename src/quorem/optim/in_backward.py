@@ -80,3 +80,4 @@ def _apply(optimizer: RowOptimizer, weight: Tensor, dial: update.Dial, reads: li
     loss_scale = None if optimizer.loss_scale is None else dial.turn(optimizer.loss_scale)
     ledger = optimizer._ledger(optimizer.param_groups[0], weight)
     update.apply_(reads, weight, ledger, optimizer.clip_value, loss_scale)
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # by which schedulers know that a step came before theirs
