@@ -327,6 +327,7 @@ def test_compiled_models_break_the_graph_at_the_lookup():
         (collection(), torch.optim.Adagrad, {}, TypeError, r"optimizer_class .* must be a class of quorem.optim"),
         (collection(), "Adagrad", {}, TypeError, r"optimizer_class \('Adagrad'\) must be a class"),
         (nn.Linear(2, 2), optim.SGD, {}, ValueError, r"module \(Linear\) must contain a quorem table"),
+        ([nn.Linear(2, 2)], optim.SGD, {}, TypeError, r"module \(list\) must be an nn.Module"),
         (collection(), optim.SGD, {"clip_value": -1.0}, ValueError, r"clip_value \(-1.0\) must be positive"),
         (collection(), optim.SGD, {"loss_scale": 0.0}, ValueError, r"loss_scale \(0.0\) must be positive and finite"),
         (collection(), optim.SGD, {"loss_scale": math.nan}, ValueError, r"loss_scale \(nan\) must be positive and"),

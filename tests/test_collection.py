@@ -231,6 +231,7 @@ IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
         (lambda: TWO(IDS, OFFSETS, torch.ones(2)), ValueError, r"per_sample_weights \(2,\) must have the shape of ids"),
         (lambda: TWO(IDS, OFFSETS, IDS), TypeError, r"per_sample_weights \(torch.int64\) must be a floating-point Ten"),
         (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
+        (lambda: EmbeddingCollection([("a", 9)]), TypeError, r"tables \(\('a', 9\)\) must be Table objects"),
         (lambda: EmbeddingCollection([EQUAL[0]] * 2), ValueError, r"names of tables \('a'\) must be unique"),
         (lambda: EmbeddingCollection(EQUAL, mode="max"), ValueError, r"mode \('max'\) must be 'mean' or 'sum'"),
         (lambda: EmbeddingCollection([Table("a", 9, 4, padding_idx=9)]), ValueError, r"padding_idx \(9\) must be"),

@@ -256,6 +256,8 @@ def test_numpy_integers_are_integers() -> None:
         (lambda: ChineseRemainder(2, num_rows=1.5), TypeError, r"num_rows \(1.5\) must be an int"),
         (lambda: Path(hidden=(0,)), ValueError, r"hidden \(0\) must be at least 1"),
         (lambda: Path(hidden=("a",)), TypeError, r"hidden \('a'\) must be an int"),
+        (lambda: Path(4, 64), TypeError, r"hidden \(64\) must be a tuple of widths, such as \(64,\)"),
+        (lambda: Custom(None), TypeError, r"partitions \(None\) must be a tuple of Partition"),
         (lambda: Path(num_partitions=1), ValueError, r"num_partitions \(1\) must be at least 2"),
         (lambda: Path(activation="tanh"), ValueError, r"activation \('tanh'\) must be 'relu' or 'sigmoid'"),
         (lambda: Custom(()), ValueError, r"partitions \(\(\)\) must be one or more Partition"),

@@ -71,6 +71,9 @@ class EmbeddingCollection(Tables):
     ) -> None:
         if not tables:
             raise ValueError("tables must hold at least one Table")
+        for table in tables:
+            if not isinstance(table, Table):
+                raise TypeError(f"tables ({table!r}) must be Table objects")
         names = [table.name for table in tables]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

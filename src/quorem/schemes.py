@@ -294,6 +294,8 @@ class Custom(Composed):
     def __post_init__(self) -> None:
         """Check that there are partitions."""
         super().__post_init__()
+        if not isinstance(self.partitions, list | tuple):
+            raise TypeError(f"partitions ({self.partitions!r}) must be a tuple of Partition or ExplicitPartition")
         object.__setattr__(self, "partitions", tuple(self.partitions))
         if not self.partitions or not all(isinstance(p, AnyPartition) for p in self.partitions):
             raise ValueError(f"partitions ({self.partitions!r}) must be one or more Partition or ExplicitPartition")
@@ -333,6 +335,8 @@ class Path(Scheme):
         super().__post_init__()
         _set_int(self, "num_collisions", 1)
         _set_int(self, "num_partitions", 2)
+        if not isinstance(self.hidden, list | tuple):
+            raise TypeError(f"hidden ({self.hidden!r}) must be a tuple of widths, such as (64,)")
         object.__setattr__(self, "hidden", tuple(_int("hidden", width, 1) for width in self.hidden))
         if self.activation not in ("relu", "sigmoid"):
             raise ValueError(f"activation ({self.activation!r}) must be 'relu' or 'sigmoid'")

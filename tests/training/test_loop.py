@@ -373,3 +373,10 @@ def test_stop_may_come_from_another_thread(log, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(small_run(log), log, tmp_path / "run", stop=stop)
     assert checkpoint.saved(tmp_path / "run" / "checkpoints")
+
+
+def test_a_log_without_rows_to_test_on_is_refused_before_training(tmp_path):
+    tiny = small_log(tmp_path / "tiny", 7)
+    assert not len(tiny.split("validation")) or not len(tiny.split("test"))
+    with pytest.raises(ValueError, match=r"tiny has no rows for (validation|test)"):
+        train(small_run(tiny), tiny, tmp_path / "run")

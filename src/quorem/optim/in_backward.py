@@ -39,7 +39,7 @@ def apply_in_backward(
         ``remove``. Its ``step`` has nothing left to do.
 
     Raises:
-        TypeError: if ``optimizer_class`` is not one of ``quorem.optim``.
+        TypeError: if ``module`` is no module, or ``optimizer_class`` not one of ``quorem.optim``.
         ValueError: if there are no tables, or they are frozen or updated already, or an option is not supported.
 
     >>> import torch
@@ -54,6 +54,8 @@ def apply_in_backward(
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, RowOptimizer)):
         raise TypeError(f"optimizer_class ({optimizer_class!r}) must be a class of quorem.optim")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module ({type(module).__name__}) must be an nn.Module: its tables are found by themselves")
     if clip_value is not None and not clip_value > 0:
         raise ValueError(f"clip_value ({clip_value}) must be positive")
     if isinstance(loss_scale, Tensor) and loss_scale.numel() != 1:

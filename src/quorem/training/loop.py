@@ -96,6 +96,9 @@ def train(
 def _train(
     config: RunConfig, feed: Feed, folder: RunFolder | None, options: Options, stop: threading.Event | None
 ) -> dict[str, Any]:
+    for name, rows in feed.rows.items():
+        if not len(rows):
+            raise ValueError(f"{feed.prepared.path} has no rows for {name}: a run needs some of each split")
     with capturing:
         trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
     step, done = folder.resume(trial) if folder is not None else (0, {})
