@@ -138,9 +138,6 @@ def run(
         from .report import page  # before training: if it cannot be written, say so now
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
-    kind = torch.device(device)  # raises if there is no such kind
-    if kind.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device ({device!r}) must be 'cpu' here: there is no GPU")
     try:
         failed = train(plans, out, device=device, workers=workers, console=console)
     except KeyboardInterrupt:

@@ -28,13 +28,18 @@ def kernels() -> dict[str, Op]:
     return {op.__name__: op for op in (*forward, *gradients, *updates, *paths)}
 
 
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether a tensor lies on a GPU and is no subclass, whose address may not be its elements'."""
+    return tensor.is_cuda and type(tensor) in (nn.Parameter, Tensor)
+
+
 def straight(name: str, tensor: Tensor) -> Op | None:
-    """The kernel that the op ``name`` would run on ``tensor``: without the dispatcher a call takes half the time.
+    """The kernel that the op ``name`` would run on ``tensor``, to be called without the dispatcher, which takes time.
 
     None where something looks on that must see the op: a compiler, a transform, a mode, a profiler. What it returns may
     be NotImplemented.
     """
-    if not tensor.is_cuda or type(tensor) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling():
+    if not on_gpu(tensor) or torch.compiler.is_compiling():
         return None
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return None

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
-from .launch import launch
+from . import on_gpu
+from .launch import cdiv, launch
 from .update import move, on_device, pace
 
 # parameter, gradient, three averages, counter, number of elements
@@ -105,14 +106,9 @@ def takes(tensor: Tensor) -> bool:
     return on_gpu(tensor) and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
-def on_gpu(tensor: Tensor) -> bool:
-    """Whether a tensor lies on a GPU and is no subclass, whose address may not be its elements'."""
-    return tensor.is_cuda and type(tensor) in (nn.Parameter, Tensor)
-
-
 def programs(n: int) -> int:
     """Of a job of ``n`` elements; one at least, which counts the step."""
-    return max(min(-(-n // BLOCK), PROGRAMS), 1)
+    return max(min(cdiv(n, BLOCK), PROGRAMS), 1)
 
 
 def foreach_update_(jobs: Sequence[Job], lr: Tensor, hyper: tuple[float, ...], rule: str) -> None:

@@ -1,4 +1,4 @@
-"""Launching a kernel at a fraction of what Triton's own launch costs on the host.
+"""Launching a kernel with less work on the host than Triton's own launch.
 
 ``kernel[grid](...)`` works out at each call what to specialize on, and prints the options into a key. A step of small
 batches is bound by that, so the compiled kernel is remembered here by what Triton specializes on: dtype and alignment
@@ -73,7 +73,7 @@ def specialization(argument: Any) -> Any:
 
 
 def cdiv(a: int, b: int) -> int:
-    """``a / b``, rounded up; Triton's takes as long as a launch."""
+    """``a / b``, rounded up; Triton's is made for kernels, and slow on the host."""
     return -(-a // b)
 
 
