@@ -110,3 +110,91 @@ class OnGPU5(torch.Tensor):
 def test_tensors_of_two_devices_are_refused(kernel):
     with pytest.raises(ValueError, match=r"a tensor is on .* but must be on cpu"):
         launch(kernel, (1,), torch.zeros(4), torch.zeros(4).as_subclass(OnGPU5), W=1, T=1)
+
+
+class Calls:
+    """A call of two launches that can be planned: ``given`` goes into a scratch, and with ``known`` and ``own`` on."""
+
+    def __init__(self, kernel):
+        self.kernel, self.plans, self.bodies, self.own = kernel, {}, 0, torch.zeros(8)
+
+    def __call__(self, given, known, n=32):
+        def body():
+            self.bodies += 1
+            between = module.scratch(given, 3, n, dtype=torch.float64)
+            launch(self.kernel, (n,), given, n, W=1, T=2)
+            launch(self.kernel, (7,), between, known, W=1, T=2)
+            launch(self.kernel, (7,), self.own, known, W=1, T=2)
+
+        module.planned(self.plans, (n, given.dtype), (known, None), (given,), body)
+
+
+def test_a_planned_call_is_worked_out_once(kernel, monkeypatch):
+    call, known = Calls(kernel), torch.zeros(16)
+    call(torch.zeros(64), known)
+    kernel.launched.clear()
+    made, fresh = torch.ones(64), []
+    new_empty = torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda *args, **options: fresh.append(new_empty(*args, **options)) or fresh[-1]
+    )
+    call(made, known)
+    assert call.bodies == 1
+    (scratch,) = fresh
+    assert scratch.shape == (3, 32) and scratch.dtype == torch.float64
+    first, second, third = kernel.launched
+    assert first == ((32, 1, 1), (made.data_ptr(), 32, 1, 2))
+    assert second == ((7, 1, 1), (scratch.data_ptr(), known.data_ptr(), 1, 2))
+    assert third == ((7, 1, 1), (call.own.data_ptr(), known.data_ptr(), 1, 2))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"given": torch.zeros(64, dtype=torch.int64)},
+        {"given": torch.zeros(65)[1:]},  # not aligned to 16 bytes: never planned
+        {"known": torch.zeros(16)},
+        {"n": 48},
+    ],
+)
+def test_another_call_is_worked_out_anew(kernel, other):
+    call, options = Calls(kernel), {"given": torch.zeros(64), "known": torch.zeros(16), "n": 32}
+    call(**options)
+    call(**options | other)
+    call(**options)
+    assert call.bodies == 2
+
+
+def test_what_a_plan_alone_holds_lives_as_long_as_it(kernel):
+    call = Calls(kernel)
+    known, given = torch.zeros(16), torch.zeros(64)
+    call(given, known)
+    (plan,) = call.plans.values()
+    assert [tensor is call.own for tensor in plan.kept] == [True] and not plan.known and not plan.changing
+
+
+def test_plans_do_not_grow_without_bound(kernel, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PLANS", 3)
+    call, known, given = Calls(kernel), torch.zeros(16), torch.zeros(64)
+    for n in range(2, 10):
+        call(given, known, n)
+    assert len(call.plans) <= 3 and call.bodies == 8
+
+
+def test_a_call_that_fails_is_not_planned(kernel):
+    plans, given = {}, torch.zeros(64)
+
+    def body():
+        launch(kernel, (1,), given, 3, W=1, T=2)
+        raise MemoryError
+
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            module.planned(plans, (), (), (given,), body)
+    assert not plans and module._recording.plan is None
+
+
+def test_a_view_of_what_changes_is_refused(kernel):
+    given = torch.zeros(64)
+    with pytest.raises(AssertionError, match="a view would go stale"):
+        module.planned({}, (), (), (given,), lambda: launch(kernel, (1,), given[4:], 3, W=1, T=2))

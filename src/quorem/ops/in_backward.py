@@ -85,16 +85,33 @@ def collector(weight: Tensor) -> InBackward | None:
 
 
 @outside_the_graph
-def collected(out: Tensor, weight: Tensor, op: str, before: tuple[Any, ...], after: Any = (), **options: Any) -> Tensor:
-    """``out``, read from ``weight`` by ``op``, such that its gradient goes to the weight's collector."""
+def collected(
+    out: Tensor | Callable[[], Tensor],
+    weight: Tensor,
+    op: str,
+    before: tuple[Any, ...],
+    after: tuple[Tensor, ...] = (),
+    **options: Any,
+) -> Tensor:
+    """What ``op`` read from ``weight``, such that its gradient goes to the weight's collector.
+
+    Args:
+        out: the vectors, or a function that reads them, if nothing but ``weight`` gets a gradient.
+        weight: whose ``in_backward`` is set.
+        op: as in ``Read``, with the rest.
+        before: what comes before the weight.
+        after: what comes after it.
+        options: by name.
+    """
     return _Collected.apply(weight, out, collector(weight), op, before, after, options)
 
 
 class _Collected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, out: Tensor, *read: Any) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, out: Any, *read: Any) -> Tensor:
         ctx.read, ctx.version = read, weight._version
-        return out.view_as(out)
+        vectors: Tensor = out.view_as(out) if isinstance(out, Tensor) else out()
+        return vectors
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,4 +120,4 @@ class _Collected(torch.autograd.Function):
         to, op, before, after, options = ctx.read
         before = (*before, grad) if op == "rows" else (grad, *before)
         to.collect(Read(op, before, after, options), ctx.version)
-        return None, grad, *[None] * 5
+        return None, grad if ctx.needs_input_grad[1] else None, None, None, None, None, None

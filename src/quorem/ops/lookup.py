@@ -7,6 +7,7 @@ zeros and no gradient, and ``Tables.on_invalid_id`` decides what is said about i
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def lookup(
         torch.ops.quorem.count_invalid_(ids, None, invalid, *integers)
         invalid = None
     if in_backward.collector(weight) is not None:
-        return _lookup_in_backward(ids, weight, *integers, names=names, invalid=invalid)
+        read = partial(_read, ids, weight, *integers, names=names, invalid=invalid)
+        return in_backward.collected(read, weight, "lookup", (ids,), integers)
     if not _differentiated(weight):
         return _read(ids, weight, *integers, names=names, invalid=invalid)
     return _Lookup.apply(ids, weight, *integers, names, sparse, invalid)
@@ -109,12 +111,6 @@ def gather(rows: Tensor, weight: Tensor, sparse: bool = False) -> Tensor:
     if in_backward.collector(weight) is not None:
         return in_backward.collected(F.embedding(rows, weight.detach()), weight, "rows", (rows,))
     return F.embedding(rows, weight, sparse=sparse)
-
-
-@in_backward.outside_the_graph
-def _lookup_in_backward(ids: Tensor, weight: Tensor, *integers: Tensor, names: str, invalid: Tensor | None) -> Tensor:
-    out = _read(ids, weight.detach(), *integers, names=names, invalid=invalid)
-    return in_backward.collected(out, weight, "lookup", (ids,), integers)
 
 
 @in_backward.outside_the_graph

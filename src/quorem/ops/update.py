@@ -139,9 +139,9 @@ def apply_(
     name = f"{read.op}_update_"
     inputs = (*read.before, weight, ledger.lr.tensor, ledger.state, *read.after)
     options = ledger.options | read.options | {"clip_value": clip_value, "loss_scale": loss_scale}
-    with torch.no_grad():
-        kernel = gpu.straight(name, weight)
-        if kernel is None or kernel(*inputs, **options) is NotImplemented:
+    kernel = gpu.straight(name, weight)
+    if kernel is None or kernel(*inputs, **options) is NotImplemented:
+        with torch.no_grad():
             getattr(torch.ops.quorem, name)(*inputs, **options)
     torch.autograd.graph.increment_version(weight)
 
@@ -151,13 +151,12 @@ def catch_up_(ids: Tensor, offsets: Tensor | None, weight: Tensor, *integers: Te
     ledger: Ledger | None = getattr(weight, "ledger", None)
     if ledger is None:
         return
-    # .data: the rows that a live graph has read are up to date and do not change, so its weight has not either.
-    with torch.no_grad():
-        target = (weight.data, ledger.state, *integers)
-        if offsets is None:
-            torch.ops.quorem.lookup_catch_up_(ids, *target, **ledger.options)
-        else:
-            torch.ops.quorem.bag_catch_up_(ids, offsets, *target, **ledger.options)
+    name, read = ("lookup_catch_up_", (ids,)) if offsets is None else ("bag_catch_up_", (ids, offsets))
+    kernel = gpu.straight(name, weight)
+    if kernel is None or kernel(*read, weight, ledger.state, *integers, **ledger.options) is NotImplemented:
+        # .data: the rows that a live graph has read are up to date and do not change, so its weight has not either.
+        with torch.no_grad():
+            getattr(torch.ops.quorem, name)(*read, weight.data, ledger.state, *integers, **ledger.options)
 
 
 def flush_(weight: Tensor) -> None:

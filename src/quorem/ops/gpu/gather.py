@@ -12,8 +12,9 @@ A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Ids are ``
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 import triton
@@ -24,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import layout
 from ..reference import accumulator
 from .index import base_of, feature_of, is_valid, operation_of, part_at, pitch_of, row_of, slot_at
-from .launch import cdiv, launch, power_of_2
+from .launch import Plan, cdiv, launch, power_of_2, scratch
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 UNCLAIMED = 2**31 - 1
@@ -54,18 +55,30 @@ class Places:
     longest: int  # most places of a pair, copies aside
 
 
-_layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parts -> (the layout on the host, Places by batch)
+@dataclass
+class Host:
+    """A layout on the host, and what follows from it."""
+
+    slots: Tensor
+    parts: Tensor
+    spans: Tensor
+    places: dict[tuple[int, bool], Places] = field(default_factory=dict)
+    plans: dict[Any, Plan] = field(default_factory=dict)
+
+
+_layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parts -> Host
 _claims: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weight -> int32 [rows]: the ids that claimed some rows
 
 
 def places_of(reads: int, jagged: bool, *integers: Tensor) -> Places:
-    """The places for a batch of ``reads`` ids: of each feature, or of all together if jagged.
+    """The places for a batch of up to ``reads`` ids: of each feature, or of all together if jagged.
 
     Cached, so that only the first step of a layout and batch size waits for the GPU.
     """
-    slots, parts, spans, cache = _on_host(*integers)
-    found = cache.get((reads, jagged))
+    host = on_host(*integers)
+    found = host.places.get((reads, jagged))
     if found is None:
+        slots, parts, spans = host.slots, host.parts, host.spans
         device = integers[1].device
         rows = torch.where(parts[..., layout.BASE] >= 0, parts[..., layout.SIZE], 0).flatten()
         claimed = rows > reads
@@ -95,7 +108,7 @@ def places_of(reads: int, jagged: bool, *integers: Tensor) -> Places:
             passes.append(Pass(begin, end - begin, claimers.to(device), len(claimers), places, origin, span))
             marks[claimers] = 1 + origin
         table = torch.stack([first, count, copies, marks], 1)
-        found = cache[reads, jagged] = Places(table.to(device), passes, int(count.max()))
+        found = host.places[reads, jagged] = Places(table.to(device), passes, int(count.max()))
     return found
 
 
@@ -113,15 +126,26 @@ def boundaries(lengths: Tensor, parts: int) -> list[int]:
 
 def one_row_each(*integers: Tensor) -> bool:
     """Whether every table's row is one row of the weight."""
-    return bool((_on_host(*integers)[1][..., layout.PITCH] == 1).all())
+    return bool((on_host(*integers).parts[..., layout.PITCH] == 1).all())
 
 
-def _on_host(*integers: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[tuple[int, bool], Places]]:
+def on_host(*integers: Tensor) -> Host:
+    """What is known of a layout without asking the GPU."""
     slots, parts, _, spans = integers
-    found = _layouts.get(parts)
+    found: Host | None = _layouts.get(parts)
     if found is None:
-        found = _layouts[parts] = (slots.cpu(), parts.cpu(), spans.cpu(), {})
+        found = _layouts[parts] = Host(slots.cpu(), parts.cpu(), spans.cpu())
     return found
+
+
+def bucket(reads: int) -> int:
+    """At least ``reads``, of which there are eight for each power of two: jagged batches differ, and share places.
+
+    >>> [bucket(n) for n in (5, 16, 17, 1000, 1025)]
+    [5, 16, 18, 1024, 1152]
+    """
+    step = max(1, power_of_2(reads) // 16)
+    return cdiv(reads, step) * step
 
 
 def claims_of(weight: Tensor, rows: int) -> Tensor:
@@ -295,12 +319,13 @@ def gather(
     """
     slots, parts, maps, _ = integers
     jagged = offsets is not None
-    batch, reads, (num_slots, k, _) = grad.shape[0], ids.shape[0], parts.shape
+    batch, (num_slots, k, _) = grad.shape[0], parts.shape
+    reads = bucket(ids.shape[0]) if jagged else batch
     places = places_of(reads, jagged, *integers)
     claims = claims_of(weight, max(now.rows for now in places.passes))
     width = weight.shape[1]
     most = max(now.places for now in places.passes)
-    sums = weight.new_empty(most, width, dtype=accumulator(weight))
+    sums = scratch(weight, most, width, dtype=accumulator(weight))
     stride = 1 if jagged else ids.stride(0)
     columns = min(power_of_2(width), 64)
     block = max(16, min(64, 512 // columns))

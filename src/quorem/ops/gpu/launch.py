@@ -1,12 +1,17 @@
-"""Launching a kernel with less work on the host than Triton's own launch.
+"""Launching kernels with less work on the host than Triton's own launch.
 
 ``kernel[grid](...)`` works out at each call what to specialize on, and prints the options into a key. A step of small
 batches is bound by that, so the compiled kernel is remembered here by what Triton specializes on: dtype and alignment
 of a tensor; size, divisibility by 16 and equality to 1 of an integer; constants as they are. It is then run with plain
 addresses, as Triton itself runs it.
+
+A call that comes again and again, such as a training step, is remembered as a whole: ``planned`` makes its launches
+again with other addresses, without the code that worked them out.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +19,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+MOST_PLANS = 256  # of one owner; with more, it starts anew
 
 
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
@@ -43,18 +49,128 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
         values.append(value)
     key = (id(kernel), device, num_warps, *constants.values(), *kinds)
     found = _compiled.get(key)
+    sizes = (*grid, 1, 1)[:3]
     if found is not None:
         stream = torch._C._cuda_getCurrentRawStream(device)
-        head = (*(*grid, 1, 1)[:3], stream, found.function, found.packed_metadata, None, None, None)
-        found.run(*head, *values, *constants.values())
-        return None
-    names = kernel.arg_names[len(arguments) :]
-    if tuple(constants) != tuple(names):
-        raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
-    made = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
-    if isinstance(kernel, JITFunction):  # in Triton's interpreter nothing is compiled
-        _compiled[key] = made
+        found.run(*sizes, stream, found.function, found.packed_metadata, None, None, None, *values, *constants.values())
+    else:
+        names = kernel.arg_names[len(arguments) :]
+        if tuple(constants) != tuple(names):
+            raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
+        found = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
+        if not isinstance(kernel, JITFunction):  # in Triton's interpreter nothing is compiled
+            return None
+        _compiled[key] = found
+    if _recording.plan is not None:
+        after = (found.function, found.packed_metadata, None, None, None)
+        _recording.plan.note(found.run, sizes, after, arguments, values, constants)
     return None
+
+
+@dataclass
+class Plan:
+    """The launches of a call, and which of their addresses change from call to call.
+
+    Args:
+        known: tensors whose addresses the plan's key holds.
+        changing: tensors whose addresses change: first those that are given, then the call's own scratch.
+    """
+
+    known: Sequence[Tensor | None]
+    changing: list[Tensor]
+    scratch: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    launches: list[tuple[Any, ...]] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)  # what else is read, which nobody else may hold
+
+    def note(
+        self,
+        run: Any,
+        sizes: tuple[int, ...],
+        after: tuple[Any, ...],
+        arguments: Sequence[Any],
+        values: list[Any],
+        constants: dict[str, Any],
+    ) -> None:
+        """Remember a launch that was made."""
+        patches = []
+        for position, argument in enumerate(arguments):
+            if isinstance(argument, Tensor):
+                which = [n for n, tensor in enumerate(self.changing) if tensor is argument]
+                patches += [(len(after) + position, n) for n in which]
+                if not which and not any(argument is tensor for tensor in self.known):
+                    home = argument.untyped_storage().data_ptr()
+                    assert all(home != t.untyped_storage().data_ptr() for t in self.changing), "a view would go stale"
+                    self.kept.append(argument)
+        self.launches.append((run, sizes, [*after, *values, *constants.values()], patches))
+
+    def again(self, device: int, given: Sequence[Tensor], addresses: list[int]) -> None:
+        """Make the launches again."""
+        held = [given[0].new_empty(size, dtype=dtype) for size, dtype in self.scratch]
+        addresses += [tensor.data_ptr() for tensor in held]
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        for run, sizes, values, patches in self.launches:
+            values = values.copy()  # another thread may be here too
+            for position, which in patches:
+                values[position] = addresses[which]
+            run(*sizes, stream, *values)
+
+
+class _Recording(threading.local):
+    plan: Plan | None = None
+
+
+_recording = _Recording()
+
+
+def planned(
+    plans: dict[Any, Plan],
+    key: tuple[Hashable, ...],
+    known: Sequence[Tensor | None],
+    given: Sequence[Tensor],
+    body: Callable[[], None],
+) -> None:
+    """``body()``, or the launches it made when it was last called with the same key.
+
+    Args:
+        plans: those of one owner: an object that ``body`` reads on the host takes its plans with it.
+        key: all that the launches depend on, addresses aside.
+        known: tensors that stay where they are, so that their addresses are part of the key.
+        given: tensors on one device whose addresses change from call to call. Others that ``body`` launches with are
+            its own ``scratch``, or kept as long as the plan.
+        body: does nothing but launch.
+    """
+    addresses, unaligned = [], 0
+    for tensor in given:
+        address = tensor.data_ptr()
+        addresses.append(address)
+        unaligned |= address
+    device = given[0].get_device()
+    if unaligned & 15 or (device >= 0 and device != torch.cuda.current_device()):
+        return body()
+    at = (*key, *[tensor if tensor is None else tensor.data_ptr() for tensor in known])
+    plan = plans.get(at)
+    if plan is not None:
+        return plan.again(device, given, addresses)
+    _recording.plan = plan = Plan(known, list(given))
+    try:
+        body()
+    finally:
+        _recording.plan = None
+    if plan.launches:
+        plan.known, plan.changing = (), []
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plans[at] = plan
+    return None
+
+
+def scratch(like: Tensor, *size: int, dtype: torch.dtype) -> Tensor:
+    """Uninitialized memory on the device of ``like``, for one call."""
+    new = like.new_empty(size, dtype=dtype)
+    if _recording.plan is not None:
+        _recording.plan.changing.append(new)
+        _recording.plan.scratch.append((size, dtype))
+    return new
 
 
 def specialization(argument: Any) -> Any:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from .gather import TYPES, gather, read_ids, rows_and_sums
 from .index import feature_of, is_valid, limit_of, operation_of, part_at, row_of, slot_at
-from .launch import cdiv, launch, power_of_2
+from .launch import Plan, cdiv, launch, planned, power_of_2
+
+_plans: dict[Any, Plan] = {}
 
 
 @triton.jit
@@ -112,14 +114,20 @@ def lookup_counting(ids: Tensor, weight: Tensor, *rest: Any, names: str = "") ->
     ids = ids if ids.stride(-1) == 1 else ids.contiguous()
     batch, num_slots, width = ids.shape[0], slots.shape[0], weight.shape[1]
     out = weight.new_empty(batch, num_slots, width)
-    if out.numel():
+    if not out.numel():
+        return out
+    k, stride = parts.shape[1], ids.stride(0)
+
+    def launches() -> None:
         block, columns, warps = tile(width)
         launch(
             lookup_kernel, (cdiv(batch, block) * num_slots,),
-            ids, weight, out, invalid, slots, parts, maps, spans, batch, ids.stride(0), num_slots,
-            W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None,
-            num_warps=warps,
+            ids, weight, out, invalid, slots, parts, maps, spans, batch, stride, num_slots,
+            W=width, K=k, T=block, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None, num_warps=warps,
         )  # fmt: skip
+
+    key = (batch, stride, num_slots, width, k, ids.dtype, weight.dtype)
+    planned(_plans, key, (weight, slots, parts, maps, spans, invalid), (ids, out), launches)
     return out
 
 

@@ -4,13 +4,17 @@
 the present step takes its missed steps; the lookup is another launch, so all its reads see the row up to date.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .gather import TYPES, read_ids
 from .index import base_of, is_valid, part_at, row_of, slot_at
-from .launch import cdiv, launch, power_of_2
+from .launch import Plan, cdiv, launch, planned, power_of_2
+
+_plans: dict[Any, Plan] = {}
 
 
 @triton.jit
@@ -155,10 +159,18 @@ def catch_up_(
     block = max(1, min(64, 1024 // columns))
     reading = cdiv(reads, block) * num_slots * k
     turn = cdiv(2 * num_rows, history)
-    launch(
-        catch_up_kernel, (reading + cdiv(turn, block),),
-        ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, moments, hyper, slots, parts,
-        maps, batch, 1 if jagged else ids.stride(0), num_rows, history, turn, reading,
-        W=width, S=num_slots, K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
-        JAGGED=jagged, AMSGRAD=len(averages) == 3, CLOSED=len(moments) > 0, num_warps=2,
-    )  # fmt: skip
+    stride = 1 if jagged else ids.stride(0)
+
+    def launches() -> None:
+        launch(
+            catch_up_kernel, (reading + cdiv(turn, block),),
+            ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, moments, hyper, slots, parts,
+            maps, batch, stride, num_rows, history, turn, reading,
+            W=width, S=num_slots, K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
+            JAGGED=jagged, AMSGRAD=len(averages) == 3, CLOSED=len(moments) > 0, num_warps=2,
+        )  # fmt: skip
+
+    types = (ids.dtype, weight.dtype, None if offsets is None else offsets.dtype)
+    key = (batch, stride, num_rows, history, turn, reading, width, num_slots, k, len(state), len(moments), *types)
+    given = (ids,) if offsets is None else (ids, offsets)
+    planned(_plans, key, (weight, *state, hyper, slots, parts, maps), given, launches)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .. import rules
 from . import replay
-from .gather import TYPES, gather, one_row_each, rows_and_sums, run_of
-from .launch import cdiv, launch, power_of_2
+from .gather import TYPES, bucket, gather, on_host, one_row_each, rows_and_sums, run_of
+from .launch import cdiv, launch, planned, power_of_2
 from .replay import power
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
@@ -149,25 +149,39 @@ def bag_update_(
     averages = state[: len(state) - 4] if adam else state[:1]
     last, step = (state[-4], state[-3]) if adam else (None, state[1] if state else None)
     constants = on_device(tuple(hyper), weight.device)
-    if grad.numel() and ids.numel():
-        grad, ids, counted = grad.contiguous(), ids.contiguous(), None if adam else step
-        width, jagged = weight.shape[1], offsets is not None
+    if not grad.numel() or not ids.numel():
+        if adam:
+            replay.advance_(lr, state, constants, len(averages) == 3, int(hyper[3]))
+        elif step is not None:
+            step += 1
+        return None
+    grad, ids, batch = grad.contiguous(), ids.contiguous(), grad.shape[0]
+    jagged, clipped = offsets is not None, clip_value is not None
+
+    def launches() -> None:
+        width = weight.shape[1]
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
-        passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=counted)
+        passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=None if adam else step)
         for sums, claims, places, now in passes:
             launch(
                 update_kernel, (now.pairs, cdiv(places.longest, block)),
                 ids, offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
-                constants, loss_scale, clip_value or 0.0, slots, parts, maps, grad.shape[0],
+                constants, loss_scale, clip_value or 0.0, slots, parts, maps, batch,
                 1 if jagged else ids.shape[1], now.first, W=width, K=parts.shape[1], T=block, C=columns,
-                ACC=TYPES[weight.dtype], JAGGED=jagged, RULE=rule, CLIPPED=clip_value is not None,
-                SCALED=loss_scale is not None, num_warps=4,
+                ACC=TYPES[weight.dtype], JAGGED=jagged, RULE=rule, CLIPPED=clipped, SCALED=loss_scale is not None,
+                num_warps=4,
             )  # fmt: skip
-    elif step is not None and not adam:
-        step += 1
-    if adam:
-        replay.advance_(lr, state, constants, len(averages) == 3, int(hyper[3]))
+        if adam:
+            replay.advance_(lr, state, constants, len(averages) == 3, int(hyper[3]))
+
+    reads = bucket(ids.shape[0]) if jagged else ids.shape[1]
+    types = (weight.dtype, grad.dtype, ids.dtype, None if offsets is None else offsets.dtype, sample_weights is None)
+    key = (rule, *hyper, clip_value, mean, batch, reads, weight.shape[1], *types)
+    given = [tensor for tensor in (grad, ids, offsets, sample_weights) if tensor is not None]
+    known = (weight, lr, *state, loss_scale, slots, parts, maps)
+    planned(on_host(*integers).plans, key, known, given, launches)
+    return None
 
 
 def lookup_catch_up_(ids: Tensor, weight: Tensor, state: list[Tensor], *integers: Tensor, **options: Any) -> Any:
