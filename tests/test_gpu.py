@@ -120,3 +120,34 @@ def test_deterministic_mode_gives_the_same_bits_twice() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("rule", [optim.Adagrad, optim.AMSGrad])
+def test_what_is_remembered_of_steps_is_of_their_tensors(rule: type) -> None:
+    """Other optimizers, batch sizes and modules, whose tensors may lie where freed ones lay, start afresh."""
+    module = collection()
+    start = module.weight.detach().clone()
+    ids = [batch(b) for b in (200, 64, 200, 64, 7)]
+
+    def trained() -> Tensor:
+        with torch.no_grad():
+            module.weight.copy_(start)
+        optimizer = optim.apply_in_backward(module, rule, lr=0.05)
+        for rows in ids * 3:
+            module(rows).square().sum().backward()
+        optimizer.flush()
+        optimizer.remove()
+        module.zero_grad()
+        return module.weight.detach().clone()
+
+    first = trained()
+    for _ in range(3):
+        torch.testing.assert_close(trained(), first, rtol=1e-4, atol=1e-5)
+    other = collection()
+    with torch.no_grad():
+        other.weight.copy_(start)
+        for mine, theirs in zip(other.parameters(), module.parameters(), strict=True):
+            if mine is not other.weight:
+                mine.copy_(theirs)
+    module = other
+    torch.testing.assert_close(trained(), first, rtol=1e-4, atol=1e-5)

@@ -78,7 +78,7 @@ class FusedStep:
             ValueError: if shapes do not fit.
         """
         from ..ops.gpu.dense import Pass
-        from ..ops.gpu.update import on_device
+        from ..ops.gpu.replay import on_device
 
         check_inputs(dense, vectors, self.model.num_dense, self.model.embedding_dims)
         if labels.shape != dense.shape[:1]:

@@ -108,20 +108,24 @@ def summed(root: Tensor, since: Tensor, times: Times, hyper: list[float], amsgra
 def closed(root: Tensor, since: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> Tensor:
     """``missed``, by two nodes with the first four moments of the terms."""
     _, _, moments = times
-    total, *rest = moments[since % len(moments)].unbind(1)
+    a, d, b, e = nodes(moments[since % len(moments)], since, hyper, amsgrad).to(root.dtype)[..., None].unbind(1)
+    return a * d / (root + hyper[2] * d) + b * e / (root + hyper[2] * e)
+
+
+def nodes(moments: Tensor, since: Tensor, hyper: list[float], amsgrad: bool) -> Tensor:
+    """Two terms ``(a, d)`` that have the ``moments`` ``[N, 4]`` of the terms after ``since``; ``[N, 4]``."""
+    total, *rest = moments.unbind(1)
     mean, second, third = (torch.where(total > 0, moment / total, 0) for moment in rest)
     variance = (second - mean**2).clamp(min=0)
     apart = variance > 1e-14  # else rounding is all there is to see, and one node is exact
     skew = torch.where(apart, (third - 3 * mean * second + 2 * mean**3) / (2 * variance), 0)
     reach = torch.where(apart, (variance + skew**2).sqrt(), 1)
     scale = _scale(since, hyper, amsgrad)
-    out = torch.zeros_like(root)
+    both = []
     for sign in (1, -1):
-        a = total * (reach - sign * skew) / (2 * reach)
-        d = scale * (1 + mean + torch.where(apart, skew + sign * reach, 0))
-        a, d = a.to(root.dtype)[:, None], d.to(root.dtype)[:, None]
-        out += a * d / (root + hyper[2] * d)
-    return out
+        both.append(total * (reach - sign * skew) / (2 * reach))
+        both.append(scale * (1 + mean + torch.where(apart, skew + sign * reach, 0)))
+    return torch.stack(both, 1)
 
 
 def _terms(

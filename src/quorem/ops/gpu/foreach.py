@@ -13,7 +13,8 @@ from torch import Tensor
 
 from . import on_gpu
 from .launch import cdiv, launch
-from .update import move, on_device, pace
+from .replay import on_device
+from .update import move, pace
 
 # parameter, gradient, three averages, counter, number of elements
 Job = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]

@@ -4,8 +4,11 @@ A program handles one slot, so the integers of the layout are scalars and their 
 fewer than 2^31 ids without a permutation, nearly all, take 32-bit divisions; the others take 64-bit ones.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 
 # The columns of ``slots`` and ``parts``, which ``ops.layout`` explains. Functions, not constants: Triton compares every
 # global constant that a kernel uses at each launch.
@@ -122,3 +125,16 @@ def row_of(ids, slot, part, maps):
             bucket = ((ids.to(tl.int64) * multiplier + shift) % limit) // stride
             bucket = bucket % size
     return base + bucket * pitch_of(part), base >= 0
+
+
+@triton.jit
+def read_ids(ids, offsets, n, slot, B, id_stride, JAGGED: tl.constexpr):
+    """The n-th ids that a slot reads, -1 past the last, and their places: in the batch, or among all jagged ids."""
+    feature = feature_of(slot)
+    if JAGGED:
+        place = tl.load(offsets + feature * B) + n
+        i = tl.load(ids + place, mask=place < tl.load(offsets + (feature + 1) * B), other=-1)
+    else:
+        place = n
+        i = tl.load(ids + n * id_stride + feature, mask=n < B, other=-1)
+    return i, place

@@ -7,51 +7,81 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gather import TYPES, gather, read_ids, rows_and_sums
-from .index import feature_of, is_valid, limit_of, operation_of, part_at, row_of, slot_at
-from .launch import Plan, cdiv, launch, planned, power_of_2
-
-_plans: dict[Any, Plan] = {}
-
-
-@triton.jit
-def composed(i, valid, weight, slot, part, maps, columns, W: tl.constexpr, K: tl.constexpr, ACC: tl.constexpr):
-    """The composed vectors ``[T, C]`` of ids through one slot, zeros where an id is not valid."""
-    mask = valid[:, None] & (columns < W)[None, :]
-    mult = operation_of(slot) == 1
-    row, _ = row_of(i, slot, part, maps)
-    x = tl.load(weight + row[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
-    for k in tl.static_range(1, K):
-        row, used = row_of(i, slot, part_at(part, k), maps)
-        y = tl.load(weight + row[:, None] * W + columns[None, :], mask=mask & used, other=0).to(ACC)
-        x = tl.where(used & mult, x * y, x + y)
-    return x
+from .gather import gather, rows_and_sums
+from .host import on_host
+from .index import TYPES, limit_of, read_ids, slot_at
+from .launch import cdiv, launch, planned, power_of_2
 
 
 @triton.jit
 def lookup_kernel(
-    ids, weight, out, invalid, slots, parts, maps, spans, B, id_stride, S,
+    ids, weight, out, invalid, table, maps, B, id_stride, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, COUNT: tl.constexpr,
+    PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr, PITCHED: tl.constexpr, MAPPED: tl.constexpr,
+    MULT: tl.constexpr,
 ):  # fmt: skip
-    """T ids of one slot: K rows each, combined in ACC, W columns written C at a time.
+    """T vectors that follow each other in the output, of one slot after another: K rows each, combined in ACC.
 
-    With COUNT, the first slot of a feature adds the number of its ids outside the table to ``invalid``.
+    ``table`` and what kinds of slots there are come from ``Host``; PLAIN means also that ids lie as vectors do. With
+    COUNT, the first slot of a feature adds the number of its ids outside the table to ``invalid``.
     """
-    s = tl.program_id(0) % S
-    n = (tl.program_id(0) // S).to(tl.int64) * T + tl.arange(0, T)
-    slot = slot_at(slots, s)
-    i = tl.load(ids + n * id_stride + feature_of(slot), mask=n < B, other=-1)
-    valid = is_valid(i, slot)
+    begin = tl.program_id(0).to(tl.int64) * T
+    turn = (begin % S).to(tl.int32) + tl.arange(0, T)
+    slot = table + turn % S
+    at = begin + tl.arange(0, T)
+    inside = at < tl.full((), 1, tl.int64) * B * S
+    if not PLAIN:
+        at = (begin // S + turn // S) * id_stride + tl.load(slot)
+    i = tl.load(ids + at, mask=inside, other=-1)
+    limit = tl.load(slot + 2 * S)
+    valid = (i >= 0) & (i < limit)
     if COUNT:
-        bad = tl.sum(((n < B) & ((i < 0) | (i >= limit_of(slot)))).to(tl.int32))
-        if (bad > 0) & (tl.load(spans + 2 * feature_of(slot)) == s):
+        wrong = inside & (valid == 0)
+        if not PLAIN:
+            wrong = wrong & (tl.load(slot + 6 * S) != 0)
+        bad = tl.sum(wrong.to(tl.int32))
+        if bad > 0:
             tl.atomic_add(invalid, bad.to(tl.int64), sem="relaxed")
-    i = tl.where(valid, i, 0)
+    if PADDED:
+        valid = valid & (i != tl.load(slot + 5 * S))
+    i = tl.where(valid, i, 0).to(table.dtype.element_ty)
+    if PERMUTED:
+        wide = i.to(tl.int64) * tl.load(slot + 3 * S) + tl.load(slot + 4 * S)
+        i = (wide % limit).to(table.dtype.element_ty)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
-        x = composed(i, valid, weight, slot, part_at(parts, s * K), maps, columns, W, K, ACC)
-        place = out + (n * S + s)[:, None] * W + columns[None, :]
-        tl.store(place, x.to(out.dtype.element_ty), mask=(n < B)[:, None] & (columns < W)[None, :])
+        mask = valid[:, None] & (columns < W)[None, :]
+        x = tl.zeros((T, C), ACC)
+        for k in tl.static_range(K):
+            part = slot + (7 + 5 * k) * S
+            base = tl.load(part + 2 * S)
+            row = (unsigned(i) // unsigned(tl.load(part)) % unsigned(tl.load(part + S))).to(table.dtype.element_ty)
+            if MAPPED:
+                start = tl.load(part + 4 * S).to(tl.int64)
+                named = tl.load(maps + start + i, mask=valid & (start >= 0), other=0)
+                row = tl.where(start >= 0, named.to(table.dtype.element_ty), row)
+            if PITCHED:
+                row = row * tl.load(part + 3 * S)
+            here = (base + row).to(tl.int64)
+            used = (base >= 0)[:, None]
+            y = tl.load(weight + here[:, None] * W + columns[None, :], mask=mask & used, other=0).to(ACC)
+            if k == 0:
+                x = y
+            elif MULT == 0:
+                x += y
+            elif MULT == 1:
+                x = tl.where(used, x * y, x)
+            else:
+                x = tl.where(used & (tl.load(slot + S) == 1)[:, None], x * y, x + y)
+        place = out + (begin + tl.arange(0, T))[:, None] * W + columns[None, :]
+        x = x.to(out.dtype.element_ty)
+        tl.store(place, x, mask=inside[:, None] & (columns < W)[None, :], eviction_policy="evict_first")
+
+
+@triton.jit
+def unsigned(x):
+    """Unsigned integers of the same size, whose divisions are shorter."""
+    return x.to(tl.uint32) if x.dtype == tl.int32 else x.to(tl.uint64)
 
 
 @triton.jit
@@ -97,12 +127,6 @@ def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, *integers
         )  # fmt: skip
 
 
-def tile(width: int) -> tuple[int, int, int]:
-    """Ids and columns of a program, and its warps: one warp up to 64 columns measured fastest on an H200."""
-    columns = min(power_of_2(width), 128)
-    return 32, columns, 1 if columns <= 64 else 2
-
-
 def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str = "") -> Tensor:
     """``reference.lookup`` in one launch."""
     return lookup_counting(ids, weight, *integers, None, names=names)
@@ -116,18 +140,19 @@ def lookup_counting(ids: Tensor, weight: Tensor, *rest: Any, names: str = "") ->
     out = weight.new_empty(batch, num_slots, width)
     if not out.numel():
         return out
-    k, stride = parts.shape[1], ids.stride(0)
+    k, stride, host = parts.shape[1], ids.stride(0), on_host(slots, parts, maps, spans)
 
     def launches() -> None:
-        block, columns, warps = tile(width)
+        columns = min(power_of_2(width), 128)
+        kinds = host.kinds if stride == num_slots else host.kinds | {"PLAIN": False}
         launch(
-            lookup_kernel, (cdiv(batch, block) * num_slots,),
-            ids, weight, out, invalid, slots, parts, maps, spans, batch, stride, num_slots,
-            W=width, K=k, T=block, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None, num_warps=warps,
+            lookup_kernel, (cdiv(batch * num_slots, 32),),
+            ids, weight, out, invalid, host.table, maps, batch, stride, num_slots,
+            W=width, K=k, T=32, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None, **kinds, num_warps=1,
         )  # fmt: skip
 
-    key = (batch, stride, num_slots, width, k, ids.dtype, weight.dtype)
-    planned(_plans, key, (weight, slots, parts, maps, spans, invalid), (ids, out), launches)
+    key = (batch, stride, width, ids.dtype, weight.dtype)
+    planned(host.plans, key, (weight, maps, invalid), (ids, out), launches)
     return out
 
 

@@ -4,31 +4,87 @@
 the present step takes its missed steps; the lookup is another launch, so all its reads see the row up to date.
 """
 
+import math
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gather import TYPES, read_ids
-from .index import base_of, is_valid, part_at, row_of, slot_at
+from .. import replay as plain
+from .host import PerTensor
+from .index import TYPES, base_of, is_valid, part_at, read_ids, row_of, slot_at
 from .launch import Plan, cdiv, launch, planned, power_of_2
 
 _plans: dict[Any, Plan] = {}
 
 
-@triton.jit
-def power(base, exponent):
-    """``base ** exponent`` in float64; anything to the 0 is one."""
-    return tl.where(exponent == 0, 1.0, tl.exp2(tl.log2(base) * exponent))
+_nodes = PerTensor()  # of ``moments``
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of ``ops.replay`` with what a kernel needs to advance them; empty for a rule that has none."""
+
+    tensors: tuple[Tensor | None, ...] = (None,) * 6  # lr, step, lrs, moments, nodes, hyper
+    history: int = 1
+    constants: dict[str, Any] = field(default_factory=lambda: {"WINDOW": 1, "AMSGRAD": False, "CLOSED": False})
+
+
+def times_of(lr: Tensor, state: list[Tensor], hyper: list[float], rule: str) -> Times:
+    """The times in the ``state`` of a rule."""
+    amsgrad, (step, lrs, moments) = rule == "amsgrad", state[-3:]
+    tensors = (lr, step, lrs, moments, nodes_of(state, hyper, amsgrad), on_device(tuple(hyper), lr.device))
+    window = power_of_2(max(int(hyper[3]), 1))
+    return Times(tensors, len(lrs), {"WINDOW": window, "AMSGRAD": amsgrad, "CLOSED": len(moments) > 0})
+
+
+def nodes_of(state: list[Tensor], hyper: list[float], amsgrad: bool) -> Tensor | None:
+    """``ops.replay.nodes`` of each of the last H steps, float32 ``[H, 4]``: ``advance`` keeps them as the moments are.
+
+    They are worked out anew where somebody else has changed the moments.
+    """
+    step, _, moments = state[-3:]
+    if not len(moments):
+        return None
+    found: tuple[int, Tensor] | None = _nodes.get(moments)
+    if found is None or found[0] != moments._version:
+        entry = torch.arange(len(moments), device=moments.device)
+        since = (step - (step - entry) % len(moments)).clamp(min=0)
+        values = plain.nodes(moments, since, hyper, amsgrad).float()
+        if found is not None:  # a plan or a CUDA graph may hold its address
+            values = found[1].copy_(values)
+        found = _nodes.set(moments, (moments._version, values))
+    return found[1]
+
+
+@cache
+def on_device(hyper: tuple[float, ...], device: torch.device) -> Tensor:
+    """A rule's constants in float64, which a kernel's scalar arguments would round to float32.
+
+    The logarithms of Adam's and AMSGrad's betas are at 5 and 6.
+    """
+    if len(hyper) >= 3:
+        logs = (math.log2(beta) if beta else -math.inf for beta in hyper[:2])
+        hyper = (*hyper, *(0.0,) * (5 - len(hyper)), *logs)
+    return torch.tensor(hyper or (0.0,), dtype=torch.float64, device=device)
 
 
 @triton.jit
-def first_root(since, beta2, AMSGRAD: tl.constexpr):
+def power(log, exponent):
+    """A number to the ``exponent`` in float64, by its logarithm of base 2; anything to the 0 is one."""
+    return tl.where(exponent == 0, 1.0, tl.exp2(log * exponent))
+
+
+@triton.jit
+def first_root(since, hyper, AMSGRAD: tl.constexpr):
     """d_1."""
-    d = tl.sqrt(1 - power(beta2, since + 1))
+    d = tl.sqrt(1 - power(tl.load(hyper + 6), since + 1))
     if not AMSGRAD:
-        d = d / tl.sqrt(beta2)
+        d = d / tl.sqrt(tl.load(hyper + 1))
     return d
 
 
@@ -41,7 +97,7 @@ def term(a, d, root, eps):
 
 @triton.jit
 def catch_up_kernel(
-    ids, offsets, weight, exp_avg, exp_avg_sq, root_sq, last, step, lrs, moments, hyper, slots, parts, maps,
+    ids, offsets, weight, exp_avg, exp_avg_sq, root_sq, last, step, lrs, nodes, hyper, slots, parts, maps,
     B, id_stride, R, H, turn, reading,
     W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
@@ -67,7 +123,7 @@ def catch_up_kernel(
         behind = due & (raised < now)
         since = tl.where(behind, raised, 1).to(tl.int64)
         gap = tl.where(behind, now - since, 0)
-        beta1, beta2, eps = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
+        eps, log1, log2 = tl.load(hyper + 2), tl.load(hyper + 5), tl.load(hyper + 6)
         columns = tl.arange(0, C)
         mask = behind[:, None] & (columns < W)[None, :]
         here = row[:, None] * W + columns[None, :]
@@ -76,78 +132,91 @@ def catch_up_kernel(
         slow = behind
         if CLOSED:
             slow = behind & (since.to(tl.float64) < tl.load(hyper + 4))
-            at = moments + (since % H) * 4
-            mass = tl.load(at, mask=behind, other=0)
-            safe = tl.where(mass > 0, mass, 1)
-            mean = tl.load(at + 1, mask=behind, other=0) / safe
-            second = tl.load(at + 2, mask=behind, other=0) / safe
-            third = tl.load(at + 3, mask=behind, other=0) / safe
-            variance = tl.maximum(second - mean * mean, 0)
-            apart = variance > 1e-14  # else rounding is all there is to see, and one node is exact
-            skew = (third - 3 * mean * second + 2 * mean * mean * mean) / (2 * tl.where(apart, variance, 1))
-            half = tl.where(apart, skew, 0)
-            reach = tl.where(apart, tl.sqrt(variance + half * half), 1)
-            scale = first_root(since, beta2, AMSGRAD)
-            upper = scale * (1 + mean + tl.where(apart, half + reach, 0))
-            lower = scale * (1 + mean + tl.where(apart, half - reach, 0))
-            total += term(mass * (reach - half) / (2 * reach), upper, root, eps)
-            total += term(mass * (reach + half) / (2 * reach), lower, root, eps)
+            at = nodes + (since % H) * 4
+            for node in tl.static_range(2):
+                mass = tl.load(at + 2 * node, mask=behind, other=0)
+                total += term(mass, tl.load(at + 2 * node + 1, mask=behind, other=1), root, eps)
             total = tl.where(slow[:, None], 0, total)
         most = tl.minimum(tl.max(tl.where(slow, gap, 0)), tl.load(hyper + 3).to(tl.int64))
         for j in range(1, most + 1):
             t = since + j
-            a = tl.load(lrs + t % H, mask=slow & (j <= gap), other=0) * power(beta1, j) / (1 - power(beta1, t))
-            d = tl.sqrt(1 - power(beta2, t))
+            a = tl.load(lrs + t % H, mask=slow & (j <= gap), other=0) * power(log1, j) / (1 - power(log1, t))
+            d = tl.sqrt(1 - power(log2, t))
             if not AMSGRAD:
-                d = d * tl.exp2(-0.5 * j * tl.log2(beta2))
+                d = d * tl.exp2(-0.5 * j * log2)
             total += term(a, d, root, eps)
         m = tl.load(exp_avg + here, mask=mask, other=0)
         w = tl.load(weight + here, mask=mask, other=0).to(ACC) - m * total
-        v = tl.load(exp_avg_sq + here, mask=mask, other=0) * power(beta2, gap).to(ACC)[:, None]
+        v = tl.load(exp_avg_sq + here, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
         tl.debug_barrier()  # AMSGrad aside, root_sq is exp_avg_sq
         tl.store(weight + here, w.to(weight.dtype.element_ty), mask=mask)
-        tl.store(exp_avg + here, m * power(beta1, gap).to(ACC)[:, None], mask=mask)
+        tl.store(exp_avg + here, m * power(log1, gap).to(ACC)[:, None], mask=mask)
         tl.store(exp_avg_sq + here, v, mask=mask)
 
 
 @triton.jit
-def advance_kernel(lr, step, lrs, moments, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr):
-    """Enter one more step into the times: its learning rate, and its term into the moments of the steps before it."""
+def advance(
+    lr, step, lrs, moments, nodes, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
+):  # fmt: skip
+    """Enter one more step into the times: its learning rate, and its term into the moments of the steps before it,
+    whose nodes follow."""
     now = tl.load(step) + 1
     rate = tl.load(lr)
-    beta1, beta2 = tl.load(hyper), tl.load(hyper + 1)
     if CLOSED:
+        log1, log2 = tl.load(hyper + 5), tl.load(hyper + 6)
         j = 1 + tl.arange(0, WINDOW)
         since = now - j
         valid = (since >= 0) & (j <= tl.load(hyper + 3).to(tl.int64))
         since = tl.where(valid, since, 0)
-        a = rate * power(beta1, j) / (1 - power(beta1, now))
-        d = tl.sqrt(1 - power(beta2, now))
+        a = rate * power(log1, j) / (1 - power(log1, now))
+        d = tl.sqrt(1 - power(log2, now))
         if not AMSGRAD:
-            d = d * tl.exp2(-0.5 * j * tl.log2(beta2))
-        u = d / first_root(since, beta2, AMSGRAD) - 1
+            d = d * tl.exp2(-0.5 * j * log2)
+        scale = first_root(since, hyper, AMSGRAD)
+        u = d / scale - 1
         at = moments + (since % H) * 4
+        mass = tl.load(at, mask=valid, other=0) + a
+        first = tl.load(at + 1, mask=valid, other=0) + a * u
+        second = tl.load(at + 2, mask=valid, other=0) + a * u * u
+        third = tl.load(at + 3, mask=valid, other=0) + a * u * u * u
+        tl.store(at, mass, mask=valid)
+        tl.store(at + 1, first, mask=valid)
+        tl.store(at + 2, second, mask=valid)
+        tl.store(at + 3, third, mask=valid)
+        safe = tl.where(mass > 0, mass, 1)
+        mean, second, third = first / safe, second / safe, third / safe
+        variance = tl.maximum(second - mean * mean, 0)
+        apart = variance > 1e-14  # else rounding is all there is to see, and one node is exact
+        skew = (third - 3 * mean * second + 2 * mean * mean * mean) / (2 * tl.where(apart, variance, 1))
+        half = tl.where(apart, skew, 0)
+        reach = tl.where(apart, tl.sqrt(variance + half * half), 1)
+        to = nodes + (since % H) * 4
+        tl.store(to, (mass * (reach - half) / (2 * reach)).to(tl.float32), mask=valid)
+        tl.store(to + 1, (scale * (1 + mean + tl.where(apart, half + reach, 0))).to(tl.float32), mask=valid)
+        tl.store(to + 2, (mass * (reach + half) / (2 * reach)).to(tl.float32), mask=valid)
+        tl.store(to + 3, (scale * (1 + mean + tl.where(apart, half - reach, 0))).to(tl.float32), mask=valid)
         for order in tl.static_range(4):
-            tl.store(at + order, tl.load(at + order, mask=valid, other=0) + a, mask=valid)
-            a = a * u
             tl.store(moments + (now % H) * 4 + order, 0.0)
     tl.debug_barrier()
     tl.store(lrs + now % H, rate)
     tl.store(step, now)
 
 
-def advance_(lr: Tensor, state: list[Tensor], hyper: Tensor, amsgrad: bool, window: int) -> None:
-    """``ops.replay.advance_`` in one launch."""
-    step, lrs, moments = state[-3:]
-    launch(
-        advance_kernel, (1,),
-        lr, step, lrs, moments, hyper, len(lrs),
-        WINDOW=power_of_2(max(window, 1)), AMSGRAD=amsgrad, CLOSED=len(moments) > 0,
-    )  # fmt: skip
+@triton.jit
+def advance_kernel(
+    lr, step, lrs, moments, nodes, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
+):  # fmt: skip
+    """One program: ``advance`` alone."""
+    advance(lr, step, lrs, moments, nodes, hyper, H, WINDOW, AMSGRAD, CLOSED)
+
+
+def advance_(times: Times) -> None:
+    """``ops.replay.advance_`` in one launch, where there is no gradient."""
+    launch(advance_kernel, (1,), *times.tensors, times.history, **times.constants)
 
 
 def catch_up_(
-    ids: Tensor, offsets: Tensor | None, weight: Tensor, state: list[Tensor], hyper: Tensor, *integers: Tensor
+    ids: Tensor, offsets: Tensor | None, weight: Tensor, state: list[Tensor], hyper: list[float], *integers: Tensor
 ) -> None:
     """``ops.update``'s catch-up of the rows that ``ids`` read, and of the rows whose turn it is."""
     slots, parts, maps, spans = integers
@@ -160,12 +229,13 @@ def catch_up_(
     reading = cdiv(reads, block) * num_slots * k
     turn = cdiv(2 * num_rows, history)
     stride = 1 if jagged else ids.stride(0)
+    constants, nodes = on_device(tuple(hyper), weight.device), nodes_of(state, hyper, len(averages) == 3)
 
     def launches() -> None:
         launch(
             catch_up_kernel, (reading + cdiv(turn, block),),
-            ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, moments, hyper, slots, parts,
-            maps, batch, stride, num_rows, history, turn, reading,
+            ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, nodes, constants, slots,
+            parts, maps, batch, stride, num_rows, history, turn, reading,
             W=width, S=num_slots, K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
             JAGGED=jagged, AMSGRAD=len(averages) == 3, CLOSED=len(moments) > 0, num_warps=2,
         )  # fmt: skip
@@ -173,4 +243,4 @@ def catch_up_(
     types = (ids.dtype, weight.dtype, None if offsets is None else offsets.dtype)
     key = (batch, stride, num_rows, history, turn, reading, width, num_slots, k, len(state), len(moments), *types)
     given = (ids,) if offsets is None else (ids, offsets)
-    planned(_plans, key, (weight, *state, hyper, slots, parts, maps), given, launches)
+    planned(_plans, key, (weight, *state, nodes, constants, slots, parts, maps), given, launches)

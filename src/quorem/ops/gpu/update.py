@@ -3,7 +3,6 @@
 ``ops.update`` lists the state and the constants of each rule; ``ops.rules`` is the plain version.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,9 +12,12 @@ from torch import Tensor
 
 from .. import rules
 from . import replay
-from .gather import TYPES, bucket, gather, on_host, one_row_each, rows_and_sums, run_of
+from .gather import gather, rows_and_sums, run_of
+from .host import on_host
+from .index import TYPES
 from .launch import cdiv, launch, planned, power_of_2
-from .replay import power
+from .places import bucket
+from .replay import on_device, power
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
 WIDEST = 512  # columns a program holds at a time
@@ -29,8 +31,8 @@ def pace(lr, t, hyper, RULE: tl.constexpr):
     if RULE == "adagrad":
         rate = rate / (1 + (t - 1).to(tl.float64) * tl.load(hyper))
     elif RULE == "adam" or RULE == "amsgrad":
-        rate = rate / (1 - power(tl.load(hyper), t))
-        root = tl.sqrt(1 - power(tl.load(hyper + 1), t))
+        rate = rate / (1 - power(tl.load(hyper + 5), t))
+        root = tl.sqrt(1 - power(tl.load(hyper + 6), t))
     return rate, root
 
 
@@ -75,7 +77,7 @@ def update_kernel(
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
     RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """T places of one pair: the rule, on their rows. Adagrad's ``step`` counts this step already, Adam's does not."""
+    """T places of one pair: the rule, on their rows. ``step`` counts this step already."""
     pair = first_pair + tl.program_id(0)
     if tl.program_id(1) * T < run_of(places, pair)[1]:
         row, active, g = rows_and_sums(
@@ -105,16 +107,10 @@ def update_kernel(
             if RULE == "adagrad":
                 t = tl.load(step)
             elif RULE == "adam" or RULE == "amsgrad":
-                t = tl.load(step) + 1
+                t = tl.load(step)
                 tl.store(last + row, t.to(tl.int32), mask=active)
             rate, root = pace(lr, t, hyper, RULE)
             move(weight, state0, state1, state2, here, mask, g, rate, root, hyper, RULE, ACC)
-
-
-@cache
-def on_device(hyper: tuple[float, ...], device: torch.device) -> Tensor:
-    """A rule's constants in float64, which a kernel's scalar arguments would round to float32."""
-    return torch.tensor(hyper or (0.0,), dtype=torch.float64, device=device)
 
 
 def lookup_update_(
@@ -143,15 +139,16 @@ def bag_update_(
     slots, parts, maps, _ = integers
     if rule not in RULES or weight.shape[1] > WIDEST or torch.are_deterministic_algorithms_enabled():
         return NotImplemented
-    if rule == "rowwise_adagrad" and not one_row_each(*integers):
+    host = on_host(*integers)
+    if rule == "rowwise_adagrad" and host.kinds["PITCHED"]:
         return NotImplemented
     adam = rule in rules.OWING
     averages = state[: len(state) - 4] if adam else state[:1]
     last, step = (state[-4], state[-3]) if adam else (None, state[1] if state else None)
-    constants = on_device(tuple(hyper), weight.device)
+    times = replay.times_of(lr, state, hyper, rule) if adam else None
     if not grad.numel() or not ids.numel():
-        if adam:
-            replay.advance_(lr, state, constants, len(averages) == 3, int(hyper[3]))
+        if times is not None:
+            replay.advance_(times)
         elif step is not None:
             step += 1
         return None
@@ -162,7 +159,9 @@ def bag_update_(
         width = weight.shape[1]
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
-        passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=None if adam else step)
+        constants = on_device(tuple(hyper), weight.device)
+        counted = None if adam else step
+        passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=counted, times=times)
         for sums, claims, places, now in passes:
             launch(
                 update_kernel, (now.pairs, cdiv(places.longest, block)),
@@ -172,15 +171,13 @@ def bag_update_(
                 ACC=TYPES[weight.dtype], JAGGED=jagged, RULE=rule, CLIPPED=clipped, SCALED=loss_scale is not None,
                 num_warps=4,
             )  # fmt: skip
-        if adam:
-            replay.advance_(lr, state, constants, len(averages) == 3, int(hyper[3]))
 
     reads = bucket(ids.shape[0]) if jagged else ids.shape[1]
     types = (weight.dtype, grad.dtype, ids.dtype, None if offsets is None else offsets.dtype, sample_weights is None)
     key = (rule, *hyper, clip_value, mean, batch, reads, weight.shape[1], *types)
     given = [tensor for tensor in (grad, ids, offsets, sample_weights) if tensor is not None]
-    known = (weight, lr, *state, loss_scale, slots, parts, maps)
-    planned(on_host(*integers).plans, key, known, given, launches)
+    known = (weight, lr, *state, loss_scale, slots, parts, maps, *(times.tensors if times is not None else ()))
+    planned(host.plans, key, known, given, launches)
     return None
 
 
@@ -201,5 +198,4 @@ def bag_catch_up_(
     """``ops.update.bag_catch_up_`` fused, or ``lookup_catch_up_`` without offsets."""
     if weight.shape[1] > WIDEST:
         return NotImplemented
-    constants = on_device(tuple(hyper), weight.device)
-    return replay.catch_up_(ids.contiguous(), offsets, weight, state, constants, *integers)
+    return replay.catch_up_(ids.contiguous(), offsets, weight, state, hyper, *integers)
