@@ -138,7 +138,7 @@ def apply_(
     (read,) = reads
     name = f"{read.op}_update_"
     inputs = (*read.before, weight, ledger.lr.tensor, ledger.state, *read.after)
-    options = ledger.options | read.options | {"clip_value": clip_value, "loss_scale": loss_scale}
+    options = {**read.options, **ledger.options, "clip_value": clip_value, "loss_scale": loss_scale}
     kernel = gpu.straight(name, weight)
     if kernel is None or kernel(*inputs, **options) is NotImplemented:
         with torch.no_grad():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
@@ -33,7 +34,7 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
         constants: ``tl.constexpr`` arguments, in the order in which the kernel names them.
     """
     device = arguments[0].get_device()
-    if device >= 0 and device != torch.cuda.current_device():  # Triton looks at the current device alone
+    if device >= 0 and device != torch._C._cuda_getDevice():  # Triton looks at the current device alone
         with torch.cuda.device(device):
             return launch(kernel, grid, *arguments, num_warps=num_warps, **constants)
     values, kinds = [], []
@@ -62,9 +63,22 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
             return None
         _compiled[key] = found
     if _recording.plan is not None:
-        after = (found.function, found.packed_metadata, None, None, None)
-        _recording.plan.note(found.run, sizes, after, arguments, values, constants)
+        _recording.plan.note(*_entry(found), sizes, arguments, values, constants)
     return None
+
+
+def _entry(found: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What runs a compiled kernel, and what it takes between the stream and the kernel's arguments.
+
+    Triton 3.6's launcher first looks for scratch memory that these kernels do not have; what it calls then is taken
+    straight away.
+    """
+    run, after = found.run, (found.function, found.packed_metadata, None, None, None)
+    scratch = getattr(run, "global_scratch_size", 1), getattr(run, "profile_scratch_size", 1)
+    if triton.__version__.startswith("3.6.") and scratch == (0, 0):
+        flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return run.launch, (after[0], *flags, *after[1:])
+    return run, after
 
 
 @dataclass
@@ -85,8 +99,8 @@ class Plan:
     def note(
         self,
         run: Any,
-        sizes: tuple[int, ...],
         after: tuple[Any, ...],
+        sizes: tuple[int, ...],
         arguments: Sequence[Any],
         values: list[Any],
         constants: dict[str, Any],
@@ -145,7 +159,7 @@ def planned(
         addresses.append(address)
         unaligned |= address
     device = given[0].get_device()
-    if unaligned & 15 or (device >= 0 and device != torch.cuda.current_device()):
+    if unaligned & 15 or (device >= 0 and device != torch._C._cuda_getDevice()):
         return body()
     at = (*key, *[tensor if tensor is None else tensor.data_ptr() for tensor in known])
     plan = plans.get(at)
