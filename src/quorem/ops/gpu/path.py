@@ -21,6 +21,7 @@ from .index import base_of, feature_of, is_valid, part_at, row_of, slot_at
 from .launch import cdiv, launch, power_of_2
 
 MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # of a feature; columns of a vector; units of the hidden layer
+SMALL_BATCH = 4096  # whose blocks are smaller, to fill the GPU
 LARGEST_TILE = 4096  # of the one-hot matrix
 
 
@@ -212,10 +213,11 @@ def path(
             networks, JP=sizes["JP"], T=tile, ALONE=alone, num_warps=4 if tile <= 128 else 8,
         )  # fmt: skip
         w1, b1, w2, b2 = layers if len(layers) == 4 else (None, None, *layers)
+        block, warps = (32, 2) if b <= SMALL_BATCH else (64, 4)
         launch(
-            path_kernel, _grid(vectors, members, networks, 64),
+            path_kernel, _grid(vectors, members, networks, block),
             vectors, w1, b1, w2, b2, out, counts, lists, parts, columns, b, vectors.shape[1], members, networks,
-            **sizes, T=64, HIDDEN=len(layers) == 4, SIGMOID=activation == "sigmoid",
+            **sizes, T=block, HIDDEN=len(layers) == 4, SIGMOID=activation == "sigmoid", num_warps=warps,
         )  # fmt: skip
     return out, counts, lists
 
