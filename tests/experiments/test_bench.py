@@ -1,6 +1,7 @@
 """The benchmark: its providers compute the same, its numbers are what they say, and it is silent on wrong kernels."""
 
 import dataclasses
+import importlib.util
 import math
 import re
 import shlex
@@ -343,3 +344,14 @@ def test_results_tell_where_they_come_from():
 
 def test_bench_measures_the_features_of_the_paper():
     assert len(CARDINALITIES) == 26 and run.CARDINALITIES == CARDINALITIES
+
+
+def test_an_eager_step_is_measured_on_either_thread():
+    """``benchmarks/eager.py`` sets autograd's switch for a step, and leaves it as it was."""
+    spec = importlib.util.spec_from_file_location("eager", ROOT / "benchmarks" / "eager.py")
+    eager = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(eager)
+    seen = []
+    for multithreaded in eager.THREADS.values():
+        eager.on_thread(lambda: seen.append(torch._C._is_multithreading_enabled()), multithreaded)()
+    assert seen == [True, False] and torch._C._is_multithreading_enabled()
