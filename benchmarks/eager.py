@@ -40,11 +40,11 @@ def measured(dim: int, how: str, batch: int, device: torch.device) -> list[dict[
     calls = {}
     for provider in PROVIDERS:
         contender = run.build(provider, "QR(4)", "adagrad", CARDINALITIES, dim, device)
-        steps = [run._operation("step", contender, rows) for rows in ids]
+        steps = [run.operation("step", contender, rows) for rows in ids]
         for thread, multithreaded in THREADS.items():
             for step in steps:
                 on_thread(step, multithreaded)()
-            call = run._rotation([on_thread(step, multithreaded) for step in steps])
+            call = run.rotation([on_thread(step, multithreaded) for step in steps])
             calls[provider, thread] = measure.Call(provider, call)
     measure.time_in_turns(list(calls.values()), device, measure.EFFORTS[device.type])
     rows = []

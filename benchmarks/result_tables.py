@@ -13,6 +13,7 @@ from quorem.experiments.bench import report
 from quorem.models.fused import LARGEST_BATCH
 
 RESULTS = Path(__file__).parent / "results"
+EAGER = [(16, "zipf"), (64, "zipf"), (128, "zipf"), (16, "uniform")]  # width and ids of the eager steps at B = 2048
 
 
 def results(name: str) -> dict[str, Any]:
@@ -75,9 +76,6 @@ def bench_targets() -> str:
 
 def _in_graph(r: report.Row) -> bool:
     return bool(r.graph) and (r.provider, r.ids) == ("fused", "zipf")
-
-
-EAGER = [(16, "zipf"), (64, "zipf"), (128, "zipf"), (16, "uniform")]
 
 
 def eager_setting(dim: int, ids: str) -> str:

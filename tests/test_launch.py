@@ -196,5 +196,29 @@ def test_a_call_that_fails_is_not_planned(kernel):
 
 def test_a_view_of_what_changes_is_refused(kernel):
     given = torch.zeros(64)
-    with pytest.raises(AssertionError, match="a view would go stale"):
+    with pytest.raises(ValueError, match="is a view of a tensor whose address changes"):
         module.planned({}, (), (), (given,), lambda: launch(kernel, (1,), given[4:], 3, W=1, T=2))
+
+
+def test_tensors_of_two_devices_are_refused_after_a_plan_as_well(kernel):
+    plans, x, y = {}, torch.zeros(64), torch.zeros(64)
+
+    def call(first, second):
+        module.planned(plans, (), (), (first, second), lambda: launch(kernel, (1,), first, second, W=1, T=2))
+
+    call(x, y)
+    with pytest.raises(ValueError, match=r"a tensor is on .* but must be on cpu"):
+        call(x, torch.zeros(64).as_subclass(OnGPU5))
+
+
+def test_one_tensor_in_two_places_is_not_planned(kernel):
+    """Else it could not be told which of the two addresses goes where."""
+    plans, x, y = {}, torch.zeros(64), torch.zeros(64)
+
+    def call(first, second):
+        module.planned(plans, (), (), (first, second), lambda: launch(kernel, (1,), first, second, W=1, T=2))
+
+    call(x, x)
+    for _ in range(2):
+        call(x, y)
+    assert kernel.launched[-1][1][:2] == (x.data_ptr(), y.data_ptr())

@@ -19,6 +19,7 @@ from quorem.ops.gpu import bag as gpu_bag
 from quorem.ops.gpu import gather, host, places
 from quorem.ops.gpu import lookup as gpu_lookup
 from quorem.ops.gpu import path as gpu_path
+from quorem.ops.gpu import replay as gpu_replay
 from quorem.ops.gpu import update as gpu_update
 
 CUDA = torch.cuda.is_available()
@@ -156,11 +157,35 @@ def test_jagged_batches_share_places() -> None:
         assert (places.claims_of(weight, 0) == places.UNCLAIMED).all()
 
 
+def test_the_default_device_does_not_matter() -> None:
+    module = collection(4, torch.float32)
+    ids, weight, ints, grad = batch(module, 5), module.weight.detach(), integers(module), gradient(module, 5)
+    (values, offsets), bags = jagged(module, 5), gradient(module, 5)
+    with torch.device("meta"):
+        gpu_lookup.lookup(ids, weight, *ints)
+        gpu_lookup.lookup_backward(grad, ids, weight, *ints)
+        gpu_bag.bag_backward(bags, values, offsets, None, weight, *ints, mean=False)
+
+
+def test_nodes_made_in_inference_mode_can_be_made_anew() -> None:
+    module = collection(3, torch.float32)
+    ids, weight, ints = batch(module, 5), module.weight.detach().clone(), integers(module)
+    state, hyper = ledger("amsgrad", weight)
+    lr, options = torch.tensor(0.1, dtype=torch.float64, device=DEVICE), {"rule": "amsgrad", "hyper": hyper}
+    with torch.inference_mode():
+        gpu_update.lookup_catch_up_(ids, weight, state, *ints, **options)
+    replay.advance_(lr, tuple(state[-3:]), hyper, True)
+    gpu_update.lookup_update_(gradient(module, 5), ids, weight, lr, state, *ints, **options)
+    nodes = gpu_replay.nodes_of(state, hyper, True)
+    since = torch.arange(2, device=DEVICE)
+    assert_close(nodes[:2], replay.nodes(state[-1][:2], since, hyper, True), torch.float32, "nodes")
+
+
 @pytest.mark.parametrize("number", [2, 9])
 def test_passes_give_what_one_gives(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = collection(16, torch.float32)
     ids, weight, ints, grad = batch(module, 9), module.weight.detach(), integers(module), gradient(module, 9)
-    divided = places.divided(host.on_host(*ints), 9, False, number)
+    divided = places.divided(host.on_host(*ints), 9, False, number, 64)
     monkeypatch.setattr(gather, "places_of", lambda *args: divided)
     passes = divided.passes
     assert 1 < len(passes) <= number and sum(now.pairs for now in passes) == ints[1].shape[:2].numel()

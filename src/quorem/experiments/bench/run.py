@@ -166,13 +166,13 @@ def _calls(
     """Provider, whether in a graph, what to time, and peak memory; all have run once on each batch."""
     calls = []
     for provider, contender in contenders.items():
-        runs = [_operation(group.mode, contender, batch) for batch in ids]
+        runs = [operation(group.mode, contender, batch) for batch in ids]
         try:
             for run in runs:
                 run()
             cuda = ids[0].is_cuda
             peak = measure.peak_extra_bytes(runs[0]) if cuda and group.mode != "forward" else None
-            calls.append((provider, False, measure.Call(provider, _rotation(runs)), peak))
+            calls.append((provider, False, measure.Call(provider, rotation(runs)), peak))
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             _say_skipped(provider, group, error, say, f" at B = {len(ids[0])}")
             _free(ids[0].device)
@@ -187,7 +187,8 @@ def _calls(
     return calls
 
 
-def _rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+def rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """A call that takes ``runs`` in turn, one each time."""
     turn = -1
 
     def run() -> None:
@@ -198,7 +199,7 @@ def _rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     return run
 
 
-def _operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]:
+def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]:
     """What one call does: a lookup, a training step of the tables, or one of a whole DLRM."""
     module, optimizers = contender.module, contender.optimizers
 

@@ -63,16 +63,16 @@ def claim_kernel(
 @triton.jit
 def gather_kernel(
     grad, ids, offsets, sample_weights, weight, sums, claims, places, step, slots, parts, maps, B, id_stride, S,
-    first_slot, num_slots,
+    first_slot, programs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """T ids (bags, if jagged) of one slot: the gradient of each row read, added to the row's place.
 
-    With EACH, a program has one partition of the slot, else all.
+    With EACH, a program has one partition of the slot, else all; ``programs`` have the same ids.
     """
-    turn = tl.program_id(0) % num_slots
-    chunk = tl.program_id(0) // num_slots
+    turn = tl.program_id(0) % programs
+    chunk = tl.program_id(0) // programs
     own = turn % K
     s = first_slot + (turn // K if EACH else turn)
     if COUNT_STEP and tl.program_id(0) == 0:
@@ -138,11 +138,12 @@ def gather_kernel(
 
 @triton.jit
 def rows_and_sums(
-    ids, offsets, sums, claims, places, pair, slots, parts, maps, B, id_stride,
+    ids, offsets, sums, claims, places, pair, block, slots, parts, maps, B, id_stride,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr,
 ):  # fmt: skip
-    """T places of one pair: their rows, which of them hold a sum, and the sums ``[T, C]``; claims are released."""
-    n = tl.program_id(1).to(tl.int64) * T + tl.arange(0, T)
+    """T places of one pair, the ``block``-th: their rows, which of them hold a sum, and the sums ``[T, C]``; claims are
+    released."""
+    n = block.to(tl.int64) * T + tl.arange(0, T)
     slot = slot_at(slots, pair // K)
     part = part_at(parts, pair)
     first, count, copies, claimed = run_of(places, pair)

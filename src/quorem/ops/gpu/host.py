@@ -26,7 +26,8 @@ class Host:
     slots: Tensor
     parts: Tensor
     spans: Tensor
-    table: Tensor  # on the GPU [7 + 5 K, S]: the layout slot by slot, for kernels that read many slots at a time
+    table: Tensor  # on the GPU [7 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is
+    # the first of its feature, and ``parts``, column by column
     kinds: dict[str, Any]  # what a lookup need not read of the table
     places: dict[Any, Any] = field(default_factory=dict)  # of places.py
     plans: dict[Any, Plan] = field(default_factory=dict)
@@ -67,20 +68,22 @@ def on_host(*integers: Tensor) -> Host:
 
 
 def _read(*integers: Tensor) -> Host:
-    slots, parts, maps, spans = (tensor.cpu() for tensor in integers)
-    first = spans[slots[:, layout.FEATURE], 0] == torch.arange(len(slots))
+    device, mapped = integers[1].device, integers[2].shape[0]
+    slots, parts, spans = (integers[i].cpu() for i in (0, 1, 3))
+    number = torch.arange(len(slots), device="cpu")  # whatever torch's default device
+    first = spans[slots[:, layout.FEATURE], 0] == number
     table = torch.cat([slots.T, first[None], parts.flatten(1).T])
     rows = parts[..., layout.BASE] + parts[..., layout.SIZE] * parts[..., layout.PITCH]
-    if max(int(table.max()), int(rows.max()), maps.shape[0]) < 2**31:
+    if max(int(table.max()), int(rows.max()), mapped) < 2**31:
         table = table.int()
     used = parts[..., layout.BASE] != layout.UNUSED
     operations = slots[used.sum(1) > 1, layout.OPERATION].unique().tolist()
     kinds = {
-        "PLAIN": bool((slots[:, layout.FEATURE] == torch.arange(len(slots))).all()),
+        "PLAIN": bool((slots[:, layout.FEATURE] == number).all()),
         "PADDED": bool((slots[:, layout.PADDING] != layout.NO_PADDING).any()),
         "PERMUTED": bool(((slots[:, layout.MULTIPLIER] != 1) | (slots[:, layout.SHIFT] != 0)).any()),
         "PITCHED": bool((parts[..., layout.PITCH] != 1).any()),
         "MAPPED": bool((parts[..., layout.MAP] != layout.CLOSED_FORM).any()),
         "MULT": -1 if len(operations) > 1 else int(operations == [layout.MULT]),
     }
-    return Host(slots, parts, spans, table.contiguous().to(integers[1].device), kinds)
+    return Host(slots, parts, spans, table.contiguous().to(device), kinds)

@@ -1,6 +1,7 @@
-"""From an id to the row it reads: the index arithmetic that every GPU kernel shares.
+"""From an id to the row it reads: the index arithmetic that the GPU kernels share.
 
-A program handles one slot, so the integers of the layout are scalars and their branches are uniform. Tables of
+A program handles one slot, so the integers of the layout are scalars and their branches are uniform; ``lookup_kernel``,
+whose programs have many, does the same with a vector of each. Tables of
 fewer than 2^31 ids without a permutation, nearly all, take 32-bit divisions; the others take 64-bit ones.
 """
 

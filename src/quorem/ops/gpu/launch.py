@@ -83,18 +83,13 @@ def _entry(found: Any) -> tuple[Any, tuple[Any, ...]]:
 
 @dataclass
 class Plan:
-    """The launches of a call, and which of their addresses change from call to call.
+    """The launches of a call, and which of their addresses change from call to call."""
 
-    Args:
-        known: tensors whose addresses the plan's key holds.
-        changing: tensors whose addresses change: first those that are given, then the call's own scratch.
-    """
-
-    known: Sequence[Tensor | None]
-    changing: list[Tensor]
-    scratch: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
-    launches: list[tuple[Any, ...]] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)  # what else is read, which nobody else may hold
+    known: Sequence[Tensor | None]  # while it is made: those whose addresses the plan's key holds
+    changing: list[Tensor]  # while it is made: those that are given, then the call's own scratch
+    scratch: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)  # its sizes
+    launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, which to put in where
+    kept: list[Tensor] = field(default_factory=list)  # what else is read, which may have no other holder
 
     def note(
         self,
@@ -113,7 +108,8 @@ class Plan:
                 patches += [(len(after) + position, n) for n in which]
                 if not which and not any(argument is tensor for tensor in self.known):
                     home = argument.untyped_storage().data_ptr()
-                    assert all(home != t.untyped_storage().data_ptr() for t in self.changing), "a view would go stale"
+                    if any(home == t.untyped_storage().data_ptr() for t in self.changing):
+                        raise ValueError("an argument is a view of a tensor whose address changes: it would go stale")
                     self.kept.append(argument)
         self.launches.append((run, sizes, [*after, *values, *constants.values()], patches))
 
@@ -153,15 +149,16 @@ def planned(
             its own ``scratch``, or kept as long as the plan.
         body: does nothing but launch.
     """
-    addresses, unaligned = [], 0
+    addresses: list[int] = []
+    device = given[0].get_device()
     for tensor in given:
         address = tensor.data_ptr()
+        if address % 16 or address in addresses or tensor.get_device() != device:
+            return body()
         addresses.append(address)
-        unaligned |= address
-    device = given[0].get_device()
-    if unaligned & 15 or (device >= 0 and device != torch._C._cuda_getDevice()):
+    if device >= 0 and device != torch._C._cuda_getDevice():
         return body()
-    at = (*key, *[tensor if tensor is None else tensor.data_ptr() for tensor in known])
+    at = (device, *key, *[tensor if tensor is None else tensor.data_ptr() for tensor in known])
     plan = plans.get(at)
     if plan is not None:
         return plan.again(device, given, addresses)

@@ -22,8 +22,10 @@ def lookup_kernel(
 ):  # fmt: skip
     """T vectors that follow each other in the output, of one slot after another: K rows each, combined in ACC.
 
-    ``table`` and what kinds of slots there are come from ``Host``; PLAIN means also that ids lie as vectors do. With
-    COUNT, the first slot of a feature adds the number of its ids outside the table to ``invalid``.
+    ``table`` and what kinds of slots there are come from ``Host``: its rows are 0 feature, 1 operation, 2 limit, 3
+    multiplier, 4 shift, 5 padding, 6 first of its feature; from 7 + 5 k on stride, size, base, pitch and map. PLAIN
+    means also that ids lie as vectors do. With COUNT, the first slot of a feature adds the number of its ids outside
+    the table to ``invalid``.
     """
     begin = tl.program_id(0).to(tl.int64) * T
     turn = (begin % S).to(tl.int32) + tl.arange(0, T)
@@ -86,13 +88,14 @@ def unsigned(x):
 
 @triton.jit
 def scatter_kernel(
-    ids, offsets, sums, claims, places, dense, slots, parts, maps, B, id_stride, first_pair,
+    ids, offsets, sums, claims, places, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair: write their sums into the dense gradient."""
-    pair = first_pair + tl.program_id(0)
+    pair = first_pair + tl.program_id(0) % pairs
+    block = tl.program_id(0) // pairs
     row, active, g = rows_and_sums(
-        ids, offsets, sums, claims, places, pair, slots, parts, maps, B, id_stride, W, K, T, C, JAGGED
+        ids, offsets, sums, claims, places, pair, block, slots, parts, maps, B, id_stride, W, K, T, C, JAGGED
     )
     columns = tl.arange(0, C)
     mask = active[:, None] & (columns < W)[None, :]
@@ -151,7 +154,7 @@ def lookup_counting(ids: Tensor, weight: Tensor, *rest: Any, names: str = "") ->
             W=width, K=k, T=32, C=columns, ACC=TYPES[weight.dtype], COUNT=invalid is not None, **kinds, num_warps=1,
         )  # fmt: skip
 
-    key = (batch, stride, width, ids.dtype, weight.dtype)
+    key = ("lookup", batch, stride, width, ids.dtype, weight.dtype)
     planned(host.plans, key, (weight, maps, invalid), (ids, out), launches)
     return out
 
@@ -183,8 +186,8 @@ def dense_gradient(
         passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean)
         for sums, claims, places, now in passes:
             launch(
-                scatter_kernel, (now.pairs, cdiv(places.longest, block)),
+                scatter_kernel, (now.pairs * cdiv(places.longest, block),),
                 ids, offsets, sums, claims, places.table, dense, slots, parts, maps, grad.shape[0],
-                1 if jagged else ids.stride(0), now.first, W=width, K=k, T=block, C=columns, JAGGED=jagged,
+                1 if jagged else ids.stride(0), now.first, now.pairs, W=width, K=k, T=block, C=columns, JAGGED=jagged,
             )  # fmt: skip
     return dense

@@ -63,14 +63,16 @@ def places_of(weight: Tensor, reads: int, jagged: bool, *integers: Tensor) -> Pl
         width, itemsize = weight.shape[1], accumulator(weight).itemsize
         returned = reads * len(host.slots) * width * weight.itemsize
         left = EXTRA * weight.numel() * weight.itemsize - returned
-        numbers = [1] if jagged else range(1, MOST_PASSES + 1)
-        tried = (divided(host, reads, jagged, number, width * itemsize) for number in numbers)
-        fits = (places for places in tried if places.extra_bytes(width * itemsize) <= left)
-        found = host.places[key] = next(fits, None) or divided(host, reads, jagged)
+        one, *more = [1] if jagged else range(1, MOST_PASSES + 1)
+        found = divided(host, reads, jagged, one, width * itemsize)
+        if found.extra_bytes(width * itemsize) > left:
+            tried = (divided(host, reads, jagged, number, width * itemsize) for number in more)
+            found = next((places for places in tried if places.extra_bytes(width * itemsize) <= left), found)
+        host.places[key] = found
     return found
 
 
-def divided(host: Host, reads: int, jagged: bool, number: int = 1, place_bytes: int = 4) -> Places:
+def divided(host: Host, reads: int, jagged: bool, number: int, place_bytes: int) -> Places:
     """The places of a batch in up to ``number`` passes, which need about as much memory each."""
     slots, parts, spans, device = host.slots, host.parts, host.spans, host.table.device
     rows = torch.where(parts[..., layout.BASE] >= 0, parts[..., layout.SIZE], 0).flatten()
@@ -89,8 +91,8 @@ def divided(host: Host, reads: int, jagged: bool, number: int = 1, place_bytes: 
             first[begin:] -= int(first[begin])
     else:  # an id is of one feature, so the claimed places of all features are the same ones
         alone = torch.where(claimed, 0, length)
-        nth_slot = torch.arange(len(slots)) - spans[slots[:, layout.FEATURE], 0]
-        nth = (nth_slot[:, None] * parts.shape[1] + torch.arange(parts.shape[1])).flatten()
+        nth_slot = torch.arange(len(slots), device="cpu") - spans[slots[:, layout.FEATURE], 0]
+        nth = (nth_slot[:, None] * parts.shape[1] + torch.arange(parts.shape[1], device="cpu")).flatten()
         first = torch.where(claimed, alone.sum() + nth * reads, alone.cumsum(0) - alone)
     base, pitch = (parts[..., column].flatten() for column in (layout.BASE, layout.PITCH))
     last, passes, marks = base + (rows - 1) * pitch, [], torch.zeros_like(rows)
@@ -111,7 +113,7 @@ def boundaries(lengths: Tensor, parts: int) -> list[int]:
     ([0, 3, 5], [0, 2, 3])
     """
     ends = lengths.cumsum(0)
-    wanted = torch.arange(1, parts) * int(ends[-1]) / parts
+    wanted = torch.arange(1, parts, device=lengths.device) * int(ends[-1]) / parts
     cuts = torch.searchsorted(ends, wanted.ceil().long()) + 1
     return sorted({0, *cuts.clamp(max=len(lengths)).tolist(), len(lengths)})
 
@@ -131,6 +133,8 @@ def claims_of(weight: Tensor, rows: int) -> Tensor:
     found: list[Tensor] | None = _claims.get(weight)
     if found is None:
         found = _claims.set(weight, [])
+    if found and found[-1].device != weight.device:
+        found.clear()
     if not found or found[-1].shape[0] < rows:  # smaller ones are kept: a CUDA graph may hold their address
         found.append(torch.full((max(rows, 1),), UNCLAIMED, dtype=torch.int32, device=weight.device))
     return found[-1]

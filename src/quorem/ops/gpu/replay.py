@@ -15,12 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import replay as plain
-from .host import PerTensor
+from .host import PerTensor, on_host
 from .index import TYPES, base_of, is_valid, part_at, read_ids, row_of, slot_at
-from .launch import Plan, cdiv, launch, planned, power_of_2
-
-_plans: dict[Any, Plan] = {}
-
+from .launch import cdiv, launch, planned, power_of_2
 
 _nodes = PerTensor()  # of ``moments``
 
@@ -34,9 +31,9 @@ class Times:
     constants: dict[str, Any] = field(default_factory=lambda: {"WINDOW": 1, "AMSGRAD": False, "CLOSED": False})
 
 
-def times_of(lr: Tensor, state: list[Tensor], hyper: list[float], rule: str) -> Times:
+def times_of(lr: Tensor, state: list[Tensor], hyper: list[float], amsgrad: bool) -> Times:
     """The times in the ``state`` of a rule."""
-    amsgrad, (step, lrs, moments) = rule == "amsgrad", state[-3:]
+    step, lrs, moments = state[-3:]
     tensors = (lr, step, lrs, moments, nodes_of(state, hyper, amsgrad), on_device(tuple(hyper), lr.device))
     window = power_of_2(max(int(hyper[3]), 1))
     return Times(tensors, len(lrs), {"WINDOW": window, "AMSGRAD": amsgrad, "CLOSED": len(moments) > 0})
@@ -45,18 +42,22 @@ def times_of(lr: Tensor, state: list[Tensor], hyper: list[float], rule: str) -> 
 def nodes_of(state: list[Tensor], hyper: list[float], amsgrad: bool) -> Tensor | None:
     """``ops.replay.nodes`` of each of the last H steps, float32 ``[H, 4]``: ``advance`` keeps them as the moments are.
 
-    They are worked out anew where somebody else has changed the moments.
+    They are worked out anew where somebody else has changed the moments. Replays of a CUDA graph do not notice that:
+    after such a change, one lookup outside of it has to come first.
     """
     step, _, moments = state[-3:]
     if not len(moments):
         return None
     found: tuple[int, Tensor] | None = _nodes.get(moments)
     if found is None or found[0] != moments._version:
-        entry = torch.arange(len(moments), device=moments.device)
-        since = (step - (step - entry) % len(moments)).clamp(min=0)
-        values = plain.nodes(moments, since, hyper, amsgrad).float()
-        if found is not None:  # a plan or a CUDA graph may hold its address
-            values = found[1].copy_(values)
+        with torch.inference_mode(False), torch.no_grad():
+            entry = torch.arange(len(moments), device=moments.device)
+            since = (step - (step - entry) % len(moments)).clamp(min=0)
+            values = plain.nodes(moments, since, hyper, amsgrad).float()
+            if found is not None:  # a plan or a CUDA graph may hold its address
+                values = found[1].copy_(values)
+        if moments.is_cuda and torch.cuda.is_current_stream_capturing():
+            return values  # not worked out before the graph runs
         found = _nodes.set(moments, (moments._version, values))
     return found[1]
 
@@ -210,8 +211,9 @@ def advance_kernel(
     advance(lr, step, lrs, moments, nodes, hyper, H, WINDOW, AMSGRAD, CLOSED)
 
 
-def advance_(times: Times) -> None:
-    """``ops.replay.advance_`` in one launch, where there is no gradient."""
+def advance_(lr: Tensor, state: list[Tensor], hyper: list[float], amsgrad: bool) -> None:
+    """``ops.replay.advance_`` in one launch; with it the nodes follow, of which the plain version knows nothing."""
+    times = times_of(lr, state, hyper, amsgrad)
     launch(advance_kernel, (1,), *times.tensors, times.history, **times.constants)
 
 
@@ -241,6 +243,6 @@ def catch_up_(
         )  # fmt: skip
 
     types = (ids.dtype, weight.dtype, None if offsets is None else offsets.dtype)
-    key = (batch, stride, num_rows, history, turn, reading, width, num_slots, k, len(state), len(moments), *types)
+    key = ("catch up", batch, stride, reading, history, len(moments), weight.shape, *types)
     given = (ids,) if offsets is None else (ids, offsets)
-    planned(_plans, key, (weight, *state, nodes, constants, slots, parts, maps), given, launches)
+    planned(on_host(*integers).plans, key, (weight, *state, nodes, constants, slots, parts, maps), given, launches)

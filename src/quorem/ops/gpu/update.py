@@ -73,15 +73,16 @@ def move(
 @triton.jit
 def update_kernel(
     ids, offsets, sums, claims, places, weight, lr, state0, state1, state2, last, step, hyper, loss_scale, clip_value,
-    slots, parts, maps, B, id_stride, first_pair,
+    slots, parts, maps, B, id_stride, first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
     RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair: the rule, on their rows. ``step`` counts this step already."""
-    pair = first_pair + tl.program_id(0)
-    if tl.program_id(1) * T < run_of(places, pair)[1]:
+    pair = first_pair + tl.program_id(0) % pairs
+    block = tl.program_id(0) // pairs
+    if block.to(tl.int64) * T < run_of(places, pair)[1]:
         row, active, g = rows_and_sums(
-            ids, offsets, sums, claims, places, pair, slots, parts, maps, B, id_stride, W, K, T, C, JAGGED
+            ids, offsets, sums, claims, places, pair, block, slots, parts, maps, B, id_stride, W, K, T, C, JAGGED
         )
         columns = tl.arange(0, C)
         here = row[:, None] * W + columns[None, :]
@@ -145,10 +146,10 @@ def bag_update_(
     adam = rule in rules.OWING
     averages = state[: len(state) - 4] if adam else state[:1]
     last, step = (state[-4], state[-3]) if adam else (None, state[1] if state else None)
-    times = replay.times_of(lr, state, hyper, rule) if adam else None
+    times = replay.times_of(lr, state, hyper, rule == "amsgrad") if adam else None
     if not grad.numel() or not ids.numel():
         if times is not None:
-            replay.advance_(times)
+            replay.advance_(lr, state, hyper, rule == "amsgrad")
         elif step is not None:
             step += 1
         return None
@@ -164,17 +165,17 @@ def bag_update_(
         passes = gather(grad, ids, offsets, sample_weights, weight, *integers, mean=mean, step=counted, times=times)
         for sums, claims, places, now in passes:
             launch(
-                update_kernel, (now.pairs, cdiv(places.longest, block)),
+                update_kernel, (now.pairs * cdiv(places.longest, block),),
                 ids, offsets, sums, claims, places.table, weight, lr, *(averages + [None] * 3)[:3], last, step,
                 constants, loss_scale, clip_value or 0.0, slots, parts, maps, batch,
-                1 if jagged else ids.shape[1], now.first, W=width, K=parts.shape[1], T=block, C=columns,
+                1 if jagged else ids.shape[1], now.first, now.pairs, W=width, K=parts.shape[1], T=block, C=columns,
                 ACC=TYPES[weight.dtype], JAGGED=jagged, RULE=rule, CLIPPED=clipped, SCALED=loss_scale is not None,
                 num_warps=4,
             )  # fmt: skip
 
-    reads = bucket(ids.shape[0]) if jagged else ids.shape[1]
-    types = (weight.dtype, grad.dtype, ids.dtype, None if offsets is None else offsets.dtype, sample_weights is None)
-    key = (rule, *hyper, clip_value, mean, batch, reads, weight.shape[1], *types)
+    size = bucket(ids.shape[0]) if jagged else ids.shape[1]
+    types = [t if t is None else t.dtype for t in (weight, grad, ids, offsets, sample_weights, loss_scale)]
+    key = ("update", rule, *hyper, clip_value, mean, batch, size, weight.shape[1], *types)
     given = [tensor for tensor in (grad, ids, offsets, sample_weights) if tensor is not None]
     known = (weight, lr, *state, loss_scale, slots, parts, maps, *(times.tensors if times is not None else ()))
     planned(host.plans, key, known, given, launches)
