@@ -3,9 +3,8 @@
     PYTHONPATH=src python3 benchmarks/eager.py --out DIR [--commit SHA]
 
 Writes ``DIR/eager.json``. An eager step of a small batch is bound by the host. PyTorch runs the backward pass on a
-thread of its own for each GPU, so that every step wakes two threads and moves Python's working set from one core to
-another and back; ``torch.autograd.set_multithreading_enabled(False)`` runs it on the thread that calls ``backward``.
-Both are measured, for each provider, in turns on the same batches.
+thread of its own for each GPU; ``torch.autograd.set_multithreading_enabled(False)`` runs it on the thread that calls
+``backward``. Both are measured, for each provider, in turns on the same batches.
 """
 
 import argparse

@@ -42,15 +42,15 @@ def bench_targets() -> str:
         return over.median_us / under.median_us
 
     found: list[tuple[str, float, float | None, float, str]] = []  # what, must, aim, measured, unit
-    for what, mode, batch, dim, must, aim in (
-        ("forward", "forward", 65536, 16, 55, 40),
-        ("forward", "forward", 65536, 64, 160, 125),
-        ("step", "step", 65536, 16, 450, 250),
-        ("step", "step", 65536, 64, 1300, 700),
-        ("step", "step", 128, 16, 25, 15),
-        ("step", "step", 2048, 16, 35, 22),
+    for mode, batch, dim, must, aim in (
+        ("forward", 65536, 16, 55, 40),
+        ("forward", 65536, 64, 160, 125),
+        ("step", 65536, 16, 450, 250),
+        ("step", 65536, 64, 1300, 700),
+        ("step", 128, 16, 25, 15),
+        ("step", 2048, 16, 35, 22),
     ):
-        found.append((f"{what}, B = {batch}, D = {dim}", must, aim, row(mode, batch, dim).median_us, " us"))
+        found.append((f"{mode}, B = {batch}, D = {dim}", must, aim, row(mode, batch, dim).median_us, " us"))
     for mode in ("forward", "step"):
         for batch in (2048, 65536):
             three = [row(mode, batch, scheme=scheme) for scheme in ("GeneralizedQR(3)", "ChineseRemainder(3)")]
@@ -69,8 +69,10 @@ def bench_targets() -> str:
         found.append((what, 25, None, share, "%"))
     lines = [(what, *_outcome(must, aim, got, unit)) for what, must, aim, got, unit in found]
     for dim, ids in EAGER:
-        name = f"eager step, B = 2048{eager_setting(dim, ids)}: times as fast as `fbgemm` on the same tables"
-        lines.append((name, *_outcome(4, 8, eager_ratio(dim, ids, 2048), "x", more=True)))
+        setting = f", D = {dim}" * (dim != 16) + f", {ids} ids" * (ids != "zipf")
+        mine, theirs = (eager_rows(dim, ids, 2048, "engine")[provider]["median_us"] for provider in ("fused", "fbgemm"))
+        name = f"eager step, B = 2048{setting}: times as fast as `fbgemm` on the same tables"
+        lines.append((name, *_outcome(4, 8, theirs / mine, "x", more=True)))
     return markdown(("in a CUDA graph, D = 16 and Zipf ids unless said", "must", "aim", "measured", "reached"), *lines)
 
 
@@ -78,32 +80,22 @@ def _in_graph(r: report.Row) -> bool:
     return bool(r.graph) and (r.provider, r.ids) == ("fused", "zipf")
 
 
-def eager_setting(dim: int, ids: str) -> str:
-    return f", D = {dim}" * (dim != 16) + f", {ids} ids" * (ids != "zipf")
-
-
-def eager_ratio(dim: int, ids: str, batch: int, thread: str = "engine") -> float:
-    """How many times as fast as FBGEMM's an eager step is, by ``eager.json``."""
-    found = results("eager")["rows"]
+def eager_rows(dim: int, ids: str, batch: int, thread: str) -> dict[str, dict[str, Any]]:
+    """The rows of one setting in ``eager.json`` by provider; ``thread`` ran the backward pass."""
     setting = {"dim": dim, "ids": ids, "batch": batch, "thread": thread}
-    us = {r["provider"]: r["median_us"] for r in found if r.items() >= setting.items()}
-    return float(us["fbgemm"] / us["fused"])
+    return {row["provider"]: row for row in results("eager")["rows"] if row.items() >= setting.items()}
 
 
 def eager() -> str:
     """The eager step with the backward pass on either thread."""
-    rows = results("eager")["rows"]
     lines = []
     for thread, where in (("engine", "a thread of its own, the default"), ("caller", "the calling thread")):
         for dim, ids, batch in [(16, "zipf", 128), *((dim, ids, 2048) for dim, ids in EAGER)]:
-            setting = {"dim": dim, "ids": ids, "batch": batch, "thread": thread}
-            mine = {r["provider"]: r for r in rows if r.items() >= setting.items()}
-            cells = [
-                f"{short(r['median_us'])} ({short(r['q20_us'])} to {short(r['q80_us'])})"
-                for r in (mine[p] for p in ("fbgemm", "fused", "fused_trust"))
-            ]
-            ratio = f"{eager_ratio(dim, ids, batch, thread):.2f}x"
-            lines.append((where, f"B = {batch}, D = {dim}, {ids} ids", *cells, ratio))
+            rows = eager_rows(dim, ids, batch, thread)
+            us = {p: [short(row[key]) for key in ("median_us", "q20_us", "q80_us")] for p, row in rows.items()}
+            cells = [f"{us[p][0]} ({us[p][1]} to {us[p][2]})" for p in ("fbgemm", "fused", "fused_trust")]
+            faster = f"{rows['fbgemm']['median_us'] / rows['fused']['median_us']:.2f}x"
+            lines.append((where, f"B = {batch}, D = {dim}, {ids} ids", *cells, faster))
     head = ("backward pass on", "", "`fbgemm`", "`fused`", "`fused_trust`", "`fused` is faster")
     return markdown(head, *lines)
 

@@ -5,6 +5,7 @@ import os
 import hypothesis
 import pytest
 import torch
+from torch import Tensor
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton's functions are defined: the GPU kernels run as Python
@@ -20,3 +21,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def nan_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is NaN, so that an element no kernel wrote shows."""
+    empty_like, new_empty = torch.empty_like, Tensor.new_empty
+
+    def filled(make):  # type: ignore[no-untyped-def]
+        def made(*args, **options):  # type: ignore[no-untyped-def]
+            fresh = make(*args, **options)
+            return fresh.fill_(float("nan")) if fresh.is_floating_point() else fresh
+
+        return made
+
+    monkeypatch.setattr(torch, "empty_like", filled(empty_like))
+    monkeypatch.setattr(Tensor, "new_empty", filled(new_empty))

@@ -36,16 +36,7 @@ RULES: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def nan_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory is NaN, so that an element no kernel wrote shows."""
-    new_empty = Tensor.new_empty
-
-    def filled(like: Tensor, *args, **options) -> Tensor:  # type: ignore[no-untyped-def]
-        fresh = new_empty(like, *args, **options)
-        return fresh.fill_(float("nan")) if fresh.is_floating_point() else fresh
-
-    monkeypatch.setattr(Tensor, "new_empty", filled)
+pytestmark = pytest.mark.usefixtures("nan_filled")
 
 
 def network(name: str) -> nn.Module:

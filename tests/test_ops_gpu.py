@@ -6,25 +6,22 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from closeness import CUDA, DEVICE, assert_close
 from torch import Tensor
 
 import quorem
 from quorem import partitions
 from quorem.data.shape import CARDINALITIES
-from quorem.ops import layout, path, reference, replay, rules, update
+from quorem.ops import layout, reference, replay, rules, update
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
 from quorem.ops.gpu import bag as gpu_bag
 from quorem.ops.gpu import gather, host, places
 from quorem.ops.gpu import lookup as gpu_lookup
-from quorem.ops.gpu import path as gpu_path
-from quorem.ops.gpu import replay as gpu_replay
 from quorem.ops.gpu import update as gpu_update
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-ULPS = {torch.float32: 1e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+pytestmark = pytest.mark.usefixtures("nan_filled")
 
 
 def every_kind(d: int, n: int = 1000) -> list[quorem.Table]:
@@ -68,29 +65,6 @@ def jagged(module: quorem.EmbeddingCollection, b: int) -> tuple[Tensor, Tensor]:
 
 def gradient(module: quorem.EmbeddingCollection, b: int) -> Tensor:
     return torch.randn(b, len(module.slots), module.weight.shape[1], device=DEVICE).to(module.weight.dtype)
-
-
-def assert_close(mine: Tensor, truth: Tensor, dtype: torch.dtype, name: str, slack: float = 1) -> None:
-    """Relative to the norm: a sum's rounding is relative to its terms, not to itself."""
-    assert mine.shape == truth.shape and mine.isfinite().all(), name
-    error = (mine.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30)
-    assert error <= slack * ULPS[dtype], f"{name}: {error:.2e}"
-
-
-@pytest.fixture(autouse=True)
-def nan_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory is NaN, so that an element no kernel wrote shows."""
-    empty_like, new_empty = torch.empty_like, Tensor.new_empty
-
-    def filled(make):  # type: ignore[no-untyped-def]
-        def made(*args, **options):  # type: ignore[no-untyped-def]
-            fresh = make(*args, **options)
-            return fresh.fill_(float("nan")) if fresh.is_floating_point() else fresh
-
-        return made
-
-    monkeypatch.setattr(torch, "empty_like", filled(empty_like))
-    monkeypatch.setattr(Tensor, "new_empty", filled(new_empty))
 
 
 @pytest.mark.parametrize("id_dtype", [torch.int64, torch.int32])
@@ -167,7 +141,8 @@ def test_the_default_device_does_not_matter() -> None:
         gpu_bag.bag_backward(bags, values, offsets, None, weight, *ints, mean=False)
 
 
-def test_nodes_made_in_inference_mode_can_be_made_anew() -> None:
+def test_nodes_are_those_of_the_moments() -> None:
+    """Whoever took the steps: a plain one, after a lookup in inference mode, and a fused one."""
     module = collection(3, torch.float32)
     ids, weight, ints = batch(module, 5), module.weight.detach().clone(), integers(module)
     state, hyper = ledger("amsgrad", weight)
@@ -176,9 +151,9 @@ def test_nodes_made_in_inference_mode_can_be_made_anew() -> None:
         gpu_update.lookup_catch_up_(ids, weight, state, *ints, **options)
     replay.advance_(lr, tuple(state[-3:]), hyper, True)
     gpu_update.lookup_update_(gradient(module, 5), ids, weight, lr, state, *ints, **options)
-    nodes = gpu_replay.nodes_of(state, hyper, True)
+    moments, nodes = state[-1][:2].split(4, 1)
     since = torch.arange(2, device=DEVICE)
-    assert_close(nodes[:2], replay.nodes(state[-1][:2], since, hyper, True), torch.float32, "nodes")
+    assert_close(nodes, replay.nodes(moments, since, hyper, True), torch.float32, "nodes")
 
 
 @pytest.mark.parametrize("number", [2, 9])
@@ -288,7 +263,7 @@ def test_update(rule: str, dtype: torch.dtype, bags: bool) -> None:
     true_state = [t.clone() for t in my_state]
     lr = torch.tensor(0.05, dtype=torch.float64, device=DEVICE)
     for step in range(6 if CUDA else 3):
-        if step == 2 and len(my_state) > 4:  # as if a plain step had come between: the nodes of the moments follow
+        if step == 2 and len(my_state) > 4:  # as if a plain step had come between
             for state in (my_state, true_state):
                 replay.advance_(lr * 2, tuple(state[-3:]), hyper, rule == "amsgrad")
         options = {"rule": rule, "hyper": hyper}
@@ -323,90 +298,6 @@ def test_update(rule: str, dtype: torch.dtype, bags: bool) -> None:
         elif rule not in rules.OWING:
             assert torch.equal(my, true)
     assert (places.claims_of(mine, 0) == places.UNCLAIMED).all()
-
-
-def path_case(scheme: quorem.Path, b: int, others: str = "b") -> tuple[tuple, dict, Tensor]:  # type: ignore[type-arg]
-    """Inputs and options of the op for three tables, those named in ``others`` full; and a gradient."""
-    torch.manual_seed(0)
-    sizes = {"a": 63 * 64, "b": 9, "c": 2 * 63 * 64}
-    schemes = {name: quorem.Full() if name in others else scheme for name in sizes}
-    tables = [quorem.Table(name, n, 12, schemes[name], padding_idx=2) for name, n in sizes.items()]
-    module = quorem.EmbeddingCollection(tables, device=DEVICE)
-    networks = module.paths[0]
-    for p in networks.parameters():
-        torch.nn.init.normal_(p, 0, 0.5)
-    layers = [t.detach() for pair in zip(networks.weights, networks.biases, strict=True) for t in pair]
-    ids = torch.stack([torch.randint(n, (b,)) for n in sizes.values()], 1)
-    ids[b // 2, 2], ids[-1] = 2, torch.tensor([-1, 2**40, sizes["c"]])  # take no network
-    vectors, grad = torch.randn(2, b, 3, 12, device=DEVICE)
-    integers = (networks.network_slots, networks.network_parts, networks.all_columns)
-    options = {"networks": networks.most[0], "activation": scheme.activation}
-    return (vectors, ids.to(DEVICE), layers, *integers), options, grad
-
-
-def check_path(inputs: tuple, options: dict, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[type-arg]
-    """Vectors and gradients against the plain version; gives the lists."""
-    truth, *_ = path._path(*inputs, **options)
-    out, *lists = gpu_path.path(*inputs, **options)
-    assert_close(out, truth, torch.float32, "out", slack=4)
-    mine = gpu_path.path_backward(grad, *inputs, *lists, **options)
-    true = path._path_backward(grad, *inputs, **options)
-    for i, (m, t) in enumerate(zip(mine, true, strict=True)):
-        assert_close(m, t, torch.float32, f"gradient {i}", slack=8)
-    vectors, members, columns = inputs[0], len(inputs[3]), inputs[5]
-    assert torch.equal(out[:, columns[members:]], vectors[:, columns[members:]])
-    assert torch.equal(mine[0][:, columns[members:]], grad[:, columns[members:]])
-    return lists[0], lists[1]
-
-
-@pytest.mark.parametrize(("hidden", "activation"), [((), "relu"), ((16,), "relu"), ((20,), "sigmoid"), ((64,), "relu")])
-def test_path_and_its_gradients(hidden: tuple[int, ...], activation: str) -> None:
-    check_path(*path_case(quorem.Path(4, hidden, activation=activation, force=True), 200 if CUDA else 70))
-
-
-@pytest.mark.parametrize(
-    ("networks", "b", "others"),
-    [(1, 1, "a"), (1, 70, "bc"), (4, 9, ""), (4, 65, "ab"), (4, 512, "c"), (4, 600, "a"), (63, 70, "ab"), (64, 20, "c")]
-    + [(64, 70, others) for others in ("", "a", "c")],
-)
-def test_path_lists_every_id_once(networks: int, b: int, others: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one program per feature and by several, with columns that pass before and after the others."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(-1))
-    inputs, options, grad = path_case(quorem.Path(networks, (5,), force=True), b, others)
-    counts, lists = check_path(inputs, options, grad)
-    assert options["networks"] == networks
-    _, ids, _, slots, parts, _ = inputs
-    rows, valid = reference.rows_of(ids[:, slots[:, 0]], slots, parts, slots.new_zeros(0))
-    own = torch.where(valid, rows[..., 0] - parts[:, 0, 2], networks)
-    for k, (count, listed) in enumerate(zip(counts.tolist(), lists, strict=True)):
-        m, j = divmod(k, networks + 1)
-        assert listed[:count].sort()[0].tolist() == (own[:, m] == j).nonzero()[:, 0].tolist()
-
-
-def test_paths_of_several_levels_and_shapes_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each launch passes on what the others transform."""
-    schemes = [quorem.Path(6, (5,), num_partitions=3, force=True), quorem.Full(), quorem.Path(4, (), force=True)]
-    tables = [quorem.Table(f"t{i}", 60 + i, 12, scheme) for i, scheme in enumerate([*schemes, schemes[0]])]
-    module = quorem.EmbeddingCollection(tables, device=DEVICE)
-    for p in module.parameters():
-        torch.nn.init.normal_(p)
-    ids = torch.randint(60, (40, 4), device=DEVICE)
-    launches = []
-
-    def fused(*inputs, **options):  # type: ignore[no-untyped-def]
-        launches.append(options["networks"])
-        return gpu_path.path(*inputs, **options)[0]
-
-    with torch.no_grad():
-        monkeypatch.setattr(path, "is_fused", lambda *_: False)
-        truth = module(ids)
-        monkeypatch.setattr(path, "is_fused", lambda *_: True)
-        by_op = module(ids)
-        monkeypatch.setattr(path, "path", fused)
-        assert_close(module(ids), truth, torch.float32, "out", slack=4)
-    assert_close(by_op, truth, torch.float32, "out", slack=4)
-    assert len(launches) == 3
 
 
 def test_empty_batches() -> None:

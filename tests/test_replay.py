@@ -35,7 +35,7 @@ def test_two_nodes_equal_the_sum_once_settled(betas, amsgrad):
     since = torch.arange(int(hyper[4]), steps + 1)
     root = torch.logspace(-12, 2, 80, dtype=torch.float64).expand(len(since), 80)
     expected = replay.summed(root, since, times, exact, amsgrad)
-    got = replay.closed(root, since, times, hyper, amsgrad)
+    got = replay.closed(root, since, times, hyper)
     assert ((got - expected).abs() <= ROUNDING * expected).all()
     assert (got[-1] == 0).all() and (expected[-1] == 0).all()  # nothing missed
 

@@ -77,8 +77,8 @@ class FusedStep:
         Raises:
             ValueError: if shapes do not fit.
         """
+        from ..ops.gpu.constants import on_device
         from ..ops.gpu.dense import Pass
-        from ..ops.gpu.replay import on_device
 
         check_inputs(dense, vectors, self.model.num_dense, self.model.embedding_dims)
         if labels.shape != dense.shape[:1]:

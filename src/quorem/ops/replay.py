@@ -12,9 +12,9 @@ float64. ``closed`` puts two nodes in their place (Gauss's, from four moments of
 step): the rule for float32, from the step on where it is exact to rounding. docs/optimizers.md derives both.
 
 ``times`` stands for (step, lrs, moments): the step reached, an int64 scalar; the learning rate of each of the last H
-steps, float64 ``[H]``, that of step t at t % H; and four moments for each possible ``since``, float64 ``[H, 4]``, or
-``[0, 4]`` for float64 tables. ``hyper`` stands for (beta1, beta2, eps, window, settled): how many missed steps count,
-and from which ``since`` on ``closed`` is the rule.
+steps, float64 ``[H]``, that of step t at t % H; and for each possible ``since`` four moments and the two nodes that
+have them, float64 ``[H, 8]``, or ``[0, 8]`` where ``closed`` is never the rule. ``hyper`` stands for (beta1, beta2,
+eps, window, settled): how many missed steps count, and from which ``since`` on ``closed`` is the rule.
 """
 
 import math
@@ -60,8 +60,8 @@ def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
 def empty_times(step: Tensor, hyper: list[float], dtype: torch.dtype) -> Times:
     """Times for rows that have missed nothing up to ``step``."""
     length = max(HISTORY, 2 * int(hyper[3]))
-    zeros = torch.zeros(length, 4, dtype=torch.float64, device=step.device)
-    return step, zeros[:, 0].clone(), zeros[: 0 if dtype == torch.float64 else None]
+    lrs = torch.zeros(length, dtype=torch.float64, device=step.device)
+    return step, lrs, lrs.new_zeros(0 if dtype == torch.float64 or not hyper[3] else length, 8)
 
 
 def advance_(lr: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> None:
@@ -71,19 +71,20 @@ def advance_(lr: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> Non
     lrs[step % len(lrs)] = lr.double()
     if len(moments):
         j = torch.arange(1, int(hyper[3]) + 1, device=step.device)
-        since = step - j
-        a, d = _terms(j, since.clamp(min=0), lrs, hyper, amsgrad, at=step)
-        a = torch.where(since >= 0, a, 0)
-        u = d / _scale(since.clamp(min=0), hyper, amsgrad) - 1
-        moments[since % len(moments)] += torch.stack([a, a * u, a * u**2, a * u**3], 1)
+        entry, since = (step - j) % len(moments), (step - j).clamp(min=0)
+        a, d = _terms(j, since, lrs, hyper, amsgrad, at=step)
+        u = d / _scale(since, hyper, amsgrad) - 1
+        grown = moments[entry, :4] + torch.stack([a, a * u, a * u**2, a * u**3], 1)
+        grown = torch.cat([grown, nodes(grown, since, hyper, amsgrad)], 1)
+        moments[entry] = torch.where((step >= j)[:, None], grown, 0)
         moments[step % len(moments)] = 0
 
 
 def missed(root: Tensor, since: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> Tensor:
     """Sum ``[N, W]`` of ``a_j d_j / (root + eps d_j)`` over the steps after ``since`` ``[N]``."""
-    if root.dtype == torch.float64:
+    if not len(times[2]):
         return summed(root, since, times, hyper, amsgrad)
-    total = closed(root, since, times, hyper, amsgrad)
+    total = closed(root, since, times, hyper)
     early = since < hyper[4]
     if early.any():
         total[early] = summed(root[early], since[early], times, hyper, amsgrad)
@@ -105,10 +106,10 @@ def summed(root: Tensor, since: Tensor, times: Times, hyper: list[float], amsgra
     return total
 
 
-def closed(root: Tensor, since: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> Tensor:
+def closed(root: Tensor, since: Tensor, times: Times, hyper: list[float]) -> Tensor:
     """``missed``, by two nodes with the first four moments of the terms."""
     _, _, moments = times
-    a, d, b, e = nodes(moments[since % len(moments)], since, hyper, amsgrad).to(root.dtype)[..., None].unbind(1)
+    a, d, b, e = moments[since % len(moments), 4:].to(root.dtype)[..., None].unbind(1)
     return a * d / (root + hyper[2] * d) + b * e / (root + hyper[2] * e)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import gpu, replay
+from . import replay
 from .reference import accumulator
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[float]], None]
@@ -56,11 +56,7 @@ def adam(rows: Tensor, grad: Tensor, weight: Tensor, lr: Tensor, state: list[Ten
     t = (step + 1).double()
     denominator = root / (1 - beta2**t).sqrt() + eps
     _subtract(weight, rows, lr / (1 - beta1**t) * exp_avg / denominator)
-    fused = gpu.straight("advance_", step)  # which keeps what the fused catch-up reads
-    if fused is not None:
-        fused(lr, state, hyper, amsgrad)
-    else:
-        replay.advance_(lr, (step, lrs, moments), hyper, amsgrad)
+    replay.advance_(lr, (step, lrs, moments), hyper, amsgrad)
     last[rows] = step.to(last.dtype)
 
 

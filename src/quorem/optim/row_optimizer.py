@@ -159,8 +159,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def live_state(self) -> dict[Tensor, list[Tensor]]:
         """The rule's own tensors for each parameter that it updates by rows, as they are: rows may owe steps.
 
-        A run that is saved by these and the weights as they are goes on with the same bits. Where they are restored in
-        place, one lookup has to come before a CUDA graph of steps is replayed.
+        A run that is saved by these and the weights as they are goes on with the same bits.
         """
         return {p: ledger.state for p, ledger in self._ledgers.items()}
 

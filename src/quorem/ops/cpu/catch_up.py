@@ -67,23 +67,21 @@ def _scale_columns(zero, j, kind, at, factor):
 
 
 @inner
-def _nodes(since, amsgrad, times, hyper):
-    """Weight and place of the two nodes of ``replay.closed``."""
-    _, _, H, moments = times
-    beta2 = hyper[1]
-    at = moments + since % H * 32
+def _put_nodes(at, scale):
+    """``replay.nodes``: behind the moments at ``at``, the two nodes that have them; ``scale`` is d_1."""
     sum_ = item(FLOAT64, at, 0)
-    if sum_ <= 0:
-        return 0.0, 1.0, 0.0, 1.0
-    mean, second, third = item(FLOAT64, at, 1) / sum_, item(FLOAT64, at, 2) / sum_, item(FLOAT64, at, 3) / sum_
-    scale = math.sqrt(1 - beta2 ** (since + 1)) * (1.0 if amsgrad else beta2**-0.5)
+    inverse = 1 / sum_ if sum_ > 0 else 0.0
+    mean, second, third = item(FLOAT64, at, 1) * inverse, item(FLOAT64, at, 2) * inverse, item(FLOAT64, at, 3) * inverse
     variance = second - mean * mean
-    if variance <= 1e-14:
-        return sum_, scale * (1 + mean), 0.0, 1.0
-    skew = (third - 3 * mean * second + 2 * mean**3) / (2 * variance)
-    reach = math.sqrt(variance + skew * skew)
-    low, high = sum_ * (reach - skew) / (2 * reach), sum_ * (reach + skew) / (2 * reach)
-    return low, scale * (1 + mean + skew + reach), high, scale * (1 + mean + skew - reach)
+    skew, reach, apart = 0.0, 1.0, 0.0
+    if variance > 1e-14:
+        skew = (third - 3 * mean * second + 2 * mean**3) / (2 * variance)
+        reach = math.sqrt(variance + skew * skew)
+        apart = reach
+    put(FLOAT64, at, 4, sum_ * (reach - skew) / (2 * reach))
+    put(FLOAT64, at, 5, scale * (1 + mean + skew + apart))
+    put(FLOAT64, at, 6, sum_ * (reach + skew) / (2 * reach))
+    put(FLOAT64, at, 7, scale * (1 + mean + skew - apart))
 
 
 @inner
@@ -100,7 +98,9 @@ def catch_up_row(kind, W, row, weight, state, times, hyper):
     amsgrad = highest != 0
     root = (highest if amsgrad else second) + row * size
     if times[3] and since >= settled:
-        _closed_columns(kind, W, kind, target, momentum, root, _nodes(since, amsgrad, times, hyper), eps)
+        at = times[3] + since % times[2] * 64
+        nodes = item(FLOAT64, at, 4), item(FLOAT64, at, 5), item(FLOAT64, at, 6), item(FLOAT64, at, 7)
+        _closed_columns(kind, W, kind, target, momentum, root, nodes, eps)
     else:
         terms = min(now - since, int(window))
         _summed_columns(kind, W, kind, target, momentum, root, since, terms, amsgrad, times, hyper)
@@ -181,10 +181,11 @@ def advance(step, lr, times, hyper, amsgrad):
         u = math.sqrt(top / start * (1.0 if amsgrad else inverse)) - 1
         inverse /= beta2
         a = rate * power
-        at = moments + since % H * 32
+        at = moments + since % H * 64
         put(FLOAT64, at, 0, item(FLOAT64, at, 0) + a)
         put(FLOAT64, at, 1, item(FLOAT64, at, 1) + a * u)
         put(FLOAT64, at, 2, item(FLOAT64, at, 2) + a * u * u)
         put(FLOAT64, at, 3, item(FLOAT64, at, 3) + a * u * u * u)
-    for i in range(4):
-        put(FLOAT64, moments + now % H * 32, i, 0.0)
+        _put_nodes(at, math.sqrt(start if amsgrad else start / beta2))
+    for i in range(8):
+        put(FLOAT64, moments + now % H * 64, i, 0.0)

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from . import on_gpu
+from .constants import on_device
 from .launch import cdiv, launch
-from .replay import on_device
 from .update import move, pace
 
 # parameter, gradient, three averages, counter, number of elements

@@ -35,7 +35,7 @@ def run_of(places, pair):
 
 @triton.jit
 def claim_kernel(
-    ids, offsets, sums, claims, claimers, lr, step, lrs, moments, nodes, hyper, slots, parts, maps, B, id_stride,
+    ids, offsets, sums, claims, claimers, lr, step, lrs, moments, hyper, slots, parts, maps, B, id_stride,
     num_claimers, origin, clearing, numbers, H,
     K: tl.constexpr, T: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr, ADVANCE: tl.constexpr,
     WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
@@ -44,7 +44,7 @@ def claim_kernel(
     place that reads a row claims it. With ADVANCE, program 0 takes the step of ``replay.advance`` as well."""
     program = tl.program_id(0)
     if ADVANCE and program == 0:
-        advance(lr, step, lrs, moments, nodes, hyper, H, WINDOW, AMSGRAD, CLOSED)
+        advance(lr, step, lrs, moments, hyper, H, WINDOW, AMSGRAD, CLOSED)
     if program < clearing:
         here = program.to(tl.int64) * CLEARED + tl.arange(0, CLEARED)
         tl.store(sums + here, tl.zeros((CLEARED,), sums.dtype.element_ty), mask=here < numbers)

@@ -4,29 +4,24 @@
 the present step takes its missed steps; the lookup is another launch, so all its reads see the row up to date.
 """
 
-import math
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import replay as plain
-from .host import PerTensor, on_host
+from .constants import on_device, power
+from .host import on_host
 from .index import TYPES, base_of, is_valid, part_at, read_ids, row_of, slot_at
 from .launch import cdiv, launch, planned, power_of_2
-
-_nodes = PerTensor()  # of ``moments``
 
 
 @dataclass(frozen=True)
 class Times:
     """The times of ``ops.replay`` with what a kernel needs to advance them; empty for a rule that has none."""
 
-    tensors: tuple[Tensor | None, ...] = (None,) * 6  # lr, step, lrs, moments, nodes, hyper
+    tensors: tuple[Tensor | None, ...] = (None,) * 5  # lr, step, lrs, moments, hyper
     history: int = 1
     constants: dict[str, Any] = field(default_factory=lambda: {"WINDOW": 1, "AMSGRAD": False, "CLOSED": False})
 
@@ -34,50 +29,9 @@ class Times:
 def times_of(lr: Tensor, state: list[Tensor], hyper: list[float], amsgrad: bool) -> Times:
     """The times in the ``state`` of a rule."""
     step, lrs, moments = state[-3:]
-    tensors = (lr, step, lrs, moments, nodes_of(state, hyper, amsgrad), on_device(tuple(hyper), lr.device))
     window = power_of_2(max(int(hyper[3]), 1))
-    return Times(tensors, len(lrs), {"WINDOW": window, "AMSGRAD": amsgrad, "CLOSED": len(moments) > 0})
-
-
-def nodes_of(state: list[Tensor], hyper: list[float], amsgrad: bool) -> Tensor | None:
-    """``ops.replay.nodes`` of each of the last H steps, float32 ``[H, 4]``: ``advance`` keeps them as the moments are.
-
-    They are worked out anew where somebody else has changed the moments. Replays of a CUDA graph do not notice that:
-    after such a change, one lookup outside of it has to come first.
-    """
-    step, _, moments = state[-3:]
-    if not len(moments):
-        return None
-    found: tuple[int, Tensor] | None = _nodes.get(moments)
-    if found is None or found[0] != moments._version:
-        with torch.inference_mode(False), torch.no_grad():
-            entry = torch.arange(len(moments), device=moments.device)
-            since = (step - (step - entry) % len(moments)).clamp(min=0)
-            values = plain.nodes(moments, since, hyper, amsgrad).float()
-            if found is not None:  # a plan or a CUDA graph may hold its address
-                values = found[1].copy_(values)
-        if moments.is_cuda and torch.cuda.is_current_stream_capturing():
-            return values  # not worked out before the graph runs
-        found = _nodes.set(moments, (moments._version, values))
-    return found[1]
-
-
-@cache
-def on_device(hyper: tuple[float, ...], device: torch.device) -> Tensor:
-    """A rule's constants in float64, which a kernel's scalar arguments would round to float32.
-
-    The logarithms of Adam's and AMSGrad's betas are at 5 and 6.
-    """
-    if len(hyper) >= 3:
-        logs = (math.log2(beta) if beta else -math.inf for beta in hyper[:2])
-        hyper = (*hyper, *(0.0,) * (5 - len(hyper)), *logs)
-    return torch.tensor(hyper or (0.0,), dtype=torch.float64, device=device)
-
-
-@triton.jit
-def power(log, exponent):
-    """A number to the ``exponent`` in float64, by its logarithm of base 2; anything to the 0 is one."""
-    return tl.where(exponent == 0, 1.0, tl.exp2(log * exponent))
+    constants = {"WINDOW": window, "AMSGRAD": amsgrad, "CLOSED": len(moments) > 0}
+    return Times((lr, step, lrs, moments, on_device(tuple(hyper), lr.device)), len(lrs), constants)
 
 
 @triton.jit
@@ -98,7 +52,7 @@ def term(a, d, root, eps):
 
 @triton.jit
 def catch_up_kernel(
-    ids, offsets, weight, exp_avg, exp_avg_sq, root_sq, last, step, lrs, nodes, hyper, slots, parts, maps,
+    ids, offsets, weight, exp_avg, exp_avg_sq, root_sq, last, step, lrs, moments, hyper, slots, parts, maps,
     B, id_stride, R, H, turn, reading,
     W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
@@ -133,10 +87,10 @@ def catch_up_kernel(
         slow = behind
         if CLOSED:
             slow = behind & (since.to(tl.float64) < tl.load(hyper + 4))
-            at = nodes + (since % H) * 4
+            at = moments + (since % H) * 8
             for node in tl.static_range(2):
-                mass = tl.load(at + 2 * node, mask=behind, other=0)
-                total += term(mass, tl.load(at + 2 * node + 1, mask=behind, other=1), root, eps)
+                mass = tl.load(at + 4 + 2 * node, mask=behind, other=0)
+                total += term(mass, tl.load(at + 5 + 2 * node, mask=behind, other=1), root, eps)
             total = tl.where(slow[:, None], 0, total)
         most = tl.minimum(tl.max(tl.where(slow, gap, 0)), tl.load(hyper + 3).to(tl.int64))
         for j in range(1, most + 1):
@@ -157,7 +111,7 @@ def catch_up_kernel(
 
 @triton.jit
 def advance(
-    lr, step, lrs, moments, nodes, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
+    lr, step, lrs, moments, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
 ):  # fmt: skip
     """Enter one more step into the times: its learning rate, and its term into the moments of the steps before it,
     whose nodes follow."""
@@ -175,7 +129,7 @@ def advance(
             d = d * tl.exp2(-0.5 * j * log2)
         scale = first_root(since, hyper, AMSGRAD)
         u = d / scale - 1
-        at = moments + (since % H) * 4
+        at = moments + (since % H) * 8
         mass = tl.load(at, mask=valid, other=0) + a
         first = tl.load(at + 1, mask=valid, other=0) + a * u
         second = tl.load(at + 2, mask=valid, other=0) + a * u * u
@@ -191,13 +145,11 @@ def advance(
         skew = (third - 3 * mean * second + 2 * mean * mean * mean) / (2 * tl.where(apart, variance, 1))
         half = tl.where(apart, skew, 0)
         reach = tl.where(apart, tl.sqrt(variance + half * half), 1)
-        to = nodes + (since % H) * 4
-        tl.store(to, (mass * (reach - half) / (2 * reach)).to(tl.float32), mask=valid)
-        tl.store(to + 1, (scale * (1 + mean + tl.where(apart, half + reach, 0))).to(tl.float32), mask=valid)
-        tl.store(to + 2, (mass * (reach + half) / (2 * reach)).to(tl.float32), mask=valid)
-        tl.store(to + 3, (scale * (1 + mean + tl.where(apart, half - reach, 0))).to(tl.float32), mask=valid)
-        for order in tl.static_range(4):
-            tl.store(moments + (now % H) * 4 + order, 0.0)
+        tl.store(at + 4, mass * (reach - half) / (2 * reach), mask=valid)
+        tl.store(at + 5, scale * (1 + mean + tl.where(apart, half + reach, 0)), mask=valid)
+        tl.store(at + 6, mass * (reach + half) / (2 * reach), mask=valid)
+        tl.store(at + 7, scale * (1 + mean + tl.where(apart, half - reach, 0)), mask=valid)
+        tl.store(moments + (now % H) * 8 + tl.arange(0, 8), tl.zeros((8,), tl.float64))
     tl.debug_barrier()
     tl.store(lrs + now % H, rate)
     tl.store(step, now)
@@ -205,15 +157,14 @@ def advance(
 
 @triton.jit
 def advance_kernel(
-    lr, step, lrs, moments, nodes, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
+    lr, step, lrs, moments, hyper, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
 ):  # fmt: skip
     """One program: ``advance`` alone."""
-    advance(lr, step, lrs, moments, nodes, hyper, H, WINDOW, AMSGRAD, CLOSED)
+    advance(lr, step, lrs, moments, hyper, H, WINDOW, AMSGRAD, CLOSED)
 
 
-def advance_(lr: Tensor, state: list[Tensor], hyper: list[float], amsgrad: bool) -> None:
-    """``ops.replay.advance_`` in one launch; with it the nodes follow, of which the plain version knows nothing."""
-    times = times_of(lr, state, hyper, amsgrad)
+def advance_(times: Times) -> None:
+    """``ops.replay.advance_`` in one launch, where there is no gradient."""
     launch(advance_kernel, (1,), *times.tensors, times.history, **times.constants)
 
 
@@ -231,12 +182,12 @@ def catch_up_(
     reading = cdiv(reads, block) * num_slots * k
     turn = cdiv(2 * num_rows, history)
     stride = 1 if jagged else ids.stride(0)
-    constants, nodes = on_device(tuple(hyper), weight.device), nodes_of(state, hyper, len(averages) == 3)
+    constants = on_device(tuple(hyper), weight.device)
 
     def launches() -> None:
         launch(
             catch_up_kernel, (reading + cdiv(turn, block),),
-            ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, nodes, constants, slots,
+            ids, offsets, weight, averages[0], averages[1], averages[-1], last, step, lrs, moments, constants, slots,
             parts, maps, batch, stride, num_rows, history, turn, reading,
             W=width, S=num_slots, K=k, T=block, C=columns, ACC=TYPES[weight.dtype],
             JAGGED=jagged, AMSGRAD=len(averages) == 3, CLOSED=len(moments) > 0, num_warps=2,
@@ -245,4 +196,4 @@ def catch_up_(
     types = (ids.dtype, weight.dtype, None if offsets is None else offsets.dtype)
     key = ("catch up", batch, stride, reading, history, len(moments), weight.shape, *types)
     given = (ids,) if offsets is None else (ids, offsets)
-    planned(on_host(*integers).plans, key, (weight, *state, nodes, constants, slots, parts, maps), given, launches)
+    planned(on_host(*integers).plans, key, (weight, *state, constants, slots, parts, maps), given, launches)

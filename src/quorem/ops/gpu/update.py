@@ -12,12 +12,12 @@ from torch import Tensor
 
 from .. import rules
 from . import replay
+from .constants import on_device, power
 from .gather import gather, rows_and_sums, run_of
 from .host import on_host
 from .index import TYPES
 from .launch import cdiv, launch, planned, power_of_2
 from .places import bucket
-from .replay import on_device, power
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
 WIDEST = 512  # columns a program holds at a time
@@ -105,10 +105,9 @@ def update_kernel(
             tl.store(weight + here, w.to(weight.dtype.element_ty), mask=mask)
         else:
             t = tl.full((), 1, tl.int64)
-            if RULE == "adagrad":
+            if RULE != "sgd":
                 t = tl.load(step)
-            elif RULE == "adam" or RULE == "amsgrad":
-                t = tl.load(step)
+            if RULE == "adam" or RULE == "amsgrad":
                 tl.store(last + row, t.to(tl.int32), mask=active)
             rate, root = pace(lr, t, hyper, RULE)
             move(weight, state0, state1, state2, here, mask, g, rate, root, hyper, RULE, ACC)
@@ -149,7 +148,7 @@ def bag_update_(
     times = replay.times_of(lr, state, hyper, rule == "amsgrad") if adam else None
     if not grad.numel() or not ids.numel():
         if times is not None:
-            replay.advance_(lr, state, hyper, rule == "amsgrad")
+            replay.advance_(times)
         elif step is not None:
             step += 1
         return None
@@ -177,7 +176,7 @@ def bag_update_(
     types = [t if t is None else t.dtype for t in (weight, grad, ids, offsets, sample_weights, loss_scale)]
     key = ("update", rule, *hyper, clip_value, mean, batch, size, weight.shape[1], *types)
     given = [tensor for tensor in (grad, ids, offsets, sample_weights) if tensor is not None]
-    known = (weight, lr, *state, loss_scale, slots, parts, maps, *(times.tensors if times is not None else ()))
+    known = (weight, lr, *state, loss_scale, slots, parts, maps)
     planned(host.plans, key, known, given, launches)
     return None
 
