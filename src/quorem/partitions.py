@@ -107,7 +107,8 @@ class ExplicitPartition:
 class Permutation:
     """The bijection ``i -> (multiplier * i + shift) % n``, to renumber ids before they are partitioned.
 
-    Two integers, because n stored ones would outweigh the table that the partitions make small.
+    Two integers, because n stored ones would outweigh the table that the partitions make small. It is affine: it
+    renumbers ids but does not mix them (ids a fixed distance apart stay a fixed distance apart); ``Mixing`` does.
 
     Raises:
         ValueError: if ``multiplier`` and ``n`` share a factor, ``shift`` is not in ``[0, n)``, or
@@ -143,6 +144,51 @@ class Permutation:
 
     def __call__(self, ids: Tensor) -> Tensor:
         return (_int64("ids", ids) * self.multiplier + self.shift) % self.n
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """A bijection of ``[0, 2**bits)`` that mixes: ids with a pattern come out without one.
+
+    Three rounds of a shift by half the bits and an odd factor; ``MIXING_FACTORS`` are fixed, so that every device,
+    file and version mixes alike. Each step can be undone, which makes it a bijection.
+
+    Raises:
+        ValueError: if ``bits`` is not in ``[1, 62]``.
+
+    >>> sorted(Mixing(4)(torch.arange(16)).tolist()) == list(range(16))
+    True
+    """
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", _integer("bits", self.bits, 1, 62))
+
+    @classmethod
+    def covering(cls, n: int) -> "Mixing":
+        """The smallest one over at least ``n`` numbers.
+
+        >>> Mixing.covering(1000)
+        Mixing(bits=10)
+        """
+        return cls(max(1, (_integer("n", n) - 1).bit_length()))
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return mix(_int64("ids", ids), torch.tensor(self.bits, device=ids.device))
+
+
+MIXING_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)  # odd, below 2**62
+
+
+def mix(numbers: Tensor, bits: Tensor) -> Tensor:
+    """``Mixing(bits)`` of ``numbers``, each by its own number of bits; 0 bits leave a number as it is."""
+    shift, mask = bits // 2 + 1, (torch.ones_like(bits) << bits) - 1
+    mixed = numbers & mask
+    for factor in MIXING_FACTORS:
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
+    mixed = mixed ^ (mixed >> shift)
+    return torch.where(bits > 0, mixed, numbers)
 
 
 def naive(n: int) -> tuple[Partition, ...]:

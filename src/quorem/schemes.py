@@ -34,6 +34,19 @@ class TableSpec:
     permutation: P.Permutation | None
     hidden: tuple[int, ...] | None = None
     fallback: str | None = None
+    num_hot: int = 0
+    num_rest: int = 0
+    pool: Any = None
+
+    @property
+    def num_own(self) -> int:
+        """Rows of the first table that are not composed: one for each hot id, and one for all the rest."""
+        return self.num_hot + (self.num_rest > 0)
+
+    @property
+    def num_composed(self) -> int:
+        """Ids whose vectors are composed: all but the hot ones and the rest."""
+        return self.num_embeddings - self.num_hot - self.num_rest
 
     @property
     def num_vectors(self) -> int:
@@ -77,7 +90,7 @@ class Scheme:
     def __post_init__(self) -> None:
         """Check the options that do not depend on a table."""
         if self.permute is not None:
-            _set_int(self, "permute", 0)
+            set_int(self, "permute", 0)
         if not isinstance(self.force, bool):
             raise TypeError(f"force ({self.force!r}) must be a bool")
 
@@ -149,7 +162,7 @@ class Hash(Scheme):
     def __post_init__(self) -> None:
         """Check ``num_collisions``."""
         super().__post_init__()
-        _set_int(self, "num_collisions", 1)
+        set_int(self, "num_collisions", 1)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """The remainder alone; not complementary."""
@@ -195,7 +208,7 @@ class QR(Composed):
     def __post_init__(self) -> None:
         """Check ``num_collisions`` and ``large``."""
         super().__post_init__()
-        _set_int(self, "num_collisions", 1)
+        set_int(self, "num_collisions", 1)
         if self.large not in ("remainder", "quotient"):
             raise ValueError(f"large ({self.large!r}) must be 'remainder' or 'quotient'")
 
@@ -225,11 +238,11 @@ class EqualTables(Composed):
     def __post_init__(self) -> None:
         """Check ``num_partitions``, ``num_rows`` and ``num_collisions``."""
         super().__post_init__()
-        _set_int(self, "num_partitions", 1)
+        set_int(self, "num_partitions", 1)
         if self.num_rows is not None:
-            _set_int(self, "num_rows", self.num_partitions)
+            set_int(self, "num_rows", self.num_partitions)
         if self.num_collisions is not None:
-            _set_int(self, "num_collisions", 1)
+            set_int(self, "num_collisions", 1)
             if self.num_rows is not None:
                 raise ValueError(f"num_collisions ({self.num_collisions}) must be None where num_rows is given")
 
@@ -333,8 +346,8 @@ class Path(Scheme):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        _set_int(self, "num_collisions", 1)
-        _set_int(self, "num_partitions", 2)
+        set_int(self, "num_collisions", 1)
+        set_int(self, "num_partitions", 2)
         if not isinstance(self.hidden, list | tuple):
             raise TypeError(f"hidden ({self.hidden!r}) must be a tuple of widths, such as (64,)")
         object.__setattr__(self, "hidden", tuple(_int("hidden", width, 1) for width in self.hidden))
@@ -404,7 +417,7 @@ def _complementary(parts: tuple[AnyPartition, ...], n: int) -> bool:
     return P.is_complementary(parts, n)
 
 
-def _set_int(scheme: Scheme, name: str, least: int) -> None:
+def set_int(scheme: Any, name: str, least: int) -> None:
     """Check an option of a frozen scheme, and make it a plain int (it may be numpy's)."""
     object.__setattr__(scheme, name, _int(name, getattr(scheme, name), least))
 

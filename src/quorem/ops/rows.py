@@ -5,7 +5,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .layout import BASE, FEATURE, LIMIT, MAP, MULT, MULTIPLIER, OPERATION, PADDING, PITCH, SHIFT, SIZE, STRIDE, Layout
+from ..partitions import mix
+from .layout import (
+    BASE,
+    BITS,
+    COLD,
+    COMPOSED,
+    FEATURE,
+    HOT,
+    LIMIT,
+    MAP,
+    MULT,
+    MULTIPLIER,
+    NO_RANKS,
+    OFFSET,
+    OPERATION,
+    OWN,
+    PADDING,
+    PITCH,
+    REST,
+    SHIFT,
+    SIZE,
+    STRIDE,
+    Layout,
+)
 
 
 class Reads(NamedTuple):
@@ -13,7 +36,7 @@ class Reads(NamedTuple):
 
     rows: Tensor  # [N, S, K]
     valid: Tensor  # [N, S]: the id is neither padding nor out of range
-    used: Tensor  # [N, S, K] or [S, K]: the slot has a k-th row
+    used: Tensor  # [N, S, K]: the id reads a k-th row
     product: Tensor  # [N, S] or [S]: the slot multiplies its rows; else it adds them
 
 
@@ -27,31 +50,65 @@ class Bags(NamedTuple):
 
 def lookup_reads(ids: Tensor, layout: Layout) -> Reads:
     """What ids ``[B, F]`` read."""
-    slots, parts = layout.slots, layout.parts
-    rows, valid = rows_of(ids[:, slots[:, FEATURE]], slots, parts, layout.maps)
-    return Reads(rows, valid, parts[..., BASE] >= 0, slots[..., OPERATION] == MULT)
+    return reads_of(ids[:, layout.slots[:, FEATURE]], layout.slots, layout.parts, layout)
 
 
 def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, Bags]:
     """What jagged ids ``[V]`` read, with S = P slots each, and where they belong."""
     bags = bags_of(ids, offsets, layout)
-    slots, parts = layout.slots[bags.slot], layout.parts[bags.slot]
-    rows, valid = rows_of(ids[:, None], slots, parts, layout.maps)
-    return Reads(rows, valid & bags.valid, parts[..., BASE] >= 0, slots[..., OPERATION] == MULT), bags
+    reads = reads_of(ids[:, None], layout.slots[bags.slot], layout.parts[bags.slot], layout)
+    return reads._replace(valid=reads.valid & bags.valid), bags
 
 
-def rows_of(ids: Tensor, slots: Tensor, parts: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``[N, S, K]`` of ``stored`` that ``ids`` ``[N, S]`` read, and which ids ``[N, S]`` are valid."""
+def reads_of(ids: Tensor, slots: Tensor, parts: Tensor, layout: Layout) -> Reads:
+    """What ``ids`` ``[N, S]`` read through ``slots`` and ``parts``, those of all ids or of each."""
     limit = slots[..., LIMIT]
     i = ids.long()
     valid = ~out_of_range(i, limit) & (i != slots[..., PADDING])
-    i = torch.where(valid, i, 0)
-    i = ((slots[..., MULTIPLIER] * i + slots[..., SHIFT]) % limit)[..., None]
-    bucket = (i // parts[..., STRIDE]) % parts[..., SIZE]
-    if len(maps):
+    number = numbers_of(torch.where(valid, i, 0), slots, layout.ranks)
+    own = slots[..., OWN]
+    composed = number >= own
+    x = torch.where(composed, number - own, 0)
+    x = (slots[..., MULTIPLIER] * x + slots[..., SHIFT]) % slots[..., COMPOSED]
+    x = mix(x + slots[..., OFFSET], slots[..., BITS])[..., None]
+    bucket = (x // parts[..., STRIDE]) % parts[..., SIZE]
+    if len(layout.maps):
         mapped = parts[..., MAP] >= 0
-        bucket = torch.where(mapped, maps[torch.where(mapped, parts[..., MAP] + i, 0)], bucket)
-    return parts[..., BASE] + bucket * parts[..., PITCH], valid
+        bucket = torch.where(mapped, layout.maps[torch.where(mapped, parts[..., MAP] + x, 0)], bucket)
+    # Where ids have rows of their own, these are the first part, and the others are for composed ids.
+    first = (torch.arange(parts.shape[-2], device=parts.device) == 0) & (own > 0)[..., None]
+    bucket = torch.where(first, torch.where(composed, 0, number)[..., None], bucket)
+    used = (parts[..., BASE] >= 0) & (first != composed[..., None])
+    return Reads(parts[..., BASE] + bucket * parts[..., PITCH], valid, used, slots[..., OPERATION] == MULT)
+
+
+def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
+    """The number of each id in its table: rows of their own first (hot ids, then the rest), then the composed ids.
+
+    Without lists of ids, hot ids are the lowest and the rest are the highest (``frequency`` explains the ranges).
+    """
+    rest = slots[..., REST] < slots[..., LIMIT]
+    hot = slots[..., OWN] - rest.long()
+    number = torch.where(ids < hot, ids, ids + rest)
+    number = torch.where(ids >= slots[..., REST], hot, number)
+    if not len(ranks):
+        return number
+    below_hot, is_hot = _search(ids, slots[..., HOT], hot, ranks)
+    below_cold, is_cold = _search(ids, slots[..., COLD], torch.where(rest, slots[..., COMPOSED], 0), ranks)
+    cold = torch.where(rest, torch.where(is_cold, slots[..., OWN] + below_cold, hot), slots[..., OWN] + ids - below_hot)
+    return torch.where(slots[..., HOT] == NO_RANKS, number, torch.where(is_hot, below_hot, cold))
+
+
+def _search(ids: Tensor, start: Tensor, length: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many entries of a rising list in ``ranks`` are below each id, and whether the id is in it; by bisection."""
+    low, high = torch.zeros_like(ids), torch.zeros_like(ids) + length
+    for _ in range(int(length.max()).bit_length()):
+        middle = (low + high) // 2
+        entry = ranks[(start + middle).clamp(0, len(ranks) - 1)]
+        right = (low < high) & (entry < ids)
+        low, high = torch.where(right, middle + 1, low), torch.where((low < high) & ~right, middle, high)
+    entry = ranks[(start + low).clamp(0, len(ranks) - 1)]
+    return low, (low < length) & (entry == ids)
 
 
 def bag_and_feature(ids: Tensor, offsets: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
