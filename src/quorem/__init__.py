@@ -10,6 +10,7 @@ from . import init, models, operations, optim, partitions, schemes
 from .bags import EmbeddingBag
 from .collection import EmbeddingCollection, Table
 from .embeddings import Embedding
+from .frequency import HotCold, Pool
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Path, Scheme, TableSpec
 from .version import __version__ as __version__
 
@@ -25,6 +26,8 @@ __all__ = [
     "ChineseRemainder",
     "Custom",
     "Path",
+    "HotCold",
+    "Pool",
     "Scheme",
     "TableSpec",
     "partitions",

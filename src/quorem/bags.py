@@ -27,6 +27,7 @@ class EmbeddingBag(Embedding):
         scale_grad_by_freq: must be False, as in ``Embedding``.
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: as in ``Embedding``; an invalid id on a GPU is left out, as padding is.
+        frequencies: as in ``Embedding``.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16.
 
@@ -50,6 +51,7 @@ class EmbeddingBag(Embedding):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
+        frequencies: Tensor | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -64,6 +66,7 @@ class EmbeddingBag(Embedding):
             scale_grad_by_freq=scale_grad_by_freq,
             sparse=sparse,
             on_invalid_id=on_invalid_id,
+            frequencies=frequencies,
             device=device,
             dtype=dtype,
         )

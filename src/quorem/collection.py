@@ -1,7 +1,7 @@
 """``EmbeddingCollection``: the tables of all features of a model, looked up in one op."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from .checks import (
     check_sample_weights,
     check_scheme,
 )
+from .frequency import check_frequencies
 from .schemes import Full, Scheme
 from .tables import Tables
 
@@ -32,6 +33,8 @@ class Table:
         embedding_dim: width that comes out, D.
         scheme: how the table is stored.
         padding_idx: an id whose vector is zero and takes no gradient.
+        features: names of the features that read this table; the table's own name where empty.
+        frequencies: how often each id occurs, ``[n]``; a ``HotCold`` scheme ranks ids by it.
     """
 
     name: str
@@ -39,12 +42,19 @@ class Table:
     embedding_dim: int
     scheme: Scheme = Full()  # noqa: RUF009 - a scheme is frozen
     padding_idx: int | None = None
+    features: tuple[str, ...] = ()
+    frequencies: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the name and the scheme."""
         if not isinstance(self.name, str) or not self.name or "\n" in self.name:
             raise ValueError(f"name ({self.name!r}) must be a string of one line that is not empty")
         check_scheme(self.scheme)
+        if isinstance(self.features, str) or not all(isinstance(f, str) and f for f in self.features):
+            raise TypeError(f"features ({self.features!r}) must be a tuple of names")
+        object.__setattr__(self, "features", tuple(self.features) or (self.name,))
+        if self.frequencies is not None:
+            object.__setattr__(self, "frequencies", check_frequencies(self.frequencies, self.num_embeddings))
 
 
 class EmbeddingCollection(Tables):
@@ -90,12 +100,27 @@ class EmbeddingCollection(Tables):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"names of tables ({', '.join(map(repr, repeated))}) must be unique")
+        features = [(feature, t) for t, table in enumerate(tables) for feature in table.features]
+        read = [feature for feature, _ in features]
+        repeated = sorted({name for name in read if read.count(name) > 1})
+        if repeated:
+            raise ValueError(f"features of tables ({', '.join(map(repr, repeated))}) must be unique")
         check_choice("mode", mode, Pooling)
         specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in tables]
         padding = [check_padding(table.padding_idx, table.num_embeddings) for table in tables]
-        super().__init__(names, specs, padding, sparse=sparse, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
+        super().__init__(
+            names,
+            specs,
+            padding,
+            features=features,
+            frequencies=[table.frequencies for table in tables],
+            sparse=sparse,
+            on_invalid_id=on_invalid_id,
+            device=device,
+            dtype=dtype,
+        )
         self.mode = mode
-        self.embedding_dims = tuple(spec.embedding_dim for spec in specs for _ in range(spec.num_vectors))
+        self.embedding_dims = tuple(specs[t].embedding_dim for t in self.table_of for _ in range(specs[t].num_vectors))
         self._one_width = len(set(self.embedding_dims)) == 1
 
     def __getattr__(self, name: str) -> Any:
@@ -103,15 +128,30 @@ class EmbeddingCollection(Tables):
             raise AttributeError("a collection has no weight: stored holds every row, to_dense() gives each table")
         return super().__getattr__(name)
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor | Mapping[str, Tensor | tuple[Tensor, Tensor]],
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
         """Composed vectors of every feature, pooled where the input is jagged.
 
+        Args:
+            ids: ``[B, F]``; values ``[V]`` with ``offsets``; or, by the name of each feature, ids ``[B]``, bags of one
+                length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B]`` or ``[B + 1]``.
+            offsets: where each bag starts, ``[F * B + 1]``, feature by feature.
+            per_sample_weights: a weight for each of the values.
+
         Raises:
-            ValueError: if shapes or offsets do not fit.
+            ValueError: if shapes, offsets or names do not fit.
             TypeError: if ids or weights have the wrong dtype.
         """
+        if isinstance(ids, Mapping):
+            if offsets is not None:
+                raise ValueError("offsets must be None where ids are given by feature")
+            ids, offsets = by_feature(ids, self.features)
         check_ids(ids, "ids")
-        features = len(self.names)
+        features = len(self.features)
         if offsets is None:
             if ids.dim() != 2 or ids.shape[1] != features:
                 raise ValueError(f"ids has shape {tuple(ids.shape)} but must be [B, {features}] without offsets")
@@ -133,9 +173,20 @@ class EmbeddingCollection(Tables):
         shape = (out.shape[0], len(self.embedding_dims), self.embedding_dims[0])
         return out if out.shape == shape else out.view(shape)
 
+    def row_numbers(self, ids: Tensor) -> Tensor:
+        """The rows of ``stored`` that the vector of each of ``ids`` ``[B, F]`` sums, ``[B, F, K]``; -1 for none.
+
+        Raises:
+            ValueError: if a scheme does not add rows, or widths differ.
+        """
+        check_ids(ids, "ids")
+        if ids.dim() != 2 or ids.shape[1] != len(self.features):
+            raise ValueError(f"ids has shape {tuple(ids.shape)} but must be [B, {len(self.features)}]")
+        return self._row_numbers(ids)
+
     def to_dense(self) -> dict[str, Tensor]:
-        """The table that each feature stands for, by name; differentiable."""
-        return {name: self.dense(f) for f, name in enumerate(self.names)}
+        """Each table that is stood for, by name; differentiable."""
+        return {name: self.dense(t) for t, name in enumerate(self.names)}
 
     def extra_repr(self) -> str:
         """Each table's size and scheme."""
@@ -144,3 +195,51 @@ class EmbeddingCollection(Tables):
             for name, spec in zip(self.names, self.specs, strict=True)
         ]
         return "\n".join([*rows, f"compression={self.compression:.1f}"])
+
+
+def by_feature(
+    ids: Mapping[str, Tensor | tuple[Tensor, Tensor]], features: Sequence[str]
+) -> tuple[Tensor, Tensor | None]:
+    """Ids by feature as ``[B, F]``, or, if some are bags, as values and offsets ``[F * B + 1]``.
+
+    >>> by_feature({"b": torch.tensor([3, 4]), "a": torch.tensor([1, 2])}, ["a", "b"])
+    (tensor([[1, 3],
+            [2, 4]]), None)
+    """
+    if set(ids) != set(features):
+        missing, unknown = sorted(set(features) - set(ids)), sorted(set(ids) - set(features))
+        raise ValueError(f"ids must hold the features {list(features)}: missing {missing}, unknown {unknown}")
+    for feature in features:
+        for tensor in ids[feature] if isinstance(ids[feature], tuple) else (ids[feature],):
+            check_ids(tensor, f"ids[{feature!r}]")
+    columns = [ids[feature] for feature in features]
+    if all(isinstance(column, Tensor) and column.dim() == 1 for column in columns):
+        lengths = {len(column) for column in columns}
+        if len(lengths) > 1:
+            raise ValueError(f"ids must have one length for all features, not {sorted(lengths)}")
+        return torch.stack(columns, 1), None
+    values, counts = [], []
+    for feature, column in zip(features, columns, strict=True):
+        if isinstance(column, tuple):
+            flat, starts = column[0], check_offsets(column[1], len(column[0]))
+            ends = starts.new_tensor([len(flat)])
+            counts.append((starts, torch.cat([starts, ends]).diff()))
+        elif column.dim() > 2:
+            raise ValueError(f"ids[{feature!r}] has shape {tuple(column.shape)} but must be [B], [B, L] or a pair")
+        else:
+            bags = column.reshape(len(column), -1)
+            flat, length = bags.flatten(), torch.full((len(bags),), bags.shape[1], device=bags.device)
+            counts.append((None, length))
+        values.append(flat)
+    batch = next((len(length) for starts, length in counts if starts is None), None)
+    if batch is None:
+        batch = len(counts[0][1])
+    bags_of = []
+    for feature, (starts, length) in zip(features, counts, strict=True):
+        if starts is not None and len(length) == batch + 1 and int(length[-1]) == 0:
+            length = length[:-1]  # offsets that end with the number of values
+        if len(length) != batch:
+            raise ValueError(f"ids[{feature!r}] has {len(length)} bags but must have {batch}, as the others")
+        bags_of.append(length)
+    lengths = torch.cat(bags_of)
+    return torch.cat(values), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import init
 from .checks import InvalidIdMode, check_ids, check_padding, check_scheme, check_unsupported
+from .frequency import check_frequencies
 from .partitions import naive
 from .schemes import Full, Scheme
 from .tables import Tables
@@ -26,6 +27,7 @@ class Embedding(Tables):
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count,
             warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
+        frequencies: how often each id occurs, ``[n]``, for a ``HotCold`` scheme; None where ids come by frequency.
         device: where the tables are, ``"meta"`` included.
         dtype: float32, float64, bfloat16 or float16.
 
@@ -53,6 +55,7 @@ class Embedding(Tables):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
+        frequencies: Tensor | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -60,7 +63,18 @@ class Embedding(Tables):
         check_scheme(scheme)
         spec = scheme.spec(num_embeddings, embedding_dim)
         padding = [check_padding(padding_idx, num_embeddings)]
-        super().__init__([""], [spec], padding, sparse=sparse, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
+        if frequencies is not None:
+            frequencies = check_frequencies(frequencies, num_embeddings)
+        super().__init__(
+            [""],
+            [spec],
+            padding,
+            frequencies=[frequencies],
+            sparse=sparse,
+            on_invalid_id=on_invalid_id,
+            device=device,
+            dtype=dtype,
+        )
         self.num_embeddings, self.embedding_dim, self.scheme = num_embeddings, embedding_dim, spec.scheme
         self.padding_idx = padding[0]
 
@@ -81,6 +95,22 @@ class Embedding(Tables):
         check_ids(input, "input")
         vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
         return self._lookup(input.reshape(-1, 1)).view(*input.shape, *vectors, self.embedding_dim)
+
+    def row_numbers(self, input: Tensor) -> Tensor:
+        """The rows of ``stored`` that the vector of each id sums, ``[..., K]``; -1 for none.
+
+        Any engine with plain bags can so look up this table. With padding, all are -1.
+
+        Raises:
+            ValueError: if the scheme does not add rows.
+
+        >>> from quorem import QR
+        >>> Embedding(10, 4, QR(2, operation="add")).row_numbers(torch.tensor([0, 7]))
+        tensor([[0, 5],
+                [2, 6]])
+        """
+        check_ids(input, "input")
+        return self._row_numbers(input.reshape(-1, 1)).view(*input.shape, -1)
 
     def to_dense(self) -> Tensor:
         """The table this one stands for, ``[n, D]`` (``[n, K, D]`` for feature generation); differentiable."""

@@ -156,6 +156,24 @@ def rank(frequencies: Tensor, spec: TableSpec) -> Ranks:
     return Ranks(hot, order[spec.num_hot : last].sort().values.to(dtype))
 
 
+def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
+    """The place of each id of a table: hot ids first, then the rest in one place, then the cold ids; ``[n]``.
+
+    >>> places(HotCold(2, cold=Full(), num_rest=2).spec(6, 4), None)
+    tensor([0, 1, 3, 4, 2, 2])
+    """
+    n, place = spec.num_embeddings, torch.full((spec.num_embeddings,), spec.num_hot)
+    if ranks is None:
+        hot, cold = torch.arange(spec.num_hot), torch.arange(spec.num_hot, n - spec.num_rest)
+    else:
+        hot, cold = ranks.hot.cpu().long(), ranks.cold.cpu().long()
+        if not spec.num_rest:
+            cold = torch.ones(n, dtype=torch.bool).index_fill(0, hot, False).nonzero().flatten()
+    place[hot] = torch.arange(len(hot))
+    place[cold] = spec.num_own + torch.arange(len(cold))
+    return place
+
+
 def check_frequencies(frequencies: Tensor, n: int, name: str = "frequencies") -> Tensor:
     """``frequencies`` ``[n]`` on the CPU, checked."""
     if not isinstance(frequencies, Tensor):

@@ -66,7 +66,22 @@ def start_(tables: Sequence[Tensor], spec: TableSpec, start: str = "matched") ->
     if start not in STARTS:
         raise ValueError(f"start ({start!r}) must be one of {', '.join(map(repr, STARTS))}")
     with torch.no_grad():
-        STARTS[start](tables, spec)
+        if spec.num_own:
+            bound = sqrt(1 / spec.num_embeddings)
+            tables[0].uniform_(-bound, bound)
+            tables = tables[1:]
+        if len(tables):
+            STARTS[start](tables, spec)
+
+
+def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec]) -> None:
+    """Start a pool so that a sum of its rows has the variance of a full table's, averaged over the cold ids."""
+    cold = sum(spec.num_composed for spec in members)
+    bound = sum(spec.num_composed * sqrt(1 / spec.num_embeddings) for spec in members) / max(cold, 1)
+    bound /= sqrt(len(tables))
+    with torch.no_grad():
+        for table in tables:
+            table.uniform_(-bound, bound)
 
 
 def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> None:

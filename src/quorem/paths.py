@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from . import init
-from .ops import autograd, layout, rows
+from .ops import autograd, rows
+from .ops.layout import BASE, CLOSED_FORM, Layout
 from .partitions import Partition
 from .schemes import Path, TableSpec
 
@@ -20,10 +21,10 @@ class PathNetworks(nn.Module):
     no loop over networks and no copy of a matrix per id.
 
     Args:
-        members: the features, as positions in ``specs``.
-        specs: the specs of all features; the members' have a ``Path`` scheme of one width and shape.
-        padding: the padding id of each feature, or None.
-        spans: first slot and number of slots of each feature.
+        members: the features, as positions in ``table_of``.
+        specs: the specs of all tables; the members' have path networks of one width and shape.
+        table_of: the table that each feature reads; features of one table share its networks.
+        layout: of all features.
     """
 
     member: Tensor  # [F]: position of each feature among the members, or -1
@@ -32,25 +33,26 @@ class PathNetworks(nn.Module):
     all_columns: Tensor  # the same, then the slots of the other features
     network_slots: Tensor  # as ``layout.slots``, a slot per member
     network_parts: Tensor  # as ``layout.parts``, a partition per level: its base is the member's first network
-    network_maps: Tensor
 
     def __init__(
         self,
         members: Sequence[int],
         specs: Sequence[TableSpec],
-        padding: Sequence[int | None],
-        spans: Tensor,
+        table_of: Sequence[int],
+        layout: Layout,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        own = [specs[f] for f in members]
-        scheme = own[0].scheme
-        assert isinstance(scheme, Path)
+        tables = list(dict.fromkeys(table_of[f] for f in members))
+        member_specs = [specs[t] for t in tables]
+        scheme = path_scheme(member_specs[0])
+        assert scheme is not None
+        self.has_own_rows = any(spec.num_own for spec in member_specs)
         self.members = tuple(members)
         self.activation = scheme.activation
-        self.embedding_dim = own[0].embedding_dim
-        sizes = list(zip(*(spec.path_sizes for spec in own), strict=True))
+        self.embedding_dim = member_specs[0].embedding_dim
+        sizes = list(zip(*(spec.path_sizes for spec in member_specs), strict=True))
         self.counts, self.most = (
             tuple(map(sum, sizes)),
             tuple(map(max, sizes)),
@@ -61,18 +63,21 @@ class PathNetworks(nn.Module):
             for d_in, d_out in pairwise(widths):
                 self.weights.append(nn.Parameter(torch.empty(count, d_in, d_out, device=device, dtype=dtype)))
                 self.biases.append(nn.Parameter(torch.empty(count, d_out, device=device, dtype=dtype)))
-        heads, levels, base = [], [], [0] * len(self.counts)
-        for f in members:
-            heads.append(layout.slot_row(f, specs[f], padding[f]))
-            parts = [p for p in specs[f].partitions[1:] if isinstance(p, Partition)]
-            levels.append([[p.stride, p.size, base[j], 1, layout.CLOSED_FORM] for j, p in enumerate(parts)])
+        levels, base = {}, [0] * len(self.counts)
+        for t in tables:
+            parts = [p for p in specs[t].partitions[1:] if isinstance(p, Partition)]
+            levels[t] = [[p.stride, p.size, base[j], 1, CLOSED_FORM] for j, p in enumerate(parts)]
             base = [b + p.size for b, p in zip(base, parts, strict=True)]
-        member = [members.index(f) if f in members else -1 for f in range(len(specs))]
-        columns = [c for f in members for c in range(int(spans[f, 0]), int(spans[f].sum()))]
-        others = [c for c in range(int(spans[:, 1].sum())) if c not in columns]
+        spans = layout.spans.tolist()
+        member = [members.index(f) if f in members else -1 for f in range(len(spans))]
+        columns = [spans[f][0] + slot for f in members for slot in range(spans[f][1])]
+        others = [c for c in range(len(layout.slots)) if c not in columns]
         integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
-        integers |= {"all_columns": columns + others, "network_slots": heads, "network_parts": levels}
-        integers["network_maps"] = []
+        integers |= {
+            "all_columns": columns + others,
+            "network_slots": [layout.slots[spans[f][0]].tolist() for f in members],
+        }
+        integers["network_parts"] = [levels[table_of[f]] for f in members]
         self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
         self.place_integers(self.weights[0].device)
         self.reset_parameters()
@@ -89,11 +94,13 @@ class PathNetworks(nn.Module):
             own = slice(level * layers, (level + 1) * layers)
             init.path_(list(self.weights)[own], list(self.biases)[own], self.activation)
 
-    def transform(self, vectors: Tensor, ids: Tensor) -> Tensor:
+    def transform(self, vectors: Tensor, ids: Tensor, ranks: Tensor) -> Tensor:
         """Transform the members' vectors among those ``[B, S, W]`` of ``ids`` ``[B, F]``; the others pass."""
         layers = [t for pair in zip(self.weights, self.biases, strict=True) for t in pair]
         per_level = len(layers) // len(self.counts)
-        if all(autograd.path_is_fused(vectors, layers[:per_level], most) for most in self.most):
+        if not self.has_own_rows and all(
+            autograd.path_is_fused(vectors, layers[:per_level], most) for most in self.most
+        ):
             for level, most in enumerate(self.most):
                 own = layers[level * per_level : (level + 1) * per_level]
                 parts = self.network_parts[:, level : level + 1].contiguous()
@@ -110,16 +117,18 @@ class PathNetworks(nn.Module):
             return vectors
         selected = vectors[:, self.columns]
         member = torch.arange(len(self.features), device=ids.device).repeat(ids.shape[0])
-        composed = self(selected.reshape(-1, self.embedding_dim), ids[:, self.features].flatten(), member)
+        composed = self(selected.reshape(-1, self.embedding_dim), ids[:, self.features].flatten(), member, ranks)
         return vectors.index_copy(1, self.columns, composed.view_as(selected))
 
-    def forward(self, x: Tensor, ids: Tensor, member: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor, member: Tensor, ranks: Tensor) -> Tensor:
         """Transform the row vectors ``x`` ``[N, D]`` of ``ids`` ``[N]``, each of one ``member`` ``[N]``.
 
-        Padding and out-of-range ids give zeros.
+        Ids with rows of their own keep these; padding and out-of-range ids give zeros.
         """
         slots, parts = self.network_slots[member][:, None], self.network_parts[member][:, None]
-        networks, valid = rows.rows_of(ids[:, None], slots, parts, self.network_maps)  # [N, 1, levels], [N, 1]
+        numbers = rows.numbers_of(ids[:, None], slots, ranks)  # [N, 1]
+        networks = parts[..., BASE] + rows.buckets_of(numbers, parts, ids.new_empty(0))  # [N, 1, levels]
+        untouched = x
         layers = len(self.weights) // len(self.counts)
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
         for level, count in enumerate(self.counts):
@@ -130,7 +139,13 @@ class PathNetworks(nn.Module):
                 x = torch.baddbmm(self.biases[i][network][:, None], x, self.weights[i][network])
                 x = x if i == (level + 1) * layers - 1 else act(x)
             x = x.flatten(0, 1)[position]
-        return torch.where(valid, x, 0)
+        return torch.where(numbers.valid, torch.where(numbers.composed, x, untouched), 0)
+
+
+def path_scheme(spec: TableSpec) -> Path | None:
+    """The path scheme of a table, or of its cold ids."""
+    scheme = getattr(spec.scheme, "cold", spec.scheme)
+    return scheme if isinstance(scheme, Path) and spec.hidden is not None else None
 
 
 def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:

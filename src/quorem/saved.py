@@ -19,6 +19,8 @@ def save_tables(tables: "Tables", destination: dict[str, Any], prefix: str, keep
     """``nn.Module._save_to_state_dict`` of ``Tables``."""
     for name, table in tables.named_tables():
         destination[prefix + name] = table if keep_vars else table.detach()
+    for name, ids in ranks(tables).items():
+        destination[prefix + name] = ids
     if hasattr(destination, "_metadata"):
         meanings = {name: meaning(spec) for name, spec in zip(tables.names, tables.specs, strict=True)}
         destination._metadata[prefix[:-1]]["meanings"] = meanings
@@ -38,6 +40,9 @@ def load_tables(
     for hook in tables._load_state_dict_pre_hooks.values():
         hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
     views = {prefix + name: table for name, table in tables.named_tables()}
+    lists = {prefix + name: ids for name, ids in ranks(tables).items()}
+    new_lists = {key: state_dict[key] for key in lists if key in state_dict}
+    missing_keys += [key for key in lists if key not in new_lists]
     values = {key: state_dict[key] for key in views if key in state_dict}
     missing_keys += [key for key in views if key not in values]
     if not values and f"{prefix}weight" in state_dict:
@@ -46,10 +51,12 @@ def load_tables(
             stacklevel=2,
         )
     if strict:
-        others = (key for key in state_dict if key.startswith(prefix) and key not in views)
+        others = (key for key in state_dict if key.startswith(prefix) and key not in views and key not in lists)
         unexpected_keys += [key for key in others if key.removeprefix(prefix).split(".")[0] not in tables._modules]
     assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
-    wrong = _wrong_shapes(views, values) or _wrong_meanings(tables, prefix, local_metadata)
+    wrong = _wrong_shapes(views, values) + _wrong_shapes(lists, new_lists) or _wrong_meanings(
+        tables, prefix, local_metadata
+    )
     if tables.stored.is_meta and values and not assign:
         wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
     error_msgs += wrong
@@ -62,7 +69,19 @@ def load_tables(
         with torch.no_grad():
             for key, value in values.items():
                 views[key].copy_(value)
+    for key, ids in new_lists.items():
+        lists[key].copy_(ids)
     tables.place_integers()
+
+
+def ranks(tables: "Tables") -> dict[str, Tensor]:
+    """The lists of hot and cold ids by name, for tables that were given frequencies."""
+    return {
+        f"ranks.{name}.{kind}" if name else f"ranks.{kind}": ids
+        for name, lists in zip(tables.names, tables.ranks_of, strict=True)
+        if lists is not None
+        for kind, ids in lists._asdict().items()
+    }
 
 
 def _wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
@@ -94,4 +113,7 @@ def meaning(spec: TableSpec) -> str:
         how = f"{spec.scheme.activation} path"
     permutation = spec.permutation
     order = "" if permutation is None else f" after {permutation.multiplier} i + {permutation.shift}"
-    return f"{how} of {', '.join(parts)}{order}"
+    if not spec.num_own and spec.pool is None:
+        return f"{how} of {', '.join(parts)}{order}"
+    cold = f"{how} of {', '.join(parts)}{order}" if spec.pool is None else f"sums of {spec.pool}"
+    return f"{spec.num_hot} hot, {spec.num_rest} rest, {cold}"

@@ -1,7 +1,7 @@
 """Storage and lookup of the tables of a module: one parameter, found by integers, with a name for each table in it."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -9,13 +9,16 @@ from torch import Tensor, nn
 
 from . import init, saved
 from .checks import InvalidIdMode, check_choice, check_device, check_dtype
+from .frequency import Ranks, places, rank
 from .operations import OPERATIONS
-from .ops import autograd, declare, layout
+from .ops import autograd, declare
+from .ops.layout import Layout, Storage, build
 from .ops.lookup import pooling_factor
-from .ops.rows import accumulator, bag_and_feature, larger, rows_of
+from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
 from .ops.updates import Updates, updates_of
-from .paths import PathNetworks
-from .schemes import Path, TableSpec
+from .partitions import Mixing, Partition
+from .paths import PathNetworks, path_scheme
+from .schemes import TableSpec
 
 
 class Tables(nn.Module):
@@ -32,7 +35,7 @@ class Tables(nn.Module):
     parts: Tensor
     maps: Tensor
     spans: Tensor
-    limits: Tensor
+    ranks: Tensor
     invalid_ids: Tensor
     ids_argument = "input"  # what ``forward`` calls the ids
 
@@ -42,6 +45,8 @@ class Tables(nn.Module):
         specs: Sequence[TableSpec],
         padding: Sequence[int | None],
         *,
+        features: Sequence[tuple[str, int]] | None = None,
+        frequencies: Sequence[Tensor | None] | None = None,
         sparse: bool,
         on_invalid_id: InvalidIdMode,
         device: torch.device | str | None,
@@ -52,12 +57,19 @@ class Tables(nn.Module):
         check_dtype(dtype)
         self.names, self.specs, self.padding = tuple(names), tuple(specs), tuple(padding)
         self.sparse, self.on_invalid_id = sparse, on_invalid_id
-        self.titles = "\n".join(f"table {name}" if name else f"{type(self).__name__}" for name in names)
-        storage = layout.build(specs, padding)
-        self.extents = storage.extents
+        features = [(name, t) for t, name in enumerate(names)] if features is None else features
+        self.features, self.table_of = tuple(name for name, _ in features), tuple(t for _, t in features)
+        self.titles = "\n".join(f"table {names[t]}" if names[t] else f"{type(self).__name__}" for t in self.table_of)
+        counts = [None] * len(specs) if frequencies is None else frequencies
+        self.ranks_of: list[Ranks | None] = [
+            rank(count, spec) if count is not None and spec.num_own else None
+            for count, spec in zip(counts, specs, strict=True)
+        ]
+        storage = self._storage()
+        self.extents, self.pools = storage.extents, storage.pools
         self.stored = nn.Parameter(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
-        groups = _path_groups(specs)
-        networks = [PathNetworks(group, specs, padding, storage.layout.spans, device, dtype) for group in groups]
+        groups = _path_groups(specs, self.table_of)
+        networks = [PathNetworks(group, specs, self.table_of, storage.layout, device, dtype) for group in groups]
         self.paths = nn.ModuleList(networks) if networks else ()
         self._lookups, self._warned = 0, False
         self.reset_parameters()
@@ -65,8 +77,9 @@ class Tables(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Stored parameters."""
-        return sum(spec.num_parameters for spec in self.specs)
+        """Stored parameters: every table's, every pool's, and every path network's."""
+        pools = sum(extent.rows * extent.pitch for extents in self.pools.values() for extent in extents)
+        return sum(spec.num_parameters for spec in self.specs) + pools * self.stored.shape[1]
 
     @property
     def compression(self) -> float:
@@ -76,15 +89,18 @@ class Tables(nn.Module):
     def reset_parameters(self, start: str = "matched") -> None:
         """Start the tables afresh: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
         self.place_integers()  # after to_empty() the buffers hold nothing
-        for f, spec in enumerate(self.specs):
-            init.start_(self.tables(f), spec, start)
+        for t, spec in enumerate(self.specs):
+            init.start_(self.tables(t), spec, start)
+        for name, extents in self.pools.items():
+            members = [spec for spec in self.specs if pool_key(self.pools, spec) == name]
+            init.pool_([extent.of(self.stored) for extent in extents], members)
         for group in self._path_networks():
             group.reset_parameters()
 
-    def tables(self, feature: int = 0) -> list[Tensor]:
-        """The stored tables of one feature, views ``[rows, width]`` of ``stored``."""
+    def tables(self, table: int = 0) -> list[Tensor]:
+        """What is stored for one table, views ``[rows, width]`` of ``stored``; rows of ids' own come first."""
         self.updates.flush_()
-        return [extent.of(self.stored) for extent in self.extents[feature]]
+        return [extent.of(self.stored) for extent in self.extents[table]]
 
     def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
         """Name and view of each stored table.
@@ -98,29 +114,67 @@ class Tables(nn.Module):
         for name, extents in zip(self.names, self.extents, strict=True):
             for j, extent in enumerate(extents):
                 yield f"tables.{name}.{j}" if name else f"tables.{j}", extent.of(values)
+        for name, extents in self.pools.items():
+            for j, extent in enumerate(extents):
+                yield f"pools.{name}.{j}", extent.of(values)
 
-    def dense(self, feature: int = 0) -> Tensor:
-        """The table that a feature stands for, ``[n, D]``, straight from the paper's equations.
+    def dense(self, table: int = 0) -> Tensor:
+        """The table ``[n, D]`` that is stood for, straight from the paper's equations.
 
         Differentiable. Feature generation gives ``[n, K, D]``.
         """
-        spec, pad = self.specs[feature], self.padding[feature]
-        ids = torch.arange(spec.num_embeddings, device=self.stored.device)
-        placed = ids if spec.permutation is None else spec.permutation(ids)
-        rows = [table[p(placed)] for table, p in zip(self.tables(feature), spec.partitions, strict=False)]
-        dense = OPERATIONS[spec.operation](*rows)
-        for group in self._path_networks():
-            if feature in group.members:
-                dense = group(dense, ids, torch.full_like(ids, group.members.index(feature)))
+        spec, pad, stored = self.specs[table], self.padding[table], self.tables(table)
+        place = places(spec, self.ranks_of[table]).to(self.stored.device)
+        ids = torch.arange(spec.num_embeddings, device=place.device)
+        composed, own = ids[place >= spec.num_own], ids[place < spec.num_own]
+        dense = self.stored.new_empty(0)
+        if len(composed):
+            numbers, partitions = place[composed] - spec.num_own, spec.partitions
+            if spec.pool is not None:
+                key = pool_key(self.pools, spec)
+                extents = self.pools[key]
+                before = [
+                    other for t, other in enumerate(self.specs) if t < table and pool_key(self.pools, other) == key
+                ]
+                total = sum(other.num_composed for other in self.specs if pool_key(self.pools, other) == key)
+                numbers = Mixing.covering(max(total, 2))(numbers + sum(other.num_composed for other in before))
+                partitions = tuple(Partition(1, extent.rows) for extent in extents)
+                rows = [extent.of(self.stored) for extent in extents]
+            else:
+                numbers = numbers if spec.permutation is None else spec.permutation(numbers)
+                rows = stored[spec.num_own > 0 :]
+            dense = OPERATIONS[spec.operation](*(t[p(numbers)] for t, p in zip(rows, partitions, strict=False)))
+            for group in self._path_networks():
+                if table in (members := [self.table_of[f] for f in group.members]):
+                    member = torch.full_like(composed, members.index(table))
+                    dense = group(dense, composed, member, self.layout.ranks)
+        if spec.num_own:
+            vectors = stored[0].new_zeros(spec.num_embeddings, spec.embedding_dim)
+            vectors = vectors.index_copy(0, own, stored[0][place[own]])
+            dense = vectors.index_copy(0, composed, dense) if len(composed) else vectors
         return dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
 
-    def num_duplicates(self, feature: int = 0) -> int:
+    def num_duplicates(self, table: int = 0) -> int:
         """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.
 
-        Theorem 1 promises that for ``concat`` over distinct rows; ``add`` and ``mult`` can collide, and a hash does.
+        Theorem 1 promises that for ``concat`` over distinct rows; ``add`` and ``mult`` can collide, and a hash does. The
+        rest of a ``HotCold`` table shares one vector by design: ``num_rest - 1`` duplicates.
         """
-        vectors = self.dense(feature).detach().flatten(1)
+        vectors = self.dense(table).detach().flatten(1)
         return len(vectors) - len(vectors.unique(dim=0))
+
+    def _row_numbers(self, ids: Tensor) -> Tensor:
+        """The rows of ``stored`` ``[B, F, K]`` that the vectors of ``ids`` ``[B, F]`` sum; -1 for none."""
+        for name, spec in zip(self.names, self.specs, strict=True):
+            title = f"table {name}: " if name else ""
+            if spec.hidden is not None or (spec.operation != "add" and len(spec.partitions) > 1):
+                raise ValueError(f"{title}scheme ({spec.scheme}) must add rows: only then is a vector a sum of rows")
+            if spec.embedding_dim != self.stored.shape[1]:
+                width = self.stored.shape[1]
+                raise ValueError(f"{title}embedding_dim ({spec.embedding_dim}) must be that of all tables ({width})")
+        raise_out_of_range(ids, None, self.layout, self.titles)
+        reads = lookup_reads(ids, self.layout)
+        return torch.where(reads.valid[..., None] & reads.used, reads.rows, -1)
 
     def _lookup(self, ids: Tensor) -> Tensor:
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
@@ -132,7 +186,7 @@ class Tables(nn.Module):
         if invalid is not None:
             self._report_invalid()
         for group in self._path_networks():
-            out = group.transform(out, ids)
+            out = group.transform(out, ids, self.layout.ranks)
         return out
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
@@ -158,10 +212,13 @@ class Tables(nn.Module):
         inside = (member >= 0) & (torch.arange(ids.shape[0], device=ids.device) < offsets[-1])
         member = member.clamp(min=0)
         slot = group.columns.view(members, -1)[member]
-        rows, valid = rows_of(ids[:, None], self.slots[slot], self.parts[slot][..., :1, :], self.maps)
-        valid = valid & inside[:, None]
-        vectors = autograd.gather(rows[..., 0], stored, self.updates, self.sparse).flatten(1)
-        vectors = group(vectors, ids, member).to(accumulator(stored))
+        reads = reads_of(ids[:, None], self.slots[slot], self.parts[slot], self.layout)
+        valid = reads.valid & inside[:, None]
+        rows = torch.where(reads.used, reads.rows, 0).sum(
+            -1
+        )  # one is used: the id's own, or that of its first partition
+        vectors = autograd.gather(rows, stored, self.updates, self.sparse).flatten(1)
+        vectors = group(vectors, ids, member, self.layout.ranks).to(accumulator(stored))
         factor = pooling_factor(valid, bag, sample_weights, offsets, mean, vectors.dtype)[:, 0]
         vectors = torch.where(valid[:, :1], vectors * factor, 0)
         batch = (offsets.shape[0] - 1) // spans.shape[0]
@@ -170,10 +227,13 @@ class Tables(nn.Module):
         return pooled[: batch * members].view(batch, group.columns.shape[0], stored.shape[1]).to(stored.dtype)
 
     @property
-    def layout(self) -> layout.Layout:
+    def layout(self) -> Layout:
         """The integers by which the ops find the rows of an id."""
         buffers: dict[str, Any] = self._buffers  # an attribute of a module takes longer to find
-        return layout.Layout(buffers["slots"], buffers["parts"], buffers["maps"], buffers["spans"])
+        return Layout(*[buffers[name] for name in Layout._fields])
+
+    def _storage(self) -> Storage:
+        return build(self.specs, self.padding, self.table_of, self.ranks_of)
 
     def _path_networks(self) -> list[PathNetworks]:
         return cast(list[PathNetworks], list(self.paths))
@@ -207,7 +267,7 @@ class Tables(nn.Module):
 
     def place_integers(self) -> None:
         """(Re)build the layout's buffers where ``stored`` is; they hold no learned state."""
-        integers = layout.build(self.specs, self.padding).layout._asdict()
+        integers = self._storage().layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.stored.device), persistent=False)
@@ -250,12 +310,20 @@ def module_of(stored: Tensor) -> Tables | None:
     return None if updates is None else next(iter(updates.modules), None)
 
 
-def _path_groups(specs: Sequence[TableSpec]) -> list[list[int]]:
+def pool_key(pools: Mapping[str, Any], spec: TableSpec) -> str | None:
+    """The name of a table's pool among ``pools``, where pools of several widths carry theirs."""
+    if spec.pool is None:
+        return None
+    return spec.pool.name if spec.pool.name in pools else f"{spec.pool.name}.{spec.embedding_dim}"
+
+
+def _path_groups(specs: Sequence[TableSpec], table_of: Sequence[int]) -> list[list[int]]:
     """Features whose path networks have one shape, and so run together."""
     groups: dict[Any, list[int]] = {}
-    for f, spec in enumerate(specs):
-        if isinstance(spec.scheme, Path):
-            shape = (spec.embedding_dim, spec.scheme.hidden, spec.scheme.activation, len(spec.partitions))
+    for f, t in enumerate(table_of):
+        scheme = path_scheme(specs[t])
+        if scheme is not None:
+            shape = (specs[t].embedding_dim, scheme.hidden, scheme.activation, len(specs[t].partitions))
             groups.setdefault(shape, []).append(f)
     return list(groups.values())
 

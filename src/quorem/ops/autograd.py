@@ -142,18 +142,9 @@ class _Lookup(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        ids: Tensor,
-        stored: Tensor,
-        slots: Tensor,
-        parts: Tensor,
-        maps: Tensor,
-        spans: Tensor,
-        invalid: Tensor | None,
-        names: str,
-        sparse: bool,
-    ) -> Tensor:
-        return _read(ids, stored, Layout(slots, parts, maps, spans), invalid, names)
+    def forward(ids: Tensor, stored: Tensor, *inputs: Any) -> Tensor:
+        *layout, invalid, names, _ = inputs
+        return _read(ids, stored, Layout(*layout), invalid, names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -165,28 +156,16 @@ class _Lookup(torch.autograd.Function):
         ids, stored, *layout = ctx.saved_tensors
         name = "lookup_row_grads" if ctx.sparse else "lookup_backward"
         result = _gradient(name, grad, ids, stored, Layout(*layout))
-        return None, _sparse(*result, stored) if ctx.sparse else result, *[None] * 7
+        return None, _sparse(*result, stored) if ctx.sparse else result, *[None] * (len(Layout._fields) + 3)
 
 
 class _Bag(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        ids: Tensor,
-        offsets: Tensor,
-        sample_weights: Tensor | None,
-        stored: Tensor,
-        slots: Tensor,
-        parts: Tensor,
-        maps: Tensor,
-        spans: Tensor,
-        mean: bool,
-        names: str,
-        sparse: bool,
-    ) -> Tensor:
-        layout = Layout(slots, parts, maps, spans)
-        return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
+    def forward(ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, stored: Tensor, *inputs: Any) -> Tensor:
+        *layout, mean, names, _ = inputs
+        return call("bag", ids, offsets, sample_weights, stored, Layout(*layout), mean=mean, names=names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -205,7 +184,7 @@ class _Bag(torch.autograd.Function):
             name = "bag_row_grads" if ctx.sparse else "bag_backward"
             dstored = _gradient(name, grad, ids, offsets, sample_weights, stored, layout, mean=ctx.mean)
             dstored = _sparse(*dstored, stored) if ctx.sparse else dstored
-        return None, None, dsample, dstored, *[None] * 7
+        return None, None, dsample, dstored, *[None] * (len(Layout._fields) + 3)
 
 
 class _Path(torch.autograd.Function):

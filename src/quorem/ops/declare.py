@@ -19,7 +19,7 @@ from .state import CONSTANTS, STATES
 
 Kernel = Callable[..., Any]
 
-_LAYOUT = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
+_LAYOUT = ", ".join(f"Tensor {name}" for name in Layout._fields)
 _BAG = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor stored"
 _STEP = f"Tensor(a!) stored, Tensor lr, Tensor(b!)[] state, {_LAYOUT}"
 _LAGGING = f"Tensor(a!) stored, Tensor(b!)[] state, {_LAYOUT}"
@@ -183,7 +183,8 @@ def _packed(op: Op, kernel: Kernel) -> Kernel:
     def run(*args: Any, **options: Any) -> Any:
         packed = list(args)
         if layout is not None:
-            packed[layout : layout + 4] = [Layout(*args[layout : layout + 4])]
+            end = layout + len(Layout._fields)
+            packed[layout:end] = [Layout(*args[layout:end])]
         if state is not None:
             packed[state] = STATES[options["rule"]](*args[state])
             options["constants"] = CONSTANTS[options["rule"]](*options["constants"])

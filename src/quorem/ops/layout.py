@@ -94,7 +94,9 @@ def build(
     """
     features = range(len(specs)) if features is None else features
     ranks = [None] * len(specs) if ranks is None else ranks
-    width = gcd(*(w for spec in specs for w in (spec.embedding_dim * (spec.pool is not None), *(w for _, w in spec.shapes))))
+    width = gcd(
+        *(w for spec in specs for w in (spec.embedding_dim * (spec.pool is not None), *(w for _, w in spec.shapes)))
+    )
     extents, num_rows = [], 0
     for spec in specs:
         tables = []
@@ -197,7 +199,9 @@ def _pooled(specs: Sequence[TableSpec]) -> dict[str, _Pooled]:
             first = members.setdefault((spec.pool.name, spec.embedding_dim), [])
             first.append(t)
             if specs[first[0]].pool != spec.pool:
-                raise ValueError(f"pool {spec.pool.name!r} must be the same in all tables: {specs[first[0]].pool}, {spec.pool}")
+                raise ValueError(
+                    f"pool {spec.pool.name!r} must be the same in all tables: {specs[first[0]].pool}, {spec.pool}"
+                )
     names = [name for name, _ in members]
     pooled = {}
     for (name, d), tables in members.items():

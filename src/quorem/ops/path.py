@@ -4,7 +4,7 @@
 
 ``vectors`` ``[B, S, D]`` holds the rows of the first partition. ``columns`` ``[S]`` names each column once: the vectors
 of the first M are transformed, each by the network that its id ``ids`` ``[B, F]`` selects, the others pass. ``layers``
-are weight ``[G, in, out]`` and bias ``[G, out]`` of one or two layers. ``slots`` ``[M, 6]`` and ``parts`` ``[M, 1, 5]``
+are weight ``[G, in, out]`` and bias ``[G, out]`` of one or two layers. ``slots`` ``[M, SLOT_COLUMNS]`` and ``parts`` ``[M, 1, 5]``
 find the networks as ``layout`` finds rows; ``networks`` is the most that a feature has. Padding and out-of-range ids
 give zeros. ``counts`` and ``lists`` are the ids of each network, how many and which, if a fused version wants them
 again in the backward pass.
@@ -13,8 +13,8 @@ again in the backward pass.
 import torch
 from torch import Tensor
 
-from .layout import FEATURE
-from .rows import accumulator, rows_of
+from .layout import BASE, FEATURE
+from .rows import accumulator, buckets_of, numbers_of
 
 
 def path(
@@ -64,8 +64,10 @@ def _transform(
     activation: str,
 ) -> Tensor:
     columns = columns[: slots.shape[0]]
-    rows, valid = rows_of(ids[:, slots[:, FEATURE]], slots, parts, slots.new_empty(0))
-    network, x = rows[..., 0], vectors[:, columns].to(accumulator(vectors))
+    none = slots.new_empty(0)
+    numbers = numbers_of(ids[:, slots[:, FEATURE]], slots, none)
+    network = (parts[..., BASE] + buckets_of(numbers, parts, none))[..., 0]
+    valid, x = numbers.valid, vectors[:, columns].to(accumulator(vectors))
     for i in range(0, len(layers), 2):
         x = torch.einsum("bmi,bmio->bmo", x, layers[i][network].to(x.dtype)) + layers[i + 1][network].to(x.dtype)
         if i + 2 < len(layers):

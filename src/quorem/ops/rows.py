@@ -60,43 +60,64 @@ def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, Bags
     return reads._replace(valid=reads.valid & bags.valid), bags
 
 
+class Numbers(NamedTuple):
+    """What ids become before partitions divide them, all ``[N, S]``."""
+
+    valid: Tensor  # the id is neither padding nor out of range
+    composed: Tensor  # the vector is composed; else it is a row of the id's own
+    row: Tensor  # where it is not composed, the number of that row
+    number: Tensor  # where it is, what the partitions divide
+
+
 def reads_of(ids: Tensor, slots: Tensor, parts: Tensor, layout: Layout) -> Reads:
     """What ``ids`` ``[N, S]`` read through ``slots`` and ``parts``, those of all ids or of each."""
-    limit = slots[..., LIMIT]
-    i = ids.long()
-    valid = ~out_of_range(i, limit) & (i != slots[..., PADDING])
-    number = numbers_of(torch.where(valid, i, 0), slots, layout.ranks)
-    own = slots[..., OWN]
-    composed = number >= own
-    x = torch.where(composed, number - own, 0)
-    x = (slots[..., MULTIPLIER] * x + slots[..., SHIFT]) % slots[..., COMPOSED]
-    x = mix(x + slots[..., OFFSET], slots[..., BITS])[..., None]
-    bucket = (x // parts[..., STRIDE]) % parts[..., SIZE]
-    if len(layout.maps):
-        mapped = parts[..., MAP] >= 0
-        bucket = torch.where(mapped, layout.maps[torch.where(mapped, parts[..., MAP] + x, 0)], bucket)
+    numbers = numbers_of(ids, slots, layout.ranks)
+    bucket = buckets_of(numbers, parts, layout.maps)
     # Where ids have rows of their own, these are the first part, and the others are for composed ids.
-    first = (torch.arange(parts.shape[-2], device=parts.device) == 0) & (own > 0)[..., None]
-    bucket = torch.where(first, torch.where(composed, 0, number)[..., None], bucket)
-    used = (parts[..., BASE] >= 0) & (first != composed[..., None])
-    return Reads(parts[..., BASE] + bucket * parts[..., PITCH], valid, used, slots[..., OPERATION] == MULT)
+    first = (torch.arange(parts.shape[-2], device=parts.device) == 0) & (slots[..., OWN] > 0)[..., None]
+    bucket = torch.where(first, numbers.row[..., None], bucket)
+    used = (parts[..., BASE] >= 0) & (first != numbers.composed[..., None])
+    rows = parts[..., BASE] + bucket * parts[..., PITCH]
+    return Reads(rows, numbers.valid, used, slots[..., OPERATION] == MULT)
 
 
-def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
-    """The number of each id in its table: rows of their own first (hot ids, then the rest), then the composed ids.
+def buckets_of(numbers: Numbers, parts: Tensor, maps: Tensor) -> Tensor:
+    """The bucket ``[N, S, K]`` of each number in each partition."""
+    number = numbers.number[..., None]
+    bucket = (number // parts[..., STRIDE]) % parts[..., SIZE]
+    if len(maps):
+        mapped = parts[..., MAP] >= 0
+        bucket = torch.where(mapped, maps[torch.where(mapped, parts[..., MAP] + number, 0)], bucket)
+    return bucket
+
+
+def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
+    """What the partitions of each id's table divide: the id, or its number among the composed ids, permuted or mixed."""
+    i = ids.long()
+    valid = ~out_of_range(i, slots[..., LIMIT]) & (i != slots[..., PADDING])
+    place, own = _places(torch.where(valid, i, 0), slots, ranks), slots[..., OWN]
+    composed = place >= own
+    number = torch.where(composed, place - own, 0)
+    number = (slots[..., MULTIPLIER] * number + slots[..., SHIFT]) % slots[..., COMPOSED]
+    number = mix(number + slots[..., OFFSET], slots[..., BITS])
+    return Numbers(valid, composed, torch.where(composed, 0, place), number)
+
+
+def _places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
+    """The place of each id in its table: ids with rows of their own first (hot, then the rest), then the composed ids.
 
     Without lists of ids, hot ids are the lowest and the rest are the highest (``frequency`` explains the ranges).
     """
     rest = slots[..., REST] < slots[..., LIMIT]
     hot = slots[..., OWN] - rest.long()
-    number = torch.where(ids < hot, ids, ids + rest)
-    number = torch.where(ids >= slots[..., REST], hot, number)
+    place = torch.where(ids < hot, ids, ids + rest)
+    place = torch.where(ids >= slots[..., REST], hot, place)
     if not len(ranks):
-        return number
+        return place
     below_hot, is_hot = _search(ids, slots[..., HOT], hot, ranks)
     below_cold, is_cold = _search(ids, slots[..., COLD], torch.where(rest, slots[..., COMPOSED], 0), ranks)
     cold = torch.where(rest, torch.where(is_cold, slots[..., OWN] + below_cold, hot), slots[..., OWN] + ids - below_hot)
-    return torch.where(slots[..., HOT] == NO_RANKS, number, torch.where(is_hot, below_hot, cold))
+    return torch.where(slots[..., HOT] == NO_RANKS, place, torch.where(is_hot, below_hot, cold))
 
 
 def _search(ids: Tensor, start: Tensor, length: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,237 @@
+"""HotCold and Pool: against the table they stand for, by brute force, and at their edges."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quorem import (
+    QR,
+    ChineseRemainder,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    GeneralizedQR,
+    Hash,
+    HotCold,
+    Path,
+    Pool,
+    Table,
+)
+from quorem.frequency import places, rank
+from quorem.partitions import Mixing
+from quorem.schemes import from_json, to_json
+
+N, D = 97, 8
+COLD = {
+    "pool": Pool(24),
+    "pool of 3": Pool(30, num_partitions=3),
+    "QR add": QR(4, operation="add"),
+    "QR mult": QR(4),
+    "QR concat": QR(4, operation="concat"),
+    "permuted": QR(5, permute=3),
+    "hash": Hash(4),
+    "generalized": GeneralizedQR(3),
+    "remainders": ChineseRemainder(2, operation="add"),
+    "full": Full(),
+    "linear path": Path(4, ()),
+    "path": Path(4, (6,)),
+}
+
+
+@pytest.fixture(params=COLD)
+def cold(request):
+    return COLD[request.param]
+
+
+@pytest.fixture(params=["by rank", "by frequency"])
+def frequencies(request):
+    torch.manual_seed(0)
+    return None if request.param == "by rank" else torch.randint(0, 9, (N,))
+
+
+def varied(module):
+    """Parameters that differ from one another, so that a wrong row shows."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn_like(p))
+    return module
+
+
+@pytest.mark.parametrize("num_rest", [0, 40])
+def test_lookup_and_gradients_are_those_of_the_table_it_stands_for(cold, frequencies, num_rest):
+    scheme = HotCold(10, cold=cold, num_rest=num_rest, force=True)
+    module = varied(Embedding(N, D, scheme, frequencies=frequencies, padding_idx=3, dtype=torch.float64))
+    ids = torch.randint(0, N, (5, 40))
+    dense = module.to_dense()
+    expected = F.embedding(ids, dense)
+    got = module(ids)
+    torch.testing.assert_close(got, expected)
+    weights = torch.randn_like(got)
+    parameters = list(module.parameters())
+    for a, b in zip(
+        torch.autograd.grad((got * weights).sum(), parameters, allow_unused=True),
+        torch.autograd.grad((expected * weights).sum(), parameters, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_bags_are_those_of_the_table_it_stands_for(cold, frequencies):
+    scheme = HotCold(10, cold=cold, num_rest=40, force=True)
+    for mode in ("sum", "mean"):
+        module = varied(EmbeddingBag(N, D, scheme, mode=mode, frequencies=frequencies, dtype=torch.float64))
+        ids, offsets = torch.randint(0, N, (60,)), torch.tensor([0, 5, 5, 31])
+        expected = F.embedding_bag(ids, module.to_dense(), offsets, mode=mode)
+        torch.testing.assert_close(module(ids, offsets), expected)
+
+
+def test_ranges_of_a_table():
+    spec = HotCold(10, cold=Pool(24), num_rest=40).spec(N, D)
+    assert (spec.num_own, spec.num_composed, spec.shapes) == (11, 47, ((11, D),))
+    counts = torch.randint(0, 5, (N,))
+    lists = rank(counts, spec)
+    order = sorted(range(N), key=lambda i: (-int(counts[i]), i))
+    assert lists.hot.tolist() == sorted(order[:10]) and lists.cold.tolist() == sorted(order[10:57])
+    place = places(spec, lists)
+    assert set(place[order[57:]].tolist()) == {10} and sorted(place[order[:57]].tolist()) == [
+        *range(10),
+        *range(11, 58),
+    ]
+
+
+def tables(pool, **options):
+    return [
+        Table("user", 60, D, HotCold(5, cold=pool, num_rest=20), **options),
+        Table("item", 47, D, HotCold(3, cold=pool)),
+        Table("day", 7, D, Full()),
+        Table("query", 33, D, HotCold(0, cold=pool, num_rest=1), features=("typed", "clicked")),
+    ]
+
+
+def test_cold_ids_of_all_tables_have_combinations_of_their_own():
+    collection = EmbeddingCollection(tables(Pool(40)))
+    pairs, others = set(), set()
+    for f, (n, hot, rest) in enumerate([(60, 5, 20), (47, 3, 0), (7, 7, 0), (33, 0, 1)]):
+        ids = torch.zeros(n, 5, dtype=torch.int64)
+        ids[:, f] = torch.arange(n)
+        for i, rows in enumerate(collection.row_numbers(ids)[:, f].tolist()):
+            rows = tuple(r for r in rows if r >= 0)
+            assert len(rows) == (2 if hot <= i < n - rest else 1)
+            assert (rows not in pairs) or i > n - rest
+            (pairs if len(rows) == 2 else others).add(rows)
+    assert len(pairs) == 35 + 44 + 32 and len(others) == 6 + 3 + 7 + 1
+
+
+def test_a_collection_equals_its_tables_and_shares_rows():
+    collection = varied(EmbeddingCollection(tables(Pool(40), frequencies=torch.arange(60)), dtype=torch.float64))
+    assert collection.features == ("user", "item", "day", "typed", "clicked")
+    ids = torch.stack([torch.randint(0, n, (50,)) for n in (60, 47, 7, 33, 33)], 1)
+    dense = collection.to_dense()
+    names = ("user", "item", "day", "query", "query")
+    expected = torch.stack([F.embedding(ids[:, f], dense[name]) for f, name in enumerate(names)], 1)
+    torch.testing.assert_close(collection(ids), expected)
+    weights = torch.randn_like(expected)
+    got = torch.autograd.grad((collection(ids) * weights).sum(), collection.stored)[0]
+    torch.testing.assert_close(got, torch.autograd.grad((expected * weights).sum(), collection.stored)[0])
+    rows = collection.row_numbers(ids)
+    summed = F.embedding(rows.clamp(min=0), collection.stored).mul((rows >= 0)[..., None]).sum(-2)
+    torch.testing.assert_close(summed, expected)
+    by_name = dict(zip(collection.features, ids.unbind(1), strict=True))
+    assert torch.equal(collection(by_name), collection(ids))
+
+
+def test_by_feature_takes_bags_of_either_form():
+    collection = varied(EmbeddingCollection([Table("a", 9, 4), Table("b", 9, 4)], mode="sum"))
+    a, b = torch.tensor([[1, 2], [3, 4]]), torch.tensor([5, 6, 7])
+    dense = collection.to_dense()
+    expected = torch.stack([dense["a"][a].sum(1), F.embedding_bag(b, dense["b"], torch.tensor([0, 1]), mode="sum")], 1)
+    for offsets in (torch.tensor([0, 1]), torch.tensor([0, 1, 3])):
+        torch.testing.assert_close(collection({"a": a, "b": (b, offsets)}), expected)
+    with pytest.raises(ValueError, match=r"missing \['b'\], unknown \['c'\]"):
+        collection({"a": a, "c": b})
+
+
+def test_state_dict_copies_and_pickles_hold_the_lists_of_ids(frequencies):
+    made = [Table("user", N, D, HotCold(9, cold=Pool(24), num_rest=30), frequencies=frequencies), Table("day", 7, D)]
+    first = varied(EmbeddingCollection(made))
+    ids = torch.stack([torch.randint(0, N, (50,)), torch.randint(0, 7, (50,))], 1)
+    again = EmbeddingCollection(
+        [Table("user", N, D, made[0].scheme, frequencies=None if frequencies is None else torch.zeros(N)), made[1]]
+    )
+    names = set(first.state_dict())
+    assert {"tables.user.0", "pools.pool.0", "pools.pool.1", "tables.day.0"} <= names
+    assert ("ranks.user.hot" in names) == (frequencies is not None)
+    again.load_state_dict(first.state_dict())
+    for other in (again, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert torch.equal(other(ids), first(ids))
+    assert first.num_parameters == first.stored.numel()
+
+
+@pytest.mark.parametrize(
+    "scheme", [HotCold(3, cold=Pool(9, 3, name="cold")), HotCold(0, cold=QR(4), num_rest=2, force=True)]
+)
+def test_json(scheme):
+    assert from_json(to_json(scheme)) == scheme
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 7, 12])
+def test_mixing_is_a_bijection(bits):
+    assert sorted(Mixing(bits)(torch.arange(2**bits)).tolist()) == list(range(2**bits))
+
+
+def test_mixing_mixes():
+    """Ids that are multiples of 2**20 spread over the rows of a table; an affine renumbering leaves them in few."""
+    numbers = torch.arange(2**12) << 20
+    counts = torch.bincount(Mixing(40)(numbers) % 64, minlength=64)
+    assert counts.float().var() / counts.float().mean() < 2
+
+
+def test_num_duplicates_counts_the_rest():
+    module = varied(Embedding(N, D, HotCold(10, cold=Pool(24), num_rest=40)))
+    assert module.num_duplicates() == 39
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: HotCold(60, cold=Pool(9), num_rest=50).spec(N, D),
+            ValueError,
+            r"num_hot \(60\) \+ num_rest \(50\) must be at most num_embeddings \(97\)",
+        ),
+        (lambda: HotCold(1, cold=3), TypeError, r"cold \(3\) must be a Scheme or a Pool"),
+        (lambda: HotCold(1, cold=HotCold(1, cold=Full())), ValueError, "must not be a HotCold itself"),
+        (lambda: HotCold(1, cold=QR(4, operation="feature")), ValueError, r"operation \('feature'\) of cold"),
+        (lambda: HotCold(1, cold=Full(), permute=1), ValueError, r"permute \(1\) must be None"),
+        (lambda: Pool(9, operation="mult"), ValueError, r"operation \('mult'\) must be 'add'"),
+        (
+            lambda: Embedding(N, D, HotCold(0, cold=Pool(6))),
+            ValueError,
+            r"num_rows \(6\) of pool 'pool' must be at least 23",
+        ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.ones(3)),
+            ValueError,
+            r"frequencies has shape \(3,\)",
+        ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.full((N,), torch.nan)),
+            ValueError,
+            r"frequencies\[0\] \(nan\) must be at least 0",
+        ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=-torch.ones(N)),
+            ValueError,
+            r"frequencies\[0\] \(-1.0\)",
+        ),
+        (lambda: Embedding(N, D, QR(4)).row_numbers(torch.tensor([1])), ValueError, "must add rows"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
