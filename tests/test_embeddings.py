@@ -21,7 +21,7 @@ def test_a_full_table_is_torchs() -> None:
     for module in (ours, theirs):
         module(ids).pow(2).sum().backward()
     assert torch.equal(ours(ids), theirs(ids))
-    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+    assert torch.equal(ours.stored.grad, theirs.weight.grad)
     assert ours.compression == 1 and ours.num_parameters == N * D
     assert (ours.num_embeddings, ours.embedding_dim, ours.padding_idx) == (N, D, 5)
 
@@ -39,9 +39,9 @@ def test_padding_is_zero_and_takes_no_gradient(case: str) -> None:
 def test_from_pretrained_freezes_as_torch_does() -> None:
     dense = torch.randn(N, D, dtype=torch.float64)
     table = Embedding.from_pretrained(dense)
-    assert not table.weight.requires_grad and table.weight.dtype == torch.float64
+    assert not table.stored.requires_grad and table.stored.dtype == torch.float64
     assert torch.equal(table.to_dense(), dense)
-    assert Embedding.from_pretrained(dense, QR(4), freeze=False, sparse=True).weight.requires_grad
+    assert Embedding.from_pretrained(dense, QR(4), freeze=False, sparse=True).stored.requires_grad
 
 
 def test_compression_and_repr() -> None:

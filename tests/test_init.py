@@ -99,7 +99,7 @@ def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
 
 
 def test_starts_are_seeded() -> None:
-    first, again, other = (started(QR(4), seed=seed).weight for seed in (1, 1, 2))
+    first, again, other = (started(QR(4), seed=seed).stored for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -171,7 +171,7 @@ def test_what_a_scheme_can_hold_is_fitted_exactly(case: str, permute: int | None
     source = fill_(Embedding(N, D, scheme, dtype=torch.float64))
     if source.specs[0].operation == "mult":
         with torch.no_grad():
-            source.weight.mul_(0.2).add_(1)
+            source.stored.mul_(0.2).add_(1)
     dense = source.to_dense().detach()
     fitted = Embedding(N, D, scheme, dtype=torch.float64)
     fit_(fitted.tables(), fitted.specs[0], dense, sweeps=300)
@@ -266,7 +266,7 @@ def test_the_padding_row_is_not_fitted(module: type[Embedding]) -> None:
         module.from_pretrained(dense.index_fill(0, torch.tensor([7]), value), Hash(4), padding_idx=7)
         for value in (0.0, 1e6)
     )
-    torch.testing.assert_close(first.weight, second.weight)
+    torch.testing.assert_close(first.stored, second.stored)
     torch.testing.assert_close(first.tables()[0][7], dense[[22, 37, 52]].mean(0))
 
 
@@ -276,7 +276,7 @@ def test_fits_keep_dtype_and_stay_finite() -> None:
         dense[:20] = 0
         for operation in ("add", "mult", "concat"):
             table = Embedding.from_pretrained(dense, QR(4, operation=operation))
-            assert table.weight.dtype == dtype and table.weight.isfinite().all()
+            assert table.stored.dtype == dtype and table.stored.isfinite().all()
 
 
 def test_unused_buckets_are_zero() -> None:

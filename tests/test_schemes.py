@@ -219,7 +219,7 @@ def test_path_divides_its_collisions_among_the_levels() -> None:
 
 def test_a_permutation_renumbers_the_ids() -> None:
     plain, permuted = (Embedding(1000, 4, QR(4, permute=seed)) for seed in (None, 5))
-    permuted.weight = plain.weight
+    permuted.stored = plain.stored
     order = permuted.specs[0].permutation(torch.arange(1000))
     assert sorted(order.tolist()) == list(range(1000)) != order.tolist()
     torch.testing.assert_close(permuted.to_dense(), plain.to_dense()[order])

@@ -1,8 +1,8 @@
 """The layout: any mix of schemes as one small table of integers that every kernel reads.
 
-All rows of a module lie in one parameter ``stored`` ``[R, W]``, where W is the greatest common divisor of the widths of
-its tables; a row of a table that is ``pitch * W`` wide is ``pitch`` consecutive rows of ``stored``. The output is a list
-of S *slots* of W columns. A slot takes one feature's ids and combines up to K rows, by sum or by product:
+All rows of a module lie in one parameter ``stored`` ``[R, W]``, where W is the greatest common divisor of the widths
+of its tables; a row of a table that is ``pitch * W`` wide is ``pitch`` consecutive rows of ``stored``. The output is a
+list of S *slots* of W columns. A slot takes one feature's ids and combines up to K rows, by sum or by product:
 
     out[n, s] = op_k stored[base[s, k] + bucket_k(id) * pitch[s, k]],   id = ids[n, feature[s]]
 
