@@ -11,6 +11,7 @@ from .bags import EmbeddingBag
 from .collection import EmbeddingCollection, Table
 from .embeddings import Embedding
 from .frequency import HotCold, Pool
+from .quantize import quantize_
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Path, Scheme, TableSpec
 from .version import __version__ as __version__
 
@@ -19,6 +20,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingCollection",
     "Table",
+    "quantize_",
     "Full",
     "Hash",
     "QR",

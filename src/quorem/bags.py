@@ -132,7 +132,7 @@ class EmbeddingBag(Embedding):
         if self.mode == "max":
             raise ValueError("per_sample_weights must be None for mode='max'")
         check_sample_weights(weights, input, "input")
-        return weights.to(self.stored.dtype)
+        return weights.to(self.dtype)
 
     @classmethod
     def from_pretrained(

@@ -166,7 +166,7 @@ class EmbeddingCollection(Tables):
                 raise ValueError(f"offsets has {len(offsets)} entries but must have a multiple of {features} plus one")
             if per_sample_weights is not None:
                 check_sample_weights(per_sample_weights, ids, "ids")
-                per_sample_weights = per_sample_weights.to(self.stored.dtype)
+                per_sample_weights = per_sample_weights.to(self.dtype)
             out = self._bag(ids, offsets, per_sample_weights, self.mode == "mean")
         if not self._one_width:
             return out.flatten(1)

@@ -12,8 +12,9 @@ from .checks import InvalidIdMode, check_choice, check_device, check_dtype
 from .frequency import Ranks, places, rank
 from .operations import OPERATIONS
 from .ops import autograd, declare
-from .ops.layout import Layout, Storage, build
+from .ops.layout import Extent, Layout, Storage, build
 from .ops.lookup import pooling_factor
+from .ops.quantized import dequantize
 from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
 from .ops.updates import Updates, updates_of
 from .partitions import Mixing, Partition
@@ -38,6 +39,8 @@ class Tables(nn.Module):
     ranks: Tensor
     invalid_ids: Tensor
     ids_argument = "input"  # what ``forward`` calls the ids
+    bits = 0  # of a number in ``stored``, where rows are quantized (``quantize_``)
+    vector_dtype: torch.dtype  # where rows are quantized, the dtype of the vectors that come out
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Tables(nn.Module):
         ]
         storage = self._storage()
         self.extents, self.pools = storage.extents, storage.pools
+        self.width = storage.width
         self.stored = nn.Parameter(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
         groups = _path_groups(specs, self.table_of)
         networks = [PathNetworks(group, specs, self.table_of, storage.layout, device, dtype) for group in groups]
@@ -76,10 +80,15 @@ class Tables(nn.Module):
         _warn_of_fallbacks(self)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the vectors that come out."""
+        return self.vector_dtype if self.bits else self.stored.dtype
+
+    @property
     def num_parameters(self) -> int:
         """Stored parameters: every table's, every pool's, and every path network's."""
         pools = sum(extent.rows * extent.pitch for extents in self.pools.values() for extent in extents)
-        return sum(spec.num_parameters for spec in self.specs) + pools * self.stored.shape[1]
+        return sum(spec.num_parameters for spec in self.specs) + pools * self.width
 
     @property
     def compression(self) -> float:
@@ -93,17 +102,26 @@ class Tables(nn.Module):
             init.start_(self.tables(t), spec, start)
         for name, extents in self.pools.items():
             members = [spec for spec in self.specs if pool_key(self.pools, spec) == name]
-            init.pool_([extent.of(self.stored) for extent in extents], members)
+            init.pool_(self._views(extents), members)
         for group in self._path_networks():
             group.reset_parameters()
 
     def tables(self, table: int = 0) -> list[Tensor]:
         """What is stored for one table, views ``[rows, width]`` of ``stored``; rows of ids' own come first."""
         self.updates.flush_()
-        return [extent.of(self.stored) for extent in self.extents[table]]
+        return self._views(self.extents[table])
+
+    def _views(self, extents: Sequence[Extent]) -> list[Tensor]:
+        """Some stored tables; copies, where their rows are quantized."""
+        if not self.bits:
+            return [extent.of(self.stored) for extent in extents]
+        rows = [self.stored[extent.base : extent.base + extent.rows * extent.pitch] for extent in extents]
+        wide = torch.promote_types(self.dtype, torch.float32)
+        numbers = [dequantize(row, self.width, self.bits).to(wide) for row in rows]
+        return [n.view(extent.rows, -1) for n, extent in zip(numbers, extents, strict=True)]
 
     def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and view of each stored table.
+        """Name and view of each stored table; its bytes, where rows are quantized.
 
         Args:
             values: a tensor shaped as ``stored`` to take the views of, such as ``stored.grad``; ``stored`` if None.
@@ -127,7 +145,7 @@ class Tables(nn.Module):
         place = places(spec, self.ranks_of[table]).to(self.stored.device)
         ids = torch.arange(spec.num_embeddings, device=place.device)
         composed, own = ids[place >= spec.num_own], ids[place < spec.num_own]
-        dense = self.stored.new_empty(0)
+        dense = torch.empty(0)
         if len(composed):
             numbers, partitions = place[composed] - spec.num_own, spec.partitions
             if spec.pool is not None:
@@ -139,7 +157,7 @@ class Tables(nn.Module):
                 total = sum(other.num_composed for other in self.specs if pool_key(self.pools, other) == key)
                 numbers = Mixing.covering(max(total, 2))(numbers + sum(other.num_composed for other in before))
                 partitions = tuple(Partition(1, extent.rows) for extent in extents)
-                rows = [extent.of(self.stored) for extent in extents]
+                rows = self._views(extents)
             else:
                 numbers = numbers if spec.permutation is None else spec.permutation(numbers)
                 rows = stored[spec.num_own > 0 :]
@@ -152,7 +170,8 @@ class Tables(nn.Module):
             vectors = stored[0].new_zeros(spec.num_embeddings, spec.embedding_dim)
             vectors = vectors.index_copy(0, own, stored[0][place[own]])
             dense = vectors.index_copy(0, composed, dense) if len(composed) else vectors
-        return dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
+        dense = dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
+        return dense.to(self.dtype)
 
     def num_duplicates(self, table: int = 0) -> int:
         """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.
@@ -169,9 +188,9 @@ class Tables(nn.Module):
             title = f"table {name}: " if name else ""
             if spec.hidden is not None or (spec.operation != "add" and len(spec.partitions) > 1):
                 raise ValueError(f"{title}scheme ({spec.scheme}) must add rows: only then is a vector a sum of rows")
-            if spec.embedding_dim != self.stored.shape[1]:
-                width = self.stored.shape[1]
-                raise ValueError(f"{title}embedding_dim ({spec.embedding_dim}) must be that of all tables ({width})")
+            if spec.embedding_dim != self.width:
+                rule = f"must be that of all tables ({self.width})"
+                raise ValueError(f"{title}embedding_dim ({spec.embedding_dim}) {rule}")
         raise_out_of_range(ids, None, self.layout, self.titles)
         reads = lookup_reads(ids, self.layout)
         return torch.where(reads.valid[..., None] & reads.used, reads.rows, -1)
@@ -181,9 +200,14 @@ class Tables(nn.Module):
         stored = self.stored
         check_device(stored, self.ids_argument, ids)
         invalid = self.invalid_ids if self._counts_invalid(ids) else None
-        out = autograd.lookup(
-            ids, stored, self.layout, self.updates, names=self.titles, sparse=self.sparse, invalid=invalid
-        )
+        if self.bits:
+            if invalid is not None:
+                declare.call("count_invalid_", ids, None, invalid, self.layout)
+            out = declare.call("lookup_quantized", ids, stored, self.layout, **self._quantized())
+        else:
+            out = autograd.lookup(
+                ids, stored, self.layout, self.updates, names=self.titles, sparse=self.sparse, invalid=invalid
+            )
         if invalid is not None:
             self._report_invalid()
         for group in self._path_networks():
@@ -198,10 +222,16 @@ class Tables(nn.Module):
             declare.call("count_invalid_", ids, offsets, self.invalid_ids, layout)
             self._report_invalid()
         inputs = (ids, offsets, sample_weights, stored, layout, self.updates)
-        out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
+        if self.bits:
+            out = declare.call("bag_quantized", *inputs[:-1], mean=mean, **self._quantized())
+        else:
+            out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
         for group in self._path_networks():  # the op pooled their rows; they have to be transformed before
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
         return out
+
+    def _quantized(self) -> dict[str, Any]:
+        return {"width": self.width, "bits": self.bits, "dtype": self.dtype, "names": self.titles}
 
     def _path_bag(
         self, group: PathNetworks, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool
@@ -215,17 +245,19 @@ class Tables(nn.Module):
         slot = group.columns.view(members, -1)[member]
         reads = reads_of(ids[:, None], self.slots[slot], self.parts[slot], self.layout)
         valid = reads.valid & inside[:, None]
-        rows = torch.where(reads.used, reads.rows, 0).sum(
-            -1
-        )  # one is used: the id's own, or that of its first partition
-        vectors = autograd.gather(rows, stored, self.updates, self.sparse).flatten(1)
-        vectors = group(vectors, ids, member, self.layout.ranks).to(accumulator(stored))
+        rows = torch.where(reads.used, reads.rows, 0).sum(-1)  # one is used: the id's own, or its first partition's
+        if self.bits:
+            vectors = dequantize(stored[rows], self.width, self.bits).to(self.dtype).flatten(1)
+        else:
+            vectors = autograd.gather(rows, stored, self.updates, self.sparse).flatten(1)
+        vectors = group(vectors, ids, member, self.layout.ranks)
+        vectors = vectors.to(accumulator(vectors))
         factor = pooling_factor(valid, bag, sample_weights, offsets, mean, vectors.dtype)[:, 0]
         vectors = torch.where(valid[:, :1], vectors * factor, 0)
         batch = (offsets.shape[0] - 1) // spans.shape[0]
         position = bag % larger(batch, 1) * members + member
         pooled = vectors.new_zeros((batch + 1) * members, vectors.shape[1]).index_add(0, position, vectors)
-        return pooled[: batch * members].view(batch, group.columns.shape[0], stored.shape[1]).to(stored.dtype)
+        return pooled[: batch * members].view(batch, group.columns.shape[0], self.width).to(self.dtype)
 
     @property
     def layout(self) -> Layout:

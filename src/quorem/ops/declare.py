@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import cpu, gpu, gradients, lookup, path, replay, rules
+from . import cpu, gpu, gradients, lookup, path, quantized, replay, rules
 from .layout import Layout
 from .rows import accumulator
 from .state import CONSTANTS, STATES
@@ -23,6 +23,7 @@ _LAYOUT = ", ".join(f"Tensor {name}" for name in Layout._fields)
 _BAG = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor stored"
 _STEP = f"Tensor(a!) stored, Tensor lr, Tensor(b!)[] state, {_LAYOUT}"
 _LAGGING = f"Tensor(a!) stored, Tensor(b!)[] state, {_LAYOUT}"
+_QUANTIZED = "int width, int bits, ScalarType dtype"
 _RULE = "str rule, float[] constants"
 _UPDATE = f"{_RULE}, float? clip_value=None, Tensor? loss_scale=None"
 _PATH = "Tensor vectors, Tensor ids, Tensor[] layers, Tensor slots, Tensor parts, Tensor columns"
@@ -45,6 +46,19 @@ def _vectors(ids: Tensor, stored: Tensor, layout: Layout, *_: Any, names: str) -
 def _pooled(ids: Tensor, offsets: Tensor, _: Any, stored: Tensor, layout: Layout, *, mean: bool, names: str) -> Tensor:
     batch = (offsets.shape[0] - 1) // layout.spans.shape[0]
     return stored.new_empty(batch, layout.slots.shape[0], stored.shape[1])
+
+
+def _quantized_vectors(
+    ids: Tensor, _: Tensor, layout: Layout, *, width: int, bits: int, dtype: torch.dtype, names: str
+) -> Tensor:
+    return ids.new_empty(ids.shape[0], layout.slots.shape[0], width, dtype=dtype)
+
+
+def _quantized_pooled(
+    ids: Tensor, offsets: Tensor, _: Any, __: Tensor, layout: Layout, *, width: int, dtype: torch.dtype, **options: Any
+) -> Tensor:
+    batch = (offsets.shape[0] - 1) // layout.spans.shape[0]
+    return ids.new_empty(batch, layout.slots.shape[0], width, dtype=dtype)
 
 
 def _like_stored(*tensors: Any, mean: bool = False) -> Tensor:
@@ -91,6 +105,18 @@ OPS = {
         f"Tensor ids, Tensor? offsets, Tensor(a!) count, {_LAYOUT}", "()", lookup.count_invalid_, _nothing
     ),
     "bag": Op(f"{_BAG}, {_LAYOUT}, *, bool mean, str names", "Tensor", lookup.bag, _pooled),
+    "lookup_quantized": Op(
+        f"Tensor ids, Tensor stored, {_LAYOUT}, *, {_QUANTIZED}, str names",
+        "Tensor",
+        quantized.lookup_quantized,
+        _quantized_vectors,
+    ),
+    "bag_quantized": Op(
+        f"{_BAG}, {_LAYOUT}, *, {_QUANTIZED}, bool mean, str names",
+        "Tensor",
+        quantized.bag_quantized,
+        _quantized_pooled,
+    ),
     "lookup_backward": Op(
         f"Tensor grad, Tensor ids, Tensor stored, {_LAYOUT}", "Tensor", gradients.lookup_backward, _like_stored
     ),

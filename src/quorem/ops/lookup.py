@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layout import Layout
-from .rows import Reads, accumulator, bag_reads, invalid_ids, lookup_reads, raise_out_of_range
+from .rows import Bags, Reads, accumulator, bag_reads, invalid_ids, lookup_reads, raise_out_of_range
 
 
 def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "") -> Tensor:
@@ -45,25 +45,45 @@ def bag(
     """
     raise_out_of_range(ids, offsets, layout, names)
     reads, bags = bag_reads(ids, offsets, layout)
-    vectors = compose(reads, stored)
+    return pool(compose(reads, stored), reads, bags, offsets, sample_weights, layout, mean).to(stored.dtype)
+
+
+def pool(
+    vectors: Tensor,
+    reads: Reads,
+    bags: Bags,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    layout: Layout,
+    mean: bool,
+) -> Tensor:
+    """Pool the vectors ``[V, P, W]`` of jagged ids into ``[B, S, W]``."""
     batch, slots = (len(offsets) - 1) // len(layout.spans), len(layout.slots)
     factor = pooling_factor(reads.valid, bags.bag, sample_weights, offsets, mean, vectors.dtype)
     out = vectors.new_zeros((batch + 1) * slots, vectors.shape[2])  # a row for ids that are in no bag
     target = (bags.bag % max(batch, 1))[:, None] * slots + bags.slot
     out = out.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1))
-    return out[: batch * slots].view(batch, slots, vectors.shape[2]).to(stored.dtype)
+    return out[: batch * slots].view(batch, slots, vectors.shape[2])
 
 
 def read_rows(reads: Reads, stored: Tensor) -> Tensor:
-    """The rows ``[N, S, K, W]``, with the operation's identity where a slot has fewer than K."""
-    vectors = F.embedding(reads.rows.clamp(min=0), stored).to(accumulator(stored))
+    """The rows ``[N, S, K, W]`` in the accumulator's dtype, with the operation's identity where nothing is read."""
+    return with_identity(F.embedding(reads.rows.clamp(min=0), stored).to(accumulator(stored)), reads)
+
+
+def with_identity(vectors: Tensor, reads: Reads) -> Tensor:
+    """``vectors`` ``[N, S, K, W]``, with the operation's identity where an id has fewer than K."""
     identity = reads.product[..., None, None].to(vectors.dtype)  # 1 where rows are multiplied, 0 where they are added
     return torch.where(reads.used[..., None], vectors, identity)
 
 
 def compose(reads: Reads, stored: Tensor) -> Tensor:
     """Composed vectors ``[N, S, W]`` in the accumulator's dtype; zeros for invalid ids."""
-    vectors = read_rows(reads, stored)
+    return compose_vectors(read_rows(reads, stored), reads)
+
+
+def compose_vectors(vectors: Tensor, reads: Reads) -> Tensor:
+    """The product or sum ``[N, S, W]`` of K vectors each; zeros for invalid ids."""
     composed = torch.where(reads.product[..., None], vectors.prod(-2), vectors.sum(-2))
     return torch.where(reads.valid[..., None], composed, 0)
 

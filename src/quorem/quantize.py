@@ -1,0 +1,71 @@
+"""Rows in 8 or 4 bits, for inference."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from .ops.quantized import BITS, code_bytes, quantize
+from .tables import Tables
+
+BLOCK = 2**16  # rows quantized at a time
+
+
+def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
+    """Store the rows of every quorem module in ``module`` in 8 or 4 bits a number, in place, for inference.
+
+    Each row has a scale and an integer zero point of its own: at D = 16, 20 bytes with 8 bits and 12 with 4, where
+    float32 takes 64. Rows are dequantized within the lookup. They no longer take gradients: ``stored`` holds bytes.
+    Networks of path-based tables stay as they are.
+
+    Args:
+        module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
+        bits: of a number.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        TypeError: if ``module`` is no module.
+        ValueError: if ``bits`` is neither 8 nor 4, there are no tables, or one is quantized already, updated in
+            backward, or not finite. Nothing is changed then.
+
+    >>> from quorem import QR, Embedding
+    >>> table = quantize_(Embedding(1000, 16, QR(4)), bits=8)
+    >>> table(torch.tensor([7])).shape, table.stored.shape, table.stored.dtype
+    (torch.Size([1, 16]), torch.Size([254, 20]), torch.uint8)
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module ({type(module).__name__}) must be an nn.Module: its tables are found by themselves")
+    if bits not in BITS:
+        raise ValueError(f"bits ({bits!r}) must be 8 or 4")
+    members = [m for m in module.modules() if isinstance(m, Tables)]
+    if not members:
+        raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")
+    for tables in members:
+        if tables.bits:
+            raise ValueError(f"module has tables of {tables.bits} bits already: quantize_ takes float ones")
+        if tables.updates.collector is not None:
+            raise ValueError("module has a table that is updated in backward: remove() that optimizer first")
+        for name, table in tables.named_tables():
+            if not table.is_meta and not all(block.isfinite().all() for block in table.split(BLOCK)):
+                raise ValueError(f"{name} must be finite to be quantized")
+    quantized: dict[nn.Parameter, nn.Parameter] = {}
+    for tables in members:
+        if tables.stored not in quantized:
+            quantized[tables.stored] = _quantized(tables, bits)
+        tables.vector_dtype, tables.bits = tables.stored.dtype, bits
+    for tables in members:
+        tables.stored = quantized[tables.stored]
+    return module
+
+
+@torch.no_grad()
+def _quantized(tables: Tables, bits: int) -> nn.Parameter:
+    stored = tables.stored
+    size = (len(stored), code_bytes(tables.width, bits) + 4)
+    rows = torch.empty(size, dtype=torch.uint8, device=stored.device)
+    if not stored.is_meta:
+        for source, target in zip(stored.split(BLOCK), rows.split(BLOCK), strict=True):
+            target.copy_(quantize(source, bits))
+    return nn.Parameter(rows, requires_grad=False)

@@ -1,0 +1,80 @@
+"""Rows in few bits: against the float table, within proved bounds; lookups against the table they stand for."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, quantize_
+from quorem.ops.quantized import dequantize, quantize
+from test_frequency import varied
+
+SCHEMES = [Full(), QR(4), QR(4, operation="add"), QR(4, operation="concat"), Path(4, (6,)), HotCold(9, cold=Pool(60))]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0, 1e3])
+def test_each_number_is_off_by_at_most_one_scale(bits, size):
+    torch.manual_seed(0)
+    rows = torch.cat([torch.randn(500, 17) * size, torch.rand(500, 17) * size, torch.zeros(1, 17)])
+    error = (dequantize(quantize(rows, bits), 17, bits) - rows).abs()
+    low, high = rows.amin(1).clamp(max=0), rows.amax(1).clamp(min=0)
+    scale = ((high - low) / (2**bits - 1) * (1 + 2**-10)).clamp(min=2.0**-24) + 2.0**-24  # as rounded up to float16
+    assert (error <= scale[:, None]).all()
+    assert (error <= 0.5001 * scale[:, None]).float().mean() > 0.99
+    assert (error[-1] == 0).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_lookups_and_bags_are_those_of_the_dequantized_table(scheme, bits, dtype):
+    ids, offsets = torch.randint(0, 400, (60,)), torch.tensor([0, 5, 5, 31])
+    table = quantize_(varied(Embedding(400, 8, scheme, padding_idx=2, dtype=dtype)), bits)
+    expected = F.embedding(ids, table.to_dense())
+    assert table(ids).dtype == dtype
+    torch.testing.assert_close(table(ids), expected)
+    bags = quantize_(varied(EmbeddingBag(400, 8, scheme, mode="mean", dtype=torch.float64)), bits)
+    torch.testing.assert_close(bags(ids, offsets), F.embedding_bag(ids, bags.to_dense(), offsets, mode="mean"))
+    for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        assert torch.equal(other(ids), table(ids))
+
+
+def test_a_collection_with_tables_of_several_widths_and_its_state():
+    made = [Table("a", 300, 16, QR(4)), Table("b", 90, 8, HotCold(5, cold=Pool(24), num_rest=30)), Table("c", 7, 8)]
+    first, second = varied(EmbeddingCollection(made)), EmbeddingCollection(made)
+    dense = first.to_dense()
+    quantize_(first)
+    ids = torch.stack([torch.randint(0, n, (50,)) for n in (300, 90, 7)], 1)
+    for name, table in first.to_dense().items():
+        assert (table - dense[name]).abs().max() < 0.1
+    with pytest.raises(RuntimeError, match="tables.a.0 is"):
+        second.load_state_dict(first.state_dict())
+    quantize_(second).load_state_dict(first.state_dict())
+    assert torch.equal(first(ids), second(ids))
+    assert [p.requires_grad for p in first.parameters()] == [False]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: quantize_(Embedding(9, 4, Full()), bits=3), ValueError, r"bits \(3\) must be 8 or 4"),
+        (lambda: quantize_(quantize_(Embedding(9, 4, Full()))), ValueError, "has tables of 8 bits already"),
+        (lambda: quantize_(torch.nn.Linear(2, 2)), ValueError, r"module \(Linear\) must contain a quorem table"),
+        (lambda: quantize_(3), TypeError, r"module \(int\) must be an nn.Module"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_table_that_is_not_finite_is_refused_and_left_as_it_is():
+    model = torch.nn.ModuleList([Embedding(9, 4, Full()), Embedding(9, 4, Full())])
+    with torch.no_grad():
+        model[1].stored[3, 2] = torch.inf
+    with pytest.raises(ValueError, match="tables.0 must be finite"):
+        quantize_(model)
+    assert model[0].stored.dtype == torch.float32
