@@ -6,10 +6,10 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from test_frequency import varied
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, quantize_
 from quorem.ops.quantized import dequantize, quantize
-from test_frequency import varied
 
 SCHEMES = [Full(), QR(4), QR(4, operation="add"), QR(4, operation="concat"), Path(4, (6,)), HotCold(9, cold=Pool(60))]
 
@@ -50,7 +50,7 @@ def test_a_collection_with_tables_of_several_widths_and_its_state():
     ids = torch.stack([torch.randint(0, n, (50,)) for n in (300, 90, 7)], 1)
     for name, table in first.to_dense().items():
         assert (table - dense[name]).abs().max() < 0.1
-    with pytest.raises(RuntimeError, match="tables.a.0 is"):
+    with pytest.raises(RuntimeError, match=r"tables\.a\.0 is"):
         second.load_state_dict(first.state_dict())
     quantize_(second).load_state_dict(first.state_dict())
     assert torch.equal(first(ids), second(ids))
@@ -75,6 +75,6 @@ def test_a_table_that_is_not_finite_is_refused_and_left_as_it_is():
     model = torch.nn.ModuleList([Embedding(9, 4, Full()), Embedding(9, 4, Full())])
     with torch.no_grad():
         model[1].stored[3, 2] = torch.inf
-    with pytest.raises(ValueError, match="tables.0 must be finite"):
+    with pytest.raises(ValueError, match=r"tables\.0 must be finite"):
         quantize_(model)
     assert model[0].stored.dtype == torch.float32

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import partitions as P
-from .schemes import Full, Scheme, TableSpec, set_int
+from .schemes import Scheme, TableSpec, set_int
 
 
 @dataclass(frozen=True)
