@@ -1,7 +1,7 @@
-"""Schemes that know how frequent ids are: rows of their own for the hot, composed vectors for the cold, one row for the rest.
+"""Schemes that know how frequent ids are: hot ids have rows of their own, cold ids are composed, the rest share one row.
 
-The paper's partitions treat all ids alike; a click log does not. Ranked by frequency, the ids of a table fall into three
-ranges, and two integers describe them:
+The paper's partitions treat all ids alike; a click log does not. Ranked by frequency, the ids of a table fall into
+three ranges, and two integers describe them:
 
     rank   0 ........ num_hot .................. n - num_rest ........ n
              hot: own row       cold: composed            rest: one row for all

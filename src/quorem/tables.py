@@ -165,7 +165,7 @@ class Tables(nn.Module):
             for group in self._path_networks():
                 if table in (members := [self.table_of[f] for f in group.members]):
                     member = torch.full_like(composed, members.index(table))
-                    dense = group(dense, composed, member, self.layout.ranks)
+                    dense = group(dense.to(self.dtype), composed, member, self.layout.ranks)
         if spec.num_own:
             vectors = stored[0].new_zeros(spec.num_embeddings, spec.embedding_dim)
             vectors = vectors.index_copy(0, own, stored[0][place[own]])
@@ -176,8 +176,8 @@ class Tables(nn.Module):
     def num_duplicates(self, table: int = 0) -> int:
         """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.
 
-        Theorem 1 promises that for ``concat`` over distinct rows; ``add`` and ``mult`` can collide, and a hash does. The
-        rest of a ``HotCold`` table shares one vector by design: ``num_rest - 1`` duplicates.
+        Theorem 1 promises that for ``concat`` over distinct rows; ``add`` and ``mult`` can collide, and a hash does.
+        The rest of a ``HotCold`` table shares one vector by design: ``num_rest - 1`` duplicates.
         """
         vectors = self.dense(table).detach().flatten(1)
         return len(vectors) - len(vectors.unique(dim=0))

@@ -92,7 +92,7 @@ def buckets_of(numbers: Numbers, parts: Tensor, maps: Tensor) -> Tensor:
 
 
 def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
-    """What the partitions of each id's table divide: the id, or its number among the composed ids, permuted or mixed."""
+    """What the partitions of a table divide: the id, or its number among the composed ids, permuted or mixed."""
     i = ids.long()
     valid = ~out_of_range(i, slots[..., LIMIT]) & (i != slots[..., PADDING])
     place, own = _places(torch.where(valid, i, 0), slots, ranks), slots[..., OWN]
