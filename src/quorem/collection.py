@@ -21,6 +21,7 @@ from .schemes import Full, Scheme
 from .tables import Tables
 
 Pooling = Literal["mean", "sum"]
+ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Table:
         if not isinstance(self.name, str) or not self.name or "\n" in self.name:
             raise ValueError(f"name ({self.name!r}) must be a string of one line that is not empty")
         check_scheme(self.scheme)
-        if isinstance(self.features, str) or not all(isinstance(f, str) and f for f in self.features):
+        if not isinstance(self.features, list | tuple) or not all(isinstance(f, str) and f for f in self.features):
             raise TypeError(f"features ({self.features!r}) must be a tuple of names")
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
         if self.frequencies is not None:
@@ -130,7 +131,7 @@ class EmbeddingCollection(Tables):
 
     def forward(
         self,
-        ids: Tensor | Mapping[str, Tensor | tuple[Tensor, Tensor]],
+        ids: Tensor | ByFeature,
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
@@ -197,9 +198,7 @@ class EmbeddingCollection(Tables):
         return "\n".join([*rows, f"compression={self.compression:.1f}"])
 
 
-def by_feature(
-    ids: Mapping[str, Tensor | tuple[Tensor, Tensor]], features: Sequence[str]
-) -> tuple[Tensor, Tensor | None]:
+def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor | None]:
     """Ids by feature as ``[B, F]``, or, if some are bags, as values and offsets ``[F * B + 1]``.
 
     >>> by_feature({"b": torch.tensor([3, 4]), "a": torch.tensor([1, 2])}, ["a", "b"])
@@ -209,37 +208,30 @@ def by_feature(
     if set(ids) != set(features):
         missing, unknown = sorted(set(features) - set(ids)), sorted(set(ids) - set(features))
         raise ValueError(f"ids must hold the features {list(features)}: missing {missing}, unknown {unknown}")
-    for feature in features:
-        for tensor in ids[feature] if isinstance(ids[feature], tuple) else (ids[feature],):
-            check_ids(tensor, f"ids[{feature!r}]")
-    columns = [ids[feature] for feature in features]
-    if all(isinstance(column, Tensor) and column.dim() == 1 for column in columns):
-        lengths = {len(column) for column in columns}
-        if len(lengths) > 1:
-            raise ValueError(f"ids must have one length for all features, not {sorted(lengths)}")
-        return torch.stack(columns, 1), None
-    values, counts = [], []
-    for feature, column in zip(features, columns, strict=True):
-        if isinstance(column, tuple):
-            flat, starts = column[0], check_offsets(column[1], len(column[0]))
-            ends = starts.new_tensor([len(flat)])
-            counts.append((starts, torch.cat([starts, ends]).diff()))
-        elif column.dim() > 2:
-            raise ValueError(f"ids[{feature!r}] has shape {tuple(column.shape)} but must be [B], [B, L] or a pair")
-        else:
-            bags = column.reshape(len(column), -1)
-            flat, length = bags.flatten(), torch.full((len(bags),), bags.shape[1], device=bags.device)
-            counts.append((None, length))
-        values.append(flat)
-    batch = next((len(length) for starts, length in counts if starts is None), None)
-    if batch is None:
-        batch = len(counts[0][1])
-    bags_of = []
-    for feature, (starts, length) in zip(features, counts, strict=True):
-        if starts is not None and len(length) == batch + 1 and int(length[-1]) == 0:
-            length = length[:-1]  # offsets that end with the number of values
+    values, lengths = zip(*(_bags(ids[feature], f"ids[{feature!r}]") for feature in features), strict=True)
+    batch = min(map(len, lengths))
+    trimmed = []
+    for feature, length in zip(features, lengths, strict=True):
+        if len(length) == batch + 1 and not length[-1]:
+            length = length[:-1]  # of offsets that end with the number of values
         if len(length) != batch:
             raise ValueError(f"ids[{feature!r}] has {len(length)} bags but must have {batch}, as the others")
-        bags_of.append(length)
-    lengths = torch.cat(bags_of)
-    return torch.cat(values), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        trimmed.append(length)
+    if all(isinstance(column, Tensor) and column.dim() == 1 for column in ids.values()):
+        return torch.stack(values, 1), None
+    counts = torch.cat(trimmed)
+    return torch.cat(values), torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _bags(column: Tensor | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    """The values of one feature, and the length of each of its bags."""
+    if isinstance(column, tuple):
+        values, offsets = column
+        check_ids(values, f"{name}[0]")
+        offsets = check_offsets(offsets, len(values))
+        return values, torch.cat([offsets, offsets.new_tensor([len(values)])]).diff()
+    check_ids(column, name)
+    if column.dim() not in (1, 2):
+        raise ValueError(f"{name} has shape {tuple(column.shape)} but must be [B], [B, L] or a pair")
+    length = 1 if column.dim() == 1 else column.shape[1]
+    return column.flatten(), torch.full((len(column),), length, device=column.device)

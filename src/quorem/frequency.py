@@ -1,4 +1,4 @@
-"""Schemes that know how frequent ids are: hot ids have rows of their own, cold ids are composed, the rest share one row.
+"""Schemes that know how frequent ids are: own rows for the hot, composed vectors for the cold, one row for the rest.
 
 The paper's partitions treat all ids alike; a click log does not. Ranked by frequency, the ids of a table fall into
 three ranges, and two integers describe them:

@@ -343,10 +343,10 @@ def module_of(stored: Tensor) -> Tables | None:
     return None if updates is None else next(iter(updates.modules), None)
 
 
-def pool_key(pools: Mapping[str, Any], spec: TableSpec) -> str | None:
-    """The name of a table's pool among ``pools``, where pools of several widths carry theirs."""
+def pool_key(pools: Mapping[str, Any], spec: TableSpec) -> str:
+    """The name of a table's pool among ``pools``, where pools of several widths carry theirs; "" if it has none."""
     if spec.pool is None:
-        return None
+        return ""
     return spec.pool.name if spec.pool.name in pools else f"{spec.pool.name}.{spec.embedding_dim}"
 
 
