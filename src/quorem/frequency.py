@@ -8,7 +8,7 @@ three ranges, and two integers describe them:
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -174,7 +174,7 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     return place
 
 
-def check_frequencies(frequencies: Tensor, n: int, name: str = "frequencies") -> Tensor:
+def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor:
     """``frequencies`` ``[n]`` on the CPU, checked."""
     if not isinstance(frequencies, Tensor):
         try:

@@ -6,6 +6,9 @@ list of S *slots* of W columns. A slot takes one feature's ids and combines up t
 
     out[n, s] = op_k stored[base[s, k] + bucket_k(id) * pitch[s, k]],   id = ids[n, feature[s]]
 
+Where some ids have rows of their own (``frequency``), these are the slot's first part, and an id reads either it or the
+others. Slots that share rows, by a table or a pool that several features read, have one GROUP: the first of them.
+
 Concatenation and feature generation are slots of one row each, so two operations serve the paper's four.
 
 Shapes: B batch, F features, S slots, K partitions, R rows, W columns, M map entries, V ids of a jagged batch.
@@ -19,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..frequency import Pool, Ranks
+from ..frequency import Ranks
 from ..partitions import ExplicitPartition, Mixing, Partition
 from ..schemes import TableSpec
 
@@ -69,13 +72,19 @@ class Storage:
     layout: Layout
 
 
-class _Pooled(NamedTuple):
-    """A pool of one width: its partitions, and the first number of each table's cold ids."""
+class _PlacedPool(NamedTuple):
+    """A pool of one width: where its rows lie, and the first number of each of its tables' cold ids."""
 
-    pool: Pool
-    partitions: tuple[Partition, ...]
-    bits: int
+    extents: tuple[Extent, ...]
     offsets: dict[int, int]
+    bits: int
+
+
+class _TableSlots(NamedTuple):
+    """The slots of a table, for each feature that reads it: rows of ``slots`` and ``parts``."""
+
+    slot: list[int]
+    parts: list[list[list[int]]]
 
 
 def build(
@@ -84,7 +93,7 @@ def build(
     features: Sequence[int] | None = None,
     ranks: Sequence[Ranks | None] | None = None,
 ) -> Storage:
-    """Place the tables of ``specs``. The integers are on the CPU, whatever torch's default device.
+    """Place the tables of ``specs``; integers on the CPU, whatever torch's default device is.
 
     Args:
         specs: what each table is.
@@ -94,129 +103,136 @@ def build(
     """
     features = range(len(specs)) if features is None else features
     ranks = [None] * len(specs) if ranks is None else ranks
-    width = gcd(
-        *(w for spec in specs for w in (spec.embedding_dim * (spec.pool is not None), *(w for _, w in spec.shapes)))
-    )
-    extents, num_rows = [], 0
+    width = gcd(*(w for spec in specs for _, w in spec.shapes), *(s.embedding_dim for s in specs if s.pool is not None))
+    num_rows, extents = 0, []
     for spec in specs:
-        tables = []
-        for rows, table_width in spec.shapes:
-            tables.append(Extent(num_rows, rows, table_width // width))
-            num_rows += rows * tables[-1].pitch
-        extents.append(tuple(tables))
-    pools: dict[str, tuple[Extent, ...]] = {}
-    pooled = _pooled(specs)
-    for name, entry in pooled.items():
-        tables = []
-        for part in entry.partitions:
-            tables.append(Extent(num_rows, part.size, specs[next(iter(entry.offsets))].embedding_dim // width))
-            num_rows += part.size * tables[-1].pitch
-        pools[name] = tuple(tables)
+        placed, num_rows = _place(num_rows, [(rows, w // width) for rows, w in spec.shapes])
+        extents.append(placed)
+    pools, num_rows = _place_pools(specs, width, num_rows)
 
-    maps: list[Tensor] = []
-    lists: list[Tensor] = []
-    slots_of: list[list[list[int]]] = []
-    parts_of: list[list[list[list[int]]]] = []
-    mapped = ranked = 0
+    maps, lists, tables = _Joined(torch.int64), _Joined(torch.int32), []
     for t, (spec, pad) in enumerate(zip(specs, padding, strict=True)):
-        name = next((name for name, entry in pooled.items() if t in entry.offsets), None)
-        head = _slot_row(spec, pad)
-        partitions, tables = spec.partitions, list(extents[t])
-        if name is not None:
-            head[OFFSET], head[BITS] = pooled[name].offsets[t], pooled[name].bits
-            partitions = pooled[name].partitions
-            tables += pools[name]
-        if ranks[t] is not None and spec.num_own:
-            for column, ids in ((HOT, ranks[t].hot), (COLD, ranks[t].cold)):
-                head[column] = ranked
-                lists.append(ids)
-                ranked += len(ids)
-        own = [[1, spec.num_own, tables[0].base, tables[0].pitch, CLOSED_FORM]] if spec.num_own else []
-        columns = []
-        for part, extent in zip(partitions, tables[len(own) :], strict=False):
-            if isinstance(part, ExplicitPartition):
-                columns.append([1, part.size, extent.base, extent.pitch, mapped])
-                maps.append(part.index)
-                mapped += len(part.index)
-            else:
-                columns.append([part.stride, part.size, extent.base, extent.pitch, CLOSED_FORM])
-        composed = len(columns) > 1 and (spec.operation in ("add", "mult") or name is not None)
-        groups = [columns] if composed or not columns else [[c] for c in columns]
-        rows = []
-        for group in groups:
-            for unit in range((group or own)[0][PITCH]):
-                # Hot ids have one row for all slots: the slot's columns of it are as many units in as slots before it.
-                first = [[*c[:BASE], c[BASE] + len(rows), *c[PITCH:]] for c in own]
-                rows.append(first + [[*c[:BASE], c[BASE] + unit, *c[PITCH:]] for c in group])
-        slots_of.append([head] * len(rows))
-        parts_of.append(rows)
+        pool = next((pool for pool in pools.values() if t in pool.offsets), None)
+        tables.append(_table_slots(t, spec, pad, extents[t], pool, ranks[t], maps, lists))
 
+    first_reader = _first_readers(features, pools)
     slots: list[list[int]] = []
     parts: list[list[list[int]]] = []
     spans: list[list[int]] = []
-    group_of = _groups(features, pooled)
     for f, t in enumerate(features):
-        spans.append([len(slots), len(slots_of[t])])
-        for unit, (head, rows) in enumerate(zip(slots_of[t], parts_of[t], strict=True)):
-            row = list(head)
-            row[FEATURE] = f
-            row[GROUP] = spans[group_of[f]][0] + unit  # slots that share rows have the number of the first of them
-            slots.append(row)
-            parts.append(rows)
+        spans.append([len(slots), len(tables[t].parts)])
+        for unit, slot_parts in enumerate(tables[t].parts):
+            slot = list(tables[t].slot)
+            slot[FEATURE], slot[GROUP] = f, spans[first_reader[f]][0] + unit
+            slots.append(slot)
+            parts.append(slot_parts)
     most = max(map(len, parts))
     unused = [1, 1, UNUSED, 1, CLOSED_FORM]
-    wide = any(ids.dtype == torch.int64 for ids in lists)
     layout = Layout(
         slots=torch.tensor(slots, device="cpu"),
         parts=torch.tensor([p + [unused] * (most - len(p)) for p in parts], device="cpu"),
-        maps=torch.cat(maps) if maps else torch.empty(0, dtype=torch.int64, device="cpu"),
+        maps=maps.tensor(),
         spans=torch.tensor(spans, device="cpu"),
-        ranks=torch.cat([ids.to(torch.int64 if wide else torch.int32) for ids in lists])
-        if lists
-        else torch.empty(0, dtype=torch.int32, device="cpu"),
+        ranks=lists.tensor(),
     )
-    return Storage(width, num_rows, tuple(extents), pools, layout)
+    return Storage(width, num_rows, tuple(extents), {name: pool.extents for name, pool in pools.items()}, layout)
 
 
-def _slot_row(spec: TableSpec, padding: int | None) -> list[int]:
-    """The row of ``slots`` of one table; FEATURE, OFFSET, BITS, HOT, COLD and GROUP are still to be filled in."""
-    row = [0] * SLOT_COLUMNS
-    row[OPERATION] = MULT if spec.operation == "mult" else ADD
-    row[LIMIT] = spec.num_embeddings
-    row[MULTIPLIER], row[SHIFT] = (spec.permutation.multiplier, spec.permutation.shift) if spec.permutation else (1, 0)
-    row[PADDING] = NO_PADDING if padding is None else padding
-    row[OWN], row[REST] = spec.num_own, spec.num_embeddings - spec.num_rest
-    row[COMPOSED] = max(spec.num_composed, 1)
-    row[HOT] = row[COLD] = NO_RANKS
-    return row
+class _Joined:
+    """Lists of integers end to end."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.lists, self.length = [torch.empty(0, dtype=dtype, device="cpu")], 0
+
+    def add(self, values: Tensor) -> int:
+        """Add a list; where it starts."""
+        self.lists.append(values)
+        self.length += len(values)
+        return self.length - len(values)
+
+    def tensor(self) -> Tensor:
+        return torch.cat(self.lists)
 
 
-def _pooled(specs: Sequence[TableSpec]) -> dict[str, _Pooled]:
-    """The pools of ``specs``, each over one numbering of the cold ids of its tables."""
+def _place(first: int, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Extent, ...], int]:
+    """Tables of so many rows and pitch, one after another from row ``first`` on; and the row after them."""
+    extents = []
+    for rows, pitch in shapes:
+        extents.append(Extent(first, rows, pitch))
+        first += rows * pitch
+    return tuple(extents), first
+
+
+def _place_pools(specs: Sequence[TableSpec], width: int, first: int) -> tuple[dict[str, _PlacedPool], int]:
+    """The pools of ``specs``, each over one numbering of the cold ids of its tables; and the row after them."""
     members: dict[tuple[str, int], list[int]] = {}
     for t, spec in enumerate(specs):
         if spec.pool is not None:
-            first = members.setdefault((spec.pool.name, spec.embedding_dim), [])
-            first.append(t)
-            if specs[first[0]].pool != spec.pool:
-                raise ValueError(
-                    f"pool {spec.pool.name!r} must be the same in all tables: {specs[first[0]].pool}, {spec.pool}"
-                )
+            tables = members.setdefault((spec.pool.name, spec.embedding_dim), [])
+            tables.append(t)
+            other = specs[tables[0]].pool
+            if other != spec.pool:
+                raise ValueError(f"pool {spec.pool.name!r} must be the same in all tables, not {other} and {spec.pool}")
     names = [name for name, _ in members]
-    pooled = {}
+    pools = {}
     for (name, d), tables in members.items():
-        offsets, total = {}, 0
+        offsets, num_cold = {}, 0
         for t in tables:
-            offsets[t], total = total, total + specs[t].num_composed
-        pool = specs[tables[0]].pool
-        partitions = tuple(Partition(1, size) for size in pool.sizes(total))
+            offsets[t], num_cold = num_cold, num_cold + specs[t].num_composed
+        sizes = specs[tables[0]].pool.sizes(num_cold)
+        extents, first = _place(first, [(rows, d // width) for rows in sizes])
         key = f"{name}.{d}" if names.count(name) > 1 else name
-        pooled[key] = _Pooled(pool, partitions, Mixing.covering(max(total, 2)).bits, offsets)
-    return pooled
+        pools[key] = _PlacedPool(extents, offsets, Mixing.covering(max(num_cold, 2)).bits)
+    return pools, first
 
 
-def _groups(features: Sequence[int], pooled: dict[str, _Pooled]) -> list[int]:
-    """For each feature, the first feature that it shares rows with: by its table, or by a pool."""
-    pool_of = {t: name for name, entry in pooled.items() for t in entry.offsets}
+def _table_slots(
+    table: int,
+    spec: TableSpec,
+    padding: int | None,
+    extents: tuple[Extent, ...],
+    pool: _PlacedPool | None,
+    ranks: Ranks | None,
+    maps: _Joined,
+    lists: _Joined,
+) -> _TableSlots:
+    slot = [0] * SLOT_COLUMNS
+    slot[OPERATION] = MULT if spec.operation == "mult" else ADD
+    slot[LIMIT] = spec.num_embeddings
+    permutation = spec.permutation
+    slot[MULTIPLIER], slot[SHIFT] = (permutation.multiplier, permutation.shift) if permutation else (1, 0)
+    slot[PADDING] = NO_PADDING if padding is None else padding
+    slot[OWN], slot[REST], slot[COMPOSED] = spec.num_own, spec.num_embeddings - spec.num_rest, max(spec.num_composed, 1)
+    slot[HOT] = slot[COLD] = NO_RANKS
+    if ranks is not None and spec.num_own:
+        slot[HOT], slot[COLD] = lists.add(ranks.hot), lists.add(ranks.cold)
+    own = [[1, spec.num_own, extents[0].base, extents[0].pitch, CLOSED_FORM]] if spec.num_own else []
+    tables, partitions = extents[len(own) :], spec.partitions
+    if pool is not None:
+        slot[OFFSET], slot[BITS] = pool.offsets[table], pool.bits
+        tables, partitions = pool.extents, tuple(Partition(1, extent.rows) for extent in pool.extents)
+    composed = []
+    for part, extent in zip(partitions, tables, strict=False):
+        if isinstance(part, ExplicitPartition):
+            composed.append([1, part.size, extent.base, extent.pitch, maps.add(part.index)])
+        else:
+            composed.append([part.stride, part.size, extent.base, extent.pitch, CLOSED_FORM])
+    together = not composed or spec.operation in ("add", "mult")
+    parts: list[list[list[int]]] = []
+    for group in [composed] if together else [[part] for part in composed]:
+        for unit in range((group or own)[0][PITCH]):
+            # A row of an id's own is as wide as all slots, so its part of a slot is as many units in as slots before.
+            parts.append([_unit(part, len(parts)) for part in own] + [_unit(part, unit) for part in group])
+    return _TableSlots(slot, parts)
+
+
+def _unit(part: list[int], unit: int) -> list[int]:
+    """A row of ``parts`` for the ``unit``-th of the rows of ``stored`` that a table's row is."""
+    return [*part[:BASE], part[BASE] + unit, *part[PITCH:]]
+
+
+def _first_readers(features: Sequence[int], pools: dict[str, _PlacedPool]) -> list[int]:
+    """For each feature, the first feature that it shares rows with, by its table or by a pool."""
+    pool_of = {t: name for name, pool in pools.items() for t in pool.offsets}
     first: dict[object, int] = {}
     return [first.setdefault(pool_of.get(t, t), f) for f, t in enumerate(features)]
