@@ -6,10 +6,11 @@
 (torch.Size([2, 16]), 4.0)
 """
 
-from . import init, models, operations, optim, partitions, schemes
+from . import hashing, init, models, operations, optim, partitions, schemes
 from .bags import EmbeddingBag
 from .collection import EmbeddingCollection, Table
 from .embeddings import Embedding
+from .hashing import hash_strings
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Path, Scheme, TableSpec
 from .version import __version__ as __version__
 
@@ -27,8 +28,10 @@ __all__ = [
     "Path",
     "Scheme",
     "TableSpec",
+    "hash_strings",
     "partitions",
     "operations",
+    "hashing",
     "schemes",
     "init",
     "optim",
