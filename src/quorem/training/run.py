@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import __version__
+from ..version import __version__
 from . import checkpoint
 from .config import RunConfig
 from .trial import Trial

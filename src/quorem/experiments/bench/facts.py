@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ... import __version__
+from ...version import __version__
 from .check import ROOT
 
 
