@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """A module of quorem, or a name of ``quorem.api``: looked up once, from then on an ordinary attribute."""
+        """A module of quorem, or a name of ``quorem.api``; from then on all names are ordinary attributes."""
         if name == "__all__" or not name.startswith("_"):
             if find_spec(f".{name}", __name__) is not None:
                 return import_module(f".{name}", __name__)
             api = import_module(".api", __name__)
-            if hasattr(api, name) and name in (*api.__all__, "__all__"):
-                globals()[name] = getattr(api, name)
+            names = getattr(api, "__all__", ())  # none while it is being imported
+            if name in (*names, "__all__"):
+                globals().update({known: getattr(api, known) for known in ("__all__", *names)})
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
