@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..training.checkpoint import write
+from ..files import write
 from ..training.config import RunConfig
 
 
