@@ -7,6 +7,7 @@ import sys
 import pytest
 
 HEAVY = {"numba", "triton", "polars", "pyarrow", "matplotlib", "typer", "rich", "pandas", "scipy"}
+HEAVY |= {"torchrec", "fbgemm_gpu"}
 
 
 def top_level_modules(statement: str) -> set[str]:
