@@ -36,7 +36,7 @@ RULES: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("nan_filled")
+pytestmark = [pytest.mark.usefixtures("nan_filled"), pytest.mark.kernels(device="gpu")]
 
 
 def network(name: str) -> nn.Module:

@@ -21,7 +21,7 @@ from quorem.ops.gpu import gather, host, places
 from quorem.ops.gpu import lookup as gpu_lookup
 from quorem.ops.gpu import update as gpu_update
 
-pytestmark = pytest.mark.usefixtures("nan_filled")
+pytestmark = [pytest.mark.usefixtures("nan_filled"), pytest.mark.kernels(device="gpu")]
 
 
 def every_kind(d: int, n: int = 1000) -> list[quorem.Table]:

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install 
 
 from quorem.ops.gpu import path as gpu_path
 
-pytestmark = pytest.mark.usefixtures("nan_filled")
+pytestmark = [pytest.mark.usefixtures("nan_filled"), pytest.mark.kernels(device="gpu")]
 
 
 def path_case(scheme: quorem.Path, b: int, others: str = "b") -> tuple[tuple, dict, Tensor]:  # type: ignore[type-arg]

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from . import partitions as P
+from .hashing import expected_collisions
 from .operations import OPERATIONS, widths
 
 AnyPartition = P.Partition | P.ExplicitPartition
@@ -59,6 +60,17 @@ class TableSpec:
     def compression(self) -> float:
         """Parameters of the full table over stored parameters."""
         return self.num_embeddings * self.embedding_dim / self.num_parameters
+
+    def expected_collisions(self, num_ids: int) -> float:
+        """Expected number of pairs that share an id when ``num_ids`` raw ids are mixed into this table's ids.
+
+        Raises:
+            ValueError: if ``num_ids`` is below 0.
+
+        >>> round(ChineseRemainder(4).spec(2**40, 16).expected_collisions(10**8))
+        4547
+        """
+        return expected_collisions(num_ids, self.num_embeddings)
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,7 +1,7 @@
 """What a benchmark measures: axes, presets, and the ids that every provider gets."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 
 import torch
@@ -50,6 +50,44 @@ class Grid:
         for axis in ("batches", "dims"):
             if min(getattr(self, axis), default=1) < 1:
                 raise ValueError(f"{axis} ({getattr(self, axis)}) must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the options of the command name, axis by axis; an empty tuple leaves an axis as it is.
+
+    A scheme is named by the start of its name.
+    """
+
+    mode: tuple[str, ...] = ()
+    provider: tuple[str, ...] = ()
+    scheme: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    batch: tuple[int, ...] = ()
+    dim: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Complete the names of schemes."""
+        object.__setattr__(self, "scheme", tuple(map(scheme_named, self.scheme)))
+
+    def __bool__(self) -> bool:
+        """Whether any axis is named."""
+        return any(getattr(self, axis.name) for axis in fields(self))
+
+
+def scheme_named(name: str) -> str:
+    """The scheme whose name starts so, in any case.
+
+    Raises:
+        ValueError: if there is none, or more than one.
+
+    >>> scheme_named("qr"), scheme_named("chinese")
+    ('QR(4)', 'ChineseRemainder(3)')
+    """
+    matches = [scheme for scheme in SCHEMES if scheme.lower().startswith(name.lower())]
+    if len(matches) != 1:
+        raise ValueError(f"scheme ({name!r}) must be the start of one of {', '.join(SCHEMES)}")
+    return matches[0]
 
 
 @dataclass(frozen=True, kw_only=True)
