@@ -271,3 +271,11 @@ def test_inputs_on_another_device_are_refused(
     module = EmbeddingCollection([Table("a", 50, 4, QR(4))], mode="sum")
     with pytest.raises(ValueError, match=match):
         module(ids, offsets, weights)
+
+
+def test_a_collection_has_no_weight() -> None:
+    assert not hasattr(TWO, "weight")
+    with pytest.raises(AttributeError, match=r"a collection has no weight: stored holds every row, to_dense\(\) gives"):
+        TWO.weight  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'wait'"):
+        TWO.wait  # noqa: B018

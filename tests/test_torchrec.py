@@ -277,7 +277,7 @@ def test_half_precision() -> None:
         ([quorem.Table("a", 10, 6)], {}, "width (6) of table 'a' must be a multiple of 4"),
         ([quorem.Table("a", 90, 12, quorem.QR(4, operation="concat"))], {}, "width (6) of table 'a:0' must be a"),
         ([quorem.Table("a", 10, 8)], {"dtype": torch.bfloat16}, "dtype (torch.bfloat16) must be torch.float32 or"),
-        ([quorem.Table("a", 10, 8)], {"mode": "max"}, "mode ('max') must be 'mean' or 'sum'"),
+        ([quorem.Table("a", 10, 8)], {"mode": "max"}, "mode ('max') must be one of 'mean', 'sum'"),
         ([quorem.Table("a", 10, 8)], {"on_invalid_id": "no"}, "on_invalid_id ('no') must be one of"),
         ([quorem.Table("a", 10, 8), quorem.Table("a", 10, 8)], {}, "names of tables ('a') must be unique"),
     ],

@@ -51,9 +51,7 @@ def test_the_rule_for_float32_sums_before_it_is_settled(amsgrad):
     state = state_after(60, constants, torch.float32, amsgrad)
     since = torch.arange(1, 61)
     root = torch.logspace(-9, 0, 20).expand(60, 20)
-    assert torch.equal(
-        replay.missed(root, since, state, constants), replay.summed(root, since, state, constants)
-    )
+    assert torch.equal(replay.missed(root, since, state, constants), replay.summed(root, since, state, constants))
 
 
 @pytest.mark.parametrize("amsgrad", [True, False])

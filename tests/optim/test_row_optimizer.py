@@ -235,7 +235,9 @@ def test_rows_cannot_lag_behind_in_a_module_that_does_not_bring_them_up_to_date(
     module = nn.Embedding(9, 4, sparse=True)
     optimizer = optim.AMSGrad(module.parameters())
     module(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match=r"must belong to a quorem module: under AMSGrad rows lag behind.* use LazyAMSGrad"):
+    with pytest.raises(
+        ValueError, match=r"must belong to a quorem module: under AMSGrad rows lag behind.* use LazyAMSGrad"
+    ):
         optimizer.step()
 
 

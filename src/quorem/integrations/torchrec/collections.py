@@ -11,6 +11,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ... import collection as quorem
+from ...checks import InvalidIdMode, Pooling
 from ...paths import PathNetworks
 from .rows import Feature, Ids, RowNumbers, lengths_of
 from .start import Uniform, matched_bounds
@@ -48,9 +49,9 @@ class EmbeddingBagCollection(nn.Module):
         self,
         tables: Sequence[quorem.Table],
         *,
-        mode: str = "sum",
+        mode: Pooling = "sum",
         is_weighted: bool = False,
-        on_invalid_id: str = "warn",
+        on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -106,7 +107,7 @@ class EmbeddingCollection(nn.Module):
         self,
         tables: Sequence[quorem.Table],
         *,
-        on_invalid_id: str = "warn",
+        on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -175,7 +176,7 @@ class Unpooled(nn.Module):
 class Pooled(Unpooled):
     """From TorchRec's pooled and unpooled vectors to the pooled vector of each feature."""
 
-    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks], mode: str) -> None:
+    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks], mode: Pooling) -> None:
         super().__init__(features, paths)
         self.mode = mode
         self.order = [key for f in features for key in f.keys]
@@ -234,8 +235,8 @@ def _by_key(vectors: list[Any]) -> dict[str, Tensor]:
 
 def _checked(
     tables: Sequence[quorem.Table],
-    mode: str,
-    on_invalid_id: str,
+    mode: Pooling,
+    on_invalid_id: InvalidIdMode,
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> tuple[list[Feature], list[PathNetworks]]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from ...checks import InvalidIdMode, check_ids
 from ...schemes import TableSpec
-from ...tables import check_ids
 
 
 def row_numbers(spec: TableSpec, ids: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class RowNumbers(nn.Module):
         bags: Sequence[str],
         vectors: Sequence[Sequence[str]],
         weighted: bool,
-        on_invalid_id: str,
+        on_invalid_id: InvalidIdMode,
     ) -> None:
         super().__init__()
         self.features, self.weighted, self.on_invalid_id = tuple(features), weighted, on_invalid_id
