@@ -319,6 +319,17 @@ def test_values_that_a_file_lacks_are_a_usage_error(option, value, match, tmp_pa
     assert match in done.output
 
 
+def test_a_provider_that_was_not_measured_is_named(tmp_path):
+    report.append(tmp_path / "x.csv", [row(), row(provider="loop")])
+    options = ["--provider", "fbgemm_fastest", "--provider", "fused"]
+    done = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv"), *options])
+    assert done.exit_code == 0, done.output
+    assert "Not measured: `fbgemm_fastest`." in done.output
+    assert "`fused`" in done.output and "`loop`" not in done.output
+    unknown = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv"), "--provider", "magic"])
+    assert unknown.exit_code == 2
+
+
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path):
     done = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv")], env={"COLUMNS": "200"})
     assert done.exit_code == 2
@@ -350,7 +361,7 @@ def test_rows_come_back_from_a_file(tmp_path):
 def test_tables_compare_with_fused_on_the_same_tables():
     rows = [row(provider="dense", scheme="Full()", median_us=30.0), row(provider="loop", median_us=50.0), row()]
     rows += [row(provider="loop", scheme="ChineseRemainder(3)", median_us=70.0), row(batch=2048, median_us=1234.5)]
-    lines = report.tables(rows).splitlines()[2:]
+    lines = report.tables(rows).splitlines()[3:]
     assert lines == [
         "| step, D = 16, zipf ids | tables | B = 128 | B = 2048 |",
         "|---|---|---|---|",
@@ -367,7 +378,7 @@ def test_tables_and_plots_name_the_setting_of_fbgemm():
         row(provider="fbgemm_fastest", setting="fastest", optimizer="FBGEMM row-wise Adagrad"),
         row(),
     ]
-    names = [line.split("|")[1].strip() for line in report.tables(rows).splitlines()[4:]]
+    names = [line.split("|")[1].strip() for line in report.tables(rows).splitlines()[5:]]
     assert names == [
         "`fbgemm`, default setting, CUDA graph, FBGEMM exact Adagrad",
         "`fbgemm_fastest`, FBGEMM row-wise Adagrad",

@@ -118,8 +118,14 @@ VALUES: dict[str, tuple[str, Callable[[Row, Row | None], str]]] = {
 }
 
 
-def tables(rows: Sequence[Row], value: str = "time") -> str:
-    """Markdown: what was measured, on what, and a table for each mode, width and kind of ids, with a column a batch."""
+def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ()) -> str:
+    """Markdown: what was measured, on what, and a table for each mode, width and kind of ids, with a column a batch.
+
+    Args:
+        rows: of one file.
+        value: what the cells show, of ``VALUES``.
+        absent: providers to name as not measured.
+    """
     if not rows:
         return "Nothing was measured.\n"
     words, cell = VALUES[value]
@@ -127,8 +133,9 @@ def tables(rows: Sequence[Row], value: str = "time") -> str:
     made = {"torch": first.torch, "Triton": first.triton, "Numba": first.numba, "FBGEMM": first.fbgemm}
     versions = ", ".join(f"{name} {version}" for name, version in made.items() if version)
     text = [
-        f"{first.device}; {versions}; commit {first.commit}, {first.date[:10]}."
-        f" Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {words}."
+        f"{first.device}; {versions}; commit {first.commit}, {first.date[:10]}.",
+        f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {words}.",
+        *([f"Not measured: {', '.join(f'`{name}`' for name in absent)}."] if absent else []),
     ]
     for mode, dim, ids in dict.fromkeys((row.mode, row.dim, row.ids) for row in rows):
         own = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
