@@ -399,7 +399,7 @@ def test_a_table_is_drawn_from_its_file(tmp_path):
 def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
     rows = [row(mode=mode, batch=batch) for mode in ("step", "forward") for batch in (2048, 1, 128)]
     rows += [row(provider="loop", median_us=10.0), row(provider="loop", mode="forward", graph=1, batch=1)]
-    rows += [row(ids="uniform", batch=7), row(scheme="ChineseRemainder(3)", batch=9)]
+    rows += [row(ids="uniform", batch=7), row(scheme="ChineseRemainder(3)", batch=9), row(scheme="Full()", batch=8)]
     figure = report.figure(rows)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["loop", "fused", "eager", "CUDA graph"]

@@ -190,7 +190,7 @@ def figure(rows: Sequence[Row]) -> "Figure":
 
     ids = "zipf" if any(row.ids == "zipf" for row in rows) else rows[0].ids
     first = next((row.scheme for row in rows if row.provider not in FULL), "Full()")
-    rows = [row for row in rows if row.ids == ids and row.scheme in (first, "Full()")]
+    rows = [row for row in rows if row.ids == ids and (row.scheme == first or row.provider in FULL)]
     panels = list(dict.fromkeys((row.mode, row.dim) for row in rows))
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
