@@ -178,7 +178,7 @@ def test_explicit_partition_is_real_inside_a_meta_context() -> None:
     [
         ([], ValueError, r"index \(shape \[0\]\) must be 1-D and not empty"),
         ([[0, 1]], ValueError, r"index \(shape \[1, 2\]\) must be 1-D"),
-        ([0, -1], ValueError, r"index holds bucket -1; buckets must be at least 0"),
+        ([0, -1], ValueError, r"index holds bucket -1; buckets must be >= 0"),
         ([0.5], TypeError, r"index \(torch.float32\) must be an integer tensor"),
         ([True], TypeError, r"index \(torch.bool\) must be an integer tensor"),
     ],

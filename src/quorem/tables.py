@@ -33,7 +33,6 @@ class Tables(nn.Module):
     parts: Tensor
     maps: Tensor
     spans: Tensor
-    limits: Tensor
     invalid_ids: Tensor
     ids_argument = "input"  # what ``forward`` calls the ids
 

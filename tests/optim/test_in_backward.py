@@ -186,6 +186,7 @@ def test_a_scheduler_knows_that_a_backward_was_a_step():
         for ids, target in batches(2):
             loss_of(module, ids, target).backward()
             scheduler.step()
+    assert optimizer.lr == pytest.approx(0.05 * 0.1**2)
 
 
 @pytest.mark.parametrize("name", NAMES)

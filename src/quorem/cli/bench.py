@@ -60,10 +60,11 @@ def bench(
             if table is None:
                 grids = command.chosen(preset, where, choice)
             else:
-                rows = command.selected(report.read(table), choice)
+                rows, absent = command.selected(report.read(table), choice)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         if table is None:
+            absent = []
             rows = command.run(
                 grids,
                 where,
@@ -78,4 +79,4 @@ def bench(
             )
         elif plot is not None:
             report.plot(rows, plot)
-        typer.echo(report.tables(rows, value), nl=False)
+        typer.echo(report.tables(rows, value, absent), nl=False)

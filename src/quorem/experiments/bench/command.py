@@ -10,7 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from . import check, report
 from .facts import facts_of_run
-from .grid import PRESETS, Choice, Grid
+from .grid import PRESETS, PROVIDERS, Choice, Grid
 from .run import rows as measured
 
 
@@ -99,19 +99,20 @@ def run(
     return done
 
 
-def selected(rows: Sequence[report.Row], choice: Choice) -> list[report.Row]:
-    """The rows that have one of the values of each axis that ``choice`` names.
+def selected(rows: Sequence[report.Row], choice: Choice) -> tuple[list[report.Row], list[str]]:
+    """The rows that have one of the values of each axis that ``choice`` names, and providers without any row.
 
     Raises:
-        ValueError: if no row has a value that it names.
+        ValueError: if no row has a value that it names; a provider only has to be one that could be measured.
     """
+    absent = [name for name in choice.provider if name in PROVIDERS and all(row.provider != name for row in rows)]
     for axis in dataclasses.fields(choice):
-        values = getattr(choice, axis.name)
-        if values:
+        values = [value for value in getattr(choice, axis.name) if value not in absent]
+        if values or (axis.name == "provider" and absent):
             measured_values = dict.fromkeys(getattr(row, axis.name) for row in rows)
             for value in values:
                 if value not in measured_values:
                     shown = ", ".join(map(str, measured_values))
                     raise ValueError(f"{axis.name} ({value!r}) must be one that was measured: {shown}")
             rows = [row for row in rows if getattr(row, axis.name) in values]
-    return list(rows)
+    return list(rows), absent

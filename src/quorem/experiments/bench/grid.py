@@ -16,8 +16,9 @@ SCHEMES: dict[str, Scheme] = {
     "Path(4, (64,))": Path(4, (64,)),
     "Full()": Full(),
 }
-FULL = ("dense", "fbgemm_full")  # providers that store the full tables, whatever the scheme
-PROVIDERS = ("dense", "loop", "reference", "compiled", "fbgemm_full", "fbgemm", "fused", "fused_trust")
+FULL = ("dense", "fbgemm_full", "fbgemm_full_fastest")  # providers that store the full tables, whatever the scheme
+FBGEMM = ("fbgemm_full", "fbgemm_full_fastest", "fbgemm", "fbgemm_fastest")
+PROVIDERS = ("dense", "loop", "reference", "compiled", *FBGEMM, "fused", "fused_trust")
 MODES = ("forward", "step", "step_amsgrad", "dlrm")
 IDS = ("zipf", "uniform")
 BATCHES = (1, 128, 2048, 16384, 65536)
@@ -112,7 +113,7 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
         replace(
             _ZIPF,
             modes=("forward", "step"),
-            providers=("loop", "reference", "fbgemm", "fused"),
+            providers=("loop", "reference", "fbgemm", "fbgemm_fastest", "fused"),
             batches=(1, 128, 2048, 16384),
         ),
     ),
@@ -127,8 +128,16 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
                 *((p, mode, (128, 2048)) for p in ("dense", "loop", "reference") for mode in ("forward", "step")),
             ),
         ),
+        replace(
+            _ZIPF,
+            modes=("forward", "step"),
+            providers=("fused",),
+            schemes=("Full()",),
+            dims=(16, 64),
+            batches=(128, 2048, 16384, 65536),
+        ),
         replace(_ZIPF, modes=("step_amsgrad",), providers=("fused", "fused_trust"), batches=(128, 2048, 65536)),
-        replace(_ZIPF, modes=("dlrm",), providers=("fbgemm", "fused"), batches=(128, 2048, 16384)),
+        replace(_ZIPF, modes=("dlrm",), providers=("fbgemm", "fbgemm_fastest", "fused"), batches=(128, 2048, 16384)),
         replace(
             _ZIPF,
             modes=("forward", "step"),
@@ -139,14 +148,14 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
         replace(
             _ZIPF,
             modes=("forward", "step"),
-            providers=("fbgemm", "fused"),
+            providers=("fbgemm", "fbgemm_fastest", "fused"),
             dims=(128,),
             batches=(2048, 65536),
         ),
         replace(
             _ZIPF,
             modes=("forward", "step"),
-            providers=("fbgemm", "fused"),
+            providers=("fbgemm", "fbgemm_fastest", "fused"),
             ids=("uniform",),
             batches=(2048, 65536),
         ),
