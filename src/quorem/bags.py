@@ -6,12 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .checks import BagMode, InvalidIdMode, check_bag_mode, check_ids, check_offsets, check_sample_weights
 from .embeddings import Embedding
-from .ops import reference
+from .ops.rows import bag_and_feature
 from .schemes import Scheme
-from .tables import check_ids, check_offsets, check_sample_weights
-
-MODES = ("sum", "mean", "max")
 
 
 class EmbeddingBag(Embedding):
@@ -27,7 +25,7 @@ class EmbeddingBag(Embedding):
         max_norm: must be None, as in ``Embedding``.
         norm_type: of ``max_norm``.
         scale_grad_by_freq: must be False, as in ``Embedding``.
-        sparse: give ``weight`` a sparse gradient.
+        sparse: give ``stored`` a sparse gradient.
         on_invalid_id: as in ``Embedding``; an invalid id on a GPU is left out, as padding is.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16.
@@ -44,18 +42,18 @@ class EmbeddingBag(Embedding):
         embedding_dim: int,
         scheme: Scheme,
         *,
-        mode: str = "mean",
+        mode: BagMode = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
-        on_invalid_id: str = "warn",
+        on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_mode(mode, sparse)
+        check_bag_mode(mode, sparse)
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -116,7 +114,7 @@ class EmbeddingBag(Embedding):
         if self.padding_idx is not None:
             valid = valid & (ids != self.padding_idx)
         vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
-        bags = reference.bags_of(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
+        bags = bag_and_feature(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
         values = torch.where(valid[:, None], vectors.detach(), -torch.inf)
         best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # one row more than there are bags
         best = best.scatter_reduce(0, bags, values, "amax")
@@ -131,7 +129,7 @@ class EmbeddingBag(Embedding):
         if self.mode == "max":
             raise ValueError("per_sample_weights must be None for mode='max'")
         check_sample_weights(weights, input, "input")
-        return weights.to(self.weight.dtype)
+        return weights.to(self.stored.dtype)
 
     @classmethod
     def from_pretrained(
@@ -140,14 +138,14 @@ class EmbeddingBag(Embedding):
         scheme: Scheme | None = None,
         *,
         freeze: bool = True,
-        mode: str = "mean",
+        mode: BagMode = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         sparse: bool = False,
-        on_invalid_id: str = "warn",
+        on_invalid_id: InvalidIdMode = "warn",
     ) -> Self:
         """The best fit of a trained table ``[n, D]`` by a scheme, as ``Embedding.from_pretrained``."""
-        check_mode(mode, sparse)
+        check_bag_mode(mode, sparse)
         module = super().from_pretrained(
             embeddings, scheme, freeze=freeze, padding_idx=padding_idx, sparse=sparse, on_invalid_id=on_invalid_id
         )
@@ -157,11 +155,3 @@ class EmbeddingBag(Embedding):
     def extra_repr(self) -> str:
         """Size, scheme, compression and mode."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
-
-
-def check_mode(mode: str, sparse: bool) -> None:
-    """Raise ValueError unless ``mode`` is one of ``MODES`` that can be had with ``sparse``."""
-    if mode not in MODES:
-        raise ValueError(f"mode ({mode!r}) must be one of {', '.join(map(repr, MODES))}")
-    if mode == "max" and sparse:
-        raise ValueError(f"sparse ({sparse}) must be False for mode='max', as in torch.nn.EmbeddingBag")

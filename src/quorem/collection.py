@@ -2,12 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from .checks import (
+    InvalidIdMode,
+    check_choice,
+    check_ids,
+    check_offsets,
+    check_padding,
+    check_sample_weights,
+    check_scheme,
+)
 from .schemes import Full, Scheme
-from .tables import Tables, check_ids, check_offsets, check_padding, check_sample_weights, check_scheme
+from .tables import Tables
+
+Pooling = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class EmbeddingCollection(Tables):
     Args:
         tables: one per feature, in the order of the ids' columns.
         mode: how jagged input is pooled, ``"mean"`` or ``"sum"``.
-        sparse: give ``weight`` a sparse gradient.
+        sparse: give ``stored`` a sparse gradient.
         on_invalid_id: as in ``Embedding``.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16, of every table.
@@ -63,9 +75,9 @@ class EmbeddingCollection(Tables):
         self,
         tables: Sequence[Table],
         *,
-        mode: str = "mean",
+        mode: Pooling = "mean",
         sparse: bool = False,
-        on_invalid_id: str = "warn",
+        on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -78,14 +90,18 @@ class EmbeddingCollection(Tables):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"names of tables ({', '.join(map(repr, repeated))}) must be unique")
-        if mode not in ("mean", "sum"):
-            raise ValueError(f"mode ({mode!r}) must be 'mean' or 'sum'")
+        check_choice("mode", mode, Pooling)
         specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in tables]
         padding = [check_padding(table.padding_idx, table.num_embeddings) for table in tables]
         super().__init__(names, specs, padding, sparse=sparse, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
         self.mode = mode
         self.embedding_dims = tuple(spec.embedding_dim for spec in specs for _ in range(spec.num_vectors))
         self._one_width = len(set(self.embedding_dims)) == 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise AttributeError("a collection has no weight: stored holds every row, to_dense() gives each table")
+        return super().__getattr__(name)
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Composed vectors of every feature, pooled where the input is jagged.
@@ -110,7 +126,7 @@ class EmbeddingCollection(Tables):
                 raise ValueError(f"offsets has {len(offsets)} entries but must have a multiple of {features} plus one")
             if per_sample_weights is not None:
                 check_sample_weights(per_sample_weights, ids, "ids")
-                per_sample_weights = per_sample_weights.to(self.weight.dtype)
+                per_sample_weights = per_sample_weights.to(self.stored.dtype)
             out = self._bag(ids, offsets, per_sample_weights, self.mode == "mean")
         if not self._one_width:
             return out.flatten(1)

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from . import init
+from .checks import InvalidIdMode, check_ids, check_padding, check_scheme, check_unsupported
+from .partitions import naive
 from .schemes import Full, Scheme
-from .tables import Tables, check_ids, check_padding, check_scheme
+from .tables import Tables
 
 
 class Embedding(Tables):
@@ -21,7 +23,7 @@ class Embedding(Tables):
         max_norm: must be None: a composed vector has no row of its own to renormalize in place.
         norm_type: of ``max_norm``.
         scale_grad_by_freq: must be False: a row's gradient is shared by the ids that share the row.
-        sparse: give ``weight`` a sparse gradient.
+        sparse: give ``stored`` a sparse gradient.
         on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count,
             warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
         device: where the tables are, ``"meta"`` included.
@@ -50,17 +52,29 @@ class Embedding(Tables):
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
-        on_invalid_id: str = "warn",
+        on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        refuse(max_norm, scale_grad_by_freq)
+        check_unsupported(max_norm, scale_grad_by_freq)
         check_scheme(scheme)
         spec = scheme.spec(num_embeddings, embedding_dim)
         padding = [check_padding(padding_idx, num_embeddings)]
         super().__init__([""], [spec], padding, sparse=sparse, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
         self.num_embeddings, self.embedding_dim, self.scheme = num_embeddings, embedding_dim, spec.scheme
         self.padding_idx = padding[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """The table this module stands for, ``[n, D]``, composed when read; differentiable.
+
+        For a full table whose ids are not permuted it is the parameter ``stored`` itself.
+        """
+        spec = self.specs[0]
+        if spec.permutation is None and spec.hidden is None and spec.partitions == naive(spec.num_embeddings):
+            self.updates.flush_()
+            return self.stored
+        return self.dense()
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of the ids in ``input``, of any shape."""
@@ -81,7 +95,7 @@ class Embedding(Tables):
         freeze: bool = True,
         padding_idx: int | None = None,
         sparse: bool = False,
-        on_invalid_id: str = "warn",
+        on_invalid_id: InvalidIdMode = "warn",
     ) -> Self:
         """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
 
@@ -113,7 +127,7 @@ class Embedding(Tables):
         if module.padding_idx is not None:
             weights[module.padding_idx] = 0
         init.fit_(module.tables(), module.specs[0], embeddings, weights=weights)
-        module.weight.requires_grad_(not freeze)
+        module.stored.requires_grad_(not freeze)
         return module
 
     def extra_repr(self) -> str:
@@ -123,15 +137,3 @@ class Embedding(Tables):
         pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         size = f"{self.num_embeddings}, {self.embedding_dim}"
         return f"{size}, {self.scheme}{kept}{pad}, compression={self.compression:.1f}"
-
-
-def refuse(max_norm: float | None, scale_grad_by_freq: bool) -> None:
-    """Raise ValueError for the options of ``torch.nn`` that have no meaning on shared rows."""
-    if max_norm is not None:
-        raise ValueError(
-            f"max_norm ({max_norm}) must be None: a composed vector has no row of its own to renormalize in place"
-        )
-    if scale_grad_by_freq:
-        raise ValueError(
-            f"scale_grad_by_freq ({scale_grad_by_freq}) must be False: a row's gradient is shared by several ids"
-        )

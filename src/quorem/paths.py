@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from . import init
-from .ops import layout, path, reference
+from .ops import autograd, layout, rows
 from .partitions import Partition
 from .schemes import Path, TableSpec
 
@@ -63,7 +63,7 @@ class PathNetworks(nn.Module):
                 self.biases.append(nn.Parameter(torch.empty(count, d_out, device=device, dtype=dtype)))
         heads, levels, base = [], [], [0] * len(self.counts)
         for f in members:
-            heads.append(layout.head(f, specs[f], padding[f]))
+            heads.append(layout.slot_row(f, specs[f], padding[f]))
             parts = [p for p in specs[f].partitions[1:] if isinstance(p, Partition)]
             levels.append([[p.stride, p.size, base[j], 1, layout.CLOSED_FORM] for j, p in enumerate(parts)])
             base = [b + p.size for b, p in zip(base, parts, strict=True)]
@@ -93,11 +93,11 @@ class PathNetworks(nn.Module):
         """Transform the members' vectors among those ``[B, S, W]`` of ``ids`` ``[B, F]``; the others pass."""
         layers = [t for pair in zip(self.weights, self.biases, strict=True) for t in pair]
         per_level = len(layers) // len(self.counts)
-        if all(path.is_fused(vectors, layers[:per_level], most) for most in self.most):
+        if all(autograd.path_is_fused(vectors, layers[:per_level], most) for most in self.most):
             for level, most in enumerate(self.most):
                 own = layers[level * per_level : (level + 1) * per_level]
                 parts = self.network_parts[:, level : level + 1].contiguous()
-                vectors = path.path(
+                vectors = autograd.path(
                     vectors,
                     ids,
                     own,
@@ -108,10 +108,10 @@ class PathNetworks(nn.Module):
                     activation=self.activation,
                 )
             return vectors
-        rows = vectors[:, self.columns]
+        selected = vectors[:, self.columns]
         member = torch.arange(len(self.features), device=ids.device).repeat(ids.shape[0])
-        composed = self(rows.reshape(-1, self.embedding_dim), ids[:, self.features].flatten(), member)
-        return vectors.index_copy(1, self.columns, composed.view_as(rows))
+        composed = self(selected.reshape(-1, self.embedding_dim), ids[:, self.features].flatten(), member)
+        return vectors.index_copy(1, self.columns, composed.view_as(selected))
 
     def forward(self, x: Tensor, ids: Tensor, member: Tensor) -> Tensor:
         """Transform the row vectors ``x`` ``[N, D]`` of ``ids`` ``[N]``, each of one ``member`` ``[N]``.
@@ -119,7 +119,7 @@ class PathNetworks(nn.Module):
         Padding and out-of-range ids give zeros.
         """
         slots, parts = self.network_slots[member][:, None], self.network_parts[member][:, None]
-        networks, valid = reference.rows_of(ids[:, None], slots, parts, self.network_maps)  # [N, 1, levels], [N, 1]
+        networks, valid = rows.rows_of(ids[:, None], slots, parts, self.network_maps)  # [N, 1, levels], [N, 1]
         layers = len(self.weights) // len(self.counts)
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
         for level, count in enumerate(self.counts):
@@ -146,7 +146,7 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     True
     """
     n = group.shape[0]
-    size = reference.smaller(8 * (n // num_groups // 8 + 1), 1024)
+    size = rows.smaller(8 * (n // num_groups // 8 + 1), 1024)
     num_blocks = n // size + num_groups
     counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
     needed = (counts + size - 1) // size

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import gpu, torch_rules, update
+from ..ops import gpu, torch_rules
+from ..ops.state import DeviceScalar
 
 
 @cache
@@ -33,7 +34,7 @@ class Foreach:
 
     def __init__(self) -> None:
         self._kept: dict[Tensor, Kept] = {}
-        self._dials: dict[tuple[int, int], update.Dial] = {}  # by group and device
+        self._dials: dict[tuple[int, int], DeviceScalar] = {}  # by group and device
 
     def step(self, optimizer: Any, index: int, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
         """Take the step of ``optimizer.torch_class`` on ``params`` of the group at ``index``.
@@ -62,15 +63,15 @@ class Foreach:
         for device, some in jobs.items():
             dial = self._dials.get((index, device))
             if dial is None:
-                dial = self._dials[index, device] = update.Dial(some[0][0].device)
-            foreach.foreach_update_(some, dial.turn(group["lr"]), hyper, rule)
+                dial = self._dials[index, device] = DeviceScalar(some[0][0].device)
+            foreach.foreach_update_(some, dial.set(group["lr"]), hyper, rule)
             torch.autograd.graph.increment_version([job[0] for job in some])
         return left
 
     def turn(self, lr: float | Tensor) -> None:
         """Set the learning rate that steps in a CUDA graph read."""
         for dial in self._dials.values():
-            dial.turn(lr)
+            dial.set(lr)
 
     def _state_of(
         self, foreach: Any, optimizer: Any, p: Tensor, averages: tuple[str, ...]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import gpu, torch_rules
-from ..ops.update import Dial
+from ..ops.state import DeviceScalar
 from .dcn import DCN
 from .dlrm import DLRM
 from .mlp import check_inputs
@@ -60,7 +60,7 @@ class FusedStep:
         self.precision = "tf32" if precision == "tf32" else dense.PRECISION
         self.parameters = [p for name, p in model.named_parameters() if not name.startswith("embeddings.")]
         self.steps = torch.zeros((), dtype=torch.int64, device=model.output.weight.device)
-        self.lr = Dial(self.steps.device)
+        self.lr = DeviceScalar(self.steps.device)
         self.rule, self.hyper, self.averages = _rule_of(optimizer)
         if optimizer is not None:
             for p in self.parameters:
@@ -87,7 +87,7 @@ class FusedStep:
             for p in self.parameters:
                 p.grad = p.new_empty(p.shape)
         else:
-            self.lr.turn(self.optimizer.param_groups[0]["lr"])
+            self.lr.set(self.optimizer.param_groups[0]["lr"])
         shared = (self.rule, self.lr.tensor, on_device(self.hyper, self.steps.device), self.steps)
         now = Pass(*shared, vectors.new_empty(2), vectors.new_empty(len(vectors)), self.precision)
         with torch.no_grad():

@@ -1,10 +1,10 @@
 """The layout: any mix of schemes as one small table of integers that every kernel reads.
 
-All tables of a module lie in one weight ``[R, W]``, where W is the greatest common divisor of their widths; a
-row of a table ``pitch * W`` wide is ``pitch`` consecutive rows of the weight. The output is a list of S *slots*
-of W columns. A slot takes one feature's ids and combines up to K rows, by sum or by product:
+All rows of a module lie in one parameter ``stored`` ``[R, W]``, where W is the greatest common divisor of the widths of
+its tables; a row of a table that is ``pitch * W`` wide is ``pitch`` consecutive rows of ``stored``. The output is a list
+of S *slots* of W columns. A slot takes one feature's ids and combines up to K rows, by sum or by product:
 
-    out[n, s] = op_k weight[base[s, k] + bucket_k(id) * pitch[s, k]],   id = ids[n, feature[s]]
+    out[n, s] = op_k stored[base[s, k] + bucket_k(id) * pitch[s, k]],   id = ids[n, feature[s]]
 
 Concatenation and feature generation are slots of one row each, so two operations serve the paper's four.
 
@@ -14,6 +14,7 @@ Shapes: B batch, F features, S slots, K partitions, R rows, W columns, M map ent
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ from torch import Tensor
 from ..partitions import ExplicitPartition
 from ..schemes import TableSpec
 
-# Columns of ``slots`` [S, 6] and of ``parts`` [S, K, 5].
-FEATURE, OPERATION, LIMIT, MULTIPLIER, SHIFT, PADDING = range(6)
-STRIDE, SIZE, BASE, PITCH, MAP = range(5)
+SLOT_COLUMNS, PART_COLUMNS = 6, 5
+FEATURE, OPERATION, LIMIT, MULTIPLIER, SHIFT, PADDING = range(SLOT_COLUMNS)
+STRIDE, SIZE, BASE, PITCH, MAP = range(PART_COLUMNS)
 ADD, MULT = 0, 1
 NO_PADDING = -1
 UNUSED = -1  # in BASE: this slot has fewer than K partitions
@@ -32,39 +33,45 @@ CLOSED_FORM = -1  # in MAP: the bucket is (id // stride) % size, not an entry of
 
 @dataclass(frozen=True)
 class Extent:
-    """Where one stored table lies in the weight."""
+    """Where one table lies in ``stored``."""
 
     base: int
     rows: int
     pitch: int
 
-    def of(self, weight: Tensor) -> Tensor:
-        """This table ``[rows, pitch * W]`` as a view of ``weight`` ``[R, W]``."""
-        return weight[self.base : self.base + self.rows * self.pitch].view(self.rows, self.pitch * weight.shape[1])
+    def of(self, stored: Tensor) -> Tensor:
+        """This table ``[rows, pitch * W]`` as a view of ``stored`` ``[R, W]``."""
+        return stored[self.base : self.base + self.rows * self.pitch].view(self.rows, self.pitch * stored.shape[1])
+
+
+class Layout(NamedTuple):
+    """The integers by which an op finds the rows of an id, all int64."""
+
+    slots: Tensor  # [S, 6]
+    parts: Tensor  # [S, K, 5]
+    maps: Tensor  # [M]: the index maps of explicit partitions, end to end
+    spans: Tensor  # [F, 2]: first slot and number of slots of each feature
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where every table of a module lies, and the integers by which a kernel finds the rows of an id."""
+class Storage:
+    """The shape of ``stored``, where each table lies in it, and how ids find their rows."""
 
     width: int
     num_rows: int
     extents: tuple[tuple[Extent, ...], ...]  # [F][tables of the feature]
-    slots: Tensor  # int64 [S, 6]
-    parts: Tensor  # int64 [S, K, 5]
-    maps: Tensor  # int64 [M]: the index maps of explicit partitions, end to end
-    spans: Tensor  # int64 [F, 2]: first slot and number of slots of each feature
+    layout: Layout
 
 
-def head(feature: int, spec: TableSpec, padding: int | None) -> list[int]:
+def slot_row(feature: int, spec: TableSpec, padding: int | None) -> list[int]:
     """The row of ``slots`` that one feature's slots share."""
     operation = MULT if spec.operation == "mult" else ADD
     multiplier, shift = (spec.permutation.multiplier, spec.permutation.shift) if spec.permutation else (1, 0)
     return [feature, operation, spec.num_embeddings, multiplier, shift, NO_PADDING if padding is None else padding]
 
 
-def build(specs: Sequence[TableSpec], padding: Sequence[int | None]) -> Layout:
-    """Lay out the tables of ``specs``, one spec per feature; on the CPU, whatever torch's default device.
+def build(specs: Sequence[TableSpec], padding: Sequence[int | None]) -> Storage:
+    """Place the tables of ``specs``, one spec per feature. The integers are on the CPU, whatever torch's default device.
 
     Args:
         specs: what each feature's table is.
@@ -93,18 +100,16 @@ def build(specs: Sequence[TableSpec], padding: Sequence[int | None]) -> Layout:
         spans.append([len(slots), 0])
         for group in [columns] if composed else [[c] for c in columns]:
             for unit in range(group[0][PITCH]):
-                slots.append(head(feature, spec, pad))
+                slots.append(slot_row(feature, spec, pad))
                 parts.append([[*c[:BASE], c[BASE] + unit, *c[PITCH:]] for c in group])
         spans[-1][1] = len(slots) - spans[-1][0]
         extents.append(tuple(tables))
     most = max(map(len, parts))
     unused = [1, 1, UNUSED, 1, CLOSED_FORM]
-    return Layout(
-        width=width,
-        num_rows=rows,
-        extents=tuple(extents),
+    layout = Layout(
         slots=torch.tensor(slots, device="cpu"),
         parts=torch.tensor([p + [unused] * (most - len(p)) for p in parts], device="cpu"),
         maps=torch.cat(maps) if maps else torch.empty(0, dtype=torch.int64, device="cpu"),
         spans=torch.tensor(spans, device="cpu"),
     )
+    return Storage(width, rows, tuple(extents), layout)

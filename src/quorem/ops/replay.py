@@ -1,4 +1,4 @@
-"""What a row of Adam or AMSGrad missed while no gradient reached it, added up when it is next needed.
+"""What a row of Adam or AMSGrad missed while no gradient reached it, added up when it is next needed: the truth.
 
 A dense step moves every row by its decaying momentum. After a row's last gradient, at step ``since``, the j-th step
 without one subtracts ``exp_avg * a_j * d_j / (root + eps * d_j)``, where
@@ -9,12 +9,11 @@ without one subtracts ``exp_avg * a_j * d_j / (root + eps * d_j)``, where
 
 so all that depends on the column is ``root``. ``summed`` adds the terms one by one: the truth, and the rule for
 float64. ``closed`` puts two nodes in their place (Gauss's, from four moments of the weights a_j over the d_j, kept per
-step): the rule for float32, from the step on where it is exact to rounding. docs/optimizers.md derives both.
+step): the rule for float32 from step ``constants.settled`` on, where it is exact to rounding. docs/optimizers.md
+derives both.
 
-``times`` stands for (step, lrs, moments): the step reached, an int64 scalar; the learning rate of each of the last H
-steps, float64 ``[H]``, that of step t at t % H; and for each possible ``since`` four moments and the two nodes that
-have them, float64 ``[H, 8]``, or ``[0, 8]`` where ``closed`` is never the rule. ``hyper`` stands for (beta1, beta2,
-eps, window, settled): how many missed steps count, and from which ``since`` on ``closed`` is the rule.
+No row may lag behind by more than H steps, the length of ``state.lrs``. So each step of adam and amsgrad first brings
+up to date, touched or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
 """
 
 import math
@@ -22,16 +21,69 @@ import math
 import torch
 from torch import Tensor
 
-HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may fall behind
+from .layout import Layout
+from .rows import bag_reads, lookup_reads, subtract_
+from .state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, AdamState
+
+HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind
 BLOCK = 32  # terms added at a time
+CHUNK = 2**16  # rows brought up to date at a time
 NEVER = 2.0**31  # a step that is not reached
-SPREAD = 0.015  # of the d_j, relative, below which two nodes err less than float32 rounds
-
-Times = tuple[Tensor, Tensor, Tensor]
+TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err less than float32 rounds
 
 
-def constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, amsgrad: bool) -> list[float]:
-    """``hyper``: the betas and eps, how many missed steps count, and from which step on ``closed`` is the rule.
+def lookup_catch_up_(
+    ids: Tensor, stored: Tensor, state: AdamState, layout: Layout, *, rule: str, constants: AdamConstants
+) -> None:
+    """Bring the rows that a lookup will read up to date; rows that are already do not change."""
+    rows_catch_up_(lookup_reads(ids, layout).rows, stored, state, rule=rule, constants=constants)
+
+
+def bag_catch_up_(
+    ids: Tensor,
+    offsets: Tensor,
+    stored: Tensor,
+    state: AdamState,
+    layout: Layout,
+    *,
+    rule: str,
+    constants: AdamConstants,
+) -> None:
+    """Bring the rows that a bag will read up to date; rows that are already do not change."""
+    rows_catch_up_(bag_reads(ids, offsets, layout)[0].rows, stored, state, rule=rule, constants=constants)
+
+
+def rows_catch_up_(
+    rows: Tensor | None, stored: Tensor, state: AdamState, *, rule: str, constants: AdamConstants
+) -> None:
+    """Take the steps that ``rows`` missed, repeated or not; every row if None. Rows below 0 are left out."""
+    if rows is None:
+        for chunk in torch.arange(len(stored), device=stored.device).split(CHUNK):
+            rows_catch_up_(chunk, stored, state, rule=rule, constants=constants)
+        return
+    rows = rows[rows >= 0]
+    since = state.last[rows]
+    behind = (since > 0) & (since < state.step)  # 0: no gradient has reached this row
+    rows, since = rows[behind], since[behind].long()
+    if not len(rows):
+        return
+    highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
+    exp_avg, root = state.exp_avg[rows], highest[rows].sqrt()
+    subtract_(stored, rows, exp_avg * missed(root, since, state, constants))
+    gap = (state.step - since).double()[:, None]
+    state.exp_avg[rows] = (exp_avg * constants.beta1**gap).to(exp_avg.dtype)
+    state.exp_avg_sq[rows] = (state.exp_avg_sq[rows] * constants.beta2**gap).to(exp_avg.dtype)
+    state.last[rows] = state.step.to(state.last.dtype)
+
+
+def rows_in_turn(stored: Tensor, state: AdamState) -> Tensor:
+    """A few rows whose turn it is, touched or not, so that none lags behind further than ``lrs`` remembers."""
+    count = -(-2 * len(stored) // len(state.lrs))
+    return (state.step * count + torch.arange(count, device=stored.device)) % len(stored)
+
+
+def adam_constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, amsgrad: bool) -> AdamConstants:
+    """The constants of ``adam`` and ``amsgrad`` for rows of ``dtype``.
 
     Raises:
         ValueError: if the missed steps do not die out: Adam needs ``beta1**2 < beta2``.
@@ -41,79 +93,82 @@ def constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, amsgra
     ratio = beta1 if amsgrad or beta1 == 0 else beta1 / math.sqrt(beta2)
     least = 1e-18 if dtype == torch.float64 else 1e-10
     window = math.ceil(math.log(least) / math.log(ratio)) if ratio else 0
-    return [beta1, beta2, eps, float(window), NEVER if dtype == torch.float64 else _settled(beta1, beta2, amsgrad)]
+    settled = NEVER if dtype == torch.float64 else _settled(beta1, beta2, amsgrad)
+    return AdamConstants(beta1, beta2, eps, float(window), settled)
 
 
 def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
-    """The first step from which on the d_j of a window spread less than SPREAD."""
+    """The first step from which on the relative spread of the d_j of a window is below TOLERANCE."""
     if beta1 == 0:
         return 0.0
     if beta2 == 0:
         return NEVER
     rate = -math.log(beta2)
-    tolerable = 2 * SPREAD * (1 - beta1) / math.sqrt(beta1) / rate  # of beta2^t / (1 - beta2^t), or 1 / (1 - beta2^t)
+    tolerable = (
+        2 * TOLERANCE * (1 - beta1) / math.sqrt(beta1) / rate
+    )  # of beta2^t / (1 - beta2^t), or 1 / (1 - beta2^t)
     if amsgrad:
         return math.ceil(math.log1p(1 / tolerable) / rate)
     return NEVER if tolerable <= 1 else math.ceil(-math.log1p(-1 / tolerable) / rate)
 
 
-def empty_times(step: Tensor, hyper: list[float], dtype: torch.dtype) -> Times:
-    """Times for rows that have missed nothing up to ``step``."""
-    length = max(HISTORY, 2 * int(hyper[3]))
-    lrs = torch.zeros(length, dtype=torch.float64, device=step.device)
-    return step, lrs, lrs.new_zeros(0 if dtype == torch.float64 or not hyper[3] else length, 8)
+def empty_history(device: torch.device, constants: AdamConstants, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``lrs`` and ``moments`` for rows of ``dtype`` that have missed nothing."""
+    length = max(HISTORY, 2 * int(constants.window))
+    lrs = torch.zeros(length, dtype=torch.float64, device=device)
+    return lrs, lrs.new_zeros(0 if dtype == torch.float64 or not constants.window else length, MOMENT_COLUMNS)
 
 
-def advance_(lr: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> None:
-    """Enter one more step, taken at ``lr``, into ``times``."""
-    step, lrs, moments = times
+def advance_(lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
+    """Count one more step, taken at ``lr``."""
+    step, lrs, moments = state.step, state.lrs, state.moments
+    amsgrad = state.max_exp_avg_sq is not None
     step += 1
     lrs[step % len(lrs)] = lr.double()
     if len(moments):
-        j = torch.arange(1, int(hyper[3]) + 1, device=step.device)
+        j = torch.arange(1, int(constants.window) + 1, device=step.device)
         entry, since = (step - j) % len(moments), (step - j).clamp(min=0)
-        a, d = _terms(j, since, lrs, hyper, amsgrad, at=step)
-        u = d / _scale(since, hyper, amsgrad) - 1
-        grown = moments[entry, :4] + torch.stack([a, a * u, a * u**2, a * u**3], 1)
-        grown = torch.cat([grown, nodes(grown, since, hyper, amsgrad)], 1)
+        a, d = _terms(j, step, lrs, constants, amsgrad)
+        u = d / _scale(since, constants, amsgrad) - 1
+        grown = moments[entry, :NODE_COLUMN] + torch.stack([a, a * u, a * u**2, a * u**3], 1)
+        grown = torch.cat([grown, nodes(grown, since, constants, amsgrad)], 1)
         moments[entry] = torch.where((step >= j)[:, None], grown, 0)
         moments[step % len(moments)] = 0
 
 
-def missed(root: Tensor, since: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> Tensor:
+def missed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
     """Sum ``[N, W]`` of ``a_j d_j / (root + eps d_j)`` over the steps after ``since`` ``[N]``."""
-    if not len(times[2]):
-        return summed(root, since, times, hyper, amsgrad)
-    total = closed(root, since, times, hyper)
-    early = since < hyper[4]
+    if not len(state.moments):
+        return summed(root, since, state, constants)
+    total = closed(root, since, state, constants)
+    early = since < constants.settled
     if early.any():
-        total[early] = summed(root[early], since[early], times, hyper, amsgrad)
+        total[early] = summed(root[early], since[early], state, constants)
     return total
 
 
-def summed(root: Tensor, since: Tensor, times: Times, hyper: list[float], amsgrad: bool) -> Tensor:
+def summed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
     """``missed``, term by term."""
-    step, lrs, _ = times
-    gap = (step - since).clamp(max=int(hyper[3]))
+    amsgrad = state.max_exp_avg_sq is not None
+    gap = (state.step - since).clamp(max=int(constants.window))
     total = torch.zeros_like(root)
     for first in range(1, int(gap.max()) + 1, BLOCK):
         behind = gap >= first
         j = torch.arange(first, first + BLOCK, device=root.device)
-        a, d = _terms(j, since[behind, None], lrs, hyper, amsgrad)
+        a, d = _terms(j, since[behind, None] + j, state.lrs, constants, amsgrad)
         a = torch.where(j <= gap[behind, None], a, 0)
         a, d = a.to(root.dtype)[..., None], d.to(root.dtype)[..., None]
-        total[behind] += (a * d / (root[behind, None] + hyper[2] * d)).sum(1)
+        total[behind] += (a * d / (root[behind, None] + constants.eps * d)).sum(1)
     return total
 
 
-def closed(root: Tensor, since: Tensor, times: Times, hyper: list[float]) -> Tensor:
+def closed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
     """``missed``, by two nodes with the first four moments of the terms."""
-    _, _, moments = times
-    a, d, b, e = moments[since % len(moments), 4:].to(root.dtype)[..., None].unbind(1)
-    return a * d / (root + hyper[2] * d) + b * e / (root + hyper[2] * e)
+    a, d, b, e = state.moments[since % len(state.moments), NODE_COLUMN:].to(root.dtype)[..., None].unbind(1)
+    return a * d / (root + constants.eps * d) + b * e / (root + constants.eps * e)
 
 
-def nodes(moments: Tensor, since: Tensor, hyper: list[float], amsgrad: bool) -> Tensor:
+def nodes(moments: Tensor, since: Tensor, constants: AdamConstants, amsgrad: bool) -> Tensor:
     """Two terms ``(a, d)`` that have the ``moments`` ``[N, 4]`` of the terms after ``since``; ``[N, 4]``."""
     total, *rest = moments.unbind(1)
     mean, second, third = (torch.where(total > 0, moment / total, 0) for moment in rest)
@@ -121,7 +176,7 @@ def nodes(moments: Tensor, since: Tensor, hyper: list[float], amsgrad: bool) -> 
     apart = variance > 1e-14  # else rounding is all there is to see, and one node is exact
     skew = torch.where(apart, (third - 3 * mean * second + 2 * mean**3) / (2 * variance), 0)
     reach = torch.where(apart, (variance + skew**2).sqrt(), 1)
-    scale = _scale(since, hyper, amsgrad)
+    scale = _scale(since, constants, amsgrad)
     both = []
     for sign in (1, -1):
         both.append(total * (reach - sign * skew) / (2 * reach))
@@ -129,18 +184,15 @@ def nodes(moments: Tensor, since: Tensor, hyper: list[float], amsgrad: bool) -> 
     return torch.stack(both, 1)
 
 
-def _terms(
-    j: Tensor, since: Tensor, lrs: Tensor, hyper: list[float], amsgrad: bool, at: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """a_j and d_j in float64; ``at`` is the step, where it is not ``since + j``."""
-    beta1, beta2, *_ = hyper
-    t = since + j if at is None else at
+def _terms(j: Tensor, t: Tensor, lrs: Tensor, constants: AdamConstants, amsgrad: bool) -> tuple[Tensor, Tensor]:
+    """a_j and d_j in float64, of step ``t``."""
+    beta1, beta2 = constants.beta1, constants.beta2
     a = lrs[t % len(lrs)] * beta1 ** j.double() / (1 - beta1 ** t.double())
     d = (1 - beta2 ** t.double()).sqrt()
     return a, d if amsgrad else d * beta2 ** (-0.5 * j.double())
 
 
-def _scale(since: Tensor, hyper: list[float], amsgrad: bool) -> Tensor:
+def _scale(since: Tensor, constants: AdamConstants, amsgrad: bool) -> Tensor:
     """d_1, of which the moments take the relative distance of the others."""
-    d = (1 - hyper[1] ** (since.double() + 1)).sqrt()
-    return d if amsgrad else d * hyper[1] ** -0.5
+    d = (1 - constants.beta2 ** (since.double() + 1)).sqrt()
+    return d if amsgrad else d * constants.beta2**-0.5

@@ -1,76 +1,136 @@
-"""The optimizers as rules on the touched rows, in plain PyTorch: each row once, with its summed gradient, in place.
+"""The optimizers as rules on the touched rows: the truth, in plain PyTorch.
 
-A rule takes ``rows`` ``[N]``, all different; their gradients ``[N, W]`` in the accumulator's dtype; the weight
-``[R, W]``; ``lr``, a float64 scalar tensor; and ``state`` and ``hyper`` as ``ops.update`` lists them.
+An update takes every gradient from ``stored`` as it was, sums those of equal rows in the accumulator's dtype, and
+changes each touched row once. First the sums are divided by ``loss_scale``, in which case a row whose sum is not finite
+counts as having a gradient of zero; then they are clamped to ``clip_value``; then the rule runs. The step counts even if
+no row is touched.
+
+A rule takes ``rows`` ``[N]``, all different; their gradients ``[N, W]`` in the accumulator's dtype; ``stored``
+``[R, W]``; ``lr``, a float64 scalar tensor; and its state and constants (see ``state``).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import replay
-from .reference import accumulator
+from . import gradients, replay
+from .layout import Layout
+from .rows import accumulator, subtract_
+from .state import (
+    AdagradConstants,
+    AdagradState,
+    AdamConstants,
+    AdamState,
+    Constants,
+    LazyAdamConstants,
+    LazyAdamState,
+    RowWiseAdagradState,
+    SGDConstants,
+    SGDState,
+    State,
+)
 
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor, list[Tensor], list[float]], None]
-CHUNK = 2**16  # rows brought up to date at a time
+
+def lookup_update_(
+    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Any
+) -> None:
+    """One step on the rows that a lookup read. The options are those of ``rows_update_``."""
+    rows_update_(*gradients.lookup_row_grads(grad, ids, stored, layout), stored, lr, state, **options)
 
 
-def sgd(rows: Tensor, grad: Tensor, weight: Tensor, lr: Tensor, state: list[Tensor], hyper: list[float]) -> None:
+def bag_update_(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    lr: Tensor,
+    state: State,
+    layout: Layout,
+    *,
+    mean: bool,
+    **options: Any,
+) -> None:
+    """One step on the rows that a bag read. The options are those of ``rows_update_``."""
+    row_grads = gradients.bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean=mean)
+    rows_update_(*row_grads, stored, lr, state, **options)
+
+
+def rows_update_(
+    rows: Tensor,
+    values: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: State,
+    *,
+    rule: str,
+    constants: Constants,
+    clip_value: float | None = None,
+    loss_scale: Tensor | None = None,
+) -> None:
+    """One step on ``rows`` ``[N]``, repeated or not, with gradients ``[N, W]``; rows below 0 are left out."""
+    values = values.reshape(-1, stored.shape[1]).to(accumulator(stored))
+    rows, sums = gradients.sum_by_row(rows.flatten(), values, clip_value, loss_scale)
+    RULES[rule](rows, sums, stored, lr, state, constants)
+
+
+def sgd(rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: SGDState, constants: SGDConstants) -> None:
     """``torch.optim.SGD`` without momentum."""
-    _subtract(weight, rows, lr * grad)
+    subtract_(stored, rows, lr * grad)
 
 
-def adagrad(rows: Tensor, grad: Tensor, weight: Tensor, lr: Tensor, state: list[Tensor], hyper: list[float]) -> None:
+def adagrad(
+    rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: AdagradState, constants: AdagradConstants
+) -> None:
     """``torch.optim.Adagrad``."""
-    total, step = state
-    lr_decay, eps = hyper
-    squares = total[rows] + grad**2
-    total[rows] = squares
-    _subtract(weight, rows, lr / (1 + step.double() * lr_decay) * grad / (squares.sqrt() + eps))
-    step += 1
+    squares = state.sum[rows] + grad**2
+    state.sum[rows] = squares
+    rate = lr / (1 + state.step.double() * constants.lr_decay)
+    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps))
+    state.step.add_(1)
 
 
 def rowwise_adagrad(
-    rows: Tensor, grad: Tensor, weight: Tensor, lr: Tensor, state: list[Tensor], hyper: list[float]
+    rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: RowWiseAdagradState, constants: AdagradConstants
 ) -> None:
     """Adagrad with one number per row of a table: the sum of the mean of its squared gradient."""
-    total, step, extents = state
-    lr_decay, eps = hyper
+    extents = state.extents
     base, pitch = extents[torch.searchsorted(extents[:, 0].contiguous(), rows, right=True) - 1].unbind(1)
-    _, place = torch.unique(rows - (rows - base) % pitch, return_inverse=True)  # the weight's rows of a table's row
-    mean = grad.new_zeros(len(rows)).index_add(0, place, (grad**2).mean(1) / pitch)[place]
-    squares = total[rows] + mean
-    total[rows] = squares
-    _subtract(weight, rows, lr / (1 + step.double() * lr_decay) * grad / (squares.sqrt() + eps)[:, None])
-    step += 1
+    _, group = torch.unique(rows - (rows - base) % pitch, return_inverse=True)  # by row of a table
+    mean = grad.new_zeros(len(rows)).index_add(0, group, (grad**2).mean(1) / pitch)[group]
+    squares = state.sum[rows] + mean
+    state.sum[rows] = squares
+    rate = lr / (1 + state.step.double() * constants.lr_decay)
+    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps)[:, None])
+    state.step.add_(1)
 
 
-def adam(rows: Tensor, grad: Tensor, weight: Tensor, lr: Tensor, state: list[Tensor], hyper: list[float]) -> None:
-    """``torch.optim.Adam`` on the dense gradient, which is zero in all other rows; what they miss is owed."""
-    *averages, last, step, lrs, moments = state
-    amsgrad = len(averages) == 3
-    beta1, beta2, eps, *_ = hyper
-    catch_up(torch.cat([rows, _next_in_turn(weight, step, lrs)]), weight, state, hyper)
-    exp_avg, root = _averaged(rows, grad, averages, beta1, beta2)
-    t = (step + 1).double()
-    denominator = root / (1 - beta2**t).sqrt() + eps
-    _subtract(weight, rows, lr / (1 - beta1**t) * exp_avg / denominator)
-    replay.advance_(lr, (step, lrs, moments), hyper, amsgrad)
-    last[rows] = step.to(last.dtype)
+def adam(rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
+    """``torch.optim.Adam`` on the dense gradient, which is zero in all other rows; those lag behind (see ``replay``)."""
+    due = torch.cat([rows, replay.rows_in_turn(stored, state)])
+    replay.rows_catch_up_(due, stored, state, rule="adam", constants=constants)
+    exp_avg, root = _averaged(rows, grad, state, constants)
+    t = (state.step + 1).double()
+    denominator = root / (1 - constants.beta2**t).sqrt() + constants.eps
+    subtract_(stored, rows, lr / (1 - constants.beta1**t) * exp_avg / denominator)
+    replay.advance_(lr, state, constants)
+    state.last[rows] = state.step.to(state.last.dtype)
 
 
-def lazy_adam(rows: Tensor, grad: Tensor, weight: Tensor, lr: Tensor, state: list[Tensor], hyper: list[float]) -> None:
+def lazy_adam(
+    rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: LazyAdamState, constants: LazyAdamConstants
+) -> None:
     """``torch.optim.SparseAdam``: a row moves, and its averages decay, only when a gradient reaches it."""
-    *averages, step = state
-    beta1, beta2, eps = hyper
-    step += 1
-    exp_avg, root = _averaged(rows, grad, averages, beta1, beta2)
-    t = step.double()
-    _subtract(weight, rows, lr * (1 - beta2**t).sqrt() / (1 - beta1**t) * exp_avg / (root + eps))
+    state.step.add_(1)
+    exp_avg, root = _averaged(rows, grad, state, constants)
+    t = state.step.double()
+    rate = lr * (1 - constants.beta2**t).sqrt() / (1 - constants.beta1**t)
+    subtract_(stored, rows, rate * exp_avg / (root + constants.eps))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Callable[..., None]] = {
     "sgd": sgd,
     "adagrad": adagrad,
     "rowwise_adagrad": rowwise_adagrad,
@@ -79,46 +139,16 @@ RULES: dict[str, Rule] = {
     "lazy_adam": lazy_adam,
     "lazy_amsgrad": lazy_adam,
 }
-OWING = ("adam", "amsgrad")  # the rules by which rows that no gradient reaches move too
 
 
-def catch_up(rows: Tensor | None, weight: Tensor, state: list[Tensor], hyper: list[float]) -> None:
-    """Take the steps that ``rows`` missed, repeated or not; of every row if None."""
-    if rows is None:
-        for chunk in torch.arange(len(weight), device=weight.device).split(CHUNK):
-            catch_up(chunk, weight, state, hyper)
-        return
-    *averages, last, step, lrs, moments = state
-    beta1, beta2, *_ = hyper
-    since = last[rows]
-    behind = (since > 0) & (since < step)  # 0: no gradient has reached this row
-    rows, since = rows[behind], since[behind].long()
-    if not len(rows):
-        return
-    exp_avg, root = averages[0][rows], averages[-1][rows].sqrt()
-    _subtract(weight, rows, exp_avg * replay.missed(root, since, (step, lrs, moments), hyper, len(averages) == 3))
-    gap = (step - since).double()[:, None]
-    averages[0][rows] = (exp_avg * beta1**gap).to(exp_avg.dtype)
-    averages[1][rows] = (averages[1][rows] * beta2**gap).to(exp_avg.dtype)
-    last[rows] = step.to(last.dtype)
-
-
-def _next_in_turn(weight: Tensor, step: Tensor, lrs: Tensor) -> Tensor:
-    """A few rows whose turn it is, touched or not, so that none falls behind further than ``lrs`` remembers."""
-    count = -(-2 * len(weight) // len(lrs))
-    return (step * count + torch.arange(count, device=weight.device)) % len(weight)
-
-
-def _averaged(rows: Tensor, grad: Tensor, averages: list[Tensor], beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
+def _averaged(
+    rows: Tensor, grad: Tensor, state: AdamState | LazyAdamState, constants: AdamConstants | LazyAdamConstants
+) -> tuple[Tensor, Tensor]:
     """Enter ``grad`` into the averages; the first one, and the root of the second, or of its maximum."""
-    exp_avg = averages[0][rows].lerp(grad, 1 - beta1)
-    exp_avg_sq = averages[1][rows] * beta2 + grad * grad * (1 - beta2)
-    averages[0][rows], averages[1][rows] = exp_avg, exp_avg_sq
-    if len(averages) == 3:
-        exp_avg_sq = torch.maximum(averages[2][rows], exp_avg_sq)
-        averages[2][rows] = exp_avg_sq
+    exp_avg = state.exp_avg[rows].lerp(grad, 1 - constants.beta1)
+    exp_avg_sq = state.exp_avg_sq[rows] * constants.beta2 + grad * grad * (1 - constants.beta2)
+    state.exp_avg[rows], state.exp_avg_sq[rows] = exp_avg, exp_avg_sq
+    if state.max_exp_avg_sq is not None:
+        exp_avg_sq = torch.maximum(state.max_exp_avg_sq[rows], exp_avg_sq)
+        state.max_exp_avg_sq[rows] = exp_avg_sq
     return exp_avg, exp_avg_sq.sqrt()
-
-
-def _subtract(weight: Tensor, rows: Tensor, change: Tensor) -> None:
-    weight[rows] = (weight[rows].to(accumulator(weight)) - change).to(weight.dtype)

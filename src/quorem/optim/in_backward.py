@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops import update
-from ..ops.in_backward import InBackward
+from ..ops.in_backward import Collector
+from ..ops.state import DeviceScalar
+from ..ops.updates import Read, update_
 from ..tables import Tables
 from .row_optimizer import RowOptimizer
 
@@ -22,7 +23,7 @@ def apply_in_backward(
 ) -> RowOptimizer:
     """Update the tables in ``module`` within each backward pass, so that no gradient of theirs is ever stored.
 
-    Each backward pass is one step, taken as the pass ends, with the gradients of all lookups in it; ``weight.grad``
+    Each backward pass is one step, taken as the pass ends, with the gradients of all lookups in it; ``stored.grad``
     stays None. Other parameters, the networks of path-based tables among them, keep their gradients for an optimizer
     of their own. Under ``torch.compile`` the lookup runs outside the compiled graph.
 
@@ -49,7 +50,7 @@ def apply_in_backward(
     >>> optimizer = apply_in_backward(table, Adagrad, lr=0.1)
     >>> before = table(torch.tensor([7]))
     >>> before.sum().backward()
-    >>> table.weight.grad is None, torch.equal(table(torch.tensor([7])), before)
+    >>> table.stored.grad is None, torch.equal(table(torch.tensor([7])), before)
     (True, False)
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, RowOptimizer)):
@@ -62,24 +63,25 @@ def apply_in_backward(
         raise ValueError(f"loss_scale has shape {tuple(loss_scale.shape)} but must have one element")
     if loss_scale is not None and not isinstance(loss_scale, Tensor) and not 0 < loss_scale < math.inf:
         raise ValueError(f"loss_scale ({loss_scale}) must be positive and finite")
-    weights: list[Any] = list(dict.fromkeys(m.weight for m in module.modules() if isinstance(m, Tables)))
-    if not weights:
+    tables = {m.stored: m for m in module.modules() if isinstance(m, Tables)}
+    if not tables:
         raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")
-    for weight in weights:
-        if getattr(weight, "in_backward", None) is not None:
+    for stored, owner in tables.items():
+        if owner.updates.collector is not None:
             raise ValueError("module has a table that is updated in backward already: remove() that optimizer first")
-        if not weight.requires_grad:
-            raise ValueError("module has a table that is frozen: its weight must require a gradient")
-    optimizer = optimizer_class(weights, **options)
+        if not stored.requires_grad:
+            raise ValueError("module has a table that is frozen: its parameter stored must require a gradient")
+    optimizer = optimizer_class(list(tables), **options)
     optimizer.clip_value, optimizer.loss_scale = clip_value, loss_scale
-    for weight in weights:
-        optimizer._ledger(optimizer.param_groups[0], weight)
-        weight.in_backward = InBackward(weight, partial(_apply, optimizer, weight, update.Dial(weight.device)))
+    for stored, owner in tables.items():
+        optimizer._row_rule(optimizer.param_groups[0], stored)
+        apply = partial(_apply, optimizer, stored, DeviceScalar(stored.device))
+        owner.updates.collector = Collector(stored, apply)
     return optimizer
 
 
-def _apply(optimizer: RowOptimizer, weight: Tensor, dial: update.Dial, reads: list[update.Read]) -> None:
-    loss_scale = None if optimizer.loss_scale is None else dial.turn(optimizer.loss_scale)
-    ledger = optimizer._ledger(optimizer.param_groups[0], weight)
-    update.apply_(reads, weight, ledger, optimizer.clip_value, loss_scale)
+def _apply(optimizer: RowOptimizer, stored: Tensor, scale: DeviceScalar, reads: list[Read]) -> None:
+    loss_scale = None if optimizer.loss_scale is None else scale.set(optimizer.loss_scale)
+    row_rule = optimizer._row_rule(optimizer.param_groups[0], stored)
+    update_(reads, stored, row_rule, optimizer.clip_value, loss_scale)
     optimizer._opt_called = True  # type: ignore[attr-defined]  # by which schedulers know that a step came before theirs

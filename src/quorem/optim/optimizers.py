@@ -7,7 +7,18 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ..ops import replay
-from ..tables import owner
+from ..ops.state import (
+    AdagradConstants,
+    AdamConstants,
+    AdamState,
+    Constants,
+    LazyAdamConstants,
+    RowWiseAdagradState,
+    SGDConstants,
+    SGDState,
+    State,
+)
+from ..tables import module_of
 from .row_optimizer import RowOptimizer
 
 
@@ -25,11 +36,14 @@ class SGD(RowOptimizer):
     def __init__(self, params: ParamsT, lr: float | Tensor = 1e-3, *, weight_decay: float = 0) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
 
-    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+        return SGDConstants()
+
+    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
-        return []
+    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
+        return SGDState()
 
 
 class Adagrad(RowOptimizer):
@@ -65,13 +79,13 @@ class Adagrad(RowOptimizer):
             eps=eps,
         )
 
-    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
-        return [float(group["lr_decay"]), float(group["eps"])]
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+        return AdagradConstants(float(group["lr_decay"]), float(group["eps"]))
 
-    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        fresh = super()._fresh(group, p)
-        fresh["sum"] += group["initial_accumulator_value"]
-        return fresh
+    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        state = super()._initial_state(group, p)
+        state["sum"] += group["initial_accumulator_value"]
+        return state
 
     def _start_dense(self, p: Tensor) -> None:
         self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])
@@ -85,15 +99,15 @@ class RowWiseAdagrad(Adagrad):
 
     rule = "rowwise_adagrad"
 
-    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        return super()._fresh(group, p[:, 0])
+    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        return super()._initial_state(group, p[:, 0])
 
-    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
+    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         if state["sum"].shape != p.shape[:1]:
             raise ValueError(f"sum {tuple(state['sum'].shape)} must hold one number for each of the {len(p)} rows")
-        tables = owner(p)
+        tables = module_of(p)
         extents = [[0, 1]] if tables is None else [[e.base, e.pitch] for f in tables.extents for e in f]
-        return [state["step"], torch.tensor(extents, device=p.device)]
+        return RowWiseAdagradState(state["sum"], state["step"], torch.tensor(extents, device=p.device))
 
 
 class _Adam(RowOptimizer):
@@ -114,8 +128,8 @@ class _Adam(RowOptimizer):
         amsgrad = "max_exp_avg_sq" in self.averages
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
-    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
-        return [*map(float, group["betas"]), float(group["eps"])]
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+        return LazyAdamConstants(*map(float, group["betas"]), float(group["eps"]))
 
 
 class LazyAdam(_Adam):
@@ -157,22 +171,24 @@ class Adam(_Adam):
 
     rule = "adam"
 
-    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
-        beta1, beta2, eps = super()._hyper(group, p)
-        return replay.constants(beta1, beta2, eps, p.dtype, self.rule == "amsgrad")
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+        beta1, beta2 = map(float, group["betas"])
+        return replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, self.rule == "amsgrad")
 
     def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
         super()._check_rows(group, p)
-        if owner(p) is None:
+        if module_of(p) is None:
             name = type(self).__name__
             raise ValueError(
-                f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: {name} owes rows"
-                f" the steps they missed, and only such a module asks for them before it reads; Lazy{name} owes none"
+                f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: under {name} rows"
+                f" lag behind, and only such a module brings them up to date before it reads; use Lazy{name} instead"
             )
 
-    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
+    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: AdamConstants) -> State:
         last = state["step"].to(torch.int32).expand(len(p)).clone()
-        return [last, *replay.empty_times(state["step"], hyper, p.dtype)]
+        lrs, moments = replay.empty_history(p.device, constants, p.dtype)
+        averages = {name: state[name] for name in self.averages}
+        return AdamState(**averages, last=last, step=state["step"], lrs=lrs, moments=moments)
 
 
 class AMSGrad(Adam):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops import rules, update
-from ..ops.reference import accumulator
-from ..tables import owner
+from ..ops.rows import accumulator
+from ..ops.state import CATCHES_UP, STATES, Constants, DeviceScalar, State
+from ..ops.updates import Read, RowRule, Updates, update_, updates_of
+from ..tables import module_of
 from .foreach import Foreach
 
 
@@ -31,7 +32,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self.clip_value: float | None = None
         self.loss_scale: float | Tensor | None = None
-        self._ledgers: dict[Tensor, update.Ledger] = {}
+        self._row_rules: dict[Tensor, RowRule] = {}
+        self._updates: dict[Tensor, Updates] = {}  # of the same parameters
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **defaults)
         super().__init__(params, self._dense.defaults)
@@ -40,7 +42,7 @@ class RowOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("clip_value", None)
         self.__dict__.setdefault("loss_scale", None)
-        self._ledgers = {}
+        self._row_rules, self._updates = {}, {}
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **self.defaults)
 
@@ -63,7 +65,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 name = type(self).__name__
                 raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
         for p in group["params"]:
-            tables = owner(p)
+            tables = module_of(p)
             if tables is not None and tables.sparse:
                 self._check_rows(group, p)
 
@@ -74,39 +76,40 @@ class RowOptimizer(torch.optim.Optimizer):
             raise ValueError(f"weight_decay ({decay}) must be 0 for tables: it would move every row in every step")
         if p.dim() != 2:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
-        self._hyper(group, p)
+        self._constants(group, p)
 
-    def _hyper(self, group: dict[str, Any], p: Tensor) -> list[float]:
-        """The rule's constants, in the order of ``ops.update``."""
-        return []
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+        """The rule's constants."""
+        raise NotImplementedError
 
-    def _fresh(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        """What the state of ``p`` starts as."""
+    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
         zeros = {name: torch.zeros_like(p, dtype=accumulator(p)) for name in self.averages}
         return {"step": torch.tensor(0), **zeros}
 
-    def _more(self, state: dict[str, Tensor], p: Tensor, hyper: list[float]) -> list[Tensor]:
-        """What follows the averages in the rule's state."""
-        return [state["step"]]
+    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
+        """The rule's state, from that of ``p``."""
+        row_state: State = STATES[self.rule](step=state["step"], **{name: state[name] for name in self.averages})
+        return row_state
 
-    def _ledger(self, group: dict[str, Any], p: Any) -> update.Ledger:
-        """The rule's state of ``p``, made from the optimizer's where there is none that fits."""
-        hyper = self._hyper(group, p)
-        ledger = self._ledgers.get(p)
-        if ledger is None or ledger.hyper != hyper:
+    def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
+        """The rule of ``p``, made from the optimizer's state where there is none with these constants."""
+        constants = self._constants(group, p)
+        row_rule = self._row_rules.get(p)
+        if row_rule is None or row_rule.constants != constants:
             self._check_rows(group, p)
-            update.flush_(p)  # of what it missed under other constants, or another optimizer
+            updates = updates_of(p) or Updates(p)
+            updates.flush_()  # of what it missed under other constants, or another optimizer
             state = self.state[p]
-            for name, value in (state or self._fresh(group, p)).items():
+            for name, value in (state or self._initial_state(group, p)).items():
                 if name == "step" or name in self.averages:
                     dtype = torch.int64 if name == "step" else accumulator(p)
                     state[name] = torch.as_tensor(value).to(p.device, dtype)
-            rows = [state[name] for name in self.averages]
-            ledger = update.Ledger(self.rule, hyper, update.Dial(p.device), rows + self._more(state, p, hyper))
-            self._ledgers[p] = ledger
-            p.ledger = ledger if self.rule in rules.OWING else None
-        ledger.lr.turn(group["lr"])
-        return ledger
+            row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), self._row_state(state, p, constants))
+            self._row_rules[p], self._updates[p] = row_rule, updates
+            updates.lagging = row_rule if self.rule in CATCHES_UP else None
+        row_rule.lr.set(group["lr"])
+        return row_rule
 
     def _start_dense(self, p: Tensor) -> None:
         """Give ``p`` the state that torch's ``step`` expects of its constructor."""
@@ -125,9 +128,9 @@ class RowOptimizer(torch.optim.Optimizer):
         by_row, left = [], []
         for index, group in enumerate(self.param_groups):
             with_grad = [p for p in group["params"] if p.grad is not None]
-            dense = [p for p in with_grad if not p.grad.is_sparse and p not in self._ledgers]
+            dense = [p for p in with_grad if not p.grad.is_sparse and p not in self._row_rules]
             if len(dense) < len(with_grad):
-                by_row += [(group, p, p.grad) for p in with_grad if p.grad.is_sparse or p in self._ledgers]
+                by_row += [(group, p, p.grad) for p in with_grad if p.grad.is_sparse or p in self._row_rules]
             left += [(group, p) for p in self._foreach.step(self, index, group, dense)]
         if left:
             self._step_in_torch(left)
@@ -135,7 +138,7 @@ class RowOptimizer(torch.optim.Optimizer):
             rows, values = torch.arange(len(p), device=p.device), grad
             if grad.is_sparse:
                 rows, values = grad._indices()[0], grad._values()
-            update.apply_([update.Read("rows", (rows, values))], p, self._ledger(group, p))
+            update_([Read("rows", (rows, values))], p, self._row_rule(group, p))
         return loss
 
     def _step_in_torch(self, pairs: list[tuple[dict[str, Any], Tensor]]) -> None:
@@ -151,17 +154,18 @@ class RowOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Bring every row up to date.
 
-        Modules do so themselves for what they read; only code that reads ``module.weight`` directly needs this.
+        Modules do so themselves for what they read; only code that reads ``module.stored`` directly needs this.
         """
-        for p in self._ledgers:
-            update.flush_(p)
+        for updates in self._updates.values():
+            updates.flush_()
 
     def live_state(self) -> dict[Tensor, list[Tensor]]:
-        """The rule's own tensors for each parameter that it updates by rows, as they are: rows may owe steps.
+        """The tensors of the rule's state for each parameter that it updates by rows, averages first, as they are.
 
-        A run that is saved by these and the weights as they are goes on with the same bits.
+        Rows may lag behind. A run that is saved by these and ``stored`` as it is goes on with the same bits.
         """
-        return {p: ledger.state for p, ledger in self._ledgers.items()}
+        states = {p: row_rule.state._asdict() for p, row_rule in self._row_rules.items()}
+        return {p: [state.pop(name) for name in self.averages] + [*state.values()] for p, state in states.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as the ``torch.optim`` class would have it, with every row up to date."""
@@ -196,11 +200,11 @@ class RowOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["lr"] = lr
             for p in group["params"]:
-                if p in self._ledgers:
-                    self._ledgers[p].lr.turn(lr)
+                if p in self._row_rules:
+                    self._row_rules[p].lr.set(lr)
 
     def remove(self) -> None:
-        """Undo ``apply_in_backward``: from now on the weights get gradients, and ``step`` takes the steps."""
+        """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` takes the steps."""
         for group in self.param_groups:
             for p in group["params"]:
-                p.in_backward = None
+                self._updates[p].collector = None

@@ -1,0 +1,102 @@
+"""What the arguments of the modules must be. Each check raises TypeError or ValueError that says so."""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from .schemes import Scheme
+
+InvalidIdMode = Literal["raise", "warn", "trust"]
+BagMode = Literal["sum", "mean", "max"]
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def check_choice(argument: str, value: Any, choices: Any) -> None:
+    """``value`` must be one of the strings of a ``Literal``."""
+    if value not in get_args(choices):
+        raise ValueError(f"{argument} ({value!r}) must be one of {', '.join(map(repr, get_args(choices)))}")
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """``dtype`` must be one that the ops have, or None."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype ({dtype}) must be one of {', '.join(map(str, DTYPES))}")
+
+
+def check_scheme(scheme: Scheme) -> None:
+    """``scheme`` must be a ``Scheme``."""
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme ({scheme!r}) must be a Scheme, such as quorem.QR(num_collisions=4)")
+
+
+def check_padding(padding_idx: int | None, n: int) -> int | None:
+    """``padding_idx`` must be within the table; returned counted from the front."""
+    if padding_idx is None:
+        return None
+    if isinstance(padding_idx, bool) or not hasattr(padding_idx, "__index__"):
+        raise TypeError(f"padding_idx ({padding_idx!r}) must be an int or None")
+    if not -n <= padding_idx < n:
+        raise ValueError(f"padding_idx ({padding_idx}) must be within num_embeddings ({n})")
+    return int(padding_idx) % int(n)
+
+
+def check_unsupported(max_norm: float | None, scale_grad_by_freq: bool) -> None:
+    """The options of ``torch.nn`` that have no meaning on shared rows must not be set."""
+    if max_norm is not None:
+        raise ValueError(
+            f"max_norm ({max_norm}) must be None: a composed vector has no row of its own to renormalize in place"
+        )
+    if scale_grad_by_freq:
+        raise ValueError(
+            f"scale_grad_by_freq ({scale_grad_by_freq}) must be False: a row's gradient is shared by several ids"
+        )
+
+
+def check_bag_mode(mode: str, sparse: bool) -> None:
+    """``mode`` must be a ``BagMode``, and not ``"max"`` with sparse gradients."""
+    check_choice("mode", mode, BagMode)
+    if mode == "max" and sparse:
+        raise ValueError(f"sparse ({sparse}) must be False for mode='max', as in torch.nn.EmbeddingBag")
+
+
+def check_device(stored: Tensor, argument: str, *inputs: Tensor | None) -> None:
+    """Ids, and offsets and sample weights where there are any, must be where the tables are."""
+    for name, tensor in zip((argument, "offsets", "per_sample_weights"), inputs, strict=False):
+        if tensor is not None and tensor.device != stored.device:
+            raise ValueError(f"{name} is on {tensor.device} but must be on {stored.device}, where the tables are")
+
+
+def check_ids(ids: Tensor, argument: str) -> None:
+    """``ids`` must be a tensor of int32 or int64."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{argument} ({type(ids).__name__}) must be a Tensor")
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{argument} dtype ({ids.dtype}) must be torch.int32 or torch.int64")
+
+
+def check_offsets(offsets: Tensor, num_ids: int) -> Tensor:
+    """``offsets`` must start at 0, not decrease, and end within the ids; returned as int64."""
+    check_ids(offsets, "offsets")
+    if offsets.dim() != 1:
+        raise ValueError(f"offsets has shape {tuple(offsets.shape)} but must be 1-D")
+    offsets = offsets.long()
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and len(offsets):
+        if offsets[0] != 0:
+            raise ValueError(f"offsets[0] ({int(offsets[0])}) must be 0")
+        if (offsets.diff() < 0).any():
+            raise ValueError(f"offsets ({offsets.tolist()[:8]}...) must not decrease")
+        if offsets[-1] > num_ids:
+            raise ValueError(f"offsets[-1] ({int(offsets[-1])}) must be at most the number of ids ({num_ids})")
+    return offsets
+
+
+def check_sample_weights(weights: Tensor, ids: Tensor, argument: str) -> None:
+    """``weights`` must hold a floating-point number for each of ``ids``."""
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+        raise TypeError(f"per_sample_weights ({got}) must be a floating-point Tensor")
+    if weights.shape != ids.shape:
+        raise ValueError(
+            f"per_sample_weights {tuple(weights.shape)} must have the shape of {argument} {tuple(ids.shape)}"
+        )

@@ -1,0 +1,237 @@
+"""The ops with gradients: dense, sparse, or handed to an optimizer within the backward pass."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import gpu, gradients, in_backward
+from .declare import call
+from .layout import Layout
+from .updates import Read, Updates
+
+
+def lookup(
+    ids: Tensor,
+    stored: Tensor,
+    layout: Layout,
+    updates: Updates,
+    *,
+    names: str = "",
+    sparse: bool = False,
+    invalid: Tensor | None = None,
+) -> Tensor:
+    """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``.
+
+    Args:
+        ids: int32 or int64.
+        stored: every row, ``[R, W]``.
+        layout: where the rows of an id are.
+        updates: what an optimizer has to do with ``stored``.
+        names: what an error calls each feature's table, one a line.
+        sparse: whether the gradient of ``stored`` is sparse.
+        invalid: grows by the number of ids out of range, where these do not raise.
+    """
+    updates.catch_up_(ids, None, stored, layout)
+    if invalid is not None and _transformed():  # a lookup that writes into its argument is not
+        call("count_invalid_", ids, None, invalid, layout)
+        invalid = None
+    collector = updates.collector_of(stored)
+    if collector is not None:
+        read = partial(_read, ids, stored, layout, invalid, names)
+        return in_backward.collected(read, collector, Read("lookup", (ids,), (layout,)))
+    if not _differentiated(stored):
+        return _read(ids, stored, layout, invalid, names)
+    return _Lookup.apply(ids, stored, *layout, invalid, names, sparse)
+
+
+def bag(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    updates: Updates,
+    *,
+    mean: bool,
+    names: str = "",
+    sparse: bool = False,
+) -> Tensor:
+    """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``."""
+    updates.catch_up_(ids, offsets, stored, layout)
+    collector = updates.collector_of(stored)
+    if collector is not None:
+        return _bag_in_backward(ids, offsets, sample_weights, layout, collector, mean, names)
+    if not _differentiated(stored, sample_weights):
+        return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
+    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse)
+
+
+def gather(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:
+    """``rows`` of ``stored`` as they are, ``[..., W]``."""
+    collector = updates.collector_of(stored)
+    if collector is not None:
+        return in_backward.collected(F.embedding(rows, stored.detach()), collector, Read("rows", (rows,)))
+    return F.embedding(rows, stored, sparse=sparse)
+
+
+def path(
+    vectors: Tensor,
+    ids: Tensor,
+    layers: list[Tensor],
+    slots: Tensor,
+    parts: Tensor,
+    columns: Tensor,
+    *,
+    networks: int,
+    activation: str,
+) -> Tensor:
+    """The op ``path`` with gradients of ``vectors`` and ``layers``."""
+    return _Path.apply(vectors, ids, slots, parts, columns, networks, activation, *layers)[0]
+
+
+def path_is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
+    """Whether the device has the op ``path`` fused for such networks."""
+    if not vectors.is_cuda or len(layers) not in (2, 4) or torch.are_deterministic_algorithms_enabled():
+        return False
+    if vectors.dtype == torch.float64 or layers[-1].shape[1] != vectors.shape[2] or "path" not in gpu.kernels():
+        return False
+    from .gpu import path as fused
+
+    widest = layers[0].shape[2] if len(layers) == 4 else 1
+    return networks <= fused.MOST_NETWORKS and vectors.shape[2] <= fused.WIDEST and widest <= fused.WIDEST_HIDDEN
+
+
+def _read(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor | None, names: str) -> Tensor:
+    if invalid is None:
+        return call("lookup", ids, stored, layout, names=names)
+    return call("lookup_counting", ids, stored, layout, invalid, names=names)
+
+
+@in_backward.outside_the_graph
+def _bag_in_backward(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    layout: Layout,
+    collector: in_backward.Collector,
+    mean: bool,
+    names: str,
+) -> Tensor:
+    out = _Bag.apply(ids, offsets, sample_weights, collector.stored.detach(), *layout, mean, names, False)
+    read = Read("bag", (ids, offsets, sample_weights), (layout,), {"mean": mean})
+    return in_backward.collected(out, collector, read)
+
+
+def _differentiated(*inputs: Tensor | None) -> bool:
+    """Whether a derivative may be taken. If not, the op alone will do: it is cheaper, and the compiler needs it so."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        return True
+    return not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0)
+
+
+def _transformed() -> bool:
+    """Whether the compiler or a transform such as ``torch.vmap`` is at work."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+class _Lookup(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        ids: Tensor,
+        stored: Tensor,
+        slots: Tensor,
+        parts: Tensor,
+        maps: Tensor,
+        spans: Tensor,
+        invalid: Tensor | None,
+        names: str,
+        sparse: bool,
+    ) -> Tensor:
+        return _read(ids, stored, Layout(slots, parts, maps, spans), invalid, names)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, _, _, ctx.sparse = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ids, stored, *layout = ctx.saved_tensors
+        name = "lookup_row_grads" if ctx.sparse else "lookup_backward"
+        result = _gradient(name, grad, ids, stored, Layout(*layout))
+        return None, _sparse(*result, stored) if ctx.sparse else result, *[None] * 7
+
+
+class _Bag(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        ids: Tensor,
+        offsets: Tensor,
+        sample_weights: Tensor | None,
+        stored: Tensor,
+        slots: Tensor,
+        parts: Tensor,
+        maps: Tensor,
+        spans: Tensor,
+        mean: bool,
+        names: str,
+        sparse: bool,
+    ) -> Tensor:
+        layout = Layout(slots, parts, maps, spans)
+        return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.mean, _, ctx.sparse = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ids, offsets, sample_weights, stored, *tensors = ctx.saved_tensors
+        layout = Layout(*tensors)
+        dsample = dstored = None
+        if ctx.needs_input_grad[2]:
+            inputs = (grad, ids, offsets, stored, layout)
+            dsample = _gradient("bag_sample_weights_backward", *inputs, mean=ctx.mean).to(sample_weights.dtype)
+        if ctx.needs_input_grad[3]:
+            name = "bag_row_grads" if ctx.sparse else "bag_backward"
+            dstored = _gradient(name, grad, ids, offsets, sample_weights, stored, layout, mean=ctx.mean)
+            dstored = _sparse(*dstored, stored) if ctx.sparse else dstored
+        return None, None, dsample, dstored, *[None] * 7
+
+
+class _Path(torch.autograd.Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        vectors, ids, slots, parts, columns, networks, activation, *layers = inputs
+        return call("path", vectors, ids, layers, slots, parts, columns, networks=networks, activation=activation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.options = {"networks": inputs[5], "activation": inputs[6]}
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:5], *output[1:], *inputs[7:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        vectors, ids, slots, parts, columns, counts, lists, *layers = ctx.saved_tensors
+        inputs = (vectors, ids, layers, slots, parts, columns, counts, lists)
+        dvectors, *dlayers = call("path_backward", grad, *inputs, **ctx.options)
+        return dvectors, *[None] * 6, *dlayers
+
+
+def _gradient(name: str, *args: Any, **options: Any) -> Any:
+    """A gradient by its op; with create_graph, where it is differentiated itself, by the truth, which is plain torch."""
+    return getattr(gradients, name)(*args, **options) if torch.is_grad_enabled() else call(name, *args, **options)
+
+
+def _sparse(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(rows[None], values.to(stored.dtype), stored.shape, check_invariants=False)

@@ -1,0 +1,235 @@
+"""Every op, declared once: its schema, the shapes that it gives the compiler, and its kernels by device.
+
+Kernels take a ``Layout`` and a ``State`` whole. torch's dispatcher takes flat tensors, so ``call`` unpacks them and
+``_packed`` packs them again, here and nowhere else. A kernel of ``cpu`` or ``gpu`` that cannot take its arguments
+returns NotImplemented; the truth then runs.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import cpu, gpu, gradients, lookup, path, replay, rules
+from .layout import Layout
+from .rows import accumulator
+from .state import CONSTANTS, STATES
+
+Kernel = Callable[..., Any]
+
+_LAYOUT = "Tensor slots, Tensor parts, Tensor maps, Tensor spans"
+_BAG = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor stored"
+_STEP = f"Tensor(a!) stored, Tensor lr, Tensor(b!)[] state, {_LAYOUT}"
+_LAGGING = f"Tensor(a!) stored, Tensor(b!)[] state, {_LAYOUT}"
+_RULE = "str rule, float[] constants"
+_UPDATE = f"{_RULE}, float? clip_value=None, Tensor? loss_scale=None"
+_PATH = "Tensor vectors, Tensor ids, Tensor[] layers, Tensor slots, Tensor parts, Tensor columns"
+_NETWORKS = "int networks, str activation"
+
+
+class Op(NamedTuple):
+    """An op as it is declared."""
+
+    arguments: str
+    returns: str
+    truth: Kernel
+    shapes: Kernel  # empty tensors as the op would return them
+
+
+def _vectors(ids: Tensor, stored: Tensor, layout: Layout, *_: Any, names: str) -> Tensor:
+    return stored.new_empty(ids.shape[0], layout.slots.shape[0], stored.shape[1])
+
+
+def _pooled(ids: Tensor, offsets: Tensor, _: Any, stored: Tensor, layout: Layout, *, mean: bool, names: str) -> Tensor:
+    batch = (offsets.shape[0] - 1) // layout.spans.shape[0]
+    return stored.new_empty(batch, layout.slots.shape[0], stored.shape[1])
+
+
+def _like_stored(*tensors: Any, mean: bool = False) -> Tensor:
+    return torch.empty_like(tensors[-2])
+
+
+def _row_grads(*tensors: Any, mean: bool = False) -> tuple[Tensor, Tensor]:
+    stored, layout = tensors[-2:]
+    count = torch.library.get_ctx().new_dynamic_size()
+    values = stored.new_empty(count, stored.shape[1], dtype=accumulator(stored))
+    return layout.spans.new_empty(count), values
+
+
+def _sample_weights(grad: Tensor, ids: Tensor, *_: Any, mean: bool) -> Tensor:
+    return grad.new_empty(ids.shape)
+
+
+def _nothing(*args: Any, **options: Any) -> None:
+    """An op in place returns nothing."""
+
+
+def _path(vectors: Tensor, ids: Tensor, _: Any, slots: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, ...]:
+    lists = slots.shape[0] * (options["networks"] + 1) if vectors.is_cuda else 0
+    counts = vectors.new_empty(lists, dtype=torch.int32)
+    size = (lists, ids.shape[0]) if vectors.is_cuda else (0,)
+    return torch.empty_like(vectors), counts, vectors.new_empty(size, dtype=torch.int32)
+
+
+def _path_backward(
+    grad: Tensor, vectors: Tensor, ids: Tensor, layers: list[Tensor], *_: Any, **__: Any
+) -> list[Tensor]:
+    return [torch.empty_like(t) for t in (vectors, *layers)]
+
+
+OPS = {
+    "lookup": Op(f"Tensor ids, Tensor stored, {_LAYOUT}, *, str names", "Tensor", lookup.lookup, _vectors),
+    "lookup_counting": Op(
+        f"Tensor ids, Tensor stored, {_LAYOUT}, Tensor(a!) invalid, *, str names",
+        "Tensor",
+        lookup.lookup_counting,
+        _vectors,
+    ),
+    "count_invalid_": Op(
+        f"Tensor ids, Tensor? offsets, Tensor(a!) count, {_LAYOUT}", "()", lookup.count_invalid_, _nothing
+    ),
+    "bag": Op(f"{_BAG}, {_LAYOUT}, *, bool mean, str names", "Tensor", lookup.bag, _pooled),
+    "lookup_backward": Op(
+        f"Tensor grad, Tensor ids, Tensor stored, {_LAYOUT}", "Tensor", gradients.lookup_backward, _like_stored
+    ),
+    "bag_backward": Op(f"Tensor grad, {_BAG}, {_LAYOUT}, *, bool mean", "Tensor", gradients.bag_backward, _like_stored),
+    "lookup_row_grads": Op(
+        f"Tensor grad, Tensor ids, Tensor stored, {_LAYOUT}", "(Tensor, Tensor)", gradients.lookup_row_grads, _row_grads
+    ),
+    "bag_row_grads": Op(
+        f"Tensor grad, {_BAG}, {_LAYOUT}, *, bool mean", "(Tensor, Tensor)", gradients.bag_row_grads, _row_grads
+    ),
+    "bag_sample_weights_backward": Op(
+        f"Tensor grad, Tensor ids, Tensor offsets, Tensor stored, {_LAYOUT}, *, bool mean",
+        "Tensor",
+        gradients.bag_sample_weights_backward,
+        _sample_weights,
+    ),
+    "lookup_update_": Op(f"Tensor grad, Tensor ids, {_STEP}, *, {_UPDATE}", "()", rules.lookup_update_, _nothing),
+    "bag_update_": Op(
+        f"Tensor grad, Tensor ids, Tensor offsets, Tensor? sample_weights, {_STEP}, *, bool mean, {_UPDATE}",
+        "()",
+        rules.bag_update_,
+        _nothing,
+    ),
+    "rows_update_": Op(
+        f"Tensor rows, Tensor values, Tensor(a!) stored, Tensor lr, Tensor(b!)[] state, *, {_UPDATE}",
+        "()",
+        rules.rows_update_,
+        _nothing,
+    ),
+    "lookup_catch_up_": Op(f"Tensor ids, {_LAGGING}, *, {_RULE}", "()", replay.lookup_catch_up_, _nothing),
+    "bag_catch_up_": Op(f"Tensor ids, Tensor offsets, {_LAGGING}, *, {_RULE}", "()", replay.bag_catch_up_, _nothing),
+    "rows_catch_up_": Op(
+        f"Tensor? rows, Tensor(a!) stored, Tensor(b!)[] state, *, {_RULE}", "()", replay.rows_catch_up_, _nothing
+    ),
+    "path": Op(f"{_PATH}, *, {_NETWORKS}", "(Tensor, Tensor, Tensor)", path.path, _path),
+    "path_backward": Op(
+        f"Tensor grad, {_PATH}, Tensor counts, Tensor lists, *, {_NETWORKS}",
+        "Tensor[]",
+        path.path_backward,
+        _path_backward,
+    ),
+}
+_MAPPED = ("lookup", "lookup_backward", "bag", "bag_backward", "bag_sample_weights_backward")  # by torch.vmap
+_library = torch.library.Library("quorem", "DEF")
+_one_at_a_time = threading.RLock()  # two threads that bring the same row up to date would move it twice
+
+
+def call(name: str, *args: Any, **options: Any) -> Any:
+    """Run the op ``name``, with a ``Layout``, ``State`` and ``Constants`` whole.
+
+    On a GPU its kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a mode
+    or a profiler has to see the op.
+    """
+    if _is_direct(args):
+        kernel = gpu.kernels().get(name)
+        result = NotImplemented if kernel is None else kernel(*args, **options)
+        if result is not NotImplemented:
+            return result
+    flat: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Layout):
+            flat += arg
+        elif isinstance(arg, tuple):  # a State
+            flat.append([tensor for tensor in arg if tensor is not None])
+        else:
+            flat.append(arg)
+    if "constants" in options:
+        options["constants"] = list(options["constants"])
+    return getattr(torch.ops.quorem, name)(*flat, **options)
+
+
+def _is_direct(args: tuple[Any, ...]) -> bool:
+    """Whether a GPU's kernel may be called without the dispatcher: plain tensors on a GPU, and nothing looks on."""
+    if torch.compiler.is_compiling():
+        return False
+    for arg in args:
+        if isinstance(arg, Tensor) and not (arg.is_cuda and type(arg) in (Tensor, nn.Parameter)):
+            return False
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return False
+    return not torch._C._autograd._profiler_enabled()
+
+
+def _packed(op: Op, kernel: Kernel) -> Kernel:
+    """``kernel`` as the dispatcher calls it, with flat tensors."""
+    names = [argument.split()[-1] for argument in op.arguments.split(", *")[0].split(", ")]
+    layout = names.index("slots") if "spans" in names else None
+    state = names.index("state") if "state" in names else None
+
+    def run(*args: Any, **options: Any) -> Any:
+        packed = list(args)
+        if layout is not None:
+            packed[layout : layout + 4] = [Layout(*args[layout : layout + 4])]
+        if state is not None:
+            packed[state] = STATES[options["rule"]](*args[state])
+            options["constants"] = CONSTANTS[options["rule"]](*options["constants"])
+        return kernel(*packed, **options)
+
+    return run
+
+
+def _fused(name: str, kernels: Callable[[], dict[str, Kernel]]) -> Kernel:
+    """The op as a device runs it: its kernel where there is one that can take the arguments, else the truth."""
+    truth = OPS[name].truth
+
+    def run(*args: Any, **options: Any) -> Any:
+        kernel = kernels().get(name)
+        result = NotImplemented if kernel is None else kernel(*args, **options)
+        return truth(*args, **options) if result is NotImplemented else result
+
+    def run_alone(*args: Any, **options: Any) -> Any:
+        with _one_at_a_time:
+            return run(*args, **options)
+
+    return run_alone if "catch_up" in name and kernels is cpu.kernels else run
+
+
+def _map(name: str) -> None:
+    """Let ``torch.vmap`` run an op: ids of a lookup as one longer batch, anything else sample by sample."""
+
+    def mapped(info: Any, in_dims: tuple[Any, ...], *args: Any, **options: Any) -> tuple[Tensor, int]:
+        op = getattr(torch.ops.quorem, name)
+        if name == "lookup" and not any(d is not None for d in in_dims[1:]):
+            ids = args[0].movedim(in_dims[0], 0)
+            return op(ids.flatten(0, 1), *args[1:], **options).unflatten(0, ids.shape[:2]), 0
+
+        def sample(i: int) -> list[Any]:
+            return [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
+
+        return torch.stack([op(*sample(i), **options) for i in range(info.batch_size)]), 0
+
+    torch.library.register_vmap(f"quorem::{name}", mapped, lib=_library)
+
+
+for _name, _op in OPS.items():
+    _library.define(f"{_name}({_op.arguments}) -> {_op.returns}")
+    _library.impl(_name, _packed(_op, _op.truth), "CompositeExplicitAutograd")
+    _library.impl(_name, _packed(_op, _fused(_name, cpu.kernels)), "CPU")
+    _library.impl(_name, _packed(_op, _fused(_name, gpu.kernels)), "CUDA")
+    torch.library.register_fake(f"quorem::{_name}", _packed(_op, _op.shapes), lib=_library)
+for _name in _MAPPED:
+    _map(_name)

@@ -1,0 +1,118 @@
+"""Gradients of the rows that a lookup or bag read: the truth, in plain PyTorch. Differentiable again."""
+
+import torch
+from torch import Tensor
+
+from .layout import UNUSED, Layout
+from .lookup import compose, pooling_factor, read_rows
+from .rows import Bags, Reads, accumulator, bag_reads, lookup_reads
+
+
+def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
+    """The gradient ``[R, W]`` of ``lookup``."""
+    return dense(*_row_grads(grad, lookup_reads(ids, layout), stored), stored)
+
+
+def bag_backward(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+) -> Tensor:
+    """The gradient ``[R, W]`` of ``bag``."""
+    return dense(*_bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean), stored)
+
+
+def lookup_row_grads(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Rows ``[U]`` that ``lookup`` read, repeated or not, and gradients ``[U, W]`` in the accumulator's dtype."""
+    return _read(*_row_grads(grad, lookup_reads(ids, layout), stored))
+
+
+def bag_row_grads(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    """Rows ``[U]`` that ``bag`` read, repeated or not, and gradients ``[U, W]`` in the accumulator's dtype."""
+    return _read(*_bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean))
+
+
+def bag_sample_weights_backward(
+    grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
+) -> Tensor:
+    """The gradient ``[V]`` of the per-sample weights of ``bag``."""
+    reads, bags = bag_reads(ids, offsets, layout)
+    vectors = compose(reads, stored)
+    vectors = vectors * pooling_factor(reads.valid, bags.bag, None, offsets, mean, vectors.dtype)
+    return (vectors * _at_ids(grad, bags)).sum((1, 2))
+
+
+def sum_by_row(
+    rows: Tensor, values: Tensor, clip_value: float | None = None, loss_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Each row once, with the sum of its gradients, unscaled and clipped; rows below 0 are left out."""
+    used = rows >= 0
+    rows, inverse = rows[used].unique(return_inverse=True)
+    sums = values.new_zeros(len(rows), values.shape[1]).index_add(0, inverse, values[used])
+    if loss_scale is not None:
+        sums = sums / loss_scale
+        sums = torch.where(sums.isfinite().all(1, keepdim=True), sums, 0)
+    return rows, sums if clip_value is None else sums.clamp(-clip_value, clip_value)
+
+
+def dense(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
+    """Add row gradients into a dense gradient ``[R, W]``."""
+    total = values.new_zeros(stored.shape)
+    return total.index_add(0, rows.clamp(min=0).flatten(), values.flatten(0, -2)).to(stored.dtype)
+
+
+def _read(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    read = rows >= 0
+    return rows[read], values[read]
+
+
+def _row_grads(grad: Tensor, reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
+    """Row numbers ``[N, S, K]`` and gradients ``[N, S, K, W]``; UNUSED and zeros where nothing was read."""
+    vectors = read_rows(reads, stored)
+    others = torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
+    values = grad.to(vectors.dtype)[..., None, :] * others
+    read = reads.valid[..., None] & reads.used
+    return torch.where(read, reads.rows, UNUSED), torch.where(read[..., None], values, 0)
+
+
+def _bag_row_grads(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    reads, bags = bag_reads(ids, offsets, layout)
+    grad = _at_ids(grad, bags).to(accumulator(stored))
+    grad = grad * pooling_factor(reads.valid, bags.bag, sample_weights, offsets, mean, grad.dtype)
+    return _row_grads(grad, reads, stored)
+
+
+def _at_ids(grad: Tensor, bags: Bags) -> Tensor:
+    """The gradient ``[B, S, W]`` of bags at each id's slots, ``[V, P, W]``."""
+    grad = grad if len(grad) else grad.new_zeros(1, *grad.shape[1:])  # ids without any bag
+    return grad[(bags.bag % len(grad))[:, None], bags.slot]
+
+
+def _product_of_others(vectors: Tensor) -> Tensor:
+    """For each of K vectors, the product of the K - 1 others; no division, so zeros are no special case."""
+    ones = torch.ones_like(vectors[..., :1, :])
+    before = torch.cat([ones, vectors[..., :-1, :]], -2).cumprod(-2)
+    after = torch.cat([ones, vectors.flip(-2)[..., :-1, :]], -2).cumprod(-2).flip(-2)
+    return before * after

@@ -1,0 +1,97 @@
+"""How the tables of a module stand in a ``state_dict``: each under its own name, with what its rows mean."""
+
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .partitions import Partition
+from .schemes import Path, TableSpec
+
+if TYPE_CHECKING:
+    from .tables import Tables
+
+
+def save_tables(tables: "Tables", destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    """``nn.Module._save_to_state_dict`` of ``Tables``."""
+    for name, table in tables.named_tables():
+        destination[prefix + name] = table if keep_vars else table.detach()
+    if hasattr(destination, "_metadata"):
+        meanings = {name: meaning(spec) for name, spec in zip(tables.names, tables.specs, strict=True)}
+        destination._metadata[prefix[:-1]]["meanings"] = meanings
+
+
+def load_tables(
+    tables: "Tables",
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    local_metadata: Mapping[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """``nn.Module._load_from_state_dict`` of ``Tables``: nothing is loaded where an error is added."""
+    for hook in tables._load_state_dict_pre_hooks.values():
+        hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+    views = {prefix + name: table for name, table in tables.named_tables()}
+    values = {key: state_dict[key] for key in views if key in state_dict}
+    missing_keys += [key for key in views if key not in values]
+    if not values and f"{prefix}weight" in state_dict:
+        warnings.warn(
+            f"{prefix}weight is a full table in the checkpoint: from_pretrained fits a scheme's tables to it",
+            stacklevel=2,
+        )
+    if strict:
+        others = (key for key in state_dict if key.startswith(prefix) and key not in views)
+        unexpected_keys += [key for key in others if key.removeprefix(prefix).split(".")[0] not in tables._modules]
+    assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
+    wrong = _wrong_shapes(views, values) or _wrong_meanings(tables, prefix, local_metadata)
+    if tables.stored.is_meta and values and not assign:
+        wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
+    error_msgs += wrong
+    if wrong:
+        return
+    if assign:
+        packed = torch.cat([values[key].detach().reshape(-1, tables.stored.shape[1]) for key in views])
+        tables.stored = nn.Parameter(packed, requires_grad=tables.stored.requires_grad)
+    else:
+        with torch.no_grad():
+            for key, value in values.items():
+                views[key].copy_(value)
+    tables.place_integers()
+
+
+def _wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} is {tuple(getattr(value, 'shape', ())) or type(value).__name__} in the checkpoint and"
+        f" {tuple(views[key].shape)} here: was it saved under another scheme, size or embedding_dim?"
+        for key, value in values.items()
+        if not isinstance(value, Tensor) or value.shape != views[key].shape
+    ]
+
+
+def _wrong_meanings(tables: "Tables", prefix: str, local_metadata: Mapping[str, Any]) -> list[str]:
+    saved = local_metadata.get("meanings", {})
+    return [
+        f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning(spec)} here"
+        for name, spec in zip(tables.names, tables.specs, strict=True)
+        if saved.get(name, meaning(spec)) != meaning(spec)
+    ]
+
+
+def meaning(spec: TableSpec) -> str:
+    """Which rows an id takes and how they are combined: what a checkpoint must agree on beside shapes."""
+    parts = [
+        f"{p.stride}:{p.size}" if isinstance(p, Partition) else f"index {zlib.crc32(p.index.numpy().tobytes()):08x}"
+        for p in spec.partitions
+    ]
+    how = spec.operation if len(parts) > 1 else "table"
+    if isinstance(spec.scheme, Path):
+        how = f"{spec.scheme.activation} path"
+    permutation = spec.permutation
+    order = "" if permutation is None else f" after {permutation.multiplier} i + {permutation.shift}"
+    return f"{how} of {', '.join(parts)}{order}"
