@@ -1,40 +1,31 @@
 """Steps on parameters with dense gradients in few launches, on a GPU."""
 
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..ops import gpu, torch_rules
+from ..ops import gpu
 from ..ops.state import DeviceScalar
+from . import rules
 
 
-@cache
-def kernels() -> Any:
-    """``ops.gpu.foreach``, or None where Triton is missing."""
-    if not gpu.kernels():
-        return None
-    from ..ops.gpu import foreach
+class StepState(NamedTuple):
+    """The state of one parameter as the kernel takes it: up to three averages, and the counter."""
 
-    return foreach
-
-
-@dataclass
-class Kept:
-    """A parameter's state, as its optimizer has it, and as a job takes it."""
-
-    own: list[tuple[str, Tensor]]
-    job: tuple[Tensor | None, ...]  # three averages and the counter
+    average0: Tensor | None
+    average1: Tensor | None
+    average2: Tensor | None
+    counter: Tensor | None
 
 
 class Foreach:
     """What an optimizer keeps to step several parameters in one launch, beside their state."""
 
     def __init__(self) -> None:
-        self._kept: dict[Tensor, Kept] = {}
-        self._dials: dict[tuple[int, int], DeviceScalar] = {}  # by group and device
+        # Of each parameter: the tensors of its optimizer's state by name, and the same as the kernel takes them.
+        self._states: dict[Tensor, tuple[dict[str, Tensor], StepState]] = {}
+        self._lrs: dict[tuple[int, int], DeviceScalar] = {}  # by group and device
 
     def step(self, optimizer: Any, index: int, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
         """Take the step of ``optimizer.torch_class`` on ``params`` of the group at ``index``.
@@ -42,59 +33,67 @@ class Foreach:
         Returns:
             The parameters that are left as they are, since no kernel takes them.
         """
-        foreach = kernels()
-        if foreach is None or not params or torch.compiler.is_compiling():
+        if not params or torch.compiler.is_compiling() or not gpu.kernels():
             return params
-        for option in torch_rules.UNSUPPORTED:
+        for option in rules.UNSUPPORTED:
             if group.get(option):
                 return params
-        rule, hyper, averages = torch_rules.rule_of(optimizer.torch_class, group)
+        from .foreach_kernels import StepInput, foreach_update_
+
+        rule, constants, averages = rules.rule_of(optimizer.torch_class, group)
         left: list[Tensor] = []
-        jobs: dict[int, list[Any]] = {}
+        inputs: dict[int, list[StepInput]] = {}
         for p in params:
             grad: Any = p.grad
             state, device = None, p.get_device()
-            if foreach.takes(p) and foreach.takes(grad) and grad.get_device() == device:
-                state = self._state_of(foreach, optimizer, p, averages)
+            if takes(p) and takes(grad) and grad.get_device() == device:
+                state = self._state_of(optimizer, p, averages)
             if state is None:
                 left.append(p)
             else:
-                jobs.setdefault(device, []).append((p, grad, *state, p.numel()))
-        for device, some in jobs.items():
-            dial = self._dials.get((index, device))
-            if dial is None:
-                dial = self._dials[index, device] = DeviceScalar(some[0][0].device)
-            foreach.foreach_update_(some, dial.set(group["lr"]), hyper, rule)
-            torch.autograd.graph.increment_version([job[0] for job in some])
+                inputs.setdefault(device, []).append(StepInput(p, grad, *state, p.numel()))
+        for device, some in inputs.items():
+            lr = self._lrs.get((index, device))
+            if lr is None:
+                lr = self._lrs[index, device] = DeviceScalar(some[0].parameter.device)
+            foreach_update_(some, lr.set(group["lr"]), constants, rule)
+            torch.autograd.graph.increment_version([each.parameter for each in some])
         return left
 
-    def turn(self, lr: float | Tensor) -> None:
+    def set_lr(self, lr: float | Tensor) -> None:
         """Set the learning rate that steps in a CUDA graph read."""
-        for dial in self._dials.values():
-            dial.set(lr)
+        for scalar in self._lrs.values():
+            scalar.set(lr)
 
-    def _state_of(
-        self, foreach: Any, optimizer: Any, p: Tensor, averages: tuple[str, ...]
-    ) -> tuple[Tensor | None, ...] | None:
-        """Three averages and the counter of ``p``; None where the state does not fit it."""
+    def _state_of(self, optimizer: Any, p: Tensor, averages: tuple[str, ...]) -> StepState | None:
+        """The state of ``p``; None where it does not fit the kernel."""
         if not averages:
-            return None, None, None, None
-        own = optimizer.state[p]
-        kept = self._kept.get(p)
-        if kept is not None:
-            for name, tensor in kept.own:
-                if own.get(name) is not tensor:
-                    break
-            else:
-                return kept.job
-        if not own:
-            own.update(torch_rules.fresh(optimizer.defaults, p, averages))
-        found = [own.get(name) for name in averages]
-        if any(t is None or not foreach.takes(t) or t.shape != p.shape or t.device != p.device for t in found):
+            return StepState(None, None, None, None)
+        state = optimizer.state[p]
+        known, step_state = self._states.get(p, ({}, None))
+        for name, tensor in known.items():
+            if state.get(name) is not tensor:
+                step_state = None
+        if step_state is not None:
+            return step_state
+        if not state:
+            state.update(rules.initial_state(optimizer.defaults, p, averages))
+        tensors = [state.get(name) for name in averages]
+        if any(t is None or not takes(t) or t.shape != p.shape or t.device != p.device for t in tensors):
             return None
         counter = torch.zeros(2, device=p.device)
-        counter[0] = own["step"]
-        own["step"] = counter[0]
-        kept = Kept([(name, own[name]) for name in ("step", *averages)], (*found, *[None] * (3 - len(found)), counter))
-        self._kept[p] = kept
-        return kept.job
+        counter[0] = state["step"]
+        state["step"] = counter[0]
+        step_state = StepState(*tensors, *[None] * (3 - len(tensors)), counter)
+        self._states[p] = {name: state[name] for name in ("step", *averages)}, step_state
+        return step_state
+
+
+def takes(tensor: Tensor) -> bool:
+    """Whether the kernel takes a parameter, gradient or average."""
+    return on_gpu(tensor) and tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether a tensor lies on a GPU and is no subclass, whose address may not be its elements'."""
+    return tensor.is_cuda and type(tensor) in (nn.Parameter, Tensor)

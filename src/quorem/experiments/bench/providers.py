@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import optim
 from ...collection import EmbeddingCollection
-from ...models.fused import FusedStep
 from ...operations import OPERATIONS
 from ...ops import reference, rules, update
+
+if TYPE_CHECKING:
+    from ...dense.step import FusedStep
 
 LR, EPS = 0.01, 1e-10
 ALL = ("forward", "step", "step_amsgrad", "dlrm")
@@ -40,7 +42,7 @@ class Contender:
     captures: tuple[str, ...] = ("forward",)
     optimizer: str = ""
     order: list[int] | None = None
-    layers: FusedStep | None = None
+    layers: "FusedStep | None" = None
 
 
 Provider = Callable[[EmbeddingCollection, str | None], Contender]

@@ -29,6 +29,7 @@ from .lookup import bag_tile, composed
 from .places import Places, SlotRange, claims_of, places_of, rounded_up
 from .replay import NO_ADVANCE, Advance, advance
 from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
+
 from .rows import is_valid, mask_if, part_at, read_ids, row_of, slot_at  # isort: skip
 
 CLEARED = 1024  # numbers that a program clears
