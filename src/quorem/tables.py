@@ -127,8 +127,9 @@ class Tables(nn.Module):
         stored = self.stored
         check_device(stored, self.ids_argument, ids)
         invalid = self.invalid_ids if self._counts_invalid(ids) else None
-        options = {"names": self.titles, "sparse": self.sparse, "invalid": invalid}
-        out = autograd.lookup(ids, stored, self.layout, self.updates, **options)
+        out = autograd.lookup(
+            ids, stored, self.layout, self.updates, names=self.titles, sparse=self.sparse, invalid=invalid
+        )
         if invalid is not None:
             self._report_invalid()
         for group in self._path_networks():
@@ -142,8 +143,8 @@ class Tables(nn.Module):
         if self._counts_invalid(ids):
             declare.call("count_invalid_", ids, offsets, self.invalid_ids, layout)
             self._report_invalid()
-        options = {"mean": mean, "names": self.titles, "sparse": self.sparse}
-        out = autograd.bag(ids, offsets, sample_weights, stored, layout, self.updates, **options)
+        inputs = (ids, offsets, sample_weights, stored, layout, self.updates)
+        out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
         for group in self._path_networks():  # the op pooled their rows; they have to be transformed before
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
         return out

@@ -162,7 +162,7 @@ class _Lookup(torch.autograd.Function):
         ids, stored, *layout = ctx.saved_tensors
         name = "lookup_row_grads" if ctx.sparse else "lookup_backward"
         result = _gradient(name, grad, ids, stored, Layout(*layout))
-        return None, _sparse(*result, stored) if ctx.sparse else result, *[None] * 7
+        return None, _sparse(result, stored) if ctx.sparse else result, *[None] * 7
 
 
 class _Bag(torch.autograd.Function):
@@ -201,7 +201,7 @@ class _Bag(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             name = "bag_row_grads" if ctx.sparse else "bag_backward"
             dstored = _gradient(name, grad, ids, offsets, sample_weights, stored, layout, mean=ctx.mean)
-            dstored = _sparse(*dstored, stored) if ctx.sparse else dstored
+            dstored = _sparse(dstored, stored) if ctx.sparse else dstored
         return None, None, dsample, dstored, *[None] * 7
 
 
@@ -226,9 +226,10 @@ class _Path(torch.autograd.Function):
 
 
 def _gradient(name: str, *args: Any, **options: Any) -> Any:
-    """A gradient by its op; with create_graph, where it is differentiated itself, by the truth, which is plain torch."""
+    """A gradient by its op. With create_graph it is differentiated itself, so the truth runs, which is plain torch."""
     return getattr(gradients, name)(*args, **options) if torch.is_grad_enabled() else call(name, *args, **options)
 
 
-def _sparse(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
+def _sparse(row_grads: tuple[Tensor, Tensor], stored: Tensor) -> Tensor:
+    rows, values = row_grads
     return torch.sparse_coo_tensor(rows[None], values.to(stored.dtype), stored.shape, check_invariants=False)

@@ -141,8 +141,8 @@ _one_at_a_time = threading.RLock()  # two threads that bring the same row up to 
 def call(name: str, *args: Any, **options: Any) -> Any:
     """Run the op ``name``, with a ``Layout``, ``State`` and ``Constants`` whole.
 
-    On a GPU its kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a mode
-    or a profiler has to see the op.
+    On a GPU its kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a
+    mode or a profiler has to see the op.
     """
     if _is_direct(args):
         kernel = gpu.kernels().get(name)

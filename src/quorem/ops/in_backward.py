@@ -64,7 +64,7 @@ _eager: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}  # each function
 
 
 def outside_the_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``function``, not compiled once there is a ``Collector``: marking it so loads the compiler, which takes seconds."""
+    """``function``, not compiled once there is a ``Collector``: to mark it so loads the compiler and takes seconds."""
 
     @wraps(function)
     def run(*args: Any, **options: Any) -> Tensor:

@@ -1,8 +1,8 @@
 """The layout: any mix of schemes as one small table of integers that every kernel reads.
 
-All rows of a module lie in one parameter ``stored`` ``[R, W]``, where W is the greatest common divisor of the widths of
-its tables; a row of a table that is ``pitch * W`` wide is ``pitch`` consecutive rows of ``stored``. The output is a list
-of S *slots* of W columns. A slot takes one feature's ids and combines up to K rows, by sum or by product:
+All rows of a module lie in one parameter ``stored`` ``[R, W]``, where W is the greatest common divisor of the widths
+of its tables; a row of a table that is ``pitch * W`` wide is ``pitch`` consecutive rows of ``stored``. The output is a
+list of S *slots* of W columns. A slot takes one feature's ids and combines up to K rows, by sum or by product:
 
     out[n, s] = op_k stored[base[s, k] + bucket_k(id) * pitch[s, k]],   id = ids[n, feature[s]]
 
@@ -71,7 +71,7 @@ def slot_row(feature: int, spec: TableSpec, padding: int | None) -> list[int]:
 
 
 def build(specs: Sequence[TableSpec], padding: Sequence[int | None]) -> Storage:
-    """Place the tables of ``specs``, one spec per feature. The integers are on the CPU, whatever torch's default device.
+    """Place the tables of ``specs``, one spec per feature; integers on the CPU, whatever torch's default device is.
 
     Args:
         specs: what each feature's table is.

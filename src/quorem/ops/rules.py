@@ -2,8 +2,8 @@
 
 An update takes every gradient from ``stored`` as it was, sums those of equal rows in the accumulator's dtype, and
 changes each touched row once. First the sums are divided by ``loss_scale``, in which case a row whose sum is not finite
-counts as having a gradient of zero; then they are clamped to ``clip_value``; then the rule runs. The step counts even if
-no row is touched.
+counts as having a gradient of zero; then they are clamped to ``clip_value``; then the rule runs. The step counts even
+if no row is touched.
 
 A rule takes ``rows`` ``[N]``, all different; their gradients ``[N, W]`` in the accumulator's dtype; ``stored``
 ``[R, W]``; ``lr``, a float64 scalar tensor; and its state and constants (see ``state``).
@@ -108,7 +108,7 @@ def rowwise_adagrad(
 
 
 def adam(rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
-    """``torch.optim.Adam`` on the dense gradient, which is zero in all other rows; those lag behind (see ``replay``)."""
+    """``torch.optim.Adam`` on the dense gradient, which is zero in other rows: those lag behind (see ``replay``)."""
     due = torch.cat([rows, replay.rows_in_turn(stored, state)])
     replay.rows_catch_up_(due, stored, state, rule="adam", constants=constants)
     exp_avg, root = _averaged(rows, grad, state, constants)

@@ -29,8 +29,8 @@ class RowRule:
 class Updates:
     """What optimizers have to do with one ``stored`` when it is read or gets a gradient.
 
-    The modules whose parameter it is own this object, and hand it to the ops. A copy of a module has an empty one of its
-    own: the rows of a copy are up to date, and an optimizer stays with the module it was made for.
+    The modules whose parameter it is own this object, and hand it to the ops. A copy of a module has an empty one of
+    its own: the rows of a copy are up to date, and an optimizer stays with the module it was made for.
     """
 
     def __init__(self, stored: Tensor | None = None) -> None:
@@ -73,13 +73,13 @@ _registry: weakref.WeakSet[Updates] = weakref.WeakSet()
 
 
 def updates_of(stored: Tensor) -> Updates | None:
-    """The ``Updates`` of a module's ``stored``: the one way from a parameter, as optimizers are given, to its module."""
+    """The ``Updates`` of a module's ``stored``: the one way from a parameter, which optimizers get, to its module."""
     return next((updates for updates in _registry if updates.stored is stored), None)
 
 
 @dataclass
 class Read:
-    """A read of ``stored`` and the gradient that came back: ``{op}_update_(*before, stored, ..., *after, **options)``."""
+    """A read of ``stored`` and the gradient that came back, as ``{op}_update_`` takes them around ``stored``."""
 
     op: str  # "lookup", "bag" or "rows"
     before: tuple[Tensor | None, ...]
@@ -103,7 +103,7 @@ def update_(
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
 ) -> None:
-    """One step of ``row_rule`` on the rows of ``stored`` that ``reads`` read, each with the sum of all its gradients."""
+    """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients."""
     with torch.no_grad():
         if len(reads) > 1:
             rows, values = zip(*(read.row_grads(stored) for read in reads), strict=True)

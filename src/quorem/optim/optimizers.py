@@ -129,7 +129,8 @@ class _Adam(RowOptimizer):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
-        return LazyAdamConstants(*map(float, group["betas"]), float(group["eps"]))
+        beta1, beta2 = map(float, group["betas"])
+        return LazyAdamConstants(beta1, beta2, float(group["eps"]))
 
 
 class LazyAdam(_Adam):

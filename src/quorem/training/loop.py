@@ -248,9 +248,9 @@ def sizes(trial: Trial) -> dict[str, int]:
     parameters = sum(p.numel() for p in trial.model.parameters())
     return {
         "parameters": parameters,
-        "bytes": parameters * tables.weight.element_size(),
+        "bytes": parameters * tables.stored.element_size(),
         "embedding_parameters": tables.num_parameters,
-        "embedding_bytes": tables.num_parameters * tables.weight.element_size(),
+        "embedding_bytes": tables.num_parameters * tables.stored.element_size(),
         "tables_kept_full": sum(spec.fallback is not None for spec in tables.specs),
     }
 

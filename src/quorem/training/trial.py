@@ -53,12 +53,12 @@ class Trial:
     def __init__(self, config: RunConfig, model: nn.Module, names: list[str]) -> None:
         self.config, self.model, self.names = config, model, names
         self.embeddings = next(module for module in model.modules() if isinstance(module, Tables))
-        self.device = self.embeddings.weight.device
+        self.device = self.embeddings.stored.device
         if config.precision == "tf32" and self.device.type != "cuda":
             raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
         lr = config.learning_rate
         self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZERS[config.optimizer], lr=lr)
-        others = [p for p in model.parameters() if p is not self.embeddings.weight]
+        others = [p for p in model.parameters() if p is not self.embeddings.stored]
         self.steps = 0
         self.dense: torch.optim.Optimizer
         if self.device.type == "cuda":
@@ -165,10 +165,10 @@ class Trial:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that decides how training goes on, by name, as it is: no row is brought up to date for it."""
-        weight = self.embeddings.weight
-        rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(weight.detach())}
-        found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not weight}
-        state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[weight])}
+        stored = self.embeddings.stored
+        rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(stored.detach())}
+        found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not stored}
+        state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[stored])}
         for own in self.dense.state.values():
             own["step"].fill_(self.steps)  # of a layer that is updated within the pass, nothing else counts it
         dense = {

@@ -10,7 +10,8 @@ import torch
 
 from ... import optim
 from ...collection import EmbeddingCollection, Table
-from ...ops import reference, rules, update
+from ...ops import lookup, rules
+from ...ops.state import AdagradConstants, AdagradState
 from .grid import SCHEMES, draw_ids
 
 ROOT = Path(__file__).parents[4]
@@ -42,20 +43,19 @@ def differences(device: torch.device) -> str | None:
             module = EmbeddingCollection([Table(f"c{i}", n, 12, scheme) for i, n in enumerate(SIZES)], device=device)
         if len(module.paths):
             continue  # their lookup is that of QR, and then torch's own matrix products
-        integers = (module.slots, module.parts, module.maps, module.spans)
-        weight = module.weight.detach().clone()
+        stored = module.stored.detach().clone()
         optim.apply_in_backward(module, optim.Adagrad, lr=0.1, initial_accumulator_value=1.0)
         out = module(ids)
         grad = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
-        expected = reference.lookup(ids, weight, *integers).view_as(out)
-        rows, values = reference.lookup_row_grads(grad, ids, weight, *integers)
-        state = [torch.ones_like(weight), torch.tensor(0, device=device)]
-        summed = update.summed(rows.flatten(), values.flatten(0, -2))
-        rules.adagrad(*summed, weight, torch.tensor(0.1, dtype=torch.float64, device=device), state, [0.0, 1e-10])
+        expected = lookup.lookup(ids, stored, module.layout).view_as(out)
+        state = AdagradState(torch.ones_like(stored), torch.tensor(0, device=device))
+        lr = torch.tensor(0.1, dtype=torch.float64, device=device)
+        rule = {"rule": "adagrad", "constants": AdagradConstants(0.0, 1e-10)}
+        rules.lookup_update_(grad, ids, stored, lr, state, module.layout, **rule)
         try:
             torch.testing.assert_close(out, expected, msg=lambda text: f"{name}, lookup: {text}")  # noqa: B023
             out.backward(grad)
-            torch.testing.assert_close(module.weight.detach(), weight, msg=lambda text: f"{name}, step: {text}")  # noqa: B023
+            torch.testing.assert_close(module.stored.detach(), stored, msg=lambda text: f"{name}, step: {text}")  # noqa: B023
         except AssertionError as error:
             return str(error)
     return None

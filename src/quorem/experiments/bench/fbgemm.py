@@ -22,7 +22,7 @@ class TableBatched(nn.Module):
 
     def __init__(self, source: EmbeddingCollection, optimizer: EmbOptimType, lr: float, eps: float) -> None:
         super().__init__()
-        device = source.weight.device
+        device = source.stored.device
         tables = [source.tables(f) for f in range(len(source.specs))]
         self.order = sorted(range(len(tables)), key=lambda f: -len(tables[f]))
         self.width = source.specs[0].embedding_dim
@@ -73,7 +73,7 @@ def build(source: EmbeddingCollection, lr: float, eps: float) -> tuple[TableBatc
     """The module, and the optimizer of its backward: exact Adagrad, or row-wise where this build has no other."""
     try:
         module = TableBatched(source, EmbOptimType.EXACT_ADAGRAD, lr, eps)
-        probe = torch.zeros(2, len(source.specs), dtype=torch.int64, device=source.weight.device)
+        probe = torch.zeros(2, len(source.specs), dtype=torch.int64, device=source.stored.device)
         with torch.enable_grad():
             out = module(probe)
             out.backward(torch.zeros_like(out))

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops import layout, reference
+from ...ops import layout
+from ...ops.rows import lookup_reads
 from ...schemes import TableSpec
 
 STATES = {"step": 1, "step_amsgrad": 3}  # numbers that the optimizer keeps for each weight
@@ -134,16 +135,14 @@ def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: s
     """
     if mode == "dlrm":
         return None
-    laid = layout.build(specs, [None] * len(specs))
-    device = batches[0].device
-    slots, parts, maps = laid.slots.to(device), laid.parts.to(device), laid.maps.to(device)
-    used = parts[..., layout.BASE] >= 0
+    storage = layout.build(specs, [None] * len(specs))
+    integers = layout.Layout(*(tensor.to(batches[0].device) for tensor in storage.layout))
     total = 0
     for ids in batches:
-        rows, _ = reference.rows_of(ids[:, slots[:, layout.FEATURE]], slots, parts, maps)
-        distinct = len(rows[:, used].unique()) * laid.width * 4
+        reads = lookup_reads(ids, integers)
+        distinct = len(reads.rows[:, reads.used].unique()) * storage.width * 4
         inputs = ids.numel() * ids.element_size() + distinct + networks * 4
-        vectors = len(ids) * len(slots) * laid.width * 4
+        vectors = len(ids) * len(integers.slots) * storage.width * 4
         total += inputs + vectors
         if mode != "forward":
             total += inputs + vectors + (distinct + networks * 4) * (1 + 2 * STATES[mode])

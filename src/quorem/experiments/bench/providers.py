@@ -9,9 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ... import optim
+from ...checks import InvalidIdMode
 from ...collection import EmbeddingCollection
 from ...operations import OPERATIONS
-from ...ops import reference, rules, update
+from ...ops import rules
+from ...ops.layout import Layout
+from ...ops.lookup import compose
+from ...ops.rows import lookup_reads
+from ...ops.state import AdagradConstants, AdagradState
 
 if TYPE_CHECKING:
     from ...dense.step import FusedStep
@@ -48,7 +53,7 @@ class Contender:
 Provider = Callable[[EmbeddingCollection, str | None], Contender]
 
 
-def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: str = "warn") -> Contender:
+def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: InvalidIdMode = "warn") -> Contender:
     """``EmbeddingCollection`` with its update in the backward pass."""
     source.on_invalid_id = on_invalid_id
     if rule is None:
@@ -58,13 +63,13 @@ def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: str =
     networks = [p for group in source.paths for p in group.parameters()]
     rest: list[torch.optim.Optimizer] = []
     if networks:
-        rest = [make(networks, lr=LR) if source.weight.is_cuda else dense_optimizer(rule, networks)]
+        rest = [make(networks, lr=LR) if source.stored.is_cuda else dense_optimizer(rule, networks)]
     return Contender(source, rest, ALL, {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}[rule])
 
 
 def fused_trust(source: EmbeddingCollection, rule: str | None) -> Contender:
     """``fused``, with ids that are not counted where they are out of range."""
-    _need(source.weight.is_cuda, "a CPU checks ids within the lookup")
+    _need(source.stored.is_cuda, "a CPU checks ids within the lookup")
     return fused(source, rule, on_invalid_id="trust")
 
 
@@ -122,41 +127,39 @@ class Reference(nn.Module):
     def __init__(self, source: EmbeddingCollection) -> None:
         super().__init__()
         self.source = source
-        self.weight = source.weight.detach()
-        self.hook = nn.Parameter(torch.empty(0, device=self.weight.device))  # so that autograd runs
-        self.lr = torch.tensor(LR, dtype=torch.float64, device=self.weight.device)
-        self.state: list[Tensor] = []
+        self.stored = source.stored.detach()
+        self.hook = nn.Parameter(torch.empty(0, device=self.stored.device))  # so that autograd runs
+        self.lr = torch.tensor(LR, dtype=torch.float64, device=self.stored.device)
+        self.state: AdagradState | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
-        integers = (self.source.slots, self.source.parts, self.source.maps, self.source.spans)
         if not torch.is_grad_enabled():
-            return reference.lookup(ids, self.weight, *integers)
-        return _ReferenceStep.apply(self.hook, ids, self, integers)
+            return compose(lookup_reads(ids, self.source.layout), self.stored)
+        return _ReferenceStep.apply(self.hook, ids, self)
 
-    def update(self, grad: Tensor, ids: Tensor, integers: tuple[Tensor, ...]) -> None:
+    def update(self, grad: Tensor, ids: Tensor) -> None:
         """One step of Adagrad."""
-        if not self.state:
-            self.state = [torch.zeros_like(self.weight), torch.tensor(0, device=self.weight.device)]
-        rows, values = reference.lookup_row_grads(grad, ids, self.weight, *integers)
-        summed = update.summed(rows.flatten(), values.flatten(0, -2))
-        rules.adagrad(*summed, self.weight, self.lr, self.state, [0.0, EPS])
+        if self.state is None:
+            self.state = AdagradState(torch.zeros_like(self.stored), torch.tensor(0, device=self.stored.device))
+        rule = {"rule": "adagrad", "constants": AdagradConstants(0.0, EPS)}
+        rules.lookup_update_(grad, ids, self.stored, self.lr, self.state, self.source.layout, **rule)
 
 
 class _ReferenceStep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hook: Tensor, ids: Tensor, module: Reference, integers: tuple[Tensor, ...]) -> Tensor:
-        ctx.read = module, ids, integers
-        return reference.lookup(ids, module.weight, *integers)
+    def forward(ctx: Any, hook: Tensor, ids: Tensor, module: Reference) -> Tensor:
+        ctx.read = module, ids
+        return compose(lookup_reads(ids, module.source.layout), module.stored)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        module, ids, integers = ctx.read
-        module.update(grad, ids, integers)
-        return None, None, None, None
+        module, ids = ctx.read
+        module.update(grad, ids)
+        return None, None, None
 
 
 def plain(source: EmbeddingCollection, rule: str | None) -> Contender:
-    """``quorem.ops.reference`` and ``quorem.ops.rules``: what runs where there is no kernel."""
+    """The truth of ``quorem.ops``: what runs where there is no kernel."""
     _need_closed_form(source)
     _need(rule in (None, "adagrad"), "measured with Adagrad only")
     return Contender(Reference(source), [], ("forward",), "Adagrad" if rule else "")
@@ -168,12 +171,15 @@ class Compiled(nn.Module):
     def __init__(self, source: EmbeddingCollection) -> None:
         super().__init__()
         torch._dynamo.reset()
-        self.weight = source.weight
-        integers = (source.slots, source.parts, source.maps, source.spans)
-        self.lookup = torch.compile(lambda ids, weight: reference.lookup(ids, weight, *integers), dynamic=False)
+        self.stored, self.layout = source.stored, source.layout
+        self.lookup = torch.compile(self._lookup, dynamic=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.lookup(ids, self.weight)
+        return self.lookup(ids, self.stored, self.layout)
+
+    @staticmethod
+    def _lookup(ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
+        return compose(lookup_reads(ids, layout), stored)
 
 
 def compiled(source: EmbeddingCollection, rule: str | None) -> Contender:
@@ -181,7 +187,7 @@ def compiled(source: EmbeddingCollection, rule: str | None) -> Contender:
     _need_closed_form(source)
     _need(rule in (None, "adagrad"), "measured with Adagrad only")
     module = Compiled(source)
-    optimizers = [dense_optimizer("adagrad", [source.weight])] if rule else []
+    optimizers = [dense_optimizer("adagrad", [source.stored])] if rule else []
     return Contender(module, optimizers, ("forward",), "torch Adagrad, dense gradients" if rule else "")
 
 
