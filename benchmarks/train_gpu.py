@@ -38,6 +38,7 @@ from quorem.data.shape import CARDINALITIES, NUM_ROWS
 from quorem.dense import layers as kernels
 from quorem.dense import limits
 from quorem.dense.step import FusedStep
+from quorem.provenance import commit
 from quorem.training.config import RunConfig
 from quorem.training.tables import tables_of
 from quorem.training.trial import TOGETHER, Trial
@@ -312,13 +313,11 @@ def tune() -> list[dict[str, Any]]:
 def facts() -> dict[str, Any]:
     import triton
 
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
-    commit = os.environ.get("COMMIT") or subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
     return {
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         "cuda": torch.version.cuda,
-        "commit": commit,
+        "commit": os.environ.get("COMMIT") or commit() or "unknown",
         "config": {"dim": 16, "epoch_rows": EPOCH, "settings": {name: setting(name) for name in CHOICES}},
     }
 

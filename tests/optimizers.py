@@ -43,9 +43,9 @@ def away_from_zero_(module: Tables, seed: int = 0) -> Any:
     """Values of size one to two: a product's gradient then follows its factors smoothly."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        values = torch.rand(module.weight.shape, generator=draw, dtype=torch.float64)
-        signs = torch.randint(0, 2, module.weight.shape, generator=draw) * 2 - 1
-        module.weight.copy_((1 + values) * signs)
+        values = torch.rand(module.stored.shape, generator=draw, dtype=torch.float64)
+        signs = torch.randint(0, 2, module.stored.shape, generator=draw) * 2 - 1
+        module.stored.copy_((1 + values) * signs)
     return module
 
 
@@ -85,7 +85,7 @@ class Other(torch.optim.Optimizer):
     """A dense oracle for the rules that torch does not have, straight from their definitions."""
 
     def __init__(self, module: Tables, rule: str, lr: float) -> None:
-        super().__init__([module.weight], {"lr": lr})
+        super().__init__([module.stored], {"lr": lr})
         self.module, self.rule, self.count = module, rule, 0
         self.eps = 1e-10 if rule == "rowwise_adagrad" else 1e-8
         self.kept: dict[str, list[Tensor]] = {}
@@ -93,7 +93,7 @@ class Other(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         self.count += 1
-        lr, weight = self.param_groups[0]["lr"], self.module.weight
+        lr, weight = self.param_groups[0]["lr"], self.module.stored
         if self.rule == "rowwise_adagrad":
             grads = dict(self.module.named_tables(weight.grad))
             for name, table in self.module.named_tables():

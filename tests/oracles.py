@@ -137,12 +137,12 @@ def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype, name: str 
 
 def assert_same_gradients(module: Tables, twin: Tables) -> None:
     """The gradient of each table and each network weight, by name."""
-    dtype = module.weight.dtype
-    grad = module.weight.grad
-    expected = dict(twin.named_tables(torch.zeros_like(twin.weight) if twin.weight.grad is None else twin.weight.grad))
+    dtype = module.stored.dtype
+    grad = module.stored.grad
+    expected = dict(twin.named_tables(torch.zeros_like(twin.stored) if twin.stored.grad is None else twin.stored.grad))
     for name, actual in module.named_tables(grad.to_dense() if grad.is_sparse else grad):
         assert_near(actual, expected[name], dtype, name)
     wanted = dict(twin.named_parameters())
     for name, parameter in module.named_parameters():
-        if name != "weight":
+        if name != "stored":
             assert_near(parameter.grad, wanted[name].grad, dtype, name)

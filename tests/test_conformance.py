@@ -25,7 +25,7 @@ from torch import Tensor
 
 import quorem
 from quorem import Embedding, EmbeddingBag
-from quorem.ops import reference
+from quorem.ops import gradients, lookup
 from quorem.partitions import ExplicitPartition, Partition
 from quorem.schemes import Scheme
 
@@ -51,7 +51,7 @@ def check_embedding(module: Embedding, ids: Tensor) -> None:
     out = module(ids)
     dense = twin.to_dense()
     expected = F.embedding(ids, dense.flatten(1)).view(*ids.shape, *dense.shape[1:])
-    assert out.shape == expected.shape and out.dtype == module.weight.dtype
+    assert out.shape == expected.shape and out.dtype == module.stored.dtype
     assert_near(out, expected, out.dtype, "value")
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
     out.backward(grad)
@@ -66,7 +66,7 @@ def check_bags(
 
     ``ends`` are the offsets with the last one; ``arguments`` the same bags in the form to call with, if another.
     """
-    twin, dtype = twin_of(module), module.weight.dtype
+    twin, dtype = twin_of(module), module.stored.dtype
     sample = None if weights is None else weights.to(dtype).clone().requires_grad_()
     shaped = sample if sample is None or not arguments else sample.view(arguments[0].shape)
     out = module(*(arguments or (ids, ends if module.include_last_offset else ends[:-1])), per_sample_weights=shaped)
@@ -122,31 +122,33 @@ def test_bag(case: str, mode: str, dtype: torch.dtype, variant: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "path" not in case])
-def test_the_reference_is_what_the_ops_compute(case: str) -> None:
+def test_the_truth_is_what_the_ops_compute(case: str) -> None:
     """The plain functions that every fused kernel is held to, called directly; the ops may be fused."""
     module = fill_(EmbeddingBag(N, D, CASES[case], mode="mean", padding_idx=7, dtype=torch.float64))
-    integers = (module.slots, module.parts, module.maps, module.spans)
+    stored, layout = module.stored, module.layout
     ids, twin = IDS.view(-1, 1), twin_of(module)
     expected = twin.to_dense()[ids.flatten()].flatten(1)
-    out = reference.lookup(ids, module.weight, *integers)
+    out = lookup.lookup(ids, stored, layout)
     assert_near(out.flatten(1), expected, torch.float64, "lookup")
     grad = torch.randn(out.shape, dtype=torch.float64)
     expected.backward(grad.flatten(1))
-    found = reference.accumulate(*reference.lookup_row_grads(grad, ids, module.weight, *integers), module.weight)
-    assert_near(found, twin.weight.grad, torch.float64, "gradient of lookup")
+    by_row = gradients.dense(*gradients.lookup_row_grads(grad, ids, stored, layout), stored)
+    assert_near(by_row, twin.stored.grad, torch.float64, "gradient of lookup by row")
+    by_table = gradients.lookup_backward(grad, ids, stored, layout)
+    assert_near(by_table, twin.stored.grad, torch.float64, "gradient of lookup")
 
     twin.zero_grad()
     for ends in (OFFSETS, OFFSETS[:1]):
         sample = BAG_WEIGHTS.double().requires_grad_()
         expected = bags_by_torch(twin.to_dense(), BAG_IDS[: ends[-1]], ends, "mean", sample[: ends[-1]], 7).flatten(1)
-        out = reference.bag(BAG_IDS, ends, sample.detach(), module.weight, *integers, mean=True)
+        out = lookup.bag(BAG_IDS, ends, sample.detach(), stored, layout, mean=True)
         assert_near(out.flatten(1), expected, torch.float64, "bag")
         grad = torch.randn(out.shape, dtype=torch.float64)
         arguments = (grad, BAG_IDS, ends)
-        rows = reference.bag_row_grads(*arguments, sample.detach(), module.weight, *integers, mean=True)
-        weights = reference.bag_sample_weights_grad(*arguments, module.weight, *integers, mean=True)
+        rows = gradients.bag_row_grads(*arguments, sample.detach(), stored, layout, mean=True)
+        weights = gradients.bag_sample_weights_backward(*arguments, stored, layout, mean=True)
         expected.backward(grad.flatten(1))
-        assert_near(reference.accumulate(*rows, module.weight), twin.weight.grad, torch.float64, "gradient of bag")
+        assert_near(gradients.dense(*rows, stored), twin.stored.grad, torch.float64, "gradient of bag")
         assert_near(weights, sample.grad, torch.float64, "gradient of per_sample_weights")
         twin.zero_grad(set_to_none=False)
 
@@ -218,20 +220,20 @@ def test_no_bags_and_bags_of_nothing(case: str, mode: str) -> None:
     for out in (module(none, torch.zeros(4, dtype=torch.int64)), module(none.view(4, 0))):
         assert torch.equal(out, torch.zeros(4, *shape))
         out.sum().backward()
-    assert not module.weight.grad.any()
+    assert not module.stored.grad.any()
 
 
 @pytest.mark.parametrize("case", FEW)
 def test_sparse_gradients(case: str) -> None:
     module = fill_(Embedding(N, D, CASES[case], padding_idx=7, sparse=True))
     check_embedding(module, IDS)
-    assert module.weight.grad.is_sparse
-    rows = module.weight.grad.coalesce().indices().unique().numel()
+    assert module.stored.grad.is_sparse
+    rows = module.stored.grad.coalesce().indices().unique().numel()
     assert rows <= IDS.numel() * module.slots.shape[0] * module.parts.shape[1]
     for mode, weights in (("sum", None), ("mean", None), ("sum", BAG_WEIGHTS)):
         bags = fill_(EmbeddingBag(N, D, CASES[case], mode=mode, padding_idx=7, sparse=True))
         check_bags(bags, BAG_IDS, OFFSETS, weights)
-        assert bags.weight.grad.is_sparse
+        assert bags.stored.grad.is_sparse
 
 
 @pytest.mark.parametrize("case", FEW)

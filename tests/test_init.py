@@ -10,7 +10,7 @@ from oracles import CASES, D, N, assert_near, fill_
 from torch import Tensor
 
 from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, Path
-from quorem.init import NOISE, STARTS, fit_, matched_, path_
+from quorem.init import METHODS, NOISE, fit_, matched_, path_
 from quorem.partitions import ExplicitPartition
 from quorem.schemes import Scheme
 
@@ -89,7 +89,7 @@ def test_the_reference_start_is_the_public_codes() -> None:
     assert vectors.std().item() == pytest.approx(sqrt(1 / 9 - 1 / 16), rel=0.05)
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", METHODS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
     """One plus noise survives rounding: the small tables do not start as all ones."""
@@ -99,7 +99,7 @@ def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
 
 
 def test_starts_are_seeded() -> None:
-    first, again, other = (started(QR(4), seed=seed).weight for seed in (1, 1, 2))
+    first, again, other = (started(QR(4), seed=seed).stored for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -171,7 +171,7 @@ def test_what_a_scheme_can_hold_is_fitted_exactly(case: str, permute: int | None
     source = fill_(Embedding(N, D, scheme, dtype=torch.float64))
     if source.specs[0].operation == "mult":
         with torch.no_grad():
-            source.weight.mul_(0.2).add_(1)
+            source.stored.mul_(0.2).add_(1)
     dense = source.to_dense().detach()
     fitted = Embedding(N, D, scheme, dtype=torch.float64)
     fit_(fitted.tables(), fitted.specs[0], dense, sweeps=300)
@@ -266,7 +266,7 @@ def test_the_padding_row_is_not_fitted(module: type[Embedding]) -> None:
         module.from_pretrained(dense.index_fill(0, torch.tensor([7]), value), Hash(4), padding_idx=7)
         for value in (0.0, 1e6)
     )
-    torch.testing.assert_close(first.weight, second.weight)
+    torch.testing.assert_close(first.stored, second.stored)
     torch.testing.assert_close(first.tables()[0][7], dense[[22, 37, 52]].mean(0))
 
 
@@ -276,7 +276,7 @@ def test_fits_keep_dtype_and_stay_finite() -> None:
         dense[:20] = 0
         for operation in ("add", "mult", "concat"):
             table = Embedding.from_pretrained(dense, QR(4, operation=operation))
-            assert table.weight.dtype == dtype and table.weight.isfinite().all()
+            assert table.stored.dtype == dtype and table.stored.isfinite().all()
 
 
 def test_unused_buckets_are_zero() -> None:
@@ -298,7 +298,7 @@ def test_refusals() -> None:
     path = Embedding(N, D, CASES["path-mlp"])
     with pytest.raises(ValueError, match=r"scheme \(Path\(.*\) must not be path-based"):
         fit_(path.tables(), path.specs[0], torch.zeros(N, D))
-    with pytest.raises(ValueError, match=r"start \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
+    with pytest.raises(ValueError, match=r"method \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
         table.reset_parameters("normal")
 
 

@@ -19,6 +19,8 @@ from quorem.partitions import ExplicitPartition, Partition
 pytest.importorskip("numba")
 from quorem.ops.cpu import compiled, threads
 
+pytestmark = pytest.mark.kernels(device="cpu")
+
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SIZES = [1, 7, 63, 1000]
 CAR = Custom((ExplicitPartition([0, 1, 1, 0, 2, 2, 3, 3]), Partition(1, 2)), operation="add", check=False, force=True)

@@ -219,7 +219,7 @@ def test_path_divides_its_collisions_among_the_levels() -> None:
 
 def test_a_permutation_renumbers_the_ids() -> None:
     plain, permuted = (Embedding(1000, 4, QR(4, permute=seed)) for seed in (None, 5))
-    permuted.weight = plain.weight
+    permuted.stored = plain.stored
     order = permuted.specs[0].permutation(torch.arange(1000))
     assert sorted(order.tolist()) == list(range(1000)) != order.tolist()
     torch.testing.assert_close(permuted.to_dense(), plain.to_dense()[order])
@@ -240,7 +240,7 @@ def test_numpy_integers_are_integers() -> None:
         (lambda: QR(True), TypeError, r"num_collisions \(True\) must be an int"),
         (lambda: Hash(-1), ValueError, r"num_collisions \(-1\) must be at least 1"),
         (lambda: QR(operation="max"), ValueError, r"operation \('max'\) must be one of 'concat', 'add', 'mult'"),
-        (lambda: QR(large="both"), ValueError, r"large \('both'\) must be 'remainder' or 'quotient'"),
+        (lambda: QR(large="both"), ValueError, r"large \('both'\) must be one of 'remainder', 'quotient'"),
         (lambda: QR(operation="concat", dims=(0, 4)), ValueError, r"dims \(0\) must be at least 1"),
         (lambda: QR(permute=-1), ValueError, r"permute \(-1\) must be at least 0"),
         (lambda: QR(permute=True), TypeError, r"permute \(True\) must be an int"),
@@ -259,7 +259,7 @@ def test_numpy_integers_are_integers() -> None:
         (lambda: Path(4, 64), TypeError, r"hidden \(64\) must be a tuple of widths, such as \(64,\)"),
         (lambda: Custom(None), TypeError, r"partitions \(None\) must be a tuple of Partition"),
         (lambda: Path(num_partitions=1), ValueError, r"num_partitions \(1\) must be at least 2"),
-        (lambda: Path(activation="tanh"), ValueError, r"activation \('tanh'\) must be 'relu' or 'sigmoid'"),
+        (lambda: Path(activation="tanh"), ValueError, r"activation \('tanh'\) must be one of 'relu', 'sigmoid'"),
         (lambda: Custom(()), ValueError, r"partitions \(\(\)\) must be one or more Partition"),
         (lambda: Custom([(1, 4)]), ValueError, "must be one or more Partition or ExplicitPartition"),
         (lambda: Full().spec(0, 4), ValueError, r"num_embeddings \(0\) must be at least 1"),

@@ -140,7 +140,7 @@ def test_meta(name: str) -> None:
 def test_a_table_of_a_trillion_ids_on_meta() -> None:
     table = Embedding(10**12, 64, QR(4), device="meta", dtype=torch.bfloat16)
     assert table(torch.empty(5, 3, dtype=torch.int64, device="meta")).shape == (5, 3, 64)
-    assert table.num_parameters == table.weight.numel() == (250 * 10**9 + 4) * 64
+    assert table.num_parameters == table.stored.numel() == (250 * 10**9 + 4) * 64
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -214,9 +214,9 @@ def test_vmap_over_weights() -> None:
 @pytest.mark.parametrize("case", ["qr-mult", "path-mlp"])
 def test_jacobian(case: str) -> None:
     module = embedding(case, dtype=torch.float64)
-    weight = module.weight.detach()
-    jacobian = jacrev(lambda w: functional_call(module, {"weight": w}, (IDS,)))(weight)
-    expected = jacrev(lambda w: functional_call(Dense(module), {"module.weight": w}, ())[IDS])(weight)
+    weight = module.stored.detach()
+    jacobian = jacrev(lambda w: functional_call(module, {"stored": w}, (IDS,)))(weight)
+    expected = jacrev(lambda w: functional_call(Dense(module), {"module.stored": w}, ())[IDS])(weight)
     torch.testing.assert_close(jacobian, expected)
 
 
@@ -233,9 +233,9 @@ class Dense(torch.nn.Module):
 
 def test_forward_mode_refuses() -> None:
     module = embedding("qr-mult")
-    weight = module.weight.detach()
+    weight = module.stored.detach()
     with pytest.raises(NotImplementedError, match="jvp"):
-        jvp(lambda w: functional_call(module, {"weight": w}, (IDS,)), (weight,), (weight,))
+        jvp(lambda w: functional_call(module, {"stored": w}, (IDS,)), (weight,), (weight,))
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,11 @@ def test_gradients_and_their_gradients_against_differences(case: str) -> None:
 @pytest.mark.parametrize("case", ["qr-mult", "generalized3-concat", "path-sigmoid"])
 def test_bag_gradients_and_their_gradients_against_differences(case: str, mode: str) -> None:
     module = fill_(EmbeddingBag(N, D, CASES[case], mode=mode, padding_idx=7, dtype=torch.float64))
-    weight = module.weight.detach().requires_grad_()
+    weight = module.stored.detach().requires_grad_()
     sample = torch.linspace(-1, 1, len(BAG_IDS), dtype=torch.float64).requires_grad_()
 
     def function(weight: Tensor, sample: Tensor) -> Tensor:
-        return functional_call(module, {"weight": weight}, (BAG_IDS, OFFSETS, sample))
+        return functional_call(module, {"stored": weight}, (BAG_IDS, OFFSETS, sample))
 
     assert torch.autograd.gradcheck(function, (weight, sample), fast_mode=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(function, (weight, sample), fast_mode=True)
@@ -274,7 +274,7 @@ def test_double_backward_by_name() -> None:
     module = embedding("generalized3-mult", dtype=torch.float64)
     twin = twin_of(module)
     for m, vectors in ((module, module(IDS)), (twin, twin.to_dense()[IDS])):
-        (first,) = torch.autograd.grad(vectors.pow(3).sum(), m.weight, create_graph=True)
+        (first,) = torch.autograd.grad(vectors.pow(3).sum(), m.stored, create_graph=True)
         first.pow(2).sum().backward()
     assert_same_gradients(module, twin)
 

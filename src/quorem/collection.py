@@ -2,24 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .checks import (
     InvalidIdMode,
+    Pooling,
     check_choice,
     check_ids,
     check_offsets,
     check_padding,
     check_sample_weights,
-    check_scheme,
 )
-from .schemes import Full, Scheme
+from .schemes import Full, Scheme, check_scheme
 from .tables import Tables
-
-Pooling = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,10 @@ class Table:
         embedding_dim: width that comes out, D.
         scheme: how the table is stored.
         padding_idx: an id whose vector is zero and takes no gradient.
+
+    >>> from quorem import QR
+    >>> Table("user", 1000, 16, QR(num_collisions=4))
+    Table(name='user', num_embeddings=1000, embedding_dim=16, scheme=QR(num_collisions=4), padding_idx=None)
     """
 
     name: str

@@ -5,16 +5,19 @@ parameter count) without allocating anything; modules are built from the spec.
 """
 
 import json
-import operator
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Literal
 
 from . import partitions as P
-from .operations import OPERATIONS, widths
+from .checks import check_choice, check_int
+from .hashing import expected_collisions
+from .operations import Operation, widths
 
 AnyPartition = P.Partition | P.ExplicitPartition
+LargeTable = Literal["remainder", "quotient"]
+Activation = Literal["relu", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class TableSpec:
     scheme: "Scheme"
     partitions: tuple[AnyPartition, ...]
     shapes: tuple[tuple[int, int], ...]
-    operation: str
+    operation: Operation
     permutation: P.Permutation | None
     hidden: tuple[int, ...] | None = None
     fallback: str | None = None
@@ -60,15 +63,21 @@ class TableSpec:
         """Parameters of the full table over stored parameters."""
         return self.num_embeddings * self.embedding_dim / self.num_parameters
 
+    def expected_collisions(self, num_ids: int) -> float:
+        """Expected number of pairs that share an id when ``num_ids`` raw ids are mixed into this table's ids.
+
+        Raises:
+            ValueError: if ``num_ids`` is below 0.
+
+        >>> round(ChineseRemainder(4).spec(2**40, 16).expected_collisions(10**8))
+        4547
+        """
+        return expected_collisions(num_ids, self.num_embeddings)
+
 
 @dataclass(frozen=True, repr=False)
 class Scheme:
-    """Options every scheme takes.
-
-    Args:
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps the order.
-        force: store the table this way even where that does not shrink it (the paper's table 1 does).
-    """
+    """The options of every scheme."""
 
     _: KW_ONLY
     permute: int | None = None
@@ -102,7 +111,7 @@ class Scheme:
         >>> QR(num_collisions=4).spec(3, 16).fallback
         'QR would store 64 parameters where the full table has 48'
         """
-        n, d = _int("num_embeddings", n, 1), _int("embedding_dim", d, 1)
+        n, d = check_int("num_embeddings", n, 1), check_int("embedding_dim", d, 1)
         spec = self._spec(n, d)
         if isinstance(self, Full) or self.force or spec.num_parameters < n * d:
             return spec
@@ -112,7 +121,7 @@ class Scheme:
 
     def _spec(self, n: int, d: int) -> TableSpec:
         parts = self.partitions_of(n)
-        operation = getattr(self, "operation", "add")  # any operation is the identity on one vector
+        operation: Operation = getattr(self, "operation", "add")  # any operation is the identity on one vector
         hidden = getattr(self, "hidden", None)
         if hidden is None:
             dims = widths(operation, d, len(parts), getattr(self, "dims", None))
@@ -127,6 +136,10 @@ class Scheme:
 class Full(Scheme):
     """One row per category: the naive partition.
 
+    Args:
+        permute: seed of a permutation of the ids; None keeps their order.
+        force: without effect, as a full table is never smaller than itself.
+
     >>> Full().spec(1000, 16).num_parameters
     16000
     """
@@ -139,6 +152,11 @@ class Full(Scheme):
 @dataclass(frozen=True, repr=False)
 class Hash(Scheme):
     """The hashing trick (algorithm 1): ``ceil(n / num_collisions)`` rows, shared by remainder.
+
+    Args:
+        num_collisions: ids that share a row.
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
 
     >>> Hash(num_collisions=4).spec(1000, 16).shapes
     ((250, 16),)
@@ -158,24 +176,18 @@ class Hash(Scheme):
 
 @dataclass(frozen=True, repr=False)
 class Composed(Scheme):
-    """Options of the operation-based schemes (section 4).
-
-    Args:
-        operation: ``"concat"``, ``"add"``, ``"mult"`` or ``"feature"``.
-        dims: widths of the tables for ``"concat"``; split evenly where absent.
-    """
+    """The options of the operation-based schemes (section 4)."""
 
     _: KW_ONLY
-    operation: str = "mult"
+    operation: Operation = "mult"
     dims: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check ``operation`` and ``dims``."""
         super().__post_init__()
-        if self.operation not in OPERATIONS:
-            raise ValueError(f"operation ({self.operation!r}) must be one of {', '.join(map(repr, OPERATIONS))}")
+        check_choice("operation", self.operation, Operation)
         if self.dims is not None:
-            object.__setattr__(self, "dims", tuple(_int("dims", width, 1) for width in self.dims))
+            object.__setattr__(self, "dims", tuple(check_int("dims", width, 1) for width in self.dims))
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,18 +198,25 @@ class QR(Composed):
         num_collisions: ids that share a row of the large table, which has ``ceil(n / num_collisions)`` rows.
         large: the partition with the large table: ``"remainder"`` (the default, and better where
             low ids are frequent) or ``"quotient"`` (the order of the public reference code).
+        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
+            keeps them apart.
+        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
+
+    >>> QR(num_collisions=4, operation="add").spec(1000, 16).shapes
+    ((250, 16), (4, 16))
     """
 
     num_collisions: int = 4
     _: KW_ONLY
-    large: str = "remainder"
+    large: LargeTable = "remainder"
 
     def __post_init__(self) -> None:
         """Check ``num_collisions`` and ``large``."""
         super().__post_init__()
         _set_int(self, "num_collisions", 1)
-        if self.large not in ("remainder", "quotient"):
-            raise ValueError(f"large ({self.large!r}) must be 'remainder' or 'quotient'")
+        check_choice("large", self.large, LargeTable)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainder, then quotient."""
@@ -208,14 +227,7 @@ class QR(Composed):
 
 @dataclass(frozen=True, repr=False)
 class EqualTables(Composed):
-    """Options of the schemes with several tables of about one size (section 3.1).
-
-    Args:
-        num_partitions: number of partitions, hence of tables.
-        num_rows: rows to spend over all tables, split as evenly as can be; the fewest that cover the ids where absent.
-        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions,
-            ``ceil(n / num_collisions)``, or the fewest that cover the ids where those are more.
-    """
+    """The options of the schemes with several tables of about one size (section 3.1)."""
 
     num_partitions: int = 3
     _: KW_ONLY
@@ -248,6 +260,17 @@ class EqualTables(Composed):
 class GeneralizedQR(EqualTables):
     """Generalized quotient-remainder: the digits of the id in a mixed radix (section 3.1), a table for each.
 
+    Args:
+        num_partitions: number of partitions, hence of tables.
+        num_rows: rows to spend over all tables, split as evenly as can be; the fewest that cover the ids where absent.
+        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions,
+            ``ceil(n / num_collisions)``, or the fewest that cover the ids where those are more.
+        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
+            keeps them apart.
+        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
+
     >>> GeneralizedQR(3).spec(1000, 16).shapes, GeneralizedQR(2, num_collisions=10).spec(1000, 16).shapes
     (((10, 16), (10, 16), (10, 16)), ((50, 16), (50, 16)))
     """
@@ -267,6 +290,17 @@ class GeneralizedQR(EqualTables):
 class ChineseRemainder(EqualTables):
     """Remainders by pairwise coprime sizes (section 3.1), a table for each.
 
+    Args:
+        num_partitions: number of partitions, hence of tables.
+        num_rows: rows to spend over all tables, split as evenly as can be; the fewest that cover the ids where absent.
+        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions,
+            ``ceil(n / num_collisions)``, or the fewest that cover the ids where those are more.
+        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
+            keeps them apart.
+        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
+
     >>> ChineseRemainder(3).spec(1000, 16).shapes
     ((13, 16), (11, 16), (7, 16))
     """
@@ -285,6 +319,16 @@ class Custom(Composed):
     Args:
         partitions: ``Partition`` and ``ExplicitPartition`` objects.
         check: raise unless the partitions are complementary.
+        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
+            keeps them apart.
+        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
+
+    >>> make = P.ExplicitPartition.from_labels(["audi", "audi", "ford", "ford"])
+    >>> year = P.ExplicitPartition.from_labels([1999, 2005, 1999, 2005])
+    >>> Custom((make, year), force=True).spec(4, 16).shapes
+    ((2, 16), (2, 16))
     """
 
     partitions: tuple[AnyPartition, ...]
@@ -322,13 +366,18 @@ class Path(Scheme):
         hidden: widths of the hidden layers of each network; ``()`` is the linear map.
         num_partitions: levels of the path plus one; ``num_collisions`` is divided among the levels.
         activation: ``"relu"`` or ``"sigmoid"``, between layers.
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
+
+    >>> Path(num_collisions=4, hidden=(64,)).spec(100_000, 16).num_parameters
+    408512
     """
 
     num_collisions: int = 4
     hidden: tuple[int, ...] = (64,)
     _: KW_ONLY
     num_partitions: int = 2
-    activation: str = "relu"
+    activation: Activation = "relu"
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -337,9 +386,8 @@ class Path(Scheme):
         _set_int(self, "num_partitions", 2)
         if not isinstance(self.hidden, list | tuple):
             raise TypeError(f"hidden ({self.hidden!r}) must be a tuple of widths, such as (64,)")
-        object.__setattr__(self, "hidden", tuple(_int("hidden", width, 1) for width in self.hidden))
-        if self.activation not in ("relu", "sigmoid"):
-            raise ValueError(f"activation ({self.activation!r}) must be 'relu' or 'sigmoid'")
+        object.__setattr__(self, "hidden", tuple(check_int("hidden", width, 1) for width in self.hidden))
+        check_choice("activation", self.activation, Activation)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainder, then the digits of the quotient."""
@@ -404,19 +452,12 @@ def _complementary(parts: tuple[AnyPartition, ...], n: int) -> bool:
     return P.is_complementary(parts, n)
 
 
+def check_scheme(scheme: Scheme) -> None:
+    """``scheme`` must be a ``Scheme``."""
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme ({scheme!r}) must be a Scheme, such as quorem.QR(num_collisions=4)")
+
+
 def _set_int(scheme: Scheme, name: str, least: int) -> None:
     """Check an option of a frozen scheme, and make it a plain int (it may be numpy's)."""
-    object.__setattr__(scheme, name, _int(name, getattr(scheme, name), least))
-
-
-def _int(name: str, value: Any, least: int) -> int:
-    """``value`` as a plain int, checked."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} ({value!r}) must be an int")
-    if number < least:
-        raise ValueError(f"{name} ({number}) must be at least {least}")
-    return number
+    object.__setattr__(scheme, name, check_int(name, getattr(scheme, name), least))

@@ -14,6 +14,7 @@ from .ops import autograd, declare, layout
 from .ops.lookup import pooling_factor
 from .ops.rows import accumulator, bag_and_feature, larger, rows_of
 from .ops.updates import Updates, updates_of
+from .partitions import naive
 from .paths import PathNetworks
 from .schemes import Path, TableSpec
 
@@ -32,7 +33,6 @@ class Tables(nn.Module):
     parts: Tensor
     maps: Tensor
     spans: Tensor
-    limits: Tensor
     invalid_ids: Tensor
     ids_argument = "input"  # what ``forward`` calls the ids
 
@@ -73,11 +73,13 @@ class Tables(nn.Module):
         """Parameters of the full tables over stored parameters."""
         return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
 
-    def reset_parameters(self, start: str = "matched") -> None:
-        """Start the tables afresh: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
+    def reset_parameters(self, method: init.Method = "matched") -> None:
+        """Draw the tables anew: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
         self.place_integers()  # after to_empty() the buffers hold nothing
         for f, spec in enumerate(self.specs):
-            init.start_(self.tables(f), spec, start)
+            init.init_(self.tables(f), spec, method)
+            if self.is_full(f) and self.padding[f] is not None:
+                self.tables(f)[0].data[self.padding[f]] = 0  # as in torch.nn; lookups give zeros in any case
         for group in self._path_networks():
             group.reset_parameters()
 
@@ -113,6 +115,12 @@ class Tables(nn.Module):
             if feature in group.members:
                 dense = group(dense, ids, torch.full_like(ids, group.members.index(feature)))
         return dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
+
+    def is_full(self, feature: int = 0) -> bool:
+        """Whether a feature's one stored table is the table that it stands for, row by row."""
+        spec = self.specs[feature]
+        one_row = spec.permutation is None and spec.partitions == naive(spec.num_embeddings)
+        return one_row and spec.operation != "feature"  # which has a dimension more
 
     def num_duplicates(self, feature: int = 0) -> int:
         """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.

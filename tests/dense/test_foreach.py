@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install 
 
 from quorem.dense import foreach, foreach_kernels
 
-pytestmark = pytest.mark.kernels
+pytestmark = pytest.mark.kernels(device="gpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (1000, 7, 1, 5000)
 BOUND = 2e-6  # of 20 steps, each rounded by some 2^-24

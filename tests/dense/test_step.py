@@ -36,7 +36,7 @@ RULES: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.5, 0.7), eps=1e-3, amsgrad=True),
 }
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nan_filled")]
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
 
 def network(name: str) -> nn.Module:

@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from runs_of_training import StopAt, assert_same_model, guess, small_log, small_run
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import quorem
@@ -32,8 +33,8 @@ def lines(path) -> list[dict]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_is_torchs_own_loop_on_the_stored_tables(log, optimizer):
-    """The same steps by torch.optim on the dense gradient of the same tables, in float64 nowhere: equal to rounding."""
+def test_training_is_torchs_own_loop_on_the_stored_tables(log, tmp_path, optimizer):
+    """The same steps by torch.optim on the dense gradient of the same tables: equal to the rounding of float32."""
     config = small_run(log, optimizer=optimizer, scheme=quorem.QR(4, operation="add"), max_rows=640)
     model = build_model(config, log)
     kind = torch.optim.Adagrad if optimizer == "adagrad" else lambda p: torch.optim.Adam(p, amsgrad=True)
@@ -46,9 +47,14 @@ def test_training_is_torchs_own_loop_on_the_stored_tables(log, optimizer):
     evaluation = Evaluation()
     test = log.split("test")
     evaluation.update(model(test.dense, test.ids), test.labels.float())
-    found = train(config, log)["test"]
-    assert found["rows"] == len(test)
-    assert found["log_loss"] == pytest.approx(evaluation.compute().log_loss, rel=1e-4)
+    result = train(config, log, tmp_path)["test"]
+    trained, initial = load_file(tmp_path / "model.safetensors"), build_model(config, log).state_dict()
+    assert trained.keys() == initial.keys()
+    for name, expected in model.state_dict().items():
+        moved = (expected - initial[name]).abs().max()
+        torch.testing.assert_close(trained[name], expected, rtol=0, atol=max(float(moved) * 2e-3, 1e-7), msg=name)
+    assert result["rows"] == len(test)
+    assert result["log_loss"] == pytest.approx(evaluation.compute().log_loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -18,10 +18,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: two runs into one folder are then not told apart
-    fcntl = None  # type: ignore[assignment]
+from .. import files
 
 FORMAT = "quorem-prepared"
 FORMAT_VERSION = 1
@@ -85,7 +82,7 @@ class Folder:
         self.overwrite = overwrite
         self.bytes_needed: Callable[[], int] | None = None
         self.arrays: list[ArrayFile] = []
-        self._lock: int | None = None
+        self._lock: files.Lock | None = None
 
     def __enter__(self) -> "Folder":
         """Claim the name: check what is there, drop what a killed run left."""
@@ -95,13 +92,7 @@ class Folder:
             if left.exists() and not _is_ours(left):
                 raise FileExistsError(f"{left} exists and was not left by an earlier run: move it away")
         self.partial.mkdir(exist_ok=True)
-        self._lock = os.open(self.partial / MARK, os.O_RDWR | os.O_CREAT)
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(self._lock)
-                raise RuntimeError(f"{self.partial} is being written by another run") from None
+        self._lock = files.Lock(self.partial / MARK, f"{self.partial} is being written by another run")
         _empty(self.partial)
         return self
 
@@ -134,8 +125,8 @@ class Folder:
         (self.partial / "meta.json").write_text(json.dumps({**head, **meta}, indent=1) + "\n", encoding="utf-8")
         for root, _, names in os.walk(self.partial):
             for name in names:
-                _sync(Path(root, name))
-            _sync(Path(root))
+                files.sync(Path(root, name))
+            files.sync(Path(root))
         self._check_target()
         if self.path.exists():
             if self.replaced.exists():
@@ -143,7 +134,7 @@ class Folder:
             os.rename(self.path, self.replaced)
         (self.partial / MARK).unlink()
         os.rename(self.partial, self.path)
-        _sync(self.path.parent)
+        files.sync(self.path.parent)
         if self.replaced.exists():
             _remove(self.replaced)
 
@@ -154,11 +145,11 @@ class Folder:
         for array in self.arrays:
             with suppress(OSError):
                 array.file.close()
-        message = self._disk_full_message() if _is_disk_full(error) else None
+        message = self._disk_full_message() if files.is_disk_full(error) else None
         if self._lock is not None and self.partial.exists():
             _remove(self.partial)
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
         if message is not None:
             raise OSError(errno.ENOSPC, message, str(self.partial)) from error
 
@@ -215,19 +206,3 @@ def _remove(folder: Path) -> None:
     _empty(folder)
     (folder / MARK).unlink(missing_ok=True)
     folder.rmdir()
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    # Polars raises OSError without a number.
-    return isinstance(error, OSError) and (error.errno == errno.ENOSPC or "os error 28" in str(error))
-
-
-def _sync(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # a folder, on Windows
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

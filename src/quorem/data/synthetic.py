@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..version import __version__
+from ..provenance import versions
 from .batches import Batch, Prepared
 from .folder import Folder, Progress, file_name
 from .shape import CARDINALITIES, day_split, day_starts
@@ -330,7 +330,7 @@ def synthesize(
                 "config": {"synthetic": asdict(log), "days": days},
                 "bayes_log_loss": dict(zip(split, (expected / sizes).tolist(), strict=True)),
                 "true_log_loss": dict(zip(split, (realized / sizes).tolist(), strict=True)),
-                "versions": {"quorem": __version__, "torch": torch.__version__, "numpy": np.__version__},
+                "versions": versions(),
             }
         )
     return Prepared(out)

@@ -15,8 +15,8 @@ import torch
 
 from .. import models
 from ..collection import EmbeddingCollection
+from ..files import write
 from ..schemes import to_json
-from ..training.checkpoint import write
 from ..training.config import RunConfig
 from ..training.tables import tables_of
 from .figures import Figure, Plan, Point, Result

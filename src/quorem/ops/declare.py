@@ -192,12 +192,12 @@ def _packed(op: Op, kernel: Kernel) -> Kernel:
     return run
 
 
-def _fused(name: str, kernels: Callable[[], dict[str, Kernel]]) -> Kernel:
-    """The op as a device runs it: its kernel where there is one that can take the arguments, else the truth."""
+def _fused(name: str, device: Any) -> Kernel:
+    """The op as ``cpu`` or ``gpu`` runs it: its kernel, or the truth where there is none for the arguments."""
     truth = OPS[name].truth
 
     def run(*args: Any, **options: Any) -> Any:
-        kernel = kernels().get(name)
+        kernel = device.kernels().get(name)
         result = NotImplemented if kernel is None else kernel(*args, **options)
         return truth(*args, **options) if result is NotImplemented else result
 
@@ -205,7 +205,7 @@ def _fused(name: str, kernels: Callable[[], dict[str, Kernel]]) -> Kernel:
         with _one_at_a_time:
             return run(*args, **options)
 
-    return run_alone if "catch_up" in name and kernels is cpu.kernels else run
+    return run_alone if "catch_up" in name and device is cpu else run
 
 
 def _map(name: str) -> None:
@@ -228,8 +228,8 @@ def _map(name: str) -> None:
 for _name, _op in OPS.items():
     _library.define(f"{_name}({_op.arguments}) -> {_op.returns}")
     _library.impl(_name, _packed(_op, _op.truth), "CompositeExplicitAutograd")
-    _library.impl(_name, _packed(_op, _fused(_name, cpu.kernels)), "CPU")
-    _library.impl(_name, _packed(_op, _fused(_name, gpu.kernels)), "CUDA")
+    _library.impl(_name, _packed(_op, _fused(_name, cpu)), "CPU")
+    _library.impl(_name, _packed(_op, _fused(_name, gpu)), "CUDA")
     torch.library.register_fake(f"quorem::{_name}", _packed(_op, _op.shapes), lib=_library)
 for _name in _MAPPED:
     _map(_name)

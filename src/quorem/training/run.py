@@ -10,33 +10,23 @@ result.json         written last: with it the run is finished
 import dataclasses
 import json
 import os
-import platform
-import subprocess
-import time
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from .. import __version__
+from .. import files
+from ..provenance import commit, versions
 from . import checkpoint
 from .config import RunConfig
 from .trial import Trial
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: two processes in one folder are then not told apart
-    fcntl = None  # type: ignore[assignment]
-
-LOCK_ATTEMPTS = 10
+MODEL_FORMAT = "quorem-model-1"
 
 
 class RunFolder:
-    """The folder of one run, held by one process at a time.
+    """The folder of one run, in which one process at a time trains: a context manager.
 
     Args:
         path: made if absent.
@@ -45,26 +35,46 @@ class RunFolder:
     Raises:
         ValueError: if the folder belongs to a run with another configuration or other data.
         FileExistsError: if it has files, and none that say whose run it is.
-        RuntimeError: if another process is training in it.
+        LockedError: if another process is training in it.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: RunConfig) -> None:
         self.path, self.config = Path(path), config
+        self._lock: files.Lock | None = None
+
+    def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
+        """Keep other processes out until ``unlock``.
+
+        Raises:
+            LockedError: if another process is training in the folder.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        message = f"{self.path}: another process is training in this folder"
+        self._lock = files.Lock(self.path / ".lock", message, attempts=attempts)
+
+    def unlock(self) -> None:
+        """Let another process have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> "RunFolder":
+        """Check whose run it is, and open it; lock it, if that was not done before."""
+        self._unlock_at_exit = self._lock is None
+        if self._lock is None:
+            self.lock()
         try:
-            if fcntl is not None:
-                _lock(self._lock, f"{self.path}: another process is training in this folder")
             self._claim()
-            self.metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
+            self.metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
         except BaseException:
-            os.close(self._lock)
+            self._release()
             raise
+        return self
 
     def _claim(self) -> None:
         about = self.path / "run.json"
-        for draft in [*self.path.glob("*.tmp"), *(self.path / "checkpoints").glob("*.tmp")]:
-            draft.unlink()  # what a killed process was writing
+        for folder in (self.path, self.path / "checkpoints"):
+            files.clear_drafts(folder)
         if about.exists():
             found = RunConfig.from_json(about.read_text(encoding="utf-8"))
             if found != self.config:
@@ -72,17 +82,18 @@ class RunFolder:
             return
         if strangers := sorted(p.name for p in self.path.iterdir() if p.name != ".lock"):
             raise FileExistsError(f"{self.path} is not the folder of a run: it has {', '.join(strangers[:3])}")
-        checkpoint.write(about, self.config.to_json() + "\n")
-
-    def __enter__(self) -> "RunFolder":
-        return self
+        files.write(about, self.config.to_json() + "\n")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let another process have the folder."""
+        """Close the run, and unlock it unless it was locked before."""
         self.metrics.close()
-        os.close(self._lock)
+        self._release()
+
+    def _release(self) -> None:
+        if self._unlock_at_exit:
+            self.unlock()
 
     def result(self) -> dict[str, Any] | None:
         """The result, if the run is finished."""
@@ -96,15 +107,16 @@ class RunFolder:
             CorruptCheckpointError: if there are checkpoints, and none is whole.
             ValueError: if the checkpoint is of another run.
         """
-        step, progress = 0, {}
-        for step, tensors, meta in checkpoint.latest(self.path / "checkpoints"):  # noqa: B007 - one at most
-            found = RunConfig.from_json(meta["config"])
-            if found != self.config:
-                raise ValueError(f"{self.path} has a checkpoint of another run: {difference(found, self.config)}")
-            trial.restore(tensors)
-            progress = meta["progress"]
-        self._forget_after(step)
-        return step, progress
+        last = checkpoint.latest(self.path / "checkpoints")
+        if last is None:
+            self._forget_after(0)
+            return 0, {}
+        found = RunConfig.from_json(last.meta["config"])
+        if found != self.config:
+            raise ValueError(f"{self.path} has a checkpoint of another run: {difference(found, self.config)}")
+        trial.restore(last.tensors)
+        self._forget_after(last.step)
+        return last.step, last.meta["progress"]
 
     def _forget_after(self, step: int) -> None:
         """Drop the metrics of steps that are about to be taken again, and a last line that was cut off."""
@@ -117,7 +129,7 @@ class RunFolder:
             except ValueError:
                 break
         self.metrics.close()
-        checkpoint.write(path, "".join(kept))
+        files.write(path, "".join(kept))
         self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
 
     def save(self, trial: Trial, step: int, progress: dict[str, Any], *, keep: int = 2) -> None:
@@ -144,27 +156,11 @@ class RunFolder:
         """
         os.fsync(self.metrics.fileno())
         if model is not None:
-            state = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-            header = {"config": self.config.to_json()}
-            checkpoint.write_tensors(self.path / "model.safetensors", state, header)
-        checkpoint.write(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+            about = {"config": self.config.to_json()}
+            checkpoint.write_tensors(self.path / "model.safetensors", MODEL_FORMAT, model.state_dict(), about)
+        files.write(self.path / "result.json", json.dumps(result, indent=1) + "\n")
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
-
-
-def _lock(descriptor: int, held: str) -> None:
-    """Take a lock; raise RuntimeError if another process keeps it.
-
-    A process that was killed while it started another may leave it to that one for a moment.
-    """
-    for attempt in range(LOCK_ATTEMPTS):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if attempt == LOCK_ATTEMPTS - 1:
-                raise RuntimeError(held) from None
-        time.sleep(0.05)
 
 
 def difference(found: RunConfig, wanted: RunConfig) -> str:
@@ -175,25 +171,3 @@ def difference(found: RunConfig, wanted: RunConfig) -> str:
     """
     pairs = [(f.name, getattr(found, f.name), getattr(wanted, f.name)) for f in dataclasses.fields(RunConfig)]
     return ", ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in pairs if there != here)
-
-
-def versions() -> dict[str, str]:
-    """What a run depends on."""
-    found = {"quorem": __version__, "torch": torch.__version__, "numpy": np.__version__}
-    return found | {"python": platform.python_version()}
-
-
-@cache
-def commit() -> str | None:
-    """The checkout's commit when first asked, a plus where the package differs from it; None without a checkout."""
-    here = Path(__file__).parents[1]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        head = git("rev-parse", "--short=12", "HEAD") if git("ls-files", "__init__.py") else ""
-        return head + "+" * bool(git("status", "--porcelain", "--", ".")) if head else None
-    except OSError:  # git is not installed
-        return None

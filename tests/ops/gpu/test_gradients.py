@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install 
 
 from quorem.ops.gpu import gradients, host, places, rules
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nan_filled")]
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
 
 def no_claim_is_left(stored: torch.Tensor) -> bool:

@@ -8,6 +8,8 @@ pytest.importorskip("triton")
 from quorem.ops.gpu import launch as module
 from quorem.ops.gpu.launch import launch, specialization
 
+pytestmark = pytest.mark.kernels(device="gpu")
+
 
 class Kernel:
     """Stands for a jitted function: notes what is compiled and what is launched."""

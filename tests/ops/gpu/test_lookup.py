@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install 
 
 from quorem.ops.gpu import lookup
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nan_filled")]
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
 
 def count() -> torch.Tensor:

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install 
 
 from quorem.ops.gpu import path as gpu_path
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nan_filled")]
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
 
 def path_case(scheme: quorem.Path, b: int, others: str = "b") -> tuple[tuple, dict, Tensor]:  # type: ignore[type-arg]

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install 
 
 from quorem.ops.gpu import fast_launch, places, replay, rules
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nan_filled")]
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 CASES = [
     ("sgd", torch.float32),
     ("adagrad", torch.float32),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class Contender:
         optimizers: to be stepped after each backward.
         captures: the modes that run in a CUDA graph.
         optimizer: what updates the tables, in words.
+        setting: of a peer that has several, "default" or "fastest".
         order: the features in the order in which the module gives their vectors; as they are where None.
         layers: the step of DLRM's layers, where it is fused.
     """
@@ -46,6 +47,7 @@ class Contender:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     captures: tuple[str, ...] = ("forward",)
     optimizer: str = ""
+    setting: str = ""
     order: list[int] | None = None
     layers: "FusedStep | None" = None
 
@@ -191,7 +193,9 @@ def compiled(source: EmbeddingCollection, rule: str | None) -> Contender:
     return Contender(module, optimizers, ("forward",), "torch Adagrad, dense gradients" if rule else "")
 
 
-def fbgemm(source: EmbeddingCollection, rule: str | None) -> Contender:
+def fbgemm(
+    source: EmbeddingCollection, rule: str | None, *, setting: Literal["default", "fastest"] = "default"
+) -> Contender:
     """FBGEMM's table-batched embedding on the stored tables, composed after the lookup."""
     _need_closed_form(source)
     _need(rule in (None, "adagrad"), "FBGEMM has no AMSGrad")
@@ -199,8 +203,14 @@ def fbgemm(source: EmbeddingCollection, rule: str | None) -> Contender:
         from . import fbgemm as peer
     except (ImportError, OSError, RuntimeError) as error:  # built for another torch, it may fail in several ways
         raise Skipped(f"fbgemm_gpu cannot be imported: {str(error).splitlines()[0]}") from error
-    module, name = peer.build(source, LR, EPS)
-    return Contender(module, [], ("forward",), f"FBGEMM {name}" if rule else "", module.order)
+    module, optimizer = peer.build(source, setting, LR, EPS)
+    words = f"FBGEMM {optimizer}" if rule else ""
+    return Contender(module, captures=ALL, optimizer=words, setting=setting, order=module.order)
+
+
+def fbgemm_fastest(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """``fbgemm`` with row-wise Adagrad and without a check of the ids."""
+    return fbgemm(source, rule, setting="fastest")
 
 
 BUILD: dict[str, Provider] = {
@@ -209,7 +219,9 @@ BUILD: dict[str, Provider] = {
     "reference": plain,
     "compiled": compiled,
     "fbgemm_full": fbgemm,
+    "fbgemm_full_fastest": fbgemm_fastest,
     "fbgemm": fbgemm,
+    "fbgemm_fastest": fbgemm_fastest,
     "fused": fused,
     "fused_trust": fused_trust,
 }

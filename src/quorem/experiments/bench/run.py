@@ -70,6 +70,7 @@ def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, f
                     dim=group.dim,
                     graph=int(graph),
                     optimizer=present[provider].optimizer,
+                    setting=present[provider].setting,
                     peak_extra_bytes="" if peak is None else peak,
                     stored_bytes=stored,
                     **facts,

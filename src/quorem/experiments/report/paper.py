@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ...training.checkpoint import write
+from ...files import write
 from .. import words
 from ..figures import Axes, Figure
 from .lines import Line, panels, span, ticks

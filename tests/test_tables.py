@@ -54,8 +54,7 @@ def test_jagged_ids_are_counted_by_their_own_table() -> None:
     tables = module("warn")
     ids, offsets = torch.tensor([49, 50, 6, 7, 8, 99]), torch.tensor([0, 2, 2, 4, 5])
     with pytest.warns(UserWarning, match="3 ids"):  # 50 of 50; 7 and 8 of 7; the last is in no bag
-        integers = (tables.slots, tables.parts, tables.maps, tables.spans)
-        torch.ops.quorem.count_invalid_(ids, offsets, tables.invalid_ids, *integers)
+        torch.ops.quorem.count_invalid_(ids, offsets, tables.invalid_ids, *tables.layout)
         tables._report_invalid()
 
 
@@ -73,15 +72,15 @@ def test_counting_gives_the_vectors_of_valid_ids_and_zeros() -> None:
     assert not out[0, :2].any() and not out[1, 2].any()
     torch.testing.assert_close(out[1:, :2], tables.to_dense()["user"][torch.tensor([1, 2])])
     out.sum().backward()
-    expected = torch.zeros_like(tables.weight)
+    expected = torch.zeros_like(tables.stored)
     clean = module("trust")
     clean.load_state_dict(tables.state_dict())
     clean(torch.tensor([[1, 0], [2, 6]]))[:, :2].sum().backward()
-    expected += clean.weight.grad
-    clean.weight.grad = None
+    expected += clean.stored.grad
+    clean.stored.grad = None
     clean(torch.tensor([[1, 0], [2, 6]]))[:, 2:].sum().backward()  # day 0 of the first row of BAD, and 6
-    expected += clean.weight.grad
-    torch.testing.assert_close(tables.weight.grad, expected)
+    expected += clean.stored.grad
+    torch.testing.assert_close(tables.stored.grad, expected)
 
 
 def test_an_id_on_the_cpu_raises_whatever_the_mode() -> None:

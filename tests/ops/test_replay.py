@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quorem.ops import replay
+from quorem.ops.state import AdamConstants, AdamState
 
 BETAS = [(0.9, 0.999), (0.8, 0.999), (0.5, 0.9), (0.95, 0.9999)]
 ROUNDING = 2.0**-24  # of float32: what two nodes may err by
@@ -16,39 +17,41 @@ def rates(step: int) -> float:
     return 1e-3 * min(1.0, step / 300) * (0.5 if step % 74 > 37 else 1.0)
 
 
-def times_after(steps: int, hyper: list[float], amsgrad: bool) -> replay.Times:
-    times = replay.empty_times(torch.tensor(0), hyper, torch.float32)
-    for step in range(1, steps + 1):
-        replay.advance_(torch.tensor(rates(step), dtype=torch.float64), times, hyper, amsgrad)
-    return times
+def state_after(steps: int, constants: AdamConstants, dtype: torch.dtype, amsgrad: bool) -> AdamState:
+    """The history of so many steps; there are no rows."""
+    lrs, moments = replay.empty_history(torch.device("cpu"), constants, dtype)
+    none = torch.empty(0, 1)
+    last, step = torch.empty(0, dtype=torch.int32), torch.tensor(0)
+    state = AdamState(none, none, last, step, lrs, moments, none if amsgrad else None)
+    for t in range(1, steps + 1):
+        replay.advance_(torch.tensor(rates(t), dtype=torch.float64), state, constants)
+    return state
 
 
 @pytest.mark.parametrize("amsgrad", [True, False])
 @pytest.mark.parametrize("betas", BETAS)
 def test_two_nodes_equal_the_sum_once_settled(betas, amsgrad):
-    hyper = replay.constants(*betas, 1e-8, torch.float32, amsgrad)
-    exact = replay.constants(*betas, 1e-8, torch.float64, amsgrad)
-    if hyper[4] == replay.NEVER:
+    constants = replay.adam_constants(*betas, 1e-8, torch.float32, amsgrad)
+    exact = replay.adam_constants(*betas, 1e-8, torch.float64, amsgrad)
+    if constants.settled == replay.NEVER:
         pytest.skip("never settles: the sum is the rule")
-    steps = int(hyper[4]) + 400
-    times = times_after(steps, hyper, amsgrad)
-    since = torch.arange(int(hyper[4]), steps + 1)
+    steps = int(constants.settled) + 400
+    state = state_after(steps, constants, torch.float32, amsgrad)
+    since = torch.arange(int(constants.settled), steps + 1)
     root = torch.logspace(-12, 2, 80, dtype=torch.float64).expand(len(since), 80)
-    expected = replay.summed(root, since, times, exact, amsgrad)
-    got = replay.closed(root, since, times, hyper)
+    expected = replay.summed(root, since, state, exact)
+    got = replay.closed(root, since, state, constants)
     assert ((got - expected).abs() <= ROUNDING * expected).all()
     assert (got[-1] == 0).all() and (expected[-1] == 0).all()  # nothing missed
 
 
 @pytest.mark.parametrize("amsgrad", [True, False])
 def test_the_rule_for_float32_sums_before_it_is_settled(amsgrad):
-    hyper = replay.constants(0.9, 0.999, 1e-8, torch.float32, amsgrad)
-    times = times_after(60, hyper, amsgrad)
+    constants = replay.adam_constants(0.9, 0.999, 1e-8, torch.float32, amsgrad)
+    state = state_after(60, constants, torch.float32, amsgrad)
     since = torch.arange(1, 61)
     root = torch.logspace(-9, 0, 20).expand(60, 20)
-    assert torch.equal(
-        replay.missed(root, since, times, hyper, amsgrad), replay.summed(root, since, times, hyper, amsgrad)
-    )
+    assert torch.equal(replay.missed(root, since, state, constants), replay.summed(root, since, state, constants))
 
 
 @pytest.mark.parametrize("amsgrad", [True, False])
@@ -57,18 +60,18 @@ def test_the_sum_is_what_dense_adam_does_without_gradients(amsgrad, since):
     """One element with a gradient at its step ``since`` alone, in torch; the momentum then runs out."""
     p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = torch.optim.Adam([p], amsgrad=amsgrad)
-    hyper = replay.constants(0.9, 0.999, 1e-8, torch.float64, amsgrad)
-    times = replay.empty_times(torch.tensor(0), hyper, torch.float64)
+    constants = replay.adam_constants(0.9, 0.999, 1e-8, torch.float64, amsgrad)
+    history = state_after(0, constants, torch.float64, amsgrad)
     for step in range(1, since + 501):
         p.grad = torch.full_like(p, 3e-4 if step == since else 0.0)
         optimizer.param_groups[0]["lr"] = rates(step)
         optimizer.step()
-        replay.advance_(torch.tensor(rates(step), dtype=torch.float64), times, hyper, amsgrad)
+        replay.advance_(torch.tensor(rates(step), dtype=torch.float64), history, constants)
         if step == since:
             at, state = p.detach().clone(), {k: v.clone() for k, v in optimizer.state[p].items()}
         elif step in (since + 1, since + 7, since + 500):
             root = state["max_exp_avg_sq" if amsgrad else "exp_avg_sq"].sqrt()[None]
-            missed = state["exp_avg"] * replay.summed(root, torch.tensor([since]), times, hyper, amsgrad)[0]
+            missed = state["exp_avg"] * replay.summed(root, torch.tensor([since]), history, constants)[0]
             torch.testing.assert_close(at - missed, p.detach(), rtol=0, atol=1e-15)
 
 
@@ -76,12 +79,12 @@ def test_the_sum_is_what_dense_adam_does_without_gradients(amsgrad, since):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("betas", [*BETAS, (0.0, 0.999), (0.99, 0.999)])
 def test_the_window_leaves_out_what_cannot_be_seen(betas, dtype, amsgrad):
-    beta1, beta2, _, window, _ = replay.constants(*betas, 1e-8, dtype, amsgrad)
+    beta1, beta2, _, window, _ = replay.adam_constants(*betas, 1e-8, dtype, amsgrad)
     ratio = beta1 if amsgrad else beta1 / math.sqrt(beta2)
     assert ratio**window <= (1e-18 if dtype == torch.float64 else 1e-10) or ratio == 0 == window
 
 
 def test_betas_that_let_missed_steps_grow_are_refused():
     with pytest.raises(ValueError, match=r"betas \(0.9, 0.5\) must have beta1\*\*2 < beta2"):
-        replay.constants(0.9, 0.5, 1e-8, torch.float32, amsgrad=False)
-    assert replay.constants(0.9, 0.5, 1e-8, torch.float32, amsgrad=True)[3] == 219
+        replay.adam_constants(0.9, 0.5, 1e-8, torch.float32, amsgrad=False)
+    assert replay.adam_constants(0.9, 0.5, 1e-8, torch.float32, amsgrad=True).window == 219

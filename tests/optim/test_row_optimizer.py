@@ -30,7 +30,7 @@ def test_a_loaded_run_continues_bit_for_bit(name, dtype):
 
     loaded = collection(dtype, seed=5)
     other = CLASSES[name](loaded.parameters(), lr=1.0)
-    run(loaded, other, 3)  # what this owes its rows must not reach the loaded ones
+    run(loaded, other, 3)  # the steps these rows missed must not reach the loaded ones
     other.load_state_dict(saved_optimizer)
     loaded.load_state_dict(saved_module)
     for m, o in ((module, optimizer), (loaded, other)):
@@ -45,7 +45,7 @@ def test_a_loaded_run_continues_bit_for_bit(name, dtype):
 def test_checkpoints_pass_between_torch_and_quorem(name):
     module, dense, straight = collection(), twin(collection()), twin(collection())
     ours, theirs, reference = (
-        CLASSES[name]([module.weight], lr=0.01),
+        CLASSES[name]([module.stored], lr=0.01),
         *(oracle(name, m, 0.01) for m in (dense, straight)),
     )
     pairs = [(dense, theirs), (module, ours), (dense, theirs)]
@@ -56,7 +56,7 @@ def test_checkpoints_pass_between_torch_and_quorem(name):
             m.load_state_dict(giver.state_dict())
         run(m, optimizer, 30, seed)
         run(straight, reference, 30, seed)
-    torch.testing.assert_close(dense.weight, straight.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(dense.stored, straight.stored, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,8 +69,8 @@ def test_reads_from_outside_are_up_to_date(name):
         lambda m: m.tables(1)[0],
         lambda m: m.state_dict()["tables.t1.0"],
         lambda m: m.to_dense()["t1"],
-        lambda m: copy.deepcopy(m).weight,
-        lambda m: torch.load(saved(m), weights_only=False).weight,
+        lambda m: copy.deepcopy(m).stored,
+        lambda m: torch.load(saved(m), weights_only=False).stored,
     ]
     for seed, read in enumerate(reads):
         run(module, ours, 12, seed)
@@ -79,7 +79,7 @@ def test_reads_from_outside_are_up_to_date(name):
     run(module, ours, 12)
     run(dense, theirs, 12)
     ours.flush()
-    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
@@ -111,7 +111,7 @@ def test_gradients_accumulate_over_backward_passes():
                 optimizer.step()
                 optimizer.zero_grad()
     ours.flush()
-    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
 
 
 def saved(module):
@@ -130,7 +130,7 @@ def test_dense_parameters_are_left_to_torch_in_groups(name):
 
     def groups(m):
         return [
-            {"params": [m[0].weight]},
+            {"params": [m[0].stored]},
             {"params": list(m[0].paths.parameters()), "lr": 0.03},
             {"params": list(m[1].parameters()), "weight_decay": 0.1},
         ]
@@ -159,7 +159,7 @@ def test_dense_parameters_are_left_to_torch_in_groups(name):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_tables_of_nn_embedding_are_served_where_no_steps_are_owed():
+def test_tables_of_nn_embedding_are_served_where_rows_do_not_lag_behind():
     for name in ("SGD", "Adagrad", "RowWiseAdagrad", "LazyAdam", "LazyAMSGrad"):
         module = nn.Embedding(9, 4, sparse=True)
         before = module.weight.detach().clone()
@@ -169,7 +169,7 @@ def test_tables_of_nn_embedding_are_served_where_no_steps_are_owed():
         assert (module.weight != before).any(1).nonzero().flatten().tolist() == [1, 3]
 
 
-def test_another_optimizer_takes_over_what_the_first_owed():
+def test_another_optimizer_takes_over_after_rows_are_brought_up_to_date():
     module = collection()
     dense = twin(module)
     for first, second in ((optim.Adam, optim.SGD), (optim.AMSGrad, optim.Adam)):
@@ -179,7 +179,7 @@ def test_another_optimizer_takes_over_what_the_first_owed():
         run(module, last := second(module.parameters(), lr=0.01), 10, seed=2)
         run(dense, second.torch_class(dense.parameters(), lr=0.01), 10, seed=2)
     last.flush()
-    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
 
 
 def test_a_copied_pair_of_module_and_optimizer_trains_on_alone():
@@ -187,7 +187,7 @@ def test_a_copied_pair_of_module_and_optimizer_trains_on_alone():
     optimizer = optim.AMSGrad(module.parameters(), lr=0.01)
     run(module, optimizer, 20)
     other, its = copy.deepcopy((module, optimizer))
-    assert its.param_groups[0]["params"][0] is other.weight
+    assert its.param_groups[0]["params"][0] is other.stored
     run(module, optimizer, 20, seed=2)
     run(other, its, 20, seed=2)
     assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
@@ -221,7 +221,7 @@ def test_learning_rate_may_be_a_tensor():
 def test_unsupported_options_are_refused(make, message):
     module = collection()
     with pytest.raises(ValueError, match=message):
-        make([module.weight])
+        make([module.stored])
 
 
 @pytest.mark.parametrize("option", ["foreach", "maximize", "capturable", "differentiable", "fused", "amsgrad"])
@@ -231,11 +231,13 @@ def test_options_of_torch_that_are_not_ours_are_not_accepted(name, option):
         CLASSES[name](collection().parameters(), **{option: True})
 
 
-def test_steps_cannot_be_owed_to_a_module_that_does_not_ask():
+def test_rows_cannot_lag_behind_in_a_module_that_does_not_bring_them_up_to_date():
     module = nn.Embedding(9, 4, sparse=True)
     optimizer = optim.AMSGrad(module.parameters())
     module(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match=r"must belong to a quorem module: AMSGrad owes rows .* LazyAMSGrad owes none"):
+    with pytest.raises(
+        ValueError, match=r"must belong to a quorem module: under AMSGrad rows lag behind.* use LazyAMSGrad"
+    ):
         optimizer.step()
 
 

@@ -73,8 +73,8 @@ def test_copies(case: str, via: str) -> None:
     assert_equal(module, other)
     assert other.mode == "sum" and other.scheme == module.scheme and other.padding_idx == 3
     with torch.no_grad():
-        other.weight.zero_()
-    assert module.weight.any()
+        other.stored.zero_()
+    assert module.stored.any()
 
 
 def test_each_table_has_a_name_and_a_place_of_its_own() -> None:
@@ -96,11 +96,11 @@ def test_tables_share_no_element_and_leave_none_out(case: str) -> None:
     tables = [Table("a", N, D, CASES[case]), Table("b", 9, 4), Table("c", N, D, CASES["generalized-dims"])]
     module = EmbeddingCollection(tables)
     with torch.no_grad():
-        module.weight.copy_(torch.arange(module.weight.numel()).view_as(module.weight))
+        module.stored.copy_(torch.arange(module.stored.numel()).view_as(module.stored))
     places = torch.cat([table.flatten() for _, table in module.named_tables()])
-    assert torch.equal(places.sort().values, torch.arange(module.weight.numel()).float())
-    networks = sum(p.numel() for name, p in module.named_parameters() if name != "weight")
-    assert module.num_parameters == module.weight.numel() + networks
+    assert torch.equal(places.sort().values, torch.arange(module.stored.numel()).float())
+    networks = sum(p.numel() for name, p in module.named_parameters() if name != "stored")
+    assert module.num_parameters == module.stored.numel() + networks
     assert sum(value.numel() for value in module.state_dict().values()) == module.num_parameters
 
 
@@ -163,10 +163,10 @@ def test_a_dense_checkpoint_is_not_taken_for_tables() -> None:
 )
 def test_another_scheme(saved: Embedding, match: str, strict: bool) -> None:
     module = fill_(Embedding(N, D, QR(4)))
-    before = module.weight.detach().clone()
+    before = module.stored.detach().clone()
     with pytest.raises(RuntimeError, match=match):
         module.load_state_dict(saved.state_dict(), strict=strict)
-    assert torch.equal(module.weight, before)
+    assert torch.equal(module.stored, before)
 
 
 def test_another_index_map_is_another_scheme() -> None:
@@ -210,17 +210,17 @@ def test_load_hooks_run() -> None:
         for key in list(state):
             state[key.removeprefix("old.")] = state.pop(key)
 
-    before = module.weight.detach().clone()
+    before = module.stored.detach().clone()
     module.register_load_state_dict_pre_hook(rename)
     module.load_state_dict(renamed)
-    assert torch.equal(module.weight, before + 1)
+    assert torch.equal(module.stored, before + 1)
 
 
 def test_loading_converts_dtype() -> None:
     module = fill_(Embedding(N, D, QR(4), dtype=torch.float64))
     half = Embedding(N, D, QR(4), dtype=torch.bfloat16)
     half.load_state_dict(module.state_dict())
-    assert half.weight.dtype == torch.bfloat16 and torch.equal(half.weight, module.weight.bfloat16())
+    assert half.stored.dtype == torch.bfloat16 and torch.equal(half.stored, module.stored.bfloat16())
 
 
 # Meta, empty memory, devices and dtypes.
@@ -233,7 +233,7 @@ def test_assigning_from_meta(case: str) -> None:
     assert all(t.is_meta for t in [*module.parameters(), *module.buffers()])
     module.load_state_dict(real.state_dict(), assign=True)
     assert not any(t.is_meta for t in [*module.parameters(), *module.buffers()])
-    assert isinstance(module.weight, nn.Parameter) and module.weight.requires_grad
+    assert isinstance(module.stored, nn.Parameter) and module.stored.requires_grad
     assert_equal(module, real)
     torch.testing.assert_close(module(IDS), real(IDS))
     module(IDS).sum().backward()
@@ -242,16 +242,16 @@ def test_assigning_from_meta(case: str) -> None:
 def test_assigning_takes_the_dtype_of_the_checkpoint() -> None:
     module = Embedding(N, D, QR(4)).requires_grad_(False)
     module.load_state_dict(Embedding(N, D, QR(4), dtype=torch.float64).state_dict(), assign=True)
-    assert module.weight.dtype == torch.float64 and not module.weight.requires_grad
+    assert module.stored.dtype == torch.float64 and not module.stored.requires_grad
 
 
 def test_copying_onto_meta_is_refused() -> None:
     """torch warns that it is a no-op; a module half on meta would give garbage."""
     state = collection().state_dict()
-    with pytest.raises(RuntimeError, match="weight is on the meta device: it takes every table at once, and"):
+    with pytest.raises(RuntimeError, match="stored is on the meta device: it takes every table at once, and"):
         collection(device="meta").load_state_dict({k: v for k, v in state.items() if "tables" in k}, strict=False)
     del state["tables.user.0"]
-    with pytest.raises(RuntimeError, match="weight is on the meta device"):
+    with pytest.raises(RuntimeError, match="stored is on the meta device"):
         collection(device="meta").load_state_dict(state, strict=False, assign=True)
 
 
@@ -282,7 +282,7 @@ def test_loading_into_empty_memory() -> None:
 def test_a_default_device_of_meta() -> None:
     with torch.device("meta"):
         module = collection()
-    assert module.weight.is_meta
+    assert module.stored.is_meta
     module.load_state_dict(collection().state_dict(), assign=True)
     assert module(torch.zeros(2, 4, dtype=torch.int64)).isfinite().all()
     with torch.device("meta"):
@@ -301,7 +301,7 @@ def test_moving_to_a_dtype(dtype: torch.dtype) -> None:
 def test_no_buffer_is_saved_and_none_is_lost() -> None:
     module = collection()
     assert set(module.state_dict()) == {name for name, _ in module.named_tables()} | {
-        name for name, _ in module.named_parameters() if name != "weight"
+        name for name, _ in module.named_parameters() if name != "stored"
     }
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -44,7 +44,7 @@ def test_lookups_of_one_pass_are_one_step(name):
                 loss_of(m, ids, target) + loss_of(m, others, target) + loss_of(m, ids, -2 * target) + pooled.sum()
             ).backward()
         theirs.step()
-        assert module.weight.grad is None
+        assert module.stored.grad is None
     same(module, dense)
 
 
@@ -56,7 +56,7 @@ def test_bags_with_weights_and_path_networks(scheme, mode):
     dense = copy.deepcopy(module)
     optim.apply_in_backward(module, optim.AMSGrad, lr=0.05)
     networks = [torch.optim.Adam(m.paths.parameters(), lr=0.05, amsgrad=True) for m in (module, dense) if m.paths]
-    theirs = torch.optim.Adam([dense.weight], lr=0.05, amsgrad=True)
+    theirs = torch.optim.Adam([dense.stored], lr=0.05, amsgrad=True)
     for _ in range(12):
         ids = torch.randint(0, 400, (9,), generator=draw)
         grads = []
@@ -69,7 +69,7 @@ def test_bags_with_weights_and_path_networks(scheme, mode):
         torch.testing.assert_close(*grads) if mode != "max" else None
         for optimizer in (theirs, *networks):
             optimizer.step()
-    assert module.weight.grad is None
+    assert module.stored.grad is None
     for (key, a), (_, b) in zip(module.state_dict().items(), dense.state_dict().items(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
@@ -79,14 +79,14 @@ def test_jagged_collection_with_paths():
     module = quorem.EmbeddingCollection(tables, dtype=torch.float64)
     dense = copy.deepcopy(module)
     optim.apply_in_backward(module, optim.Adam, lr=0.05)
-    theirs = torch.optim.Adam([dense.weight], lr=0.05)
+    theirs = torch.optim.Adam([dense.stored], lr=0.05)
     ids, offsets = torch.tensor([399, 7, 7, 0, 88, 3]), torch.tensor([0, 2, 4, 5, 6])
     for _ in range(8):
         theirs.zero_grad()
         for m in (module, dense):
             m(ids, offsets).square().sum().backward()
         theirs.step()
-    assert module.weight.grad is None
+    assert module.stored.grad is None
     same(module, dense)
 
 
@@ -104,7 +104,7 @@ def test_every_table_of_a_model_and_nothing_else():
     model = Model()
     expected = copy.deepcopy(model)
     optim.apply_in_backward(model, optim.SGD, lr=0.1)
-    theirs = torch.optim.SGD([expected.users.weight, expected.items.weight], lr=0.1)
+    theirs = torch.optim.SGD([expected.users.stored, expected.items.stored], lr=0.1)
     ids = torch.tensor([1, 2, 1, 89])
     model(ids).sum().backward()
     expected(ids).sum().backward()
@@ -121,7 +121,7 @@ def test_clipping_by_value_is_that_of_the_summed_gradient(name):
         theirs.zero_grad()
         loss_of(module, ids, target).backward()
         loss_of(dense, ids, target).backward()
-        torch.nn.utils.clip_grad_value_([dense.weight], 0.5)
+        torch.nn.utils.clip_grad_value_([dense.stored], 0.5)
         theirs.step()
     same(module, dense)
 
@@ -159,7 +159,7 @@ def test_an_unscaled_gradient_that_is_not_finite_is_not_hidden():
     module = quorem.Embedding(9, 4, quorem.Full())
     optim.apply_in_backward(module, optim.SGD, lr=0.1)
     module(torch.tensor([1])).backward(torch.full((1, 4), torch.nan))
-    assert module.weight.isnan().any(1).nonzero().flatten().tolist() == [1]
+    assert module.stored.isnan().any(1).nonzero().flatten().tolist() == [1]
 
 
 def test_schedulers_and_lr_are_read_at_each_backward():
@@ -186,6 +186,7 @@ def test_a_scheduler_knows_that_a_backward_was_a_step():
         for ids, target in batches(2):
             loss_of(module, ids, target).backward()
             scheduler.step()
+    assert optimizer.lr == pytest.approx(0.05 * 0.1**2)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,7 +217,7 @@ def test_state_survives_and_remove_gives_the_gradients_back(name):
     loaded.sparse = True
     train(loaded, again, 3)
     train(dense, theirs, 3)
-    assert loaded.weight.grad.is_sparse
+    assert loaded.stored.grad.is_sparse
     same(loaded, dense)
 
 
@@ -230,7 +231,7 @@ def test_copies_and_pickles_are_ordinary_modules():
     for other in (copy.deepcopy(module), torch.load(file, weights_only=False)):
         same(other, module, 0)
         loss_of(other, ids, target).backward()
-        assert other.weight.grad is not None
+        assert other.stored.grad is not None
 
 
 def test_no_step_without_a_gradient_for_the_tables():
@@ -240,14 +241,14 @@ def test_no_step_without_a_gradient_for_the_tables():
     with torch.no_grad():
         loss_of(module, ids, target)
     torch.autograd.grad(loss_of(module, ids, target) * x, x)
-    assert int(optimizer.state[module.weight]["step"]) == 0
+    assert int(optimizer.state[module.stored]["step"]) == 0
     same(module, dense, 0)
 
 
 def test_empty_batches_are_steps():
     module, optimizer, _, _ = pair("Adam")
     module(torch.zeros(0, 5, dtype=torch.int64)).sum().backward()
-    assert int(optimizer.state[module.weight]["step"]) == 1
+    assert int(optimizer.state[module.stored]["step"]) == 1
 
 
 def test_a_pass_that_fails_leaves_nothing_behind():
@@ -266,7 +267,7 @@ def test_a_pass_that_fails_leaves_nothing_behind():
     failing = Fails.apply(hook)  # made first, so reached last
     with pytest.raises(ArithmeticError, match="on purpose"):
         (loss_of(module, ids, target) + failing).backward()
-    assert not module.weight.in_backward.passes
+    assert not module.updates.collector._passes
     loss_of(module, others, target).backward()
     loss_of(dense, others, target).backward()
     theirs.step()

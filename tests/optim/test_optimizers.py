@@ -47,7 +47,7 @@ def test_float64_equals_the_dense_oracle_for_500_steps(name):
         (dense, oracle(name, dense, lr)),
     )
     for step, ids in steps:
-        assert in_backward.weight.grad is None
+        assert in_backward.stored.grad is None
         if step % 60 == 59:  # an eval read, of ids that may have been cold for long
             read = ids.flip(0) if step % 120 == 59 else (ids * 7) % 40
             with torch.no_grad():
@@ -65,16 +65,16 @@ def test_float32_stays_within_the_derived_bound_of_the_float64_oracle(name):
     module, exact, rounded = collection(torch.float32), twin(collection()), twin(collection(), torch.float32)
     lr = RATES[name]
     optimizer = CLASSES[name](module.parameters(), lr=lr)
-    now = exact.weight.detach().clone()
+    now = exact.stored.detach().clone()
     length, largest = torch.zeros_like(now), now.abs()
     for _ in race((module, optimizer), (exact, oracle(name, exact, lr)), (rounded, oracle(name, rounded, lr))):
-        before, now = now, exact.weight.detach().clone()
+        before, now = now, exact.stored.detach().clone()
         length += (now - before).abs()
         largest = torch.maximum(largest, now.abs())
     bound = STEPS * UNIT * (largest + length + 80 * lr) * torch.exp(2 * length.max())
     assert length.max() < 0.5 and bound.max() < 5e-4
     optimizer.flush()
-    error, of_torch = ((m.weight.double() - exact.weight).abs().detach() for m in (module, rounded))
+    error, of_torch = ((m.stored.double() - exact.stored).abs().detach() for m in (module, rounded))
     assert (error <= bound).all()
     assert error.max() <= 2 * of_torch.max()
 
@@ -93,10 +93,10 @@ def test_rows_are_swept_before_their_history_is_overwritten(name, dtype, monkeyp
             optimizer.zero_grad()
             loss_of(m, ids, target).backward()
             optimizer.step()
-    assert len(ours._ledgers[module.weight].state[-2]) < 300  # the highest ids were idle for longer
+    assert len(ours._row_rules[module.stored].state.lrs) < 300  # the highest ids were idle for longer
     module.state_dict()
     tolerance = 1e-10 if dtype == torch.float64 else 400 * UNIT * 20
-    torch.testing.assert_close(module.weight.double(), dense.weight, rtol=0, atol=tolerance)
+    torch.testing.assert_close(module.stored.double(), dense.stored, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
@@ -116,7 +116,7 @@ def test_steps_are_replayed_at_the_rate_and_constants_they_were_taken_with(name)
             optimizer.step()
             scheduler.step()
     ours.flush()
-    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
 
 
 @pytest.mark.gpu
@@ -143,7 +143,7 @@ def test_lazy_adam_is_sparse_adam():
     module, other = collection(), collection()
     run(module, optim.LazyAdam(module.parameters(), lr=0.01), 30)
     run(other, torch.optim.SparseAdam(other.parameters(), lr=0.01), 30)
-    torch.testing.assert_close(module.weight, other.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.stored, other.stored, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -163,7 +163,7 @@ def test_repeated_rows_are_summed_first(name, rounds):
             (out * torch.arange(1.0, 1 + out.numel()).view_as(out)).sum().backward()
             optimizer.step()
     ours.flush()
-    torch.testing.assert_close(module.weight, dense.weight, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(module.stored, dense.stored, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
@@ -179,9 +179,9 @@ def test_bfloat16_tables_are_float32_rounded_once_a_step(name):
         loss_of(dense, ids, whole).backward()
         theirs.step()
         with torch.no_grad():
-            dense.weight.copy_(dense.weight.bfloat16())
-    assert all(v.dtype == torch.float32 for k, v in ours.state[module.weight].items() if k != "step")
-    torch.testing.assert_close(module.weight.float(), dense.weight, rtol=2.0**-8, atol=0)
+            dense.stored.copy_(dense.stored.bfloat16())
+    assert all(v.dtype == torch.float32 for k, v in ours.state[module.stored].items() if k != "step")
+    torch.testing.assert_close(module.stored.float(), dense.stored, rtol=2.0**-8, atol=0)
 
 
 def test_betas_of_amsgrad_need_no_order():
@@ -195,4 +195,4 @@ def test_betas_of_amsgrad_need_no_order():
     run(module, ours, 60)
     run(dense, theirs, 60)
     ours.flush()
-    torch.testing.assert_close(module.weight, dense.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
