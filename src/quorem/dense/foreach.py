@@ -84,7 +84,8 @@ class Foreach:
         counter = torch.zeros(2, device=p.device)
         counter[0] = state["step"]
         state["step"] = counter[0]
-        step_state = StepState(*tensors, *[None] * (3 - len(tensors)), counter)
+        average0, average1, average2 = (*tensors, None, None)[:3]
+        step_state = StepState(average0, average1, average2, counter)
         self._states[p] = {name: state[name] for name in ("step", *averages)}, step_state
         return step_state
 

@@ -179,7 +179,7 @@ def cross_backward(
     """
     layers, columns = weight[0].shape
     cross_backward_kernel[(triton.cdiv(columns, CROSS_COLUMNS),)](
-        x0, cross.shares, cross.shifts, *weight, *bias, *output, backward.paces, backward.constants, len(x0), columns, x0.stride(0),
-        C=CROSS_COLUMNS, BK=32, L=layers, LP=max(16, triton.next_power_of_2(layers + 1)),
+        x0, cross.shares, cross.shifts, *weight, *bias, *output, backward.paces, backward.constants, len(x0), columns,
+        x0.stride(0), C=CROSS_COLUMNS, BK=32, L=layers, LP=max(16, triton.next_power_of_2(layers + 1)),
         PRECISION=backward.precision, RULE=backward.rule,
     )  # fmt: skip

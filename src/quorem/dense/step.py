@@ -44,9 +44,10 @@ class FusedStep:
         self.steps = torch.zeros((), dtype=torch.int64, device=model.output.weight.device)
         self.lr = DeviceScalar(self.steps.device)
         self.rule, self.constants, self.averages = _rule_of(optimizer)
-        for p in self.parameters if optimizer is not None else []:
-            if not optimizer.state[p]:
-                optimizer.state[p].update(rules.initial_state(optimizer.defaults, p, self.averages))
+        if optimizer is not None:
+            for p in self.parameters:
+                if not optimizer.state[p]:
+                    optimizer.state[p].update(rules.initial_state(optimizer.defaults, p, self.averages))
 
     def __call__(self, dense: Tensor, vectors: Tensor, labels: Tensor, loss_sum: Tensor) -> Tensor:
         """One step on features ``[B, num_dense]``, the embeddings' vectors and labels ``[B]`` of any dtype.

@@ -69,9 +69,9 @@ class Trial:
             self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True)
         self.layers: FusedStep | None = None
         if config.precision != "bfloat16" and can_fuse(model, config.batch_size):
-            from ..dense.step import FusedStep  # needs Triton
+            from ..dense import step  # needs Triton
 
-            self.layers = FusedStep(model, self.dense, config.precision)
+            self.layers = step.FusedStep(model, self.dense, config.precision)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
         self._captured: dict[int, Captured] = {}  # by rows
 

@@ -104,7 +104,12 @@ def test_many_reads_of_one_row_in_half_precision() -> None:
 
 def test_the_default_device_does_not_matter() -> None:
     module = collection(4)
-    ids, stored, grad, (values, offsets) = batch(module, 5), module.stored.detach(), gradient(module, 5), jagged(module, 5)
+    ids, stored, grad, (values, offsets) = (
+        batch(module, 5),
+        module.stored.detach(),
+        gradient(module, 5),
+        jagged(module, 5),
+    )
     expected = truth.lookup_backward(grad, ids, stored, module.layout)
     with torch.device("meta"):
         dense = gradients.lookup_backward(grad, ids, stored, module.layout)
@@ -126,9 +131,7 @@ def test_ranges_give_what_one_gives(number: int, monkeypatch: pytest.MonkeyPatch
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
     _, constants = rule_state("adagrad", stored)
     fused, plain = stored.clone(), stored.clone()
-    fused_state, plain_state = (
-        AdagradState(torch.ones_like(stored), torch.tensor(0, device=DEVICE)) for _ in range(2)
-    )
+    fused_state, plain_state = (AdagradState(torch.ones_like(stored), torch.tensor(0, device=DEVICE)) for _ in range(2))
     options = {"rule": "adagrad", "constants": constants}
     for _ in range(2):
         rules.lookup_update_(grad, ids, fused, scalar(0.1), fused_state, module.layout, **options)

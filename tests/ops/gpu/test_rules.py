@@ -99,9 +99,7 @@ def test_an_overflow_leaves_whole_rows_of_tables_alone(names: str, bags: bool, v
         rules.bag_update_(*flat, stored, scalar(0.1), state, module.layout, mean=False, **options)
     else:
         rules.lookup_update_(grad, ids, stored, scalar(0.1), state, module.layout, **options)
-    changed = {
-        name: (table != before[name]).view(len(table), -1) for name, table in module.named_tables(stored)
-    }
+    changed = {name: (table != before[name]).view(len(table), -1) for name, table in module.named_tables(stored)}
     assert stored.isfinite().all()
     for name, rows in changed.items():
         assert (rows.all(1) == rows.any(1)).all(), f"{name}: part of a row moved"

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from ...collection import EmbeddingCollection, Table
 from ...data.shape import CARDINALITIES, CATEGORICAL_NAMES, scaled_cardinalities
-from ...models import DLRM
 from ...dense.limits import can_fuse
+from ...models import DLRM
 from . import measure
 from .grid import ROTATION, SCHEMES, Group, draw_ids, groups, scheme_of
 from .providers import BUILD, Contender, Skipped, dense_optimizer

@@ -56,8 +56,8 @@ class IdBatch(NamedTuple):
 
     def contiguous(self) -> "IdBatch":
         """The same with tensors that a kernel can read."""
-        tensors = (tensor if tensor is None else tensor.contiguous() for tensor in self[:3])
-        return IdBatch(*tensors, self.mean)  # type: ignore[arg-type]
+        offsets, sample_weights = (t if t is None else t.contiguous() for t in (self.offsets, self.sample_weights))
+        return IdBatch(self.ids.contiguous(), offsets, sample_weights, self.mean)
 
 
 @dataclass

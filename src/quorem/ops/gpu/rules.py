@@ -127,7 +127,7 @@ def update_kernel(
 
 def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The sums or averages of a rule, which has up to three."""
-    first = getattr(state, "sum", None) if hasattr(state, "sum") else getattr(state, "exp_avg", None)
+    first = getattr(state, "sum", getattr(state, "exp_avg", None))
     return first, getattr(state, "exp_avg_sq", None), getattr(state, "max_exp_avg_sq", None)
 
 
