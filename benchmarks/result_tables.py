@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from quorem.data.shape import CARDINALITIES
+from quorem.dense.limits import LARGEST_BATCH
 from quorem.experiments.bench import report
-from quorem.models.fused import LARGEST_BATCH
 
 RESULTS = Path(__file__).parent / "results"
 EAGER = [(16, "zipf"), (64, "zipf"), (128, "zipf"), (16, "uniform")]  # width and ids of the eager steps at B = 2048

@@ -97,14 +97,11 @@ def path(
 
 def path_is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
     """Whether the device has the op ``path`` fused for such networks."""
-    if not vectors.is_cuda or len(layers) not in (2, 4) or torch.are_deterministic_algorithms_enabled():
-        return False
-    if vectors.dtype == torch.float64 or layers[-1].shape[1] != vectors.shape[2] or "path" not in gpu.kernels():
+    if not vectors.is_cuda or "path" not in gpu.kernels():
         return False
     from .gpu import path as fused
 
-    widest = layers[0].shape[2] if len(layers) == 4 else 1
-    return networks <= fused.MOST_NETWORKS and vectors.shape[2] <= fused.WIDEST and widest <= fused.WIDEST_HIDDEN
+    return fused.can_fuse(vectors, layers, networks)
 
 
 def _differentiated(*inputs: Tensor | None) -> bool:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ..dense.foreach import Foreach
 from ..ops.rows import accumulator
 from ..ops.state import CATCHES_UP, STATES, Constants, DeviceScalar, State
 from ..ops.updates import Read, RowRule, Updates, update_, updates_of
 from ..tables import module_of
-from .foreach import Foreach
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -197,7 +197,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @lr.setter
     def lr(self, lr: float | Tensor) -> None:
-        self._foreach.turn(lr)
+        self._foreach.set_lr(lr)
         for group in self.param_groups:
             group["lr"] = lr
             for p in group["params"]:

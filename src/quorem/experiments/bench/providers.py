@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from ... import optim
 from ...checks import InvalidIdMode
 from ...collection import EmbeddingCollection
-from ...models.fused import FusedStep
 from ...operations import OPERATIONS
 from ...ops import rules
 from ...ops.layout import Layout
 from ...ops.lookup import compose
 from ...ops.rows import lookup_reads
 from ...ops.state import AdagradConstants, AdagradState
+
+if TYPE_CHECKING:
+    from ...dense.step import FusedStep
 
 LR, EPS = 0.01, 1e-10
 ALL = ("forward", "step", "step_amsgrad", "dlrm")
@@ -47,7 +49,7 @@ class Contender:
     optimizer: str = ""
     setting: str = ""
     order: list[int] | None = None
-    layers: FusedStep | None = None
+    layers: "FusedStep | None" = None
 
 
 Provider = Callable[[EmbeddingCollection, str | None], Contender]

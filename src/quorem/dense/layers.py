@@ -1,23 +1,22 @@
 """A network's dense layers at a small batch, where launches cost more than products.
 
-A layer is ``relu(x weight^T + bias)``. Forward it is one launch. In the backward pass a launch takes the gradient of
-one layer's input and, in programs of their own, the gradients of weight and bias of the layers above it, whose
-gradients of the input were taken by an earlier launch: so no weight changes while a program still reads it. A weight's
-gradient is either stored or, tile by tile as it is complete, entered into the optimizer's rule, and then never stored.
-
-A *job* is the part of a launch that takes one layer's weight and bias: a tuple, see ``job``.
+A layer is ``relu(x weight^T + bias)``. Forward it is one launch. In the backward pass a launch computes the gradient of
+one layer's input and, in other programs, the gradients of weight and bias of the layer above it (a ``LayerUpdate``).
+The gradient of that layer's input was computed by an earlier launch, so no weight changes while a program still reads
+it. A weight's gradient is either stored or, tile by tile as it is complete, used by the optimizer's rule at once.
 
 No sum is split between programs and there are no atomics: equal inputs give equal bits.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .update import move, pace
+from ..ops.gpu.rows import mask_if
+from ..ops.gpu.rules import move, pace
 
 
 @dataclass
@@ -35,15 +34,6 @@ class Tile:
 FORWARD, INPUT, WEIGHT = Tile(16, 32, 32, 4), Tile(16, 32, 32, 4), Tile(16, 32, 16, 8, 2)
 PRECISION = "tf32x3"  # three products of TF32 parts on the tensor cores; "ieee" takes float32 units
 OUTPUT_ROWS = 2  # samples of a program of output_kernel
-OVERLAP = False  # bring a launch up while the one before still runs (programmatic dependent launch, compute 9.0 on)
-
-
-@triton.jit
-def begin(OVERLAP: tl.constexpr):
-    """Wait for the launch before this one, and let the next one come up: first in every kernel, so none runs ahead."""
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit
@@ -62,10 +52,8 @@ def part(start, P: tl.constexpr, BK: tl.constexpr):
 def layer_kernel(
     x, weight, bias, out, B, K, N, x_stride, weight_stride, out_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """BM samples of BN units; P warps share the depth, since a chain of small products waits for each."""
-    begin(OVERLAP)
     blocks = tl.cdiv(N, BN)
     b = tl.program_id(0) // blocks * BM + tl.arange(0, BM)
     n = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
@@ -113,12 +101,12 @@ def input_tile(
 
 @triton.jit
 def weight_tile(
-    pid, job, paces, hyper, B,
+    pid, update, paces, constants, B,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
     RULE: tl.constexpr,
 ):  # fmt: skip
-    """BM rows and BN columns of a weight: their gradient, stored or entered into the rule; and of the bias's."""
-    grad, x, weight, w0, w1, w2, bias, b0, b1, b2, N, K, grad_stride, x_stride, weight_stride = job
+    """BM rows and BN columns of a weight: their gradient, stored or used by the rule; and of the bias's."""
+    grad, x, weight, w0, w1, w2, bias, b0, b1, b2, N, K, grad_stride, x_stride, weight_stride = update
     blocks = tl.cdiv(K, BN)
     n = pid // blocks * BM + tl.arange(0, BM)
     k = pid % blocks * BN + tl.arange(0, BN)
@@ -131,31 +119,29 @@ def weight_tile(
         a = tl.load(x + b * x_stride + column, mask=(b < B) & (column < K), other=0)
         parts += tl.dot(tl.permute(g, (0, 2, 1)), a, input_precision=PRECISION)
         totals += tl.sum(g, 1)
-    enter(weight, w0, w1, w2, n[:, None] * weight_stride + k[None, :], (n < N)[:, None] & (k < K)[None, :],
-          tl.sum(parts, 0), paces, hyper, RULE)  # fmt: skip
-    enter(bias, b0, b1, b2, n, (n < N) & (pid % blocks == 0), tl.sum(totals, 0), paces, hyper, RULE)
+    use_gradient(weight, w0, w1, w2, n[:, None] * weight_stride + k[None, :], (n < N)[:, None] & (k < K)[None, :],
+                 tl.sum(parts, 0), paces, constants, RULE)  # fmt: skip
+    use_gradient(bias, b0, b1, b2, n, mask_if(pid % blocks == 0, n < N), tl.sum(totals, 0), paces, constants, RULE)
 
 
 @triton.jit
-def enter(parameter, state0, state1, state2, here, mask, g, paces, hyper, RULE: tl.constexpr):
+def use_gradient(parameter, state0, state1, state2, elements, mask, g, paces, constants, RULE: tl.constexpr):
     """Store a gradient, into ``state0``, or take the rule's step."""
     if RULE == "none":
-        tl.store(state0 + here, g, mask=mask)
+        tl.store(state0 + elements, g, mask=mask)
     else:
         rate, root = tl.load(paces), tl.load(paces + 1)
-        move(parameter, state0, state1, state2, here, mask, g, rate, root, hyper, RULE, tl.float32)
+        move(parameter, state0, state1, state2, elements, mask, g, rate, root, constants, RULE, tl.float32)
 
 
 @triton.jit(do_not_specialize=["B", "inputs"])
 def backward_kernel(
-    grad, weight, below, out, cross, first, paces, hyper, inputs,
+    grad, weight, below, out, cross, update, paces, constants, inputs,
     B, N, K, grad_stride, weight_stride, below_stride, out_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr,
     P: tl.constexpr, PRECISION: tl.constexpr, RULE: tl.constexpr, MASKED: tl.constexpr, CROSS: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The first ``inputs`` programs: the gradient of a layer's input. The others: a job."""
-    begin(OVERLAP)
+    """The first ``inputs`` programs: the gradient of a layer's input. The others: a ``LayerUpdate``."""
     pid = tl.program_id(0)
     if pid < inputs:
         input_tile(
@@ -163,17 +149,16 @@ def backward_kernel(
             BM, BN, BK, P, PRECISION, MASKED, CROSS,
         )  # fmt: skip
     else:
-        weight_tile(pid - inputs, first, paces, hyper, B, WM, WN, WK, P, PRECISION, RULE)
+        weight_tile(pid - inputs, update, paces, constants, B, WM, WN, WK, P, PRECISION, RULE)
 
 
 @triton.jit(do_not_specialize=["B", "split"])
 def last_kernel(
-    first, second, losses, loss_sum, step, paces, hyper, split, B,
+    first, second, losses, loss_sum, step, paces, constants, split, B,
     WM: tl.constexpr, WN: tl.constexpr, WK: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
-    RULE: tl.constexpr, T: tl.constexpr, OVERLAP: tl.constexpr,
+    RULE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """The last jobs of a pass; and one program adds the mean loss to ``loss_sum`` and counts the step."""
-    begin(OVERLAP)
+    """The last one or two ``LayerUpdate``; and one program adds the mean loss to ``loss_sum`` and counts the step."""
     pid = tl.program_id(0)
     if pid == 0:
         total = tl.zeros((T,), tl.float64)
@@ -183,20 +168,19 @@ def last_kernel(
         tl.store(loss_sum, tl.load(loss_sum) + tl.sum(total) / B)
         tl.store(step, tl.load(step) + 1)
     if pid < split:
-        weight_tile(pid, first, paces, hyper, B, WM, WN, WK, P, PRECISION, RULE)
+        weight_tile(pid, first, paces, constants, B, WM, WN, WK, P, PRECISION, RULE)
     else:
-        weight_tile(pid - split, second, paces, hyper, B, WM, WN, WK, P, PRECISION, RULE)
+        weight_tile(pid - split, second, paces, constants, B, WM, WN, WK, P, PRECISION, RULE)
 
 
 @triton.jit(do_not_specialize=["B"])
 def output_kernel(
-    x, weight, bias, labels, out, dlogits, losses, cross, lr, step, paces, hyper, B, K, x_stride, out_stride,
-    ROWS: tl.constexpr, C: tl.constexpr, RULE: tl.constexpr, CROSS: tl.constexpr, OVERLAP: tl.constexpr,
+    x, weight, bias, labels, out, dlogits, losses, cross, lr, step, paces, constants, B, K, x_stride, out_stride,
+    ROWS: tl.constexpr, C: tl.constexpr, RULE: tl.constexpr, CROSS: tl.constexpr,
 ):  # fmt: skip
     """ROWS samples: the output unit, its log loss, and the gradients of the mean loss; and the pace of this step."""
-    begin(OVERLAP)
     if RULE != "none" and tl.program_id(0) == 0:
-        rate, root = pace(lr, tl.load(step) + 1, hyper, RULE)
+        rate, root = pace(lr, tl.load(step) + 1, constants, RULE)
         tl.store(paces, rate.to(tl.float32))
         tl.store(paces + 1, root.to(tl.float32))
     b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -215,34 +199,45 @@ def output_kernel(
     tl.store(out + b[:, None] * out_stride + k[None, :], tl.where(h <= 0, 0, g[:, None] * w[None, :]), mask=mask)
     if CROSS > 0:  # backwards through a[l + 1] = a[l] (1 + dot[l]) + shift[l], from a[L] dot[L] + shift[L]
         for i in tl.static_range(CROSS + 1):
-            here = b * (CROSS + 1) + CROSS - i
-            dot = tl.load(dots + here, mask=b < B, other=0)
-            tl.store(shares + here, g * tl.load(scales + here, mask=b < B, other=0), mask=b < B)
-            tl.store(shifts + here, g, mask=b < B)
+            layer = b * (CROSS + 1) + CROSS - i
+            dot = tl.load(dots + layer, mask=b < B, other=0)
+            tl.store(shares + layer, g * tl.load(scales + layer, mask=b < B, other=0), mask=b < B)
+            tl.store(shifts + layer, g, mask=b < B)
             g = g * dot if i == 0 else g * (1 + dot)
 
 
-Job = tuple[Tensor | int, ...]
+class LayerUpdate(NamedTuple):
+    """The weight and bias of one layer, in the order in which a kernel takes them.
 
-
-def job(grad: Tensor, x: Tensor, weight: list[Tensor], bias: list[Tensor]) -> Job:
-    """The weight and bias of a layer, whose output ``[B, N]`` has the gradient ``grad`` and whose input is ``x``.
-
-    ``weight`` and ``bias`` are each a parameter and three tensors like it: the rule's state, or the gradient to write.
+    Each has three tensors like it: the averages of the rule, or the gradient to write, and itself for the rest.
     """
-    sizes = (*weight[0].shape, grad.stride(0), x.stride(0), weight[0].stride(0))
-    return (grad, x, *weight, *bias, *sizes)
+
+    grad: Tensor  # [B, N], of the layer's output
+    x: Tensor  # [B, K], its input
+    weight: Tensor  # [N, K]
+    weight_state0: Tensor
+    weight_state1: Tensor
+    weight_state2: Tensor
+    bias: Tensor
+    bias_state0: Tensor
+    bias_state1: Tensor
+    bias_state2: Tensor
+    units: int
+    columns: int
+    grad_stride: int
+    x_stride: int
+    weight_stride: int
+
+    @property
+    def num_programs(self) -> int:
+        """One for each tile of the weight."""
+        return triton.cdiv(self.units, WEIGHT.rows) * triton.cdiv(self.columns, WEIGHT.columns)
 
 
-def tiles_of(work: Job) -> int:
-    """Number of programs of a job."""
-    n, k = work[10:12]
-    return triton.cdiv(n, WEIGHT.rows) * triton.cdiv(k, WEIGHT.columns)
-
-
-def overlap() -> dict[str, bool]:
-    """``OVERLAP``, as every kernel here takes it."""
-    return {"OVERLAP": OVERLAP, "launch_pdl": OVERLAP}
+def layer_update(grad: Tensor, x: Tensor, weight: list[Tensor], bias: list[Tensor]) -> LayerUpdate:
+    """``weight`` and ``bias`` are each a parameter and its three tensors."""
+    strides = (grad.stride(0), x.stride(0), weight[0].stride(0))
+    return LayerUpdate(grad, x, *weight, *bias, *weight[0].shape, *strides)
 
 
 def rows_of(like: Tensor, columns: int) -> Tensor:
@@ -257,13 +252,11 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> Tensor:
     layer_kernel[(triton.cdiv(len(x), t.rows) * triton.cdiv(units, t.columns),)](
         x, weight, bias, out, len(x), columns, units, x.stride(0), weight.stride(0), out.stride(0),
         BM=t.rows, BN=t.columns, BK=t.depth, P=t.warps, PRECISION=precision, num_warps=t.warps, num_stages=t.stages,
-        **overlap(),
     )  # fmt: skip
     return out
 
 
-@dataclass
-class Cross:
+class Cross(NamedTuple):
     """DCN's cross layers for one batch, in the words of ``models.dcn``; the output unit counts as the last of L + 1."""
 
     scales: Tensor  # [B, L + 1]: a[l]
@@ -274,21 +267,26 @@ class Cross:
 
 
 @dataclass
-class Pass:
-    """One backward pass: what all its launches share."""
+class BackwardPass:
+    """What all launches of one backward pass share."""
 
     rule: str  # of the optimizer; "none" stores gradients
     lr: Tensor  # float64
-    hyper: Tensor  # float64, the rule's constants
+    constants: Tensor  # float64, of the rule
     step: Tensor  # int64, steps taken
     paces: Tensor  # float32 [2], of this step
     losses: Tensor  # [B]
     precision: str
 
-    def backward(
-        self, grad: Tensor, weight: Tensor, below: Tensor | None, work: Job, cross: tuple[Tensor, ...] = ()
+    def through_layer(
+        self,
+        grad: Tensor,
+        weight: Tensor,
+        below: Tensor | None,
+        update: LayerUpdate,
+        cross: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """``grad weight``, masked by the ReLU that gave ``below``, and one job.
+        """``grad weight``, zero where the ReLU that gave ``below`` was closed; and the update of another layer.
 
         ``cross``: shares ``[B, L + 1]`` of the gradient that go to the rows of a second weight ``[L, K]`` and ``[K]``.
         """
@@ -296,36 +294,35 @@ class Pass:
         out = grad.new_empty(len(grad), columns) if below is None and cross else rows_of(grad, columns)
         inputs = triton.cdiv(len(grad), t.rows) * triton.cdiv(columns, t.columns)
         mask = out if below is None else below
-        backward_kernel[(inputs + tiles_of(work),)](
-            grad, weight, mask, out, (*cross, cross[1].stride(0)) if cross else (), work, self.paces, self.hyper,
-            inputs, len(grad), units, columns, grad.stride(0), weight.stride(0), mask.stride(0), out.stride(0),
-            BM=t.rows, BN=t.columns, BK=t.depth, WM=w.rows, WN=w.columns, WK=w.depth, P=t.warps,
+        backward_kernel[(inputs + update.num_programs,)](
+            grad, weight, mask, out, (*cross, cross[1].stride(0)) if cross else (), tuple(update), self.paces,
+            self.constants, inputs, len(grad), units, columns, grad.stride(0), weight.stride(0), mask.stride(0),
+            out.stride(0), BM=t.rows, BN=t.columns, BK=t.depth, WM=w.rows, WN=w.columns, WK=w.depth, P=t.warps,
             PRECISION=self.precision, RULE=self.rule, MASKED=below is not None, CROSS=len(cross[1]) if cross else 0,
-            num_warps=t.warps, num_stages=t.stages, **overlap(),
+            num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return out
 
-    def last(self, first: Job, second: Job | None, loss_sum: Tensor) -> None:
-        """The jobs that are left; the mean loss is added to ``loss_sum``, the step is counted."""
-        split, w = tiles_of(first), WEIGHT
-        last_kernel[(split + (0 if second is None else tiles_of(second)),)](
-            first, first if second is None else second, self.losses, loss_sum, self.step, self.paces, self.hyper, split,
+    def finish(self, first: LayerUpdate, second: LayerUpdate | None, loss_sum: Tensor) -> None:
+        """The last updates; the mean loss is added to ``loss_sum``, and the step is counted."""
+        split, w = first.num_programs, WEIGHT
+        last_kernel[(split + (0 if second is None else second.num_programs),)](
+            tuple(first), tuple(second or first), self.losses, loss_sum, self.step, self.paces, self.constants, split,
             len(self.losses), WM=w.rows, WN=w.columns, WK=w.depth, P=w.warps, PRECISION=self.precision, RULE=self.rule,
-            T=256, num_warps=w.warps, num_stages=w.stages, **overlap(),
+            T=256, num_warps=w.warps, num_stages=w.stages,
         )  # fmt: skip
 
     def output(
-        self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, cross: "Cross | None" = None
+        self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, cross: Cross | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The gradients of the logits ``[B, 1]``, and of what came into the ReLU that gave ``x``; losses are noted.
+        """The gradients of the logits ``[B, 1]`` and of the input of the ReLU that gave ``x``; losses are stored.
 
         With ``cross`` the logits have its products added, and its shares and shifts are filled in.
         """
         out, dlogits = rows_of(x, x.shape[1]), x.new_empty(len(x), 1)
-        room = tuple(vars(cross).values()) if cross else ()
         output_kernel[(triton.cdiv(len(x), OUTPUT_ROWS),)](
-            x, weight, bias, labels, out, dlogits, self.losses, room, self.lr, self.step, self.paces, self.hyper,
-            len(x), x.shape[1], x.stride(0), out.stride(0), ROWS=OUTPUT_ROWS, C=triton.next_power_of_2(x.shape[1]),
-            RULE=self.rule, CROSS=cross.dots.shape[1] - 1 if cross else 0, **overlap(),
+            x, weight, bias, labels, out, dlogits, self.losses, tuple(cross or ()), self.lr, self.step, self.paces,
+            self.constants, len(x), x.shape[1], x.stride(0), out.stride(0), ROWS=OUTPUT_ROWS,
+            C=triton.next_power_of_2(x.shape[1]), RULE=self.rule, CROSS=cross.dots.shape[1] - 1 if cross else 0,
         )  # fmt: skip
         return dlogits, out

@@ -12,10 +12,9 @@ from quorem import optim
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import foreach
+from quorem.dense import foreach, foreach_kernels
 
 pytestmark = pytest.mark.kernels(device="gpu")
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (1000, 7, 1, 5000)
 BOUND = 2e-6  # of 20 steps, each rounded by some 2^-24
@@ -32,17 +31,17 @@ OPTIMIZERS: dict[str, tuple[type, type, dict[str, object]]] = {
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of jobs of the launches; without a GPU tensors of the CPU are taken for its own."""
+    """Numbers of parameters of the launches; without a GPU tensors of the CPU are taken for its own."""
     if DEVICE == "cpu":
         monkeypatch.setattr(foreach, "on_gpu", lambda tensor: type(tensor) in (nn.Parameter, Tensor))
-    found, plain = [], foreach.launch
+    counts, plain = [], foreach_kernels.launch
 
     def launch(*arguments, **constants):  # type: ignore[no-untyped-def]
-        found.append(constants["JOBS"])
+        counts.append(constants["COUNT"])
         plain(*arguments, **constants)
 
-    monkeypatch.setattr(foreach, "launch", launch)
-    return found
+    monkeypatch.setattr(foreach_kernels, "launch", launch)
+    return counts
 
 
 def parameters(sizes: tuple[int, ...]) -> list[nn.Parameter]:
@@ -110,7 +109,7 @@ def test_steps_are_torchs(name: str, count: int, launches: list[int]) -> None:
 
 
 def test_a_program_takes_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreach, "PROGRAMS", 3)
+    monkeypatch.setattr(foreach_kernels, "PROGRAMS", 3)
     ours, theirs = pair("amsgrad", (5000, 0, 1536, 1))
     steps([ours, theirs], 3)
     assert_same_run(ours, theirs)

@@ -7,18 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dense import Cross, Pass, begin, enter, overlap, rows_of
+from .layers import BackwardPass, Cross, rows_of, use_gradient
 
-MOST_VECTORS, WIDEST = 128, 128  # of DLRM; columns of a vector
-WIDEST_INPUT, MOST_LAYERS = 4096, 32  # columns that a program holds of a sample; cross layers
 CROSS_COLUMNS = 32  # of a program of cross_backward_kernel
 
 
 @triton.jit
 def stacked(low, vectors, b, v, d, low_stride, V, D, LOW: tl.constexpr):
     """The vectors of sample b, zero-padded; the bottom's output first, where there is one."""
-    there = (v >= LOW) & (v < V)
-    x = tl.load(vectors + (b * (V - LOW) + v - LOW)[:, None] * D + d, mask=there[:, None] & (d < D), other=0)
+    stored = (v >= LOW) & (v < V)
+    x = tl.load(vectors + (b * (V - LOW) + v - LOW)[:, None] * D + d, mask=stored[:, None] & (d < D), other=0)
     if LOW:
         x += tl.load(low + b * low_stride + d + v[:, None] * 0, mask=(v == 0)[:, None] & (d < D), other=0)
     return x
@@ -27,10 +25,9 @@ def stacked(low, vectors, b, v, d, low_stride, V, D, LOW: tl.constexpr):
 @triton.jit
 def interact_kernel(
     low, vectors, beside, out, V, D, E, low_stride, beside_stride, out_stride,
-    VP: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, LOW: tl.constexpr, OVERLAP: tl.constexpr,
+    VP: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
     """One sample: E columns of ``beside``, then the strict lower triangle of the vectors' Gram matrix, by rows."""
-    begin(OVERLAP)
     b = tl.program_id(0).to(tl.int64)
     v, d = tl.arange(0, VP), tl.arange(0, DP)
     x = stacked(low, vectors, b, v, d[None, :], low_stride, V, D, LOW)
@@ -46,10 +43,9 @@ def interact_kernel(
 @triton.jit
 def interact_backward_kernel(
     grad, low, vectors, dlow, dvectors, V, D, E, grad_stride, low_stride, dlow_stride,
-    VP: tl.constexpr, DP: tl.constexpr, LOW: tl.constexpr, RAW: tl.constexpr, OVERLAP: tl.constexpr,
+    VP: tl.constexpr, DP: tl.constexpr, LOW: tl.constexpr, RAW: tl.constexpr,
 ):  # fmt: skip
     """One sample: the gradients of its vectors; of the bottom's output, what goes into its ReLU."""
-    begin(OVERLAP)
     b = tl.program_id(0).to(tl.int64)
     v, d = tl.arange(0, VP), tl.arange(0, DP)
     x = stacked(low, vectors, b, v, d[None, :], low_stride, V, D, LOW)
@@ -63,19 +59,18 @@ def interact_backward_kernel(
         first = row == 0
         if not RAW:
             dx += tl.load(grad + columns + row * 0, mask=first & (columns < D), other=0)
-        dlow_at = dlow + b * dlow_stride + columns + row * 0
-        tl.store(dlow_at, tl.where(x <= 0, 0, dx), mask=first & (columns < D))
-    there = (row >= LOW) & (row < V) & (columns < D)
-    tl.store(dvectors + (b * (V - LOW) + row - LOW) * D + columns, dx, mask=there)
+        target = dlow + b * dlow_stride + columns + row * 0
+        tl.store(target, tl.where(x <= 0, 0, dx), mask=first & (columns < D))
+    mask = (row >= LOW) & (row < V) & (columns < D)
+    tl.store(dvectors + (b * (V - LOW) + row - LOW) * D + columns, dx, mask=mask)
 
 
 @triton.jit(do_not_specialize=["B"])
 def cross_kernel(
     dense, vectors, weight, bias, output, x0, scales, dots, products, B, E, M, dense_stride, vectors_stride, x0_stride,
-    ROWS: tl.constexpr, C: tl.constexpr, L: tl.constexpr, OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """ROWS samples: E dense columns and M of the vectors into x0, and the cross layers' share of the logits."""
-    begin(OVERLAP)
     b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, C)
     inside, row = (b < B)[:, None], b[:, None]
@@ -86,8 +81,8 @@ def cross_kernel(
     a = tl.full((ROWS,), 1, tl.float32)
     biases = tl.zeros((C,), tl.float32)
     for layer in tl.static_range(L + 1):
-        here = output if layer == L else weight + layer * (E + M)
-        w = tl.load(here + c, mask=c < E + M, other=0)
+        weights = output if layer == L else weight + layer * (E + M)
+        w = tl.load(weights + c, mask=c < E + M, other=0)
         dot = tl.sum(x * w[None, :], 1)
         tl.store(scales + b * (L + 1) + layer, a, mask=b < B)
         tl.store(dots + b * (L + 1) + layer, dot, mask=b < B)
@@ -101,12 +96,11 @@ def cross_kernel(
 
 @triton.jit(do_not_specialize=["B"])
 def cross_backward_kernel(
-    x0, shares, shifts, weight, w0, w1, w2, bias, b0, b1, b2, output, o0, o1, o2, paces, hyper, B, W, x0_stride,
+    x0, shares, shifts, weight, w0, w1, w2, bias, b0, b1, b2, output, o0, o1, o2, paces, constants, B, W, x0_stride,
     C: tl.constexpr, BK: tl.constexpr, L: tl.constexpr, LP: tl.constexpr,
-    PRECISION: tl.constexpr, RULE: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
     """C columns of the cross layers' weights and biases and of the output unit."""
-    begin(OVERLAP)
     c, layer = tl.program_id(0) * C + tl.arange(0, C), tl.arange(0, LP)
     dw = tl.zeros((LP, C), tl.float32)
     dshift = tl.zeros((LP,), tl.float32)
@@ -118,22 +112,22 @@ def cross_backward_kernel(
         x = tl.load(x0 + b[:, None] * x0_stride + c[None, :], mask=(b < B)[:, None] & (c < W)[None, :], other=0)
         dw += tl.dot(tl.trans(share), x, input_precision=PRECISION)
     cross, last = (layer < L)[:, None] & (c < W)[None, :], (layer == L)[:, None] & (c < W)[None, :]
-    here = layer[:, None] * W + c[None, :]
-    at_output = c[None, :] + layer[:, None] * 0
-    w = tl.load(weight + here, mask=cross, other=0) + tl.load(output + at_output, mask=last, other=0)
+    elements = layer[:, None] * W + c[None, :]
+    of_output = c[None, :] + layer[:, None] * 0
+    w = tl.load(weight + elements, mask=cross, other=0) + tl.load(output + of_output, mask=last, other=0)
     below = (layer[:, None] > layer[None, :]).to(tl.float32)  # shift[l] = w[l] . (sum of the biases below l)
-    dw += dshift[:, None] * tl.dot(below, tl.load(bias + here, mask=cross, other=0), input_precision="ieee")
+    dw += dshift[:, None] * tl.dot(below, tl.load(bias + elements, mask=cross, other=0), input_precision="ieee")
     dbias = tl.dot(tl.trans(below), dshift[:, None] * w, input_precision="ieee")
     tl.debug_barrier()  # several threads may read what one changes
-    enter(weight, w0, w1, w2, here, cross, dw, paces, hyper, RULE)
-    enter(output, o0, o1, o2, at_output, last, dw, paces, hyper, RULE)
-    enter(bias, b0, b1, b2, here, cross, dbias, paces, hyper, RULE)
+    use_gradient(weight, w0, w1, w2, elements, cross, dw, paces, constants, RULE)
+    use_gradient(output, o0, o1, o2, of_output, last, dw, paces, constants, RULE)
+    use_gradient(bias, b0, b1, b2, elements, cross, dbias, paces, constants, RULE)
 
 
 def _padded(vectors: Tensor, low: Tensor | None) -> dict[str, int | bool]:
     count = vectors.shape[1] + (low is not None)
     sizes = {"VP": max(16, triton.next_power_of_2(count)), "DP": max(16, triton.next_power_of_2(vectors.shape[2]))}
-    return sizes | {"LOW": int(low is not None), "num_warps": 4 if sizes["VP"] > 32 else 2} | overlap()
+    return sizes | {"LOW": int(low is not None), "num_warps": 4 if sizes["VP"] > 32 else 2}
 
 
 def interact(low: Tensor | None, vectors: Tensor, beside: Tensor | None) -> Tensor:
@@ -171,18 +165,21 @@ def cross(dense: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor, output: 
     cross_kernel[(triton.cdiv(len(vectors), rows),)](
         dense, vectors, weight, bias, output, x0, scales, dots, products, len(vectors), dense.shape[1],
         vectors.shape[1], dense.stride(0), vectors.stride(0), x0.stride(0),
-        ROWS=rows, C=triton.next_power_of_2(columns), L=layers, **overlap(),
+        ROWS=rows, C=triton.next_power_of_2(columns), L=layers,
     )  # fmt: skip
     return x0, Cross(scales, dots, products, shares, shifts)
 
 
 def cross_backward(
-    now: Pass, x0: Tensor, cross: Cross, weight: list[Tensor], bias: list[Tensor], output: list[Tensor]
+    backward: BackwardPass, x0: Tensor, cross: Cross, weight: list[Tensor], bias: list[Tensor], output: list[Tensor]
 ) -> None:
-    """Weights and biases of the cross layers and the output unit's share of x0, each with what ``dense.job`` wants."""
+    """Update weights and biases of the cross layers and the output unit's share of x0.
+
+    Each is a parameter and its three tensors, as in ``LayerUpdate``.
+    """
     layers, columns = weight[0].shape
     cross_backward_kernel[(triton.cdiv(columns, CROSS_COLUMNS),)](
-        x0, cross.shares, cross.shifts, *weight, *bias, *output, now.paces, now.hyper, len(x0), columns, x0.stride(0),
-        C=CROSS_COLUMNS, BK=32, L=layers, LP=max(16, triton.next_power_of_2(layers + 1)),
-        PRECISION=now.precision, RULE=now.rule, **overlap(),
+        x0, cross.shares, cross.shifts, *weight, *bias, *output, backward.paces, backward.constants, len(x0), columns,
+        x0.stride(0), C=CROSS_COLUMNS, BK=32, L=layers, LP=max(16, triton.next_power_of_2(layers + 1)),
+        PRECISION=backward.precision, RULE=backward.rule,
     )  # fmt: skip

@@ -13,9 +13,10 @@ from quorem.models import DCN, DLRM
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.models.fused import FusedStep, can_fuse
-from quorem.ops.gpu import dense as kernels
-from quorem.ops.gpu import networks
+from quorem.dense import interactions
+from quorem.dense import layers as kernels
+from quorem.dense.limits import can_fuse
+from quorem.dense.step import FusedStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -35,8 +36,7 @@ RULES: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.5, 0.7), eps=1e-3, amsgrad=True),
 }
 
-
-pytestmark = [pytest.mark.usefixtures("nan_filled"), pytest.mark.kernels(device="gpu")]
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
 
 def network(name: str) -> nn.Module:
@@ -152,7 +152,7 @@ def test_pairs_and_their_gradient(vectors: int, width: int, low: bool) -> None:
     x = torch.randn(b, count, width, device=DEVICE)
     first = x[:, 0].contiguous() if low else None
     rest = x[:, int(low) :].contiguous()
-    out = networks.interact(first, rest, first)
+    out = interactions.interact(first, rest, first)
     row, column = torch.tril_indices(count, count, -1, device=DEVICE)
     wide = x.double().requires_grad_()
     dots = (wide[:, row] * wide[:, column]).sum(2)
@@ -160,7 +160,7 @@ def test_pairs_and_their_gradient(vectors: int, width: int, low: bool) -> None:
     assert_close(out, truth.detach(), "out")
     grad = torch.randn(out.shape, device=DEVICE)
     truth.backward(grad.double())
-    dlow, dvectors = networks.interact_backward(grad, first, rest, False)
+    dlow, dvectors = interactions.interact_backward(grad, first, rest, False)
     assert_close(dvectors, wide.grad[:, int(low) :], "vectors")
     if low:
         assert_close(dlow, wide.grad[:, 0] * (x[:, 0] > 0), "low")

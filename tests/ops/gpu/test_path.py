@@ -2,17 +2,19 @@
 
 import pytest
 import torch
-from closeness import CUDA, DEVICE, assert_close
+from gpu_cases import CUDA, DEVICE, assert_close
 from torch import Tensor
 
 import quorem
-from quorem.ops import path, reference
+from quorem.ops import autograd, path
+from quorem.ops.layout import BASE, FEATURE
+from quorem.ops.rows import rows_of
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
 from quorem.ops.gpu import path as gpu_path
 
-pytestmark = [pytest.mark.usefixtures("nan_filled"), pytest.mark.kernels(device="gpu")]
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
 
 def path_case(scheme: quorem.Path, b: int, others: str = "b") -> tuple[tuple, dict, Tensor]:  # type: ignore[type-arg]
@@ -36,11 +38,12 @@ def path_case(scheme: quorem.Path, b: int, others: str = "b") -> tuple[tuple, di
 
 def check_path(inputs: tuple, options: dict, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[type-arg]
     """Vectors and gradients against the plain version; gives the lists."""
-    truth, *_ = path._path(*inputs, **options)
+    truth, *_ = path.path(*inputs, **options)
     out, *lists = gpu_path.path(*inputs, **options)
     assert_close(out, truth, torch.float32, "out", slack=4)
     mine = gpu_path.path_backward(grad, *inputs, *lists, **options)
-    true = path._path_backward(grad, *inputs, **options)
+    empty = inputs[0].new_empty(0)
+    true = path.path_backward(grad, *inputs, empty, empty, **options)
     for i, (m, t) in enumerate(zip(mine, true, strict=True)):
         assert_close(m, t, torch.float32, f"gradient {i}", slack=8)
     vectors, members, columns = inputs[0], len(inputs[3]), inputs[5]
@@ -67,11 +70,11 @@ def test_path_lists_every_id_once(networks: int, b: int, others: str, monkeypatc
     counts, lists = check_path(inputs, options, grad)
     assert options["networks"] == networks
     _, ids, _, slots, parts, _ = inputs
-    rows, valid = reference.rows_of(ids[:, slots[:, 0]], slots, parts, slots.new_zeros(0))
-    own = torch.where(valid, rows[..., 0] - parts[:, 0, 2], networks)
+    rows, valid = rows_of(ids[:, slots[:, FEATURE]], slots, parts, slots.new_zeros(0))
+    listed_in = torch.where(valid, rows[..., 0] - parts[:, 0, BASE], networks)
     for k, (count, listed) in enumerate(zip(counts.tolist(), lists, strict=True)):
         m, j = divmod(k, networks + 1)
-        assert listed[:count].sort()[0].tolist() == (own[:, m] == j).nonzero()[:, 0].tolist()
+        assert listed[:count].sort()[0].tolist() == (listed_in[:, m] == j).nonzero()[:, 0].tolist()
 
 
 def test_paths_of_several_levels_and_shapes_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,11 +92,11 @@ def test_paths_of_several_levels_and_shapes_one_after_another(monkeypatch: pytes
         return gpu_path.path(*inputs, **options)[0]
 
     with torch.no_grad():
-        monkeypatch.setattr(path, "is_fused", lambda *_: False)
+        monkeypatch.setattr(autograd, "path_is_fused", lambda *_: False)
         truth = module(ids)
-        monkeypatch.setattr(path, "is_fused", lambda *_: True)
+        monkeypatch.setattr(autograd, "path_is_fused", lambda *_: True)
         by_op = module(ids)
-        monkeypatch.setattr(path, "path", fused)
+        monkeypatch.setattr(autograd, "path", fused)
         assert_close(module(ids), truth, torch.float32, "out", slack=4)
     assert_close(by_op, truth, torch.float32, "out", slack=4)
     assert len(launches) == 3
