@@ -7,7 +7,8 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,cpu,gpu,cli,data,train,report
+EXTRAS := dev,cpu,gpu,cli,data,train,report,torchrec-cpu
+TORCHREC := torchrec==1.8.0
 
 # Each test worker is one process: one compute thread apiece keeps them from competing for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
@@ -21,10 +22,12 @@ help: ## list the targets
 install: $(STAMP) ## set up .venv with the package (editable) and all its extras
 
 # The constraints are also set by environment so that they reach the isolated build of the package itself.
+# TorchRec comes without its dependencies, which name the CUDA build of FBGEMM.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(TORCHREC)
 	touch $@
 
 test: install ## run every test, the docstrings' examples and the documents' code (PYTEST_ARGS="-k name")

@@ -18,11 +18,11 @@ from quorem import QR, Full, Hash
 from quorem.data.batches import Prepared
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
+from quorem.provenance import commit, versions
 from quorem.schemes import Scheme
 from quorem.training.config import RunConfig
 from quorem.training.loop import train_many
 from quorem.training.model import data_identity
-from quorem.training.run import commit, versions
 
 DAYS = 5  # of 16,000 rows: four train, the last is halved
 SEEDS = 5

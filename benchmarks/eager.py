@@ -18,7 +18,7 @@ import torch
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments.bench import facts, grid, measure, run
 
-PROVIDERS = ("fbgemm", "fused", "fused_trust")
+PROVIDERS = ("fbgemm", "fbgemm_fastest", "fused", "fused_trust")
 THREADS = {"engine": True, "caller": False}  # who runs the backward pass, and whether autograd is multithreaded then
 SETTINGS = [(16, "zipf", 128), (16, "zipf", 2048), (64, "zipf", 2048), (128, "zipf", 2048), (16, "uniform", 2048)]
 

@@ -28,6 +28,7 @@ import numpy as np
 from quorem.data.raw import write_raw
 from quorem.data.shape import CATEGORICAL_NAMES, COLUMNS, DENSE_NAMES
 from quorem.data.synthetic import ClickLog, synthesize
+from quorem.provenance import commit
 
 IN_MEMORY_ROWS = 4_000_000  # engines that hold the whole table run up to this size
 
@@ -180,12 +181,10 @@ def installed(package: str) -> str | None:
 
 
 def environment() -> dict[str, object]:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    commit = found.stdout.strip() or os.environ.get("COMMIT", "unknown")  # a copy of the tree may have no history
     versions = {p: installed(p) for p in ("quorem", "polars", "pyarrow", "duckdb", "numpy", "torch") if installed(p)}
     return {
         "versions": {"python": platform.python_version(), **versions},
-        "commit": commit,
+        "commit": commit() or os.environ.get("COMMIT", "unknown"),  # a copy of the tree may have no history
         "date": date.today().isoformat(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),

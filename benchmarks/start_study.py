@@ -11,7 +11,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -28,6 +27,8 @@ from torch import Tensor, nn
 
 import quorem
 from quorem import init, partitions
+from quorem.files import write
+from quorem.provenance import commit
 from quorem.schemes import Scheme, ceil_div
 
 NULL = -1  # stands for a missing category: a token like any other
@@ -169,7 +170,7 @@ def read(path: Path, rows: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 
 def start_(tables: quorem.EmbeddingCollection, setting: Setting) -> None:
     """Start the tables as the setting says."""
-    tables.reset_parameters(setting.start if setting.start in init.STARTS else "matched")
+    tables.reset_parameters(setting.start if setting.start in init.METHODS else "matched")
     with torch.no_grad():
         if setting.noise is not None:
             for feature, spec in enumerate(tables.specs):
@@ -219,20 +220,9 @@ def run(setting: Setting, seed: int, data: tuple[Tensor, Tensor, Tensor, list[in
         "val_loss": round(mean_loss(config.train_rows, config.val_rows), 6),
         "test_loss": round(mean_loss(config.train_rows + config.val_rows, config.test_rows), 6),
         "seconds": round(time.perf_counter() - began, 2),
-        "commit": commit(),
+        "commit": commit() or "unknown",
         "versions": f"torch {torch.__version__}, numpy {np.__version__}, python {platform.python_version()}",
     }
-
-
-def commit() -> str:
-    """The repository's commit, with a plus where tracked files differ from it."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../src", "start_study.py")
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
 
 
 def save(path: Path, config: Config, runs: list[dict]) -> None:
@@ -240,9 +230,7 @@ def save(path: Path, config: Config, runs: list[dict]) -> None:
     head = json.dumps({"config": asdict(config)})
     text = head[:-1] + ', "runs": [\n' + ",\n".join(json.dumps(r) for r in runs) + "\n]}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    write(path, text)
 
 
 def study(data_path: Path, out: Path) -> None:

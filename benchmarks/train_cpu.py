@@ -29,9 +29,9 @@ from quorem.collection import EmbeddingCollection
 from quorem.data.batches import Batch
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
+from quorem.provenance import commit, versions
 from quorem.schemes import Scheme
 from quorem.training.config import RunConfig
-from quorem.training.run import commit, versions
 from quorem.training.tables import tables_of
 from quorem.training.trial import Trial
 

@@ -35,8 +35,10 @@ from quorem import QR, Full, models
 from quorem.collection import EmbeddingCollection
 from quorem.data.batches import Batch
 from quorem.data.shape import CARDINALITIES, NUM_ROWS
-from quorem.models import fused
-from quorem.ops.gpu import dense as kernels
+from quorem.dense import layers as kernels
+from quorem.dense import limits
+from quorem.dense.step import FusedStep
+from quorem.provenance import commit
 from quorem.training.config import RunConfig
 from quorem.training.tables import tables_of
 from quorem.training.trial import TOGETHER, Trial
@@ -50,7 +52,6 @@ CHOICES: dict[str, list[Any]] = {
     "INPUT": [(16, 32, 64, 2, 3), (16, 32, 64, 4, 2), (16, 16, 32, 4, 3), (16, 32, 32, 2, 3), (16, 32, 32, 4, 4)],
     "WEIGHT": [(16, 32, 32, 4, 2), (16, 16, 32, 4, 2), (16, 64, 16, 4, 2), (16, 32, 16, 4, 2), (32, 32, 16, 4, 2)],
     "OUTPUT_ROWS": [1, 4],
-    "OVERLAP": [True],
 }
 
 
@@ -74,11 +75,11 @@ def build(network: str, scheme: str, cardinalities: tuple[int, ...] = CARDINALIT
 def trial_of(model: nn.Module, optimizer: str, batch: int, layers: str, precision: str = "float32") -> Trial:
     """A trial whose layers are fused or plain, whatever the batch."""
     config = RunConfig(data="made up", optimizer=optimizer, batch_size=batch, precision=precision)
-    limit, fused.LARGEST_BATCH = fused.LARGEST_BATCH, 2**30 if layers == "fused" else 0
+    limit, limits.LARGEST_BATCH = limits.LARGEST_BATCH, 2**30 if layers == "fused" else 0
     try:
         trial = Trial(config, model, list(trial_names(model)))
     finally:
-        fused.LARGEST_BATCH = limit
+        limits.LARGEST_BATCH = limit
     assert (trial.layers is not None) == (layers == "fused")
     return trial
 
@@ -111,7 +112,7 @@ def median_us(run: Callable[[int], None], budget: float = 0.4) -> tuple[float, f
 
 def timed(model: nn.Module, network: str, scheme: str, optimizer: str, batch: int, layers: str) -> dict[str, Any]:
     """One configuration."""
-    model.embeddings.weight.in_backward = None  # where an earlier one failed
+    model.embeddings.updates.collector = None  # where an earlier one failed
     trial = trial_of(model, optimizer, batch, layers)
     try:
         batches = [draw(CARDINALITIES, batch * TOGETHER) for _ in range(DISTINCT)]
@@ -158,7 +159,7 @@ def check(network: str, batch: int) -> dict[str, Any]:
     inputs = (torch.randn(batch, 13, device="cuda"), torch.randn(batch, 26, 16, device="cuda") / 4)
     labels = torch.randint(2, (batch,), dtype=torch.uint8, device="cuda")
     total = torch.zeros((), dtype=torch.float64, device="cuda")
-    gradients = {"fused": {"vectors": fused.FusedStep(model)(*inputs, labels, total)}}
+    gradients = {"fused": {"vectors": FusedStep(model)(*inputs, labels, total)}}
     gradients["fused"] |= {name: p.grad for name, p in model.named_parameters()}
     for name, each in (("torch", plain), ("float64", truth)):
         dense, vectors = (x.detach().clone().to(each.output.weight.dtype) for x in inputs)
@@ -197,7 +198,7 @@ def steps_of(rule: str, network: str, batch: int) -> dict[str, float]:
         torch.manual_seed(3)
         model = copy.deepcopy(start)
         optimizer = make(list(model.parameters()))
-        step = fused.FusedStep(model, optimizer) if who == "fused" else None
+        step = FusedStep(model, optimizer) if who == "fused" else None
         total = torch.zeros((), dtype=torch.float64, device="cuda")
         for _ in range(10):
             dense, vectors = torch.randn(batch, 13, device="cuda"), torch.randn(batch, 26, 16, device="cuda") / 4
@@ -269,7 +270,7 @@ def warm_one(network: str, optimizer: str, name: str = "", value: str = "") -> N
     if optimizer == "none":
         inputs = (torch.randn(128, 13, device="cuda"), torch.randn(128, 26, 16, device="cuda"))
         labels = torch.zeros(128, dtype=torch.uint8, device="cuda")
-        fused.FusedStep(_network(network))(*inputs, labels, torch.zeros((), dtype=torch.float64, device="cuda"))
+        FusedStep(_network(network))(*inputs, labels, torch.zeros((), dtype=torch.float64, device="cuda"))
         return
     if optimizer not in OPTIMIZERS:
         steps_of(optimizer, network, 128)
@@ -312,13 +313,11 @@ def tune() -> list[dict[str, Any]]:
 def facts() -> dict[str, Any]:
     import triton
 
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
-    commit = os.environ.get("COMMIT") or subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
     return {
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         "cuda": torch.version.cuda,
-        "commit": commit,
+        "commit": os.environ.get("COMMIT") or commit() or "unknown",
         "config": {"dim": 16, "epoch_rows": EPOCH, "settings": {name: setting(name) for name in CHOICES}},
     }
 

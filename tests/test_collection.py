@@ -233,7 +233,7 @@ IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
         (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
         (lambda: EmbeddingCollection([("a", 9)]), TypeError, r"tables \(\('a', 9\)\) must be Table objects"),
         (lambda: EmbeddingCollection([EQUAL[0]] * 2), ValueError, r"names of tables \('a'\) must be unique"),
-        (lambda: EmbeddingCollection(EQUAL, mode="max"), ValueError, r"mode \('max'\) must be 'mean' or 'sum'"),
+        (lambda: EmbeddingCollection(EQUAL, mode="max"), ValueError, r"mode \('max'\) must be one of 'mean', 'sum'"),
         (lambda: EmbeddingCollection([Table("a", 9, 4, padding_idx=9)]), ValueError, r"padding_idx \(9\) must be"),
         (lambda: EmbeddingCollection([Table("a", 0, 4)]), ValueError, r"num_embeddings \(0\) must be at least 1"),
         (lambda: Table("", 9, 4), ValueError, r"name \(''\) must be a string of one line that is not empty"),
@@ -271,3 +271,11 @@ def test_inputs_on_another_device_are_refused(
     module = EmbeddingCollection([Table("a", 50, 4, QR(4))], mode="sum")
     with pytest.raises(ValueError, match=match):
         module(ids, offsets, weights)
+
+
+def test_a_collection_has_no_weight() -> None:
+    assert not hasattr(TWO, "weight")
+    with pytest.raises(AttributeError, match=r"a collection has no weight: stored holds every row, to_dense\(\) gives"):
+        TWO.weight  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'wait'"):
+        TWO.wait  # noqa: B018

@@ -75,7 +75,7 @@ def readme_schemes() -> list[tuple[int, int, list[str]]]:
 
 @pytest.mark.parametrize(("n", "d", "row"), readme_schemes(), ids=lambda value: value[0] if type(value) is list else "")
 def test_readme_says_what_each_scheme_stores(n: int, d: int, row: list[str]) -> None:
-    spec = eval(row[0].strip("`"), vars(quorem)).spec(n, d)
+    spec = eval(row[0].strip("`"), vars(quorem.api)).spec(n, d)
     assert row[1:] == [
         ", ".join(f"({p.stride}, {p.size})" for p in spec.partitions),
         " + ".join(f"{rows:,}" for rows, _ in spec.shapes),

@@ -1,14 +1,15 @@
 """``Embedding`` beside ``nn.Embedding``: what is the same, what is refused, and ids that are none."""
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from oracles import CASES, FEW, D, N, fill_
+from oracles import CASES, FEW, D, N, assert_same_gradients, fill_
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, Full, Hash, Path
+from quorem import QR, Embedding, EmbeddingBag, Full, Hash, Path, optim
 
 TABLE = Embedding(N, D, QR(4))
 
@@ -24,6 +25,63 @@ def test_a_full_table_is_torchs() -> None:
     assert torch.equal(ours.stored.grad, theirs.weight.grad)
     assert ours.compression == 1 and ours.num_parameters == N * D
     assert (ours.num_embeddings, ours.embedding_dim, ours.padding_idx) == (N, D, 5)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("module_class", [Embedding, EmbeddingBag])
+def test_weight_is_the_table_it_stands_for(case: str, module_class: type[Embedding]) -> None:
+    """[n, D], composed when read, with the gradient of the lookup of every id."""
+    module = fill_(module_class(N, D, CASES[case], dtype=torch.float64))
+    weight = module.weight
+    assert weight.shape[0] == N and weight.shape[-1] == D and torch.equal(weight, module.to_dense())
+    grad = torch.randn_like(weight)
+    weight.backward(grad)
+    twin = copy.deepcopy(module)
+    twin.zero_grad()
+    Embedding.forward(twin, torch.arange(N)).backward(grad)
+    assert_same_gradients(module, twin)
+
+
+def test_the_weight_of_a_full_table_is_the_parameter() -> None:
+    table = Embedding(N, D, Full(), padding_idx=3)
+    assert table.weight is table.stored and not table.weight[3].any() and table.weight[2].all()
+    assert [name for name, _ in table.named_parameters()] == ["stored"]
+    permuted = Embedding(N, D, Full(permute=1))
+    assert permuted.weight is not permuted.stored and torch.equal(permuted.weight, permuted(torch.arange(N)))
+    head = nn.Linear(D, N, bias=False)
+    table.weight = head.weight
+    assert table.stored is head.weight and torch.equal(table(torch.tensor([4])), head.weight[4:5])
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_weight_is_up_to_date(sparse: bool) -> None:
+    """Under Adam every row moves in every step, touched or not."""
+    tables = {scheme: Embedding(N, D, scheme, sparse=sparse, dtype=torch.float64) for scheme in (Full(), QR(4))}
+    for table in tables.values():
+        theirs = nn.ParameterList(t.detach().clone() for t in table.tables())
+        optimizers = [optim.Adam(table.parameters(), lr=0.1), torch.optim.Adam(theirs, lr=0.1)]
+        for ids in torch.arange(12).view(4, 3):
+            dense = theirs[0] if len(theirs) == 1 else theirs[0].repeat(4, 1) * theirs[1].repeat_interleave(15, 0)
+            table(ids).sum().backward()
+            dense[ids].sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        dense = theirs[0] if len(theirs) == 1 else theirs[0].repeat(4, 1) * theirs[1].repeat_interleave(15, 0)
+        torch.testing.assert_close(table.weight.detach(), dense.detach(), rtol=0, atol=1e-12)
+
+
+def test_weight_is_not_set_where_it_is_composed() -> None:
+    table, full = Embedding(N, D, QR(4)), Embedding(N, D, Full())
+    match = rf"weight can only be set to a parameter \[{N}, {D}\] of a full table.*from_pretrained"
+    for module, value in (
+        (table, nn.Parameter(torch.zeros(N, D))),
+        (table, torch.zeros(N, D)),
+        (full, torch.zeros(N, D)),
+        (full, nn.Parameter(torch.zeros(N, D + 1))),
+    ):
+        with pytest.raises(AttributeError, match=match):
+            module.weight = value
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -108,7 +166,7 @@ def test_ids_of_another_type(ids: Tensor, match: str) -> None:
         (lambda: Embedding(N, D, QR), TypeError, r"scheme \(.*QR.*\) must be a Scheme"),
         (lambda: Embedding(-1, D, QR(4)), ValueError, r"num_embeddings \(-1\) must be at least 1"),
         (lambda: Embedding(N, 7, QR(4, operation="concat")), ValueError, r"embedding_dim \(7\) must be divisible"),
-        (lambda: Embedding(N, D, QR(4)).reset_parameters("zeros"), ValueError, r"start \('zeros'\) must be one of"),
+        (lambda: Embedding(N, D, QR(4)).reset_parameters("zeros"), ValueError, r"method \('zeros'\) must be one of"),
         (lambda: Embedding.from_pretrained(torch.zeros(3)), ValueError, r"embeddings has shape \(3,\) but must be 2-D"),
         (lambda: Embedding.from_pretrained(torch.zeros(9, 2), False), TypeError, r"scheme \(False\) must be a Scheme"),
         (

@@ -21,9 +21,9 @@ from quorem import (
     Pool,
     Table,
 )
-from quorem.frequency import places, rank
 from quorem.partitions import Mixing
 from quorem.schemes import from_json, to_json
+from quorem.schemes.frequency import places, rank
 
 N, D = 97, 8
 COLD = {

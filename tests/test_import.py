@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = {"numba", "triton", "polars", "pyarrow", "matplotlib", "typer", "rich", "pandas", "scipy"}
+HEAVY |= {"torchrec", "fbgemm_gpu"}
 
 
 def top_level_modules(statement: str) -> set[str]:
@@ -17,6 +20,23 @@ def top_level_modules(statement: str) -> set[str]:
 
 def test_import_is_light():
     alone = top_level_modules("import torch, numpy")
-    with_quorem = top_level_modules("import torch, numpy, quorem")
+    with_quorem = top_level_modules("import torch, numpy, quorem\nquorem.Embedding")
     assert "quorem" in with_quorem
     assert sorted((with_quorem - alone) & HEAVY) == []
+
+
+def test_torch_is_loaded_with_the_first_name_that_is_used():
+    assert "torch" not in top_level_modules("import quorem\nquorem.__version__")
+    assert "torch" in top_level_modules("import quorem\nquorem.QR")
+
+
+def test_every_public_name_is_an_attribute():
+    names = "assert all(hasattr(quorem, name) for name in quorem.__all__) and not hasattr(quorem, 'nope')"
+    star = "from quorem import *\nassert Embedding is quorem.Embedding and 'Embedding' in dir(quorem)"
+    assert "quorem" in top_level_modules(f"import quorem\n{names}\n{star}")
+
+
+@pytest.mark.parametrize("module", ["init", "tables", "optim"])
+def test_a_module_can_be_imported_first(module):
+    """Whatever ``quorem.api`` would have imported before it."""
+    assert "torch" in top_level_modules(f"import quorem.{module}\nimport torch")

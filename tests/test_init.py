@@ -10,7 +10,7 @@ from oracles import CASES, D, N, assert_near, fill_
 from torch import Tensor
 
 from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, Path
-from quorem.init import NOISE, STARTS, fit_, matched_, path_
+from quorem.init import METHODS, NOISE, fit_, matched_, path_
 from quorem.partitions import ExplicitPartition
 from quorem.schemes import Scheme
 
@@ -89,7 +89,7 @@ def test_the_reference_start_is_the_public_codes() -> None:
     assert vectors.std().item() == pytest.approx(sqrt(1 / 9 - 1 / 16), rel=0.05)
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", METHODS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
     """One plus noise survives rounding: the small tables do not start as all ones."""
@@ -298,7 +298,7 @@ def test_refusals() -> None:
     path = Embedding(N, D, CASES["path-mlp"])
     with pytest.raises(ValueError, match=r"scheme \(Path\(.*\) must not be path-based"):
         fit_(path.tables(), path.specs[0], torch.zeros(N, D))
-    with pytest.raises(ValueError, match=r"start \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
+    with pytest.raises(ValueError, match=r"method \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
         table.reset_parameters("normal")
 
 

@@ -102,8 +102,8 @@ def test_partition_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("stride", "size", "error", "match"),
     [
-        (0, 4, ValueError, r"stride \(0\) must be >= 1"),
-        (1, -2, ValueError, r"size \(-2\) must be >= 1"),
+        (0, 4, ValueError, r"stride \(0\) must be at least 1"),
+        (1, -2, ValueError, r"size \(-2\) must be at least 1"),
         (2**63, 1, ValueError, r"stride \(9223372036854775808\) must be .* < 2\*\*63"),
         (1.0, 4, TypeError, r"stride \(1\.0\) must be an integer"),
         (1, True, TypeError, r"size \(True\) must be an integer"),
@@ -251,17 +251,17 @@ def test_chinese_remainder_is_complementary_only_if_coprime(sizes: list[int]) ->
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: partitions.naive(0), r"n \(0\) must be >= 1"),
+        (lambda: partitions.naive(0), r"n \(0\) must be at least 1"),
         (lambda: partitions.hashing(10, 0), r"m \(0\) must be in \[1, 10\]"),
         (lambda: partitions.hashing(10, 11), r"m \(11\) must be in \[1, 10\]"),
-        (lambda: partitions.quotient_remainder(0, 1), r"n \(0\) must be >= 1"),
+        (lambda: partitions.quotient_remainder(0, 1), r"n \(0\) must be at least 1"),
         (lambda: partitions.quotient_remainder(10, 11), r"m \(11\) must be in \[1, 10\]"),
         (
             lambda: partitions.generalized_quotient_remainder(10, [3, 3]),
             r"the product of sizes \(3, 3\) \(9\) must be >= n \(10\)",
         ),
         (lambda: partitions.generalized_quotient_remainder(1, []), r"the product of sizes \(\)"),
-        (lambda: partitions.generalized_quotient_remainder(4, [4, 0]), r"sizes\[1\] \(0\) must be >= 1"),
+        (lambda: partitions.generalized_quotient_remainder(4, [4, 0]), r"sizes\[1\] \(0\) must be at least 1"),
         (
             lambda: partitions.generalized_quotient_remainder(4, [2**40] * 3),
             r"stride \(\d+\) must be .* < 2\*\*63",
@@ -269,13 +269,13 @@ def test_chinese_remainder_is_complementary_only_if_coprime(sizes: list[int]) ->
         (lambda: partitions.chinese_remainder(10, [2, 3]), r"the product of sizes \(2, 3\) \(6\)"),
         (lambda: partitions.chinese_remainder(10, [5, 4, 6]), r"sizes \(5, 4, 6\) .* gcd\(4, 6\) = 2"),
         (lambda: partitions.overlapping_quotient_remainder(10, [3, 3]), r"the product of sizes \(3, 3\)"),
-        (lambda: partitions.balanced_sizes(0, 2), r"n \(0\) must be >= 1"),
-        (lambda: partitions.balanced_sizes(5, 0), r"k \(0\) must be >= 1"),
-        (lambda: partitions.coprime_sizes(0, 2), r"n \(0\) must be >= 1"),
-        (lambda: partitions.coprime_sizes(5, 0), r"k \(0\) must be >= 1"),
-        (lambda: partitions.coprime_sizes_for_rows(2, 3), r"num_rows \(2\) must be >= 3"),
-        (lambda: partitions.coprime_sizes_for_rows(2, 0), r"k \(0\) must be >= 1"),
-        (lambda: partitions.is_complementary([Partition(1, 2)], 0), r"n \(0\) must be >= 1"),
+        (lambda: partitions.balanced_sizes(0, 2), r"n \(0\) must be at least 1"),
+        (lambda: partitions.balanced_sizes(5, 0), r"k \(0\) must be at least 1"),
+        (lambda: partitions.coprime_sizes(0, 2), r"n \(0\) must be at least 1"),
+        (lambda: partitions.coprime_sizes(5, 0), r"k \(0\) must be at least 1"),
+        (lambda: partitions.coprime_sizes_for_rows(2, 3), r"num_rows \(2\) must be at least 3"),
+        (lambda: partitions.coprime_sizes_for_rows(2, 0), r"k \(0\) must be at least 1"),
+        (lambda: partitions.is_complementary([Partition(1, 2)], 0), r"n \(0\) must be at least 1"),
         (
             lambda: partitions.is_complementary([Partition(1, 9), ExplicitPartition([0, 1])], 3),
             r"parts\[1\] maps 2 ids; an ExplicitPartition must map n \(3\)",
@@ -490,13 +490,13 @@ def test_permutation_keeps_partitions_complementary_and_moves_neighbours() -> No
     ("call", "error", "match"),
     [
         (lambda: Permutation(4, 0, 10), ValueError, r"multiplier \(4\) must be coprime with n \(10\); .* 2"),
-        (lambda: Permutation(0, 0, 10), ValueError, r"multiplier \(0\) must be >= 1"),
+        (lambda: Permutation(0, 0, 10), ValueError, r"multiplier \(0\) must be at least 1"),
         (lambda: Permutation(3, 10, 10), ValueError, r"shift \(10\) must be in \[0, 9\]"),
         (lambda: Permutation(3, -1, 10), ValueError, r"shift \(-1\) must be in \[0, 9\]"),
         (lambda: Permutation(2**62 + 3, 0, 10), ValueError, r"multiplier .* must be < 2\*\*63 for n \(10\)"),
         (lambda: Permutation(1.0, 0, 10), TypeError, r"multiplier \(1\.0\) must be an integer"),  # type: ignore[arg-type]
-        (lambda: Permutation.from_seed(0, 1), ValueError, r"n \(0\) must be >= 1"),
-        (lambda: Permutation.from_seed(10, -1), ValueError, r"seed \(-1\) must be >= 0"),
+        (lambda: Permutation.from_seed(0, 1), ValueError, r"n \(0\) must be at least 1"),
+        (lambda: Permutation.from_seed(10, -1), ValueError, r"seed \(-1\) must be at least 0"),
         (lambda: Permutation.from_seed(10, None), TypeError, r"seed \(None\) must be an integer"),  # type: ignore[arg-type]
     ],
 )

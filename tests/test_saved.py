@@ -248,10 +248,10 @@ def test_assigning_takes_the_dtype_of_the_checkpoint() -> None:
 def test_copying_onto_meta_is_refused() -> None:
     """torch warns that it is a no-op; a module half on meta would give garbage."""
     state = collection().state_dict()
-    with pytest.raises(RuntimeError, match="weight is on the meta device: it takes every table at once, and"):
+    with pytest.raises(RuntimeError, match="stored is on the meta device: it takes every table at once, and"):
         collection(device="meta").load_state_dict({k: v for k, v in state.items() if "tables" in k}, strict=False)
     del state["tables.user.0"]
-    with pytest.raises(RuntimeError, match="weight is on the meta device"):
+    with pytest.raises(RuntimeError, match="stored is on the meta device"):
         collection(device="meta").load_state_dict(state, strict=False, assign=True)
 
 

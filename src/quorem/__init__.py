@@ -1,41 +1,34 @@
 """Compositional embeddings using complementary partitions: embedding tables that fit.
 
->>> import torch
->>> table = Embedding(1_000_000, 16, QR(num_collisions=4))
+The names of ``quorem.api`` are loaded, and torch with them, when one is first used: ``quorem --help`` needs neither.
+
+>>> import quorem, torch
+>>> table = quorem.Embedding(1_000_000, 16, quorem.QR(num_collisions=4))
 >>> table(torch.tensor([0, 999_999])).shape, round(table.compression, 2)
 (torch.Size([2, 16]), 4.0)
 """
 
-from . import init, models, operations, optim, partitions, schemes
-from .bags import EmbeddingBag
-from .collection import EmbeddingCollection, Table
-from .embeddings import Embedding
-from .frequency import HotCold, Pool
-from .quantize import quantize_
-from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Path, Scheme, TableSpec
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__ as __version__
 
-__all__ = [
-    "Embedding",
-    "EmbeddingBag",
-    "EmbeddingCollection",
-    "Table",
-    "quantize_",
-    "Full",
-    "Hash",
-    "QR",
-    "GeneralizedQR",
-    "ChineseRemainder",
-    "Custom",
-    "Path",
-    "HotCold",
-    "Pool",
-    "Scheme",
-    "TableSpec",
-    "partitions",
-    "operations",
-    "schemes",
-    "init",
-    "optim",
-    "models",
-]
+if TYPE_CHECKING:
+    from .api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A module of quorem, or a name of ``quorem.api``; from then on all names are ordinary attributes."""
+        if name == "__all__" or not name.startswith("_"):
+            if find_spec(f".{name}", __name__) is not None:
+                return import_module(f".{name}", __name__)
+            api = import_module(".api", __name__)
+            names = getattr(api, "__all__", ())  # none while it is being imported
+            if name in (*names, "__all__"):
+                globals().update({known: getattr(api, known) for known in ("__all__", *names)})
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *import_module(".api", __name__).__all__})

@@ -1,15 +1,30 @@
-"""What the arguments of the modules must be. Each check raises TypeError or ValueError that says so."""
+"""What arguments must be. Each check raises TypeError or ValueError that says so."""
 
+import operator
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from .schemes import Scheme
-
+INT64_MAX = 2**63 - 1
 InvalidIdMode = Literal["raise", "warn", "trust"]
+Pooling = Literal["mean", "sum"]
 BagMode = Literal["sum", "mean", "max"]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def check_int(argument: str, value: Any, low: int = 1, high: int = INT64_MAX) -> int:
+    """``value`` must be an integer in ``[low, high]``; returned as a plain int. ``True`` rows is a mistake."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{argument} ({value!r}) must be an integer")
+    if not low <= number <= high:
+        rule = f"at least {low} and < 2**63" if high == INT64_MAX else f"in [{low}, {high}]"
+        raise ValueError(f"{argument} ({number}) must be {rule}")
+    return number
 
 
 def check_choice(argument: str, value: Any, choices: Any) -> None:
@@ -22,12 +37,6 @@ def check_dtype(dtype: torch.dtype | None) -> None:
     """``dtype`` must be one that the ops have, or None."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype ({dtype}) must be one of {', '.join(map(str, DTYPES))}")
-
-
-def check_scheme(scheme: Scheme) -> None:
-    """``scheme`` must be a ``Scheme``."""
-    if not isinstance(scheme, Scheme):
-        raise TypeError(f"scheme ({scheme!r}) must be a Scheme, such as quorem.QR(num_collisions=4)")
 
 
 def check_padding(padding_idx: int | None, n: int) -> int | None:

@@ -2,25 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .checks import (
     InvalidIdMode,
+    Pooling,
     check_choice,
     check_ids,
     check_offsets,
     check_padding,
     check_sample_weights,
-    check_scheme,
 )
-from .frequency import check_frequencies
-from .schemes import Full, Scheme
+from .schemes import Full, Scheme, check_scheme
+from .schemes.frequency import check_frequencies
 from .tables import Tables
 
-Pooling = Literal["mean", "sum"]
 ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
 
 
@@ -36,6 +35,10 @@ class Table:
         padding_idx: an id whose vector is zero and takes no gradient.
         features: names of the features that read this table; the table's own name where empty.
         frequencies: how often each id occurs, ``[n]``; a ``HotCold`` scheme ranks ids by it.
+
+    >>> from quorem import QR
+    >>> Table("user", 1000, 16, QR(num_collisions=4))
+    Table(name='user', num_embeddings=1000, embedding_dim=16, scheme=QR(num_collisions=4), padding_idx=None)
     """
 
     name: str

@@ -3,13 +3,12 @@
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import init
-from .checks import InvalidIdMode, check_ids, check_padding, check_scheme, check_unsupported
-from .frequency import check_frequencies
-from .partitions import naive
-from .schemes import Full, Scheme
+from .checks import InvalidIdMode, check_ids, check_padding, check_unsupported
+from .schemes import Full, Scheme, check_scheme
+from .schemes.frequency import check_frequencies
 from .tables import Tables
 
 
@@ -82,13 +81,30 @@ class Embedding(Tables):
     def weight(self) -> Tensor:
         """The table this module stands for, ``[n, D]``, composed when read; differentiable.
 
-        For a full table whose ids are not permuted it is the parameter ``stored`` itself.
+        ``[n, K, D]`` for feature generation. For a full table whose ids are not permuted it is the parameter ``stored``
+        itself, which another parameter may replace, as in ``module.weight = other.weight``.
         """
-        spec = self.specs[0]
-        if spec.permutation is None and spec.hidden is None and spec.partitions == naive(spec.num_embeddings):
-            self.updates.flush_()
-            return self.stored
-        return self.dense()
+        self.updates.flush_()
+        return self.stored if self.is_full() else self.dense()
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._refuse_weight()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As in ``nn.Module``; a full table's ``weight`` is ``stored``."""
+        if name == "weight":
+            if not self.is_full() or param is None or param.shape != self.stored.shape:
+                self._refuse_weight()
+            name = "stored"
+        super().register_parameter(name, param)
+
+    def _refuse_weight(self) -> None:
+        n, d = self.num_embeddings, self.embedding_dim
+        raise AttributeError(
+            f"weight can only be set to a parameter [{n}, {d}] of a full table: else it is composed from stored when"
+            " it is read; from_pretrained fits a scheme's tables to a full one"
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of the ids in ``input``, of any shape."""

@@ -1,4 +1,4 @@
-"""Starting values that know the operation: the composed vector starts as a row of the full table would.
+"""Initial values that fit the operation: a composed vector is drawn as a row of the full table would be.
 
 ``docs/initialization.md`` has the measurements behind the default.
 """
@@ -6,21 +6,23 @@
 from collections.abc import Sequence
 from functools import reduce
 from math import sqrt
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from .checks import check_choice
 from .schemes import TableSpec
 
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
-STILL = 1e-6  # relative change of every table under which a fit has converged
+CONVERGED = 1e-6  # relative change of every table under which a fit has converged
 
 
 def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
-    """The default: the largest table starts as the full one, U(-sqrt(1/n), sqrt(1/n)); others start neutral.
+    """The default: the largest table is drawn as the full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral.
 
     Neutral is one plus noise for ``mult``, noise around zero for ``add``: the composed vector then has the
-    distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so each starts as the full.
+    distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so each is drawn as the full.
     """
     bound = sqrt(1 / spec.num_embeddings)
     largest = max(range(len(tables)), key=lambda j: tables[j].shape[0])
@@ -45,37 +47,49 @@ def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
 
 
 def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """The public reference code's start, U(sqrt(1/n), 1) for every factor: kept for comparison, trains badly.
+    """As the public reference code, U(sqrt(1/n), 1) for every factor: kept for comparison, trains badly.
 
-    A table that stands alone starts as the full one does, there too.
+    A table that stands alone is drawn as the full one, there too.
     """
     bound = sqrt(1 / spec.num_embeddings)
     for table in tables:
         table.uniform_(-bound if len(tables) == 1 else bound, bound if len(tables) == 1 else 1)
 
 
-STARTS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
+Method = Literal["matched", "symmetric", "reference"]
+METHODS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
 
 
-def start_(tables: Sequence[Tensor], spec: TableSpec, start: str = "matched") -> None:
-    """Fill the tables of one spec in place by the named start.
+def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched") -> None:
+    """Draw the tables of one spec in place.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: what they are.
+        method: ``"matched"``, ``"symmetric"`` or ``"reference"``: the function of that name.
 
     Raises:
-        ValueError: if ``start`` is not one of ``STARTS``.
+        ValueError: if ``method`` is another.
+
+    >>> from quorem import QR
+    >>> spec = QR(num_collisions=4).spec(1000, 16)
+    >>> tables = [torch.empty(shape) for shape in spec.shapes]
+    >>> init_(tables, spec)
+    >>> bool((tables[0].abs() <= 1000**-0.5).all()), bool((tables[1] - 1).abs().max() <= 0.011)
+    (True, True)
     """
-    if start not in STARTS:
-        raise ValueError(f"start ({start!r}) must be one of {', '.join(map(repr, STARTS))}")
+    check_choice("method", method, Method)
     with torch.no_grad():
         if spec.num_own:
             bound = sqrt(1 / spec.num_embeddings)
             tables[0].uniform_(-bound, bound)
             tables = tables[1:]
         if len(tables):
-            STARTS[start](tables, spec)
+            METHODS[method](tables, spec)
 
 
 def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec]) -> None:
-    """Start a pool so that a sum of its rows has the variance of a full table's, averaged over the cold ids."""
+    """Draw a pool so that a sum of its rows has the variance of a full table's, averaged over the cold ids."""
     cold = sum(spec.num_composed for spec in members)
     bound = sum(spec.num_composed * sqrt(1 / spec.num_embeddings) for spec in members) / max(cold, 1)
     bound /= sqrt(len(tables))
@@ -85,11 +99,11 @@ def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec]) -> None:
 
 
 def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> None:
-    """Start path networks (section 4.1) as close to the identity as their width allows, plus noise.
+    """Draw path networks (section 4.1) as close to the identity as their width allows, plus noise.
 
     With ``relu`` a direction q passes as ``relu(q x) - relu(-q x)``, so 2 D hidden units carry D dimensions
     exactly; narrower networks carry as many as they can, scaled to keep the variance. With ``sigmoid``, which is
-    close to ``1/2 + x / 4`` for the small x that tables start with, D units suffice.
+    close to ``1/2 + x / 4`` for the small x that tables are drawn with, D units suffice.
 
     Args:
         weights: of each layer ``[G, in, out]``, G networks of one shape.
@@ -129,8 +143,8 @@ def fit_(
 ) -> None:
     """Fill the tables of one spec with the least-squares fit of a full table.
 
-    A table's rows, the others held fixed, are a weighted mean over each bucket. One pass is exact for one table,
-    ``concat`` and ``feature``; ``add`` and ``mult`` alternate over the tables until they stand still (for two
+    With the other tables fixed, a table's rows are a weighted mean over each bucket. One pass is exact for one table,
+    ``concat`` and ``feature``; ``add`` and ``mult`` alternate over the tables until they no longer change (for two
     tables and ``mult`` this is power iteration towards the best product).
 
     Args:
@@ -176,7 +190,7 @@ def fit_(
                     fitted[j] = _bucket_mean(target, counts, buckets[j], tables[j], reduce(torch.mul, rows))
                 else:
                     fitted[j] = _bucket_mean(target - sum(rows), counts, buckets[j], tables[j])
-            if all(torch.dist(new, old) <= STILL * new.norm() for new, old in zip(fitted, before, strict=True)):
+            if all(torch.dist(new, old) <= CONVERGED * new.norm() for new, old in zip(fitted, before, strict=True)):
                 break
     with torch.no_grad():
         for table, values in zip(tables, fitted, strict=True):

@@ -4,9 +4,12 @@ Shapes: K partitions, D embedding dim. Each function takes K vectors ``[..., D_j
 """
 
 from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from .checks import check_choice
 
 
 def concat(*vectors: Tensor) -> Tensor:
@@ -29,14 +32,15 @@ def feature(*vectors: Tensor) -> Tensor:
     return torch.stack(vectors, dim=-2)
 
 
+Operation = Literal["concat", "add", "mult", "feature"]
 OPERATIONS = {"concat": concat, "add": add, "mult": mult, "feature": feature}
 
 
-def widths(operation: str, embedding_dim: int, k: int, dims: tuple[int, ...] | None = None) -> tuple[int, ...]:
+def widths(operation: Operation, embedding_dim: int, k: int, dims: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """Width ``D_j`` of each partition's table, so that ``embedding_dim`` is the width that comes out.
 
     Args:
-        operation: one of ``OPERATIONS``.
+        operation: ``"concat"``, ``"add"``, ``"mult"`` or ``"feature"``.
         embedding_dim: width of the composed vector (of each vector for ``"feature"``).
         k: number of partitions.
         dims: the widths themselves, for ``"concat"`` only; split evenly where absent.
@@ -47,8 +51,7 @@ def widths(operation: str, embedding_dim: int, k: int, dims: tuple[int, ...] | N
     >>> widths("concat", 16, 2), widths("mult", 16, 2)
     ((8, 8), (16, 16))
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"operation ({operation!r}) must be one of {', '.join(map(repr, OPERATIONS))}")
+    check_choice("operation", operation, Operation)
     if operation != "concat":
         if dims is not None:
             raise ValueError(f"dims ({dims}) must be None unless operation ({operation!r}) is 'concat'")

@@ -7,7 +7,6 @@ closed form, ``p(i) = (i // stride) % size``, listed least significant digit fir
 
 import itertools
 import math
-import operator
 import random
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_INT64_MAX = 2**63 - 1
+from .checks import INT64_MAX, check_int
+
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -37,8 +37,8 @@ class Partition:
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stride", _integer("stride", self.stride))
-        object.__setattr__(self, "size", _integer("size", self.size))
+        object.__setattr__(self, "stride", check_int("stride", self.stride))
+        object.__setattr__(self, "size", check_int("size", self.size))
 
     def __call__(self, ids: Tensor) -> Tensor:
         return (_int64("ids", ids) // self.stride) % self.size
@@ -123,11 +123,11 @@ class Permutation:
     n: int
 
     def __post_init__(self) -> None:
-        n, multiplier = _integer("n", self.n), _integer("multiplier", self.multiplier)
-        shift = _integer("shift", self.shift, 0, n - 1)
+        n, multiplier = check_int("n", self.n), check_int("multiplier", self.multiplier)
+        shift = check_int("shift", self.shift, 0, n - 1)
         if (common := math.gcd(multiplier, n)) != 1:
             raise ValueError(f"multiplier ({multiplier}) must be coprime with n ({n}); their gcd is {common}")
-        if multiplier * (n - 1) + shift > _INT64_MAX:
+        if multiplier * (n - 1) + shift > INT64_MAX:
             raise ValueError(f"multiplier ({multiplier}) * (n - 1) + shift must be < 2**63 for n ({n})")
         for name, value in (("multiplier", multiplier), ("shift", shift), ("n", n)):
             object.__setattr__(self, name, value)
@@ -135,8 +135,8 @@ class Permutation:
     @classmethod
     def from_seed(cls, n: int, seed: int) -> "Permutation":
         """The permutation that ``seed`` draws; ``multiplier=1``, a rotation, only where no other fits."""
-        n, draw = _integer("n", n), random.Random(_integer("seed", seed, 0))
-        high = min(n, _INT64_MAX // n)
+        n, draw = check_int("n", n), random.Random(check_int("seed", seed, 0))
+        high = min(n, INT64_MAX // n)
         start = draw.randrange(2, high) if high > 2 else 2
         candidates = itertools.chain(range(start, high), range(2, min(start, high)))
         multiplier = next((m for m in candidates if math.gcd(m, n) == 1), 1)
@@ -163,7 +163,7 @@ class Mixing:
     bits: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _integer("bits", self.bits, 1, 62))
+        object.__setattr__(self, "bits", check_int("bits", self.bits, 1, 62))
 
     @classmethod
     def covering(cls, n: int) -> "Mixing":
@@ -172,7 +172,7 @@ class Mixing:
         >>> Mixing.covering(1000)
         Mixing(bits=10)
         """
-        return cls(max(1, (_integer("n", n) - 1).bit_length()))
+        return cls(max(1, (check_int("n", n, 1) - 1).bit_length()))
 
     def __call__(self, ids: Tensor) -> Tensor:
         return mix(_int64("ids", ids), torch.tensor(self.bits, device=ids.device))
@@ -197,7 +197,7 @@ def naive(n: int) -> tuple[Partition, ...]:
     >>> naive(10)
     (Partition(stride=1, size=10),)
     """
-    return (Partition(1, _integer("n", n)),)
+    return (Partition(1, check_int("n", n)),)
 
 
 def hashing(n: int, m: int) -> tuple[Partition, ...]:
@@ -209,7 +209,7 @@ def hashing(n: int, m: int) -> tuple[Partition, ...]:
     >>> hashing(10, 4)
     (Partition(stride=1, size=4),)
     """
-    return (Partition(1, _integer("m", m, 1, _integer("n", n))),)
+    return (Partition(1, check_int("m", m, 1, check_int("n", n))),)
 
 
 def quotient_remainder(n: int, m: int) -> tuple[Partition, ...]:
@@ -221,7 +221,7 @@ def quotient_remainder(n: int, m: int) -> tuple[Partition, ...]:
     >>> quotient_remainder(10, 4)
     (Partition(stride=1, size=4), Partition(stride=4, size=3))
     """
-    m = _integer("m", m, 1, _integer("n", n))
+    m = check_int("m", m, 1, check_int("n", n))
     return (Partition(1, m), Partition(m, _ceil_div(n, m)))
 
 
@@ -292,7 +292,7 @@ def balanced_sizes(n: int, k: int) -> tuple[int, ...]:
     >>> balanced_sizes(1000, 3), balanced_sizes(1001, 3)
     ((10, 10, 10), (11, 10, 10))
     """
-    n, k = _integer("n", n), _integer("k", k)
+    n, k = check_int("n", n), check_int("k", k)
     root = 0
     for bit in reversed(range(n.bit_length() // k + 1)):
         if (root | 1 << bit) ** k <= n:
@@ -310,7 +310,7 @@ def coprime_sizes(n: int, k: int) -> tuple[int, ...]:
     >>> coprime_sizes(1000, 3), coprime_sizes(10**6, 2)
     ((13, 11, 7), (1001, 1000))
     """
-    n, k = _integer("n", n), _integer("k", k)
+    n, k = check_int("n", n), check_int("k", k)
     rows = itertools.count(sum(balanced_sizes(n, k)))
     return next(filter(None, (_largest_product(total, k, n) for total in rows)))
 
@@ -324,8 +324,8 @@ def coprime_sizes_for_rows(num_rows: int, k: int) -> tuple[int, ...]:
     >>> coprime_sizes_for_rows(30, 3), coprime_sizes_for_rows(6, 2)
     ((11, 10, 9), (3, 2))
     """
-    k = _integer("k", k)
-    rows = _integer("num_rows", num_rows, k)
+    k = check_int("k", k)
+    rows = check_int("num_rows", num_rows, k)
     best = _largest_product(rows, k, 1)  # never empty: (rows - k + 1, 1, ..., 1) is coprime
     while _even_product(rows := rows - 1, k) > math.prod(best):
         best = _largest_product(rows, k, math.prod(best) + 1) or best
@@ -341,7 +341,7 @@ def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> 
     >>> is_complementary(quotient_remainder(10, 4), 10), is_complementary(hashing(10, 4), 10)
     (True, False)
     """
-    n = _integer("n", n)
+    n = check_int("n", n)
     for j, part in enumerate(parts):
         if isinstance(part, ExplicitPartition) and len(part.index) != n:
             raise ValueError(f"parts[{j}] maps {len(part.index)} ids; an ExplicitPartition must map n ({n})")
@@ -353,7 +353,7 @@ def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> 
         bucket, size = part(ids), part.size
         if size > n:
             bucket, size = _ranks(bucket)
-        if span * size > _INT64_MAX:
+        if span * size > INT64_MAX:
             key, span = _ranks(key)
         key, span = key.mul_(size).add_(bucket), span * size
     if span <= 8 * n:  # marking the keys seen is faster than sorting, and takes no more memory
@@ -399,7 +399,7 @@ def _even_product(rows: int, k: int) -> int:
 
 def _covering(n: int, sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """``n`` and ``sizes``, checked to give at least ``n`` combinations of buckets."""
-    n, sizes = _integer("n", n), tuple(_integer(f"sizes[{j}]", size) for j, size in enumerate(sizes))
+    n, sizes = check_int("n", n), tuple(check_int(f"sizes[{j}]", size) for j, size in enumerate(sizes))
     if not sizes or math.prod(sizes) < n:
         raise ValueError(f"the product of sizes {sizes} ({math.prod(sizes)}) must be >= n ({n})")
     return n, sizes
@@ -407,20 +407,6 @@ def _covering(n: int, sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def _integer(name: str, value: int, low: int = 1, high: int = _INT64_MAX) -> int:
-    """``value`` as a plain int, checked. Bools are refused: ``True`` rows is a mistake."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} ({value!r}) must be an integer")
-    if not low <= number <= high:
-        rule = f">= {low} and < 2**63" if high == _INT64_MAX else f"in [{low}, {high}]"
-        raise ValueError(f"{name} ({number}) must be {rule}")
-    return number
 
 
 def _int64(name: str, values: Tensor) -> Tensor:

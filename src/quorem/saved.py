@@ -108,7 +108,7 @@ def meaning(spec: TableSpec) -> str:
         f"{p.stride}:{p.size}" if isinstance(p, Partition) else f"index {zlib.crc32(p.index.numpy().tobytes()):08x}"
         for p in spec.partitions
     ]
-    how = spec.operation if len(parts) > 1 else "table"
+    how: str = spec.operation if len(parts) > 1 else "table"
     if isinstance(spec.scheme, Path):
         how = f"{spec.scheme.activation} path"
     permutation = spec.permutation

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from . import init, saved
 from .checks import InvalidIdMode, check_choice, check_device, check_dtype
-from .frequency import Ranks, places, rank
 from .operations import OPERATIONS
 from .ops import autograd, declare
 from .ops.layout import Extent, Layout, Storage, build
@@ -17,9 +16,10 @@ from .ops.lookup import pooling_factor
 from .ops.quantized import dequantize
 from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
 from .ops.updates import Updates, updates_of
-from .partitions import Mixing, Partition
+from .partitions import Mixing, Partition, naive
 from .paths import PathNetworks, path_scheme
 from .schemes import TableSpec
+from .schemes.frequency import Ranks, places, rank
 
 
 class Tables(nn.Module):
@@ -95,11 +95,13 @@ class Tables(nn.Module):
         """Parameters of the full tables over stored parameters."""
         return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
 
-    def reset_parameters(self, start: str = "matched") -> None:
-        """Start the tables afresh: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
+    def reset_parameters(self, method: init.Method = "matched") -> None:
+        """Draw the tables anew: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
         self.place_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
-            init.start_(self.tables(t), spec, start)
+            init.init_(self.tables(t), spec, method)
+            if self.is_full(t) and self.padding[t] is not None:
+                self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for name, extents in self.pools.items():
             members = [spec for spec in self.specs if pool_key(self.pools, spec) == name]
             init.pool_(self._views(extents), members)
@@ -172,6 +174,12 @@ class Tables(nn.Module):
             dense = vectors.index_copy(0, composed, dense) if len(composed) else vectors
         dense = dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
         return dense.to(self.dtype)
+
+    def is_full(self, table: int = 0) -> bool:
+        """Whether what is stored for a table is the table itself, row by row."""
+        spec = self.specs[table]
+        one_row = spec.permutation is None and spec.partitions == naive(spec.num_embeddings)
+        return one_row and spec.operation != "feature" and not spec.num_own  # feature has a dimension more
 
     def num_duplicates(self, table: int = 0) -> int:
         """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.

@@ -16,7 +16,18 @@ from typer.testing import CliRunner
 from quorem.cli import app
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments.bench import check, command, measure, report, run
-from quorem.experiments.bench.grid import FULL, MODES, PRESETS, PROVIDERS, SCHEMES, Grid, draw_ids, groups, scheme_of
+from quorem.experiments.bench.grid import (
+    FBGEMM,
+    FULL,
+    MODES,
+    PRESETS,
+    PROVIDERS,
+    SCHEMES,
+    Grid,
+    draw_ids,
+    groups,
+    scheme_of,
+)
 from quorem.experiments.bench.providers import Skipped
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +44,20 @@ def contender(provider: str, scheme: str, rule: str | None):
         return run.build(provider, scheme, rule, SIZES, 8, CPU)
     except Skipped as skipped:
         pytest.skip(str(skipped))
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """Adagrad with the mean of a row's squared gradient instead of each square, on dense gradients."""
+
+    def __init__(self, params, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.sums = [torch.zeros(len(p), 1) for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for p, total in zip(self.param_groups[0]["params"], self.sums, strict=True):
+            total += p.grad.square().mean(1, keepdim=True)
+            p -= self.defaults["lr"] * p.grad / (total.sqrt() + 1e-10)
 
 
 def row(**changes: object) -> report.Row:
@@ -83,13 +108,44 @@ def test_wrong_kernels_give_no_report(tmp_path, monkeypatch):
     assert (done.stdout, "a test failed" in done.stderr, (tmp_path / "new").exists()) == ("", True, False)
 
 
+def kernel_tests(folder: Path, **passing: bool) -> None:
+    """A checkout with a test for the kernels of each device, and one of nothing that is timed."""
+    (folder / "tests" / "ops").mkdir(parents=True)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = kernels(device)\n")
+    for name, passes in passing.items():
+        mark = "" if name == "other" else f"import pytest\npytestmark = pytest.mark.kernels(device={name!r})\n"
+        test = f"{mark}def test_{name}():\n    assert {passes}\n"
+        (folder / "tests" / "ops" / f"test_{name}.py").write_text(test)
+
+
 @pytest.mark.parametrize("passes", [True, False])
-def test_the_kernel_tests_of_the_checkout_decide(tmp_path, monkeypatch, passes):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_ops_cpu.py").write_text(f"def test_kernel():\n    assert {passes}\n")
+def test_the_kernel_tests_of_the_device_decide(tmp_path, monkeypatch, passes):
+    kernel_tests(tmp_path, cpu=passes, gpu=not passes, other=False)
     monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "differences", lambda device: "not asked for")
     wrong = check.kernels_are_wrong(CPU, quick=False)
-    assert wrong is None if passes else "test_kernel" in wrong
+    assert wrong is None if passes else "test_cpu" in wrong
+    wrong = check.kernels_are_wrong(torch.device("cuda"), quick=False)
+    assert wrong is None if not passes else "test_gpu" in wrong
+
+
+@pytest.mark.parametrize("passing", [{"gpu": False}, {"other": False}, {}])
+def test_without_kernel_tests_lookup_and_step_are_compared(tmp_path, monkeypatch, passing):
+    kernel_tests(tmp_path, **passing)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "differences", lambda device: "compared")
+    assert check.kernels_are_wrong(CPU, quick=False) == "compared"
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_kernels_of_every_mode_have_tests(device):
+    """``--mode dlrm`` times the dense layers and their optimizer too, which are Triton's."""
+    files = [path for path in ROOT.glob("tests/**/test_*.py") if check.MARKER in path.read_text(encoding="utf-8")]
+    text = "".join(
+        p.read_text(encoding="utf-8") for p in files if f'kernels(device="{device}")' in p.read_text("utf-8")
+    )
+    names = {"cpu": ["ops.cpu"], "gpu": ["ops.gpu", "FusedStep", "foreach"]}
+    assert all(name in text for name in names[device])
 
 
 def test_the_quick_check_compares_lookup_and_step(monkeypatch):
@@ -129,13 +185,12 @@ def test_every_provider_gives_the_vectors_of_the_same_tables(provider, scheme):
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_every_provider_takes_the_same_step(provider):
-    """Adagrad's, as ``torch.optim`` takes it on the dense gradient of the tables."""
+    """Adagrad's on the dense gradient of the tables, as ``torch.optim`` takes it, or with one sum a row."""
     ids = draw_ids("zipf", SIZES, 33, seed=3)
     made = contender(provider, "QR(4)", "adagrad")
-    if "row-wise" in made.optimizer:
-        pytest.skip("this build has no exact Adagrad")
     oracle = run.collection(scheme_of(provider, "QR(4)"), SIZES, 8, CPU)
-    optimizer = torch.optim.Adagrad(oracle.parameters(), lr=0.01)
+    rule = RowWiseAdagrad if "row-wise" in made.optimizer else torch.optim.Adagrad
+    optimizer = rule(oracle.parameters(), lr=0.01)
     order = made.order or list(range(4))
     grad = torch.randn(33, 4, 8, generator=torch.Generator().manual_seed(33)) / 33  # as the benchmark draws it
     for _ in range(2):
@@ -209,6 +264,23 @@ def test_presets_measure_nothing_twice_and_what_the_targets_ask():
     assert {group.mode for group in groups(PRESETS["h200"])} == set(MODES)
 
 
+@pytest.mark.parametrize("preset", ["cpu", "h200"])
+def test_fbgemm_is_measured_in_both_settings_wherever_it_is(preset):
+    for group in groups(PRESETS[preset]):
+        for *_, providers in group.cells:
+            assert ("fbgemm" in providers) == ("fbgemm_fastest" in providers)
+            assert ("fbgemm_full" in providers) == ("fbgemm_full_fastest" in providers)
+
+
+@pytest.mark.parametrize("provider", FBGEMM)
+def test_fbgemm_runs_in_a_graph_where_fused_does(provider):
+    made = contender(provider, "QR(4)", "adagrad")
+    assert set(made.captures) >= {"forward", "step", "dlrm"}
+    assert made.setting == ("fastest" if provider.endswith("fastest") else "default")
+    bounds = made.module.lookup.bounds_check_mode_int
+    assert (bounds == 3) == (made.setting == "fastest")  # BoundsCheckMode.NONE
+
+
 def test_limits_confine_a_provider():
     grid = Grid(
         modes=("step",), providers=("loop", "fused"), schemes=("QR(4)",), ids=("zipf",), batches=(1, 2), dims=(4,)
@@ -247,6 +319,17 @@ def test_values_that_a_file_lacks_are_a_usage_error(option, value, match, tmp_pa
     assert match in done.output
 
 
+def test_a_provider_that_was_not_measured_is_named(tmp_path):
+    report.append(tmp_path / "x.csv", [row(), row(provider="loop")])
+    options = ["--provider", "fbgemm_fastest", "--provider", "fused"]
+    done = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv"), *options])
+    assert done.exit_code == 0, done.output
+    assert "Not measured: `fbgemm_fastest`." in done.output
+    assert "`fused`" in done.output and "`loop`" not in done.output
+    unknown = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv"), "--provider", "magic"])
+    assert unknown.exit_code == 2
+
+
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path):
     done = CliRunner().invoke(app, ["bench", "--table", str(tmp_path / "x.csv")], env={"COLUMNS": "200"})
     assert done.exit_code == 2
@@ -278,7 +361,7 @@ def test_rows_come_back_from_a_file(tmp_path):
 def test_tables_compare_with_fused_on_the_same_tables():
     rows = [row(provider="dense", scheme="Full()", median_us=30.0), row(provider="loop", median_us=50.0), row()]
     rows += [row(provider="loop", scheme="ChineseRemainder(3)", median_us=70.0), row(batch=2048, median_us=1234.5)]
-    lines = report.tables(rows).splitlines()[2:]
+    lines = report.tables(rows).splitlines()[3:]
     assert lines == [
         "| step, D = 16, zipf ids | tables | B = 128 | B = 2048 |",
         "|---|---|---|---|",
@@ -287,6 +370,23 @@ def test_tables_compare_with_fused_on_the_same_tables():
         "| `fused` | `QR(4)` | 10.0 | 1,234 |",
         "| `loop` | `ChineseRemainder(3)` | 70.0 |  |",
     ]
+
+
+def test_tables_and_plots_name_the_setting_of_fbgemm():
+    rows = [
+        row(provider="fbgemm", setting="default", optimizer="FBGEMM exact Adagrad", graph=1),
+        row(provider="fbgemm_fastest", setting="fastest", optimizer="FBGEMM row-wise Adagrad"),
+        row(),
+    ]
+    names = [line.split("|")[1].strip() for line in report.tables(rows).splitlines()[5:]]
+    assert names == [
+        "`fbgemm`, default setting, CUDA graph, FBGEMM exact Adagrad",
+        "`fbgemm_fastest`, FBGEMM row-wise Adagrad",
+        "`fused`",
+    ]
+    (legend,) = report.figure(rows).legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts[:3] == ["fbgemm, default", "fbgemm_fastest", "fused"]
 
 
 def test_a_table_is_drawn_from_its_file(tmp_path):
@@ -299,7 +399,7 @@ def test_a_table_is_drawn_from_its_file(tmp_path):
 def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
     rows = [row(mode=mode, batch=batch) for mode in ("step", "forward") for batch in (2048, 1, 128)]
     rows += [row(provider="loop", median_us=10.0), row(provider="loop", mode="forward", graph=1, batch=1)]
-    rows += [row(ids="uniform", batch=7), row(scheme="ChineseRemainder(3)", batch=9)]
+    rows += [row(ids="uniform", batch=7), row(scheme="ChineseRemainder(3)", batch=9), row(scheme="Full()", batch=8)]
     figure = report.figure(rows)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["loop", "fused", "eager", "CUDA graph"]

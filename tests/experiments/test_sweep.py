@@ -14,9 +14,11 @@ from runs_of_training import small_log, small_run
 
 from quorem.experiments import sweep
 from quorem.experiments.progress import View
+from quorem.files import LockedError
 from quorem.schemes import QR, Full
 from quorem.training import clock
 from quorem.training.loop import Status
+from quorem.training.run import RunFolder, read_result
 
 PROGRAM = """
 import sys, threading
@@ -125,7 +127,8 @@ def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monke
 
     monkeypatch.setattr(sweep, "train_many", train)
     made = made_of(log, tmp_path, configs)
-    sweep._train(made, configs, {}, lambda *_: None, threading.Event())
+    folders = [RunFolder(made.run(config), config) for config in configs]
+    sweep._train(made, folders, {}, lambda *_: None, threading.Event())
     assert asked == [[0, 1, 2], [0], [1], [2]]
     assert [made.is_done(config) for config in configs] == [True, False, True] and made.has_failed(configs[1])
 
@@ -156,7 +159,7 @@ def test_a_claimed_run_is_left_to_its_process_and_taken_over_when_that_ends(log,
     config = small_run(log)
     made = made_of(log, tmp_path, [config])
     with sweep.claimed(made, [config]) as mine, sweep.claimed(made, [config]) as other:
-        assert (mine, other) == ([config], [])
+        assert ([folder.config for folder in mine], other) == ([config], [])
     worker = threading.Thread(target=work, args=(made,))
     with sweep.claimed(made, [config]):
         worker.start()
@@ -236,7 +239,7 @@ def test_a_full_disk_ends_the_sweep_with_its_reason(log, tmp_path):
 def full(*_):
     raise OSError(28, "No space left on device")
 
-sweep.write = sys.modules["quorem.training.checkpoint"].write = full
+sweep.write = sys.modules["quorem.files"].write = full
 """
     process = start(log, tmp_path / "runs", 2, before=full)
     _, err = process.communicate(timeout=120)
@@ -264,3 +267,37 @@ def test_the_view_counts_done_running_failed_and_left(log, tmp_path):
     view.take("settled", 7, configs[1])
     view.survey()
     assert view.done == 2 and view.seconds_left is not None and view.seconds_left > 0
+
+
+def test_a_run_has_one_lock(log, tmp_path):
+    """A sweep leaves alone what ``quorem train`` is training, and the other way round."""
+    config = small_run(log)
+    made = made_of(log, tmp_path, [config])
+    with RunFolder(made.run(config), config), sweep.claimed(made, [config]) as claimed:
+        assert claimed == []
+    with sweep.claimed(made, [config]) as (folder,):
+        with pytest.raises(LockedError, match="another process is training in this folder"):
+            RunFolder(folder.path, config).lock(attempts=1)
+        with folder:
+            pass
+        with pytest.raises(LockedError, match="another process is training in this folder"):
+            RunFolder(folder.path, config).lock(attempts=1)
+    work(made)
+    assert made.is_done(config)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+def test_the_number_of_workers_changes_no_bit(log, tmp_path):
+    """So the threads of a worker must not follow from it, or from the cores of the machine."""
+    for workers in (1, 2):
+        process = start(log, tmp_path / f"{workers}", 2, workers=workers)
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+    results = [
+        {path.parent.name: read_result(path) for path in (tmp_path / f"{workers}").glob("runs/*/result.json")}
+        for workers in (1, 2)
+    ]
+    assert len(results[0]) == 2 and results[0].keys() == results[1].keys()
+    for key in results[0]:
+        assert results[0][key]["test"] == results[1][key]["test"]
+        assert results[0][key]["threads"] == results[1][key]["threads"] == 1

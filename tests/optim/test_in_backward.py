@@ -186,6 +186,7 @@ def test_a_scheduler_knows_that_a_backward_was_a_step():
         for ids, target in batches(2):
             loss_of(module, ids, target).backward()
             scheduler.step()
+    assert optimizer.lr == pytest.approx(0.05 * 0.1**2)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -231,6 +232,16 @@ def test_copies_and_pickles_are_ordinary_modules():
         same(other, module, 0)
         loss_of(other, ids, target).backward()
         assert other.stored.grad is not None
+
+
+def test_an_optimizer_that_has_loaded_its_state_can_be_removed():
+    module, optimizer, _, _ = pair("Adam")
+    ids, target = next(batches(1))
+    loss_of(module, ids, target).backward()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.remove()
+    loss_of(module, ids, target).backward()
+    assert module.stored.grad is not None
 
 
 def test_no_step_without_a_gradient_for_the_tables():

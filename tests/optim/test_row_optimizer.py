@@ -30,7 +30,7 @@ def test_a_loaded_run_continues_bit_for_bit(name, dtype):
 
     loaded = collection(dtype, seed=5)
     other = CLASSES[name](loaded.parameters(), lr=1.0)
-    run(loaded, other, 3)  # what this owes its rows must not reach the loaded ones
+    run(loaded, other, 3)  # the steps these rows missed must not reach the loaded ones
     other.load_state_dict(saved_optimizer)
     loaded.load_state_dict(saved_module)
     for m, o in ((module, optimizer), (loaded, other)):
@@ -159,17 +159,17 @@ def test_dense_parameters_are_left_to_torch_in_groups(name):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_tables_of_nn_embedding_are_served_where_no_steps_are_owed():
+def test_tables_of_nn_embedding_are_served_where_rows_do_not_lag_behind():
     for name in ("SGD", "Adagrad", "RowWiseAdagrad", "LazyAdam", "LazyAMSGrad"):
         module = nn.Embedding(9, 4, sparse=True)
-        before = module.stored.detach().clone()
+        before = module.weight.detach().clone()
         optimizer = CLASSES[name](module.parameters(), lr=0.1)
         module(torch.tensor([1, 1, 3])).sum().backward()
         optimizer.step()
-        assert (module.stored != before).any(1).nonzero().flatten().tolist() == [1, 3]
+        assert (module.weight != before).any(1).nonzero().flatten().tolist() == [1, 3]
 
 
-def test_another_optimizer_takes_over_what_the_first_owed():
+def test_another_optimizer_takes_over_after_rows_are_brought_up_to_date():
     module = collection()
     dense = twin(module)
     for first, second in ((optim.Adam, optim.SGD), (optim.AMSGrad, optim.Adam)):
@@ -231,11 +231,13 @@ def test_options_of_torch_that_are_not_ours_are_not_accepted(name, option):
         CLASSES[name](collection().parameters(), **{option: True})
 
 
-def test_steps_cannot_be_owed_to_a_module_that_does_not_ask():
+def test_rows_cannot_lag_behind_in_a_module_that_does_not_bring_them_up_to_date():
     module = nn.Embedding(9, 4, sparse=True)
     optimizer = optim.AMSGrad(module.parameters())
     module(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match=r"must belong to a quorem module: AMSGrad owes rows .* LazyAMSGrad owes none"):
+    with pytest.raises(
+        ValueError, match=r"must belong to a quorem module: under AMSGrad rows lag behind.* use LazyAMSGrad"
+    ):
         optimizer.step()
 
 

@@ -11,8 +11,8 @@ from quorem.training.trial import OPTIMIZERS, Trial
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.models.fused import FusedStep
-from quorem.ops.gpu import foreach
+from quorem.dense import foreach
+from quorem.dense.step import FusedStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NETWORKS = {

@@ -5,7 +5,6 @@ each group of rows with its own words (``column``), because the training days ar
 are given ids, and the codes become rows of ids. So memory holds a group of rows or a vocabulary, never the file.
 """
 
-import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ..version import __version__
+from ..provenance import versions
 from . import ids, shape
 from .column import Column
 from .folder import Folder, Progress, file_name
@@ -128,19 +127,9 @@ def write(
                 "config": asdict(config),
                 "malformed": {"count": malformed.count, "first": [list(found) for found in malformed.first]},
                 "source": {"name": source.name, "bytes": source.stat().st_size},
-                "versions": versions(),
+                "versions": versions("polars"),
             }
         )
-
-
-def versions() -> dict[str, str]:
-    """What prepared the data."""
-    return {
-        "quorem": __version__,
-        "polars": pl.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def _set_aside(
@@ -260,7 +249,7 @@ def _number(folder: Folder, bags: Sequence[str], num_train: int, config: Prepare
     numbered = column.number(num_train, config)
     if len(numbered.counts) >= 2**31:
         raise ValueError(f"{column.name} has {len(numbered.counts):,} ids but ids must be below 2**31")
-    folder.save(f"counts/{plain}.npy", numbered.counts)
+    folder.save_counts(column.name, numbered.counts)
     if numbered.tokens is not None:
         path = folder.partial / "vocabulary" / f"{plain}.txt"
         path.parent.mkdir(exist_ok=True)

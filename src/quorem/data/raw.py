@@ -2,12 +2,14 @@
 
 import gzip
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import files
 from .folder import Progress
 from .synthetic import CPU_CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads
 
@@ -35,21 +37,17 @@ def write_raw(
         raise ValueError(f"num_rows ({num_rows}) must be at least 1")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists: choose another name, or overwrite=True (--overwrite)")
-    partial = path.with_name(path.name + ".partial")
 
     def text(start: int) -> bytes:
         return lines(Chunk(*(part[..., : num_rows - start] for part in log._chunk(start, torch.device("cpu")))))
 
-    try:
-        with gzip.open(partial, "wb", 6) if path.suffix == ".gz" else open(partial, "wb") as file:
-            for start in range(0, num_rows, WRITE_ROWS):
-                stop = min(start + WRITE_ROWS, num_rows)
-                file.writelines(in_threads(text, range(start, stop, CPU_CHUNK_ROWS)))
-                if progress is not None:
-                    progress("draw", stop / num_rows, stop)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    packed = path.suffix == ".gz"
+    with files.replacing(path) as plain, gzip.GzipFile("", "wb", 6, plain) if packed else nullcontext(plain) as file:
+        for start in range(0, num_rows, WRITE_ROWS):
+            stop = min(start + WRITE_ROWS, num_rows)
+            file.writelines(in_threads(text, range(start, stop, CPU_CHUNK_ROWS)))
+            if progress is not None:
+                progress("draw", stop / num_rows, stop)
 
 
 def lines(chunk: Chunk) -> bytes:

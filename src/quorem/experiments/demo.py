@@ -18,8 +18,8 @@ from rich.table import Table
 from ..data.batches import Prepared
 from ..data.shape import scaled_cardinalities
 from ..data.synthetic import ClickLog, synthesize
+from ..files import write
 from ..schemes import QR, Full, Hash, Scheme
-from ..training.checkpoint import write
 from ..training.config import RunConfig
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.model import data_identity

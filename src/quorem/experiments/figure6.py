@@ -8,6 +8,7 @@ AXES = Axes(
     name="figure6",
     title="Figure 6: test loss against the threshold, 4 collisions",
     x_label="threshold",
+    x_column="threshold",
     x_log=True,
     paper="What thresholds bring depends on the operation: mult is best for DCN, concat for DLRM, where the distance to"
     " the full tables falls from 0.7% to 0.5% at about a quarter of their size.",

@@ -9,6 +9,7 @@ AXES = Axes(
     name="figure7",
     title="Figure 7: parameters against the threshold, 4 collisions",
     x_label="threshold",
+    x_column="threshold",
     x_log=True,
     y="parameters",
     y_label="parameters",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..training.checkpoint import write
+from ..files import write
 from ..training.config import RunConfig
 
 
@@ -26,6 +26,7 @@ class Axes:
         x: what is to the right: ``"x"`` (of the point), ``"parameters"``, ``"embedding_bytes"`` or ``"step"``, which
             draws the curves of validation loss over training.
         x_label: in words.
+        x_column: what stands before a number of x at the head of a table's column.
         y: what is above: ``"test"`` or ``"validation"`` (log loss, with its deviation), or ``"parameters"``.
         y_label: in words.
         x_log: logarithmic to the right.
@@ -38,6 +39,7 @@ class Axes:
     title: str
     x: str = "x"
     x_label: str
+    x_column: str = "x ="
     y: str = "test"
     y_label: str = "test log loss"
     x_log: bool = False

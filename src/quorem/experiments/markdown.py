@@ -19,7 +19,7 @@ def markdown(figure: Figure) -> str:
     for network in dict.fromkeys(point.network for point in figure.points):
         own = [point for point in figure.points if point.network == network]
         places: list[float | None] = [*sorted({point.x for point in own if point.x is not None})]
-        head = [f"{network.upper()}, {axes.y_label}", *([f"{axes_word(figure)} {x:g}" for x in places] or ["final"])]
+        head = [f"{network.upper()}, {axes.y_label}", *([f"{axes.x_column} {x:g}" for x in places] or ["final"])]
         text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for series in dict.fromkeys(point.series for point in own):
             line = {point.x: point for point in own if point.series == series}
@@ -31,13 +31,6 @@ def markdown(figure: Figure) -> str:
     if axes.y != "parameters":
         text.append(note(figure.points))
     return "\n".join(text).rstrip() + "\n"
-
-
-def axes_word(figure: Figure) -> str:
-    """What a column's number is."""
-    return {"figure5": "c =", "figure6": "threshold", "figure7": "threshold", "table1": "h =", "budgets": "1 /"}.get(
-        figure.axes.name, "x ="
-    )
 
 
 def cell(figure: Figure, point: Result | None) -> str:

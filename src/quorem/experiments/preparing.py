@@ -1,35 +1,40 @@
-"""What ``quorem prepare`` and ``quorem synthesize`` show: a bar with rows a second, then what was written."""
+"""What ``quorem prepare``, ``synthesize`` and ``inspect`` show: a bar with rows a second, and what a folder holds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from ..data.batches import Prepared
 from ..data.folder import Progress as Report
 from ..data.raw import write_raw
 from ..data.synthetic import ClickLog, synthesize
 
+if TYPE_CHECKING:
+    from ..data.prepare import PrepareConfig  # loads polars
 
-def names(values: list[str] | None) -> list[str]:
-    """Column names from an option that may be repeated and hold several, set apart by commas.
 
-    >>> names(["a,b", "c"])
-    ['a', 'b', 'c']
+def need_polars() -> None:
+    """Say what to install where polars is missing.
+
+    Raises:
+        ModuleNotFoundError: then.
     """
-    return [name for value in values or [] for name in value.split(",") if name]
+    try:
+        import polars  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('preparing data needs polars: pip install "quorem[data]"') from None
 
 
-def criteo(raw: Path, out: Path, options: Mapping[str, object], *, overwrite: bool, console: Console) -> None:
-    """Prepare the Criteo file; ``options`` are those of ``PrepareConfig``."""
-    _needs_polars()
+def criteo(raw: Path, out: Path, config: "PrepareConfig", *, overwrite: bool, console: Console) -> None:
+    """Prepare the Criteo file."""
     from ..data.criteo import prepare_criteo
-    from ..data.prepare import PrepareConfig
 
     with bar(console) as report:
-        config = PrepareConfig(**options)  # type: ignore[arg-type]
         prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
     summary(prepared, console)
 
@@ -37,18 +42,18 @@ def criteo(raw: Path, out: Path, options: Mapping[str, object], *, overwrite: bo
 def table(
     file: Path,
     out: Path,
-    columns: Mapping[str, list[str]],
-    options: Mapping[str, object],
+    config: "PrepareConfig",
     *,
     label: str,
+    categorical: Sequence[str],
+    dense: Sequence[str],
+    multi: Sequence[str],
     separator: str,
     multi_separator: str,
     overwrite: bool,
     console: Console,
 ) -> None:
-    """Prepare a CSV or Parquet file; ``columns`` has the dense, categorical and multi-valued ones."""
-    _needs_polars()
-    from ..data.prepare import PrepareConfig
+    """Prepare a CSV or Parquet file."""
     from ..data.table import prepare_table
 
     with bar(console) as report:
@@ -56,12 +61,12 @@ def table(
             file,
             out,
             label=label,
-            dense=columns["dense"],
-            categorical=columns["categorical"],
-            multi=columns["multi"],
+            dense=dense,
+            categorical=categorical,
+            multi=multi,
             multi_separator=multi_separator,
             separator=separator,
-            config=PrepareConfig(**options),  # type: ignore[arg-type]
+            config=config,
             overwrite=overwrite,
             progress=report,
         )
@@ -107,6 +112,18 @@ def bar(console: Console) -> Iterator[Report]:
         yield report
 
 
+def features(prepared: Prepared, console: Console) -> None:
+    """The categorical features, the largest first: ids, and how the training rows are spread over them."""
+    table = Table("feature", "ids", "seen in training", "most frequent id, % of values", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, size in sorted(zip(prepared.names, prepared.cardinalities, strict=True), key=lambda pair: -pair[1]):
+        counts = prepared.frequencies(name)
+        most = counts.max() / max(counts.sum(), 1)
+        table.add_row(name, f"{size:,}", f"{int((counts > 0).sum()):,}", f"{most:.1%}".rstrip("%"))
+    console.print(table)
+
+
 def summary(prepared: Prepared, console: Console) -> None:
     """Rows, splits, ids and malformed lines of prepared data."""
     meta = prepared.meta
@@ -122,10 +139,3 @@ def summary(prepared: Prepared, console: Console) -> None:
         shown = "; ".join(f"{number}: {reason}" for number, reason in malformed["first"])
         lines.append(f"{malformed['count']} malformed lines left out, the first: {shown}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
-
-
-def _needs_polars() -> None:
-    try:
-        import polars  # noqa: F401
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("preparing data needs polars: pip install polars") from None

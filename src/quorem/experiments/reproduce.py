@@ -5,12 +5,11 @@ import datetime
 import json
 import os
 import runpy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from ..data.batches import Prepared
@@ -20,24 +19,9 @@ from . import budgets, figure4, figure5, figure6, figure7, sweep, table1
 from .aggregate import aggregate, write_csv
 from .figures import Axes, Figure, Plan, Point
 from .progress import showing
-from .settings import Study
 
 PAPER = {module.AXES.name: module for module in (figure4, figure5, figure6, figure7, table1)}
 FIGURES = PAPER | {"budgets": budgets}
-
-
-def plans_of(names: Iterable[str], data: Path, study: Mapping[str, Any], how: Mapping[str, Any]) -> list[Plan]:
-    """The plans of some figures.
-
-    Args:
-        names: of ``FIGURES``.
-        data: prepared data.
-        study: ``networks``, ``max_rows`` and ``collisions`` of ``Study``.
-        how: ``trials``, ``optimizers`` and ``command`` of ``plan``.
-    """
-    prepared = Prepared(data)
-    made = Study(cardinalities=prepared.cardinalities, num_rows=len(prepared.split("train")), **study)
-    return [plan(FIGURES[name].AXES, FIGURES[name].points(made), data, **how) for name in names]
 
 
 def plan(
@@ -119,7 +103,7 @@ def run(
     plans: Sequence[Plan],
     out: Path,
     *,
-    device: str | None,
+    device: str,
     workers: int | None,
     train_only: bool,
     console: Console,
@@ -129,14 +113,13 @@ def run(
     Args:
         plans: what to train.
         out: folder of the runs.
-        device: a GPU where None and there is one.
+        device: where to train.
         workers: processes; by default one a core, or one for a GPU.
         train_only: leave the writing to ``quorem report``.
         console: for progress.
     """
     if not train_only:
         from .report import page  # before training: if it cannot be written, say so now
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
     try:
         failed = train(plans, out, device=device, workers=workers, console=console)

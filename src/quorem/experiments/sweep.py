@@ -2,7 +2,6 @@
 
 runs/KEY/          a run's folder (``training.run``), named by its configuration; finished once it has a result
 errors/KEY.json    why a run failed; the next sweep tries it again
-locks/KEY          held while a process trains the run, and let go by the system however that process ends
 """
 
 import json
@@ -22,17 +21,14 @@ from typing import Any
 import torch
 
 from ..data.batches import Prepared
-from ..training.checkpoint import write
+from ..files import LockedError, write
 from ..training.config import RunConfig
 from ..training.feed import Feed
 from ..training.loop import Options, Status, stop_on_signal, train_many
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: one process a folder
-    fcntl = None  # type: ignore[assignment]
+from ..training.run import RunFolder
 
 WAIT = 0.5  # seconds between two looks at the runs of other processes
+THREADS = 1  # of torch in each worker: with as many as there are cores, a run's last bits would depend on --workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +51,11 @@ class Sweep:
 
     def is_done(self, config: RunConfig) -> bool:
         """Whether a run is finished."""
-        return (self.folder / "runs" / config.key() / "result.json").exists()
+        return (self.run(config) / "result.json").exists()
+
+    def run(self, config: RunConfig) -> Path:
+        """The folder of a run."""
+        return self.folder / "runs" / config.key()
 
     def has_failed(self, config: RunConfig) -> bool:
         """Whether a run failed since the sweep began."""
@@ -74,25 +74,22 @@ class Sweep:
 
 
 @contextmanager
-def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunConfig]]:
-    """The runs that this process may train now: not settled, and no other process has them."""
-    folder = sweep.folder / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        mine = []
+def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunFolder]]:
+    """The runs that this process may train now: not settled, and no other process has them. Locked until the end."""
+    with ExitStack() as locks:
+        folders = []
         for config in configs:
             if sweep.is_settled(config):
                 continue
-            lock = os.open(folder / config.key(), os.O_RDWR | os.O_CREAT)
-            held.callback(os.close, lock)
+            folder = RunFolder(sweep.run(config), config)
             try:
-                if fcntl is not None:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # another process has it
+                folder.lock(attempts=1)
+            except LockedError:
                 continue
-            if not sweep.is_settled(config):  # by whoever had it a moment ago
-                mine.append(config)
-        yield mine
+            locks.callback(folder.unlock)
+            if not sweep.is_settled(config):  # by the process that had it a moment ago
+                folders.append(folder)
+        yield folders
 
 
 def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: threading.Event) -> None:
@@ -114,7 +111,7 @@ def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: t
                 return
             with claimed(sweep, group) as mine:
                 took = took or bool(mine)
-                for together in [mine] if sweep.device.startswith("cuda") else [[config] for config in mine]:
+                for together in [mine] if sweep.device.startswith("cuda") else [[folder] for folder in mine]:
                     if together:
                         _train(sweep, together, feeds, report, stop)
         left = [group for group in left if not all(map(sweep.is_settled, group))]
@@ -124,7 +121,7 @@ def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: t
 
 def _train(
     sweep: Sweep,
-    configs: Sequence[RunConfig],
+    folders: Sequence[RunFolder],
     feeds: dict[str, Feed],
     report: Callable[[str, Any], None],
     stop: threading.Event,
@@ -138,13 +135,13 @@ def _train(
         report("status", status)
 
     options = Options(report=watch, keep_model=False)
-    outs = [sweep.folder / "runs" / config.key() for config in configs]
+    configs = [folder.config for folder in folders]
     try:
         data = configs[0].data
         if data not in feeds:
             feeds.clear()  # one at a time: it may fill a GPU
             feeds[data] = Feed(Prepared(sweep.data[data]), sweep.device)
-        train_many(configs, feeds[data], outs, options=options, stop=own, workers=len(configs))
+        train_many(configs, feeds[data], folders, options=options, stop=own, workers=len(configs))
     except KeyboardInterrupt:
         stop.set()
         return
@@ -152,9 +149,9 @@ def _train(
         if stop.is_set():
             return
         if len(configs) > 1:
-            for config in configs:
-                if not sweep.is_done(config) and not stop.is_set():
-                    _train(sweep, [config], feeds, report, stop)
+            for folder in folders:
+                if not sweep.is_done(folder.config) and not stop.is_set():
+                    _train(sweep, [folder], feeds, report, stop)
             return
         sweep.error(configs[0]).parent.mkdir(exist_ok=True)
         text = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
@@ -198,8 +195,7 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
     """
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    processes = [context.Process(target=_process, args=(sweep, threads, queue), daemon=False) for _ in range(workers)]
+    processes = [context.Process(target=_process, args=(sweep, THREADS, queue), daemon=False) for _ in range(workers)]
     report = report or (lambda *_: None)
     errors = []
     with stop_on_signal() as stop:

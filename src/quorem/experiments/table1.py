@@ -19,6 +19,7 @@ AXES = Axes(
     name="table1",
     title="Table 1: path-based embeddings, 4 collisions",
     x_label="hidden layer",
+    x_column="h =",
     x_log=True,
     paper=f"Test loss with hidden layers of {' / '.join(map(str, HIDDEN))}: "
     + ", ".join(f"{name.upper()} {' / '.join(map(str, row.values()))}" for name, row in LOSSES.items())

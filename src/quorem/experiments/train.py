@@ -11,7 +11,6 @@ from ..data.batches import Prepared
 from ..schemes import Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
-from ..training.model import data_identity
 from ..training.tables import METHODS, scheme_of
 from .watch import watching
 
@@ -36,12 +35,11 @@ def scheme_from(text: str, num_collisions: int = 4) -> Scheme:
 
 
 def run(
-    data: Path,
+    config: RunConfig,
+    prepared: Prepared,
     out: Path,
     *,
-    scheme: Scheme,
-    options: dict[str, Any],
-    device: str | None = None,
+    device: str,
     threads: int | None = None,
     deterministic: bool = False,
     checkpoint_seconds: float = 60,
@@ -51,28 +49,24 @@ def run(
     """Train, watch and sum up; goes on from where an earlier attempt in ``out`` was interrupted.
 
     Args:
-        data: prepared data.
+        config: of the run.
+        prepared: its data.
         out: the run's folder.
-        scheme: how the tables are stored.
-        options: the others of ``RunConfig``.
-        device: where to train; a GPU where None and there is one.
+        device: where to train.
         threads: of torch; None leaves them as they are.
         deterministic: use torch's deterministic algorithms.
         checkpoint_seconds: least time between two checkpoints.
         tensorboard: write metrics for TensorBoard too.
         console: for progress and results.
     """
-    prepared = Prepared(data)
-    config = RunConfig(data=data_identity(prepared), scheme=scheme, **options)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if threads is not None:
         torch.set_num_threads(threads)
     if deterministic:
         torch.use_deterministic_algorithms(True)
     with stop_on_signal() as stop, watching(console, {config: config.network}) as report:
-        own = Options(checkpoint_seconds=checkpoint_seconds, report=report, tensorboard=tensorboard)
+        options = Options(checkpoint_seconds=checkpoint_seconds, report=report, tensorboard=tensorboard)
         try:
-            result = train(config, prepared, out, device=device, options=own, stop=stop)
+            result = train(config, prepared, out, device=device, options=options, stop=stop)
         except KeyboardInterrupt:
             console.print(f"Interrupted; the same command goes on from the checkpoint in {out}", highlight=False)
             raise

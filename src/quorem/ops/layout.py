@@ -22,9 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..frequency import Ranks
 from ..partitions import ExplicitPartition, Mixing, Partition
 from ..schemes import TableSpec
+from ..schemes.frequency import Ranks
+from .per_tensor import PerTensor
 
 SLOT_COLUMNS, PART_COLUMNS = 14, 5
 FEATURE, OPERATION, LIMIT, MULTIPLIER, SHIFT, PADDING, OWN, REST, COMPOSED, OFFSET, BITS, HOT, COLD, GROUP = range(
@@ -59,6 +60,19 @@ class Layout(NamedTuple):
     maps: Tensor  # int64 [M]: the index maps of explicit partitions, end to end
     spans: Tensor  # int64 [F, 2]: first slot and number of slots of each feature
     ranks: Tensor  # int32 or int64 [H]: the hot and cold ids of tables that are given frequencies, end to end
+
+
+_plain = PerTensor()  # of ``slots``
+
+
+def is_plain(layout: Layout) -> bool:
+    """Whether ids read rows by partitions alone: none has a row of its own, is mixed, or shares rows between slots."""
+    plain: bool | None = _plain.get(layout.slots)
+    if plain is None:
+        slots = layout.slots.cpu()
+        shared = slots[:, GROUP] != torch.arange(len(slots), device="cpu")
+        plain = _plain.set(layout.slots, not bool((shared | (slots[:, OWN] > 0) | (slots[:, BITS] > 0)).any()))
+    return plain
 
 
 @dataclass(frozen=True)
@@ -179,7 +193,9 @@ def _place_pools(specs: Sequence[TableSpec], width: int, first: int) -> tuple[di
         offsets, num_cold = {}, 0
         for t in tables:
             offsets[t], num_cold = num_cold, num_cold + specs[t].num_composed
-        sizes = specs[tables[0]].pool.sizes(num_cold)
+        pool = specs[tables[0]].pool
+        assert pool is not None
+        sizes = pool.sizes(num_cold)
         extents, first = _place(first, [(rows, d // width) for rows in sizes])
         key = f"{name}.{d}" if names.count(name) > 1 else name
         pools[key] = _PlacedPool(extents, offsets, Mixing.covering(max(num_cold, 2)).bits)

@@ -29,6 +29,10 @@ class SGD(RowOptimizer):
         params: as in ``torch.optim``.
         lr: learning rate.
         weight_decay: for parameters with dense gradients; must be 0 for tables.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = SGD(table.parameters(), lr=0.1)
     """
 
     torch_class, rule, options = torch.optim.SGD, "sgd", ("lr", "weight_decay")
@@ -56,6 +60,10 @@ class Adagrad(RowOptimizer):
         weight_decay: for parameters with dense gradients; must be 0 for tables.
         initial_accumulator_value: what the sums of squares start from.
         eps: added to the denominator.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = Adagrad(table.parameters(), lr=0.01)
     """
 
     torch_class, rule, averages = torch.optim.Adagrad, "adagrad", ("sum",)
@@ -94,7 +102,19 @@ class Adagrad(RowOptimizer):
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator per row, the sum of the mean of its squared gradient: a D-th of the state.
 
-    Parameters with dense gradients get ``torch.optim.Adagrad``. The arguments are those of ``Adagrad``.
+    Parameters with dense gradients get ``torch.optim.Adagrad``.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate.
+        lr_decay: learning rate decay.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+        initial_accumulator_value: what the sums start from.
+        eps: added to the denominator.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = RowWiseAdagrad(table.parameters(), lr=0.01)
     """
 
     rule = "rowwise_adagrad"
@@ -145,13 +165,29 @@ class LazyAdam(_Adam):
         betas: decay of the averages of the gradient and of its square.
         eps: added to the denominator.
         weight_decay: for parameters with dense gradients; must be 0 for tables.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = LazyAdam(table.parameters(), lr=0.001)
     """
 
     rule = "lazy_adam"
 
 
 class LazyAMSGrad(LazyAdam):
-    """``LazyAdam`` with the maximum of the second average; the arguments are those of ``LazyAdam``."""
+    """``LazyAdam`` with the maximum of the second average.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = LazyAMSGrad(table.parameters(), lr=0.001)
+    """
 
     rule, averages = "lazy_amsgrad", (*_Adam.averages, "max_exp_avg_sq")
 
@@ -159,8 +195,8 @@ class LazyAMSGrad(LazyAdam):
 class Adam(_Adam):
     """``torch.optim.Adam`` on the dense gradient, at the cost of the rows touched.
 
-    A dense step moves every row, through its momentum. What a row missed is added up when it is next read or updated
-    (docs/optimizers.md derives how).
+    A dense step moves every row, through its momentum. Here rows without a gradient lag behind; what a row missed is
+    added up when it is next read or updated (docs/optimizers.md derives how).
 
     Args:
         params: as in ``torch.optim``.
@@ -168,6 +204,10 @@ class Adam(_Adam):
         betas: decay of the averages of the gradient and of its square; for tables ``betas[0] ** 2 < betas[1]``.
         eps: added to the denominator.
         weight_decay: for parameters with dense gradients; must be 0 for tables.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = Adam(table.parameters(), lr=0.001)
     """
 
     rule = "adam"
@@ -193,9 +233,20 @@ class Adam(_Adam):
 
 
 class AMSGrad(Adam):
-    """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the rows touched; else as ``Adam``.
+    """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the rows touched.
 
     The paper's better optimizer for most of its results, and the one whose sparse form others leave out.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate; a scheduler may change it at any step.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = AMSGrad(table.parameters(), lr=0.001)
     """
 
     rule, averages = "amsgrad", (*_Adam.averages, "max_exp_avg_sq")

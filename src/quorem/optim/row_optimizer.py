@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ..dense.foreach import Foreach
 from ..ops.rows import accumulator
 from ..ops.state import CATCHES_UP, STATES, Constants, DeviceScalar, State
 from ..ops.updates import Read, RowRule, Updates, update_, updates_of
 from ..tables import module_of
-from .foreach import Foreach
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -33,7 +33,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self.clip_value: float | None = None
         self.loss_scale: float | Tensor | None = None
         self._row_rules: dict[Tensor, RowRule] = {}
-        self._updates: dict[Tensor, Updates] = {}  # of the same parameters
+        self._updates: dict[Tensor, Updates] = {}  # of the parameters that it updates by rows
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **defaults)
         super().__init__(params, self._dense.defaults)
@@ -42,7 +42,8 @@ class RowOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("clip_value", None)
         self.__dict__.setdefault("loss_scale", None)
-        self._row_rules, self._updates = {}, {}
+        self.__dict__.setdefault("_updates", {})
+        self._row_rules = {}
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **self.defaults)
 
@@ -196,7 +197,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @lr.setter
     def lr(self, lr: float | Tensor) -> None:
-        self._foreach.turn(lr)
+        self._foreach.set_lr(lr)
         for group in self.param_groups:
             group["lr"] = lr
             for p in group["params"]:
@@ -205,6 +206,5 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def remove(self) -> None:
         """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` takes the steps."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                self._updates[p].collector = None
+        for updates in self._updates.values():
+            updates.collector = None

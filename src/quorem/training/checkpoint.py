@@ -1,57 +1,44 @@
 """Checkpoints: one safetensors file each, complete or absent, whose checksums tell damage from data."""
 
-import errno
 import json
-import os
 import re
-import shutil
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import files
+
 try:
     from safetensors import SafetensorError, safe_open
-    from safetensors.torch import save_file
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("checkpoints need safetensors: pip install safetensors", name=error.name) from None
 
-FORMAT = "quorem-checkpoint-1"
+FORMAT = "quorem-checkpoint-2"
 NAME = re.compile(r"step-(\d+)\.safetensors")
+
+# The names that the safetensors format has for what a run holds.
+DTYPES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"},
+    torch.bool: "BOOL",
+}
 
 
 class CorruptCheckpointError(ValueError):
     """A checkpoint that is cut off, damaged, or no checkpoint at all."""
 
 
-def write(path: Path, text: str) -> None:
-    """Write a small file such that it is there whole or not at all, also after a power failure."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # another process may be writing the same
-    try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+class Checkpoint(NamedTuple):
+    """Tensors after a step, and JSON values beside them."""
 
-
-def sync_folder(path: Path) -> None:
-    """Make names in a folder last."""
-    with suppress(PermissionError):  # Windows opens no folders, and needs no sync of them
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    step: int
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, keep: int = 2) -> Path:
@@ -71,90 +58,106 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[s
     if keep < 1:
         raise ValueError(f"keep ({keep}) must be at least 1")
     folder.mkdir(parents=True, exist_ok=True)
-    host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    checksums = {name: checksum(tensor) for name, tensor in host.items()}
-    header = {"format": FORMAT, "step": str(step), "meta": json.dumps(meta), "checksums": json.dumps(checksums)}
     path = folder / f"step-{step:012}.safetensors"
-    write_tensors(path, host, header)
+    write_tensors(path, FORMAT, tensors, {"step": str(step), "meta": json.dumps(meta)})
     for _, old in saved(folder)[keep:]:
         old.unlink()
     return path
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file such that it is there whole or not at all.
+def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, str]) -> None:
+    """Write a safetensors file with a checksum of each tensor and of the values in its header; ``kind`` names both.
+
+    The library's own writer leaves a hidden file behind when it is killed, and gives the file to its owner alone.
 
     Raises:
         OSError: if the disk is full; a file that was there before stays.
     """
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        save_file(tensors, draft, header)
-        with open(draft, "rb") as file:
-            os.fsync(file.fileno())
-    except (OSError, SafetensorError) as error:
-        draft.unlink(missing_ok=True)
-        if getattr(error, "errno", None) != errno.ENOSPC and not re.search("os error 28|No space left", str(error)):
-            raise
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        free = shutil.disk_usage(path.parent).free
-        text = f"disk full: {size:,} bytes are needed and {free:,} are free; what was saved before is kept"
-        raise OSError(errno.ENOSPC, text, str(path)) from error
-    os.replace(draft, path)
-    sync_folder(path.parent)
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
+    host = {name: tensors[name].detach().cpu().contiguous() for name in order}
+    checksums = json.dumps({name: checksum(tensor) for name, tensor in host.items()})
+    header: dict[str, Any] = {"__metadata__": files.sealed({"format": kind, **values, "checksums": checksums})}
+    end = 0
+    for name, tensor in host.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with files.replacing(path, num_bytes=8 + len(text) + end) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in host.values():
+            file.write(_bytes(tensor))
 
 
-def saved(folder: Path) -> list[tuple[int, Path]]:
-    """Step and path of each checkpoint in a folder, the latest first."""
-    found = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*.safetensors"))
-    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
-
-
-def load(path: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
-    """Step, tensors and meta of a checkpoint.
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and values of a file that ``write_tensors`` wrote.
 
     Raises:
-        CorruptCheckpointError: if the file is cut off, damaged, or not a checkpoint.
+        FileNotFoundError: if there is none.
+        CorruptCheckpointError: if the file is cut off, damaged, or another file.
     """
+    files.check_is_file(path)
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise CorruptCheckpointError(f"{path} is of format {header.get('format')!r} and must be of {FORMAT!r}")
+            if header.get("format") != kind:
+                raise CorruptCheckpointError(f"{path} is of format {header.get('format')!r} and must be of {kind!r}")
+            values = files.unsealed(header, required=True)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        step, meta, checksums = int(header["step"]), json.loads(header["meta"]), json.loads(header["checksums"])
-    except (SafetensorError, OSError, KeyError, UnicodeError) as error:
+        checksums = json.loads(values.pop("checksums"))
+    except CorruptCheckpointError:
+        raise
+    except (SafetensorError, OSError, UnicodeError) as error:
         raise CorruptCheckpointError(f"{path} is cut off or damaged ({path.stat().st_size:,} bytes): {error}") from None
     except ValueError as error:
         raise CorruptCheckpointError(f"{path} is damaged: {error}") from None
     wrong = sorted(name for name in {*checksums, *tensors} if not _is_whole(tensors.get(name), checksums.get(name)))
     if wrong:
         raise CorruptCheckpointError(f"{path} is damaged: {', '.join(wrong[:3])} differ from their checksums")
-    return step, tensors, meta
+    return tensors, values
 
 
-def latest(folder: Path) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
-    """The latest checkpoint that is whole, or nothing if there is none at all; a warning for each that is not.
+def saved(folder: Path) -> list[tuple[int, Path]]:
+    """Step and path of each checkpoint in a folder, the latest first."""
+    matches = ((NAME.fullmatch(path.name), path) for path in folder.glob("step-*.safetensors"))
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+
+
+def load(path: Path) -> Checkpoint:
+    """The checkpoint in a file.
+
+    Raises:
+        CorruptCheckpointError: if the file is cut off, damaged, or not a checkpoint.
+    """
+    tensors, values = read_tensors(path, FORMAT)
+    return Checkpoint(int(values["step"]), tensors, json.loads(values["meta"]))
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The latest checkpoint that is whole; a warning for each later one that is not. None if there are none at all.
 
     Raises:
         CorruptCheckpointError: if there are some, and none is whole.
     """
-    found = saved(folder)
-    for at, (_, path) in enumerate(found):
+    paths = [path for _, path in saved(folder)]
+    for path in paths:
         try:
-            yield load(path)
-            return
+            return load(path)
         except CorruptCheckpointError as error:
-            if at + 1 == len(found):
+            if path == paths[-1]:
                 raise CorruptCheckpointError(f"no checkpoint is whole: {error}") from None
             warnings.warn(f"{error}; the one before it is taken", stacklevel=2)
+    return None
 
 
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of a tensor's bytes, shape and dtype."""
-    head = zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    return zlib.crc32(_bytes(tensor), zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode()))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
     values = tensor.detach().contiguous().view(-1)
-    return zlib.crc32(values.view(torch.uint8).numpy().data, head) if len(values) else head
+    return values.view(torch.uint8).numpy().data if len(values) else memoryview(b"")
 
 
 def _is_whole(tensor: Tensor | None, expected: int | None) -> bool:

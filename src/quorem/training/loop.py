@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from ..data.batches import Prepared
+from ..provenance import commit, versions
 from .clock import Clock
 from .config import RunConfig
 from .feed import Feed, steps_per_epoch
 from .metrics import Evaluation, Metrics
 from .model import build_model
-from .run import RunFolder, commit, versions
+from .run import RunFolder
 from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
@@ -60,7 +61,7 @@ class Options:
 def train(
     config: RunConfig,
     data: Prepared | Feed,
-    out: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | RunFolder | None = None,
     *,
     device: torch.device | str = "cpu",
     options: Options = Options(),  # noqa: B008 - frozen
@@ -71,7 +72,7 @@ def train(
     Args:
         config: the run; ``config.data`` must be ``data_identity`` of the data.
         data: prepared data, or a ``Feed`` of it that several runs share.
-        out: the run's folder; None keeps nothing.
+        out: the run's folder, which may be locked already; None keeps nothing.
         device: where to train; that of the feed, if one is given.
         options: checkpoints and reports.
         stop: once set, the run writes a checkpoint after the current step and raises KeyboardInterrupt.
@@ -89,7 +90,7 @@ def train(
     with _matrix_products(config.precision):
         if out is None:
             return _train(config, feed, None, options, stop)
-        with RunFolder(out, config) as folder:
+        with out if isinstance(out, RunFolder) else RunFolder(out, config) as folder:
             return folder.result() or _train(config, feed, folder, options, stop)
 
 
@@ -169,7 +170,7 @@ def _train(
 def train_many(
     configs: Sequence[RunConfig],
     data: Prepared | Feed,
-    outs: Sequence[str | os.PathLike[str] | None] | None = None,
+    outs: Sequence[str | os.PathLike[str] | RunFolder | None] | None = None,
     *,
     device: torch.device | str = "cpu",
     options: Options = Options(),  # noqa: B008 - frozen
@@ -208,7 +209,7 @@ def train_many(
     feed = data if isinstance(data, Feed) else Feed(data, device)
     stop = stop or threading.Event()
 
-    def one(config: RunConfig, out: str | os.PathLike[str] | None) -> dict[str, Any]:
+    def one(config: RunConfig, out: str | os.PathLike[str] | RunFolder | None) -> dict[str, Any]:
         try:
             if feed.device.type != "cuda":
                 return train(config, feed, out, options=options, stop=stop)

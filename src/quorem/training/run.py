@@ -1,7 +1,7 @@
 """A run's folder: what is being trained, its checkpoints, its metrics line by line, and at the end its result.
 
 run.json            configuration
-metrics.jsonl       one JSON object a line: step, and training loss or metrics of a split
+metrics.jsonl       one JSON object a line: step, training loss or metrics of a split, and a checksum
 checkpoints/        the last few, each one file
 model.safetensors   the trained model, as ``state_dict`` names it
 result.json         written last: with it the run is finished
@@ -10,33 +10,25 @@ result.json         written last: with it the run is finished
 import dataclasses
 import json
 import os
-import platform
-import subprocess
-import time
-from functools import cache
+import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import nn
 
-from .. import __version__
+from .. import files
+from ..provenance import commit, versions
 from . import checkpoint
 from .config import RunConfig
 from .trial import Trial
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: two processes in one folder are then not told apart
-    fcntl = None  # type: ignore[assignment]
-
-LOCK_ATTEMPTS = 10
+MODEL_FORMAT = "quorem-model-1"
+RESULT_KEYS = {"validation", "test", "parameters", "rows_per_second", "device", "versions", "commit"}
 
 
 class RunFolder:
-    """The folder of one run, held by one process at a time.
+    """The folder of one run, in which one process at a time trains: a context manager.
 
     Args:
         path: made if absent.
@@ -45,49 +37,83 @@ class RunFolder:
     Raises:
         ValueError: if the folder belongs to a run with another configuration or other data.
         FileExistsError: if it has files, and none that say whose run it is.
-        RuntimeError: if another process is training in it.
+        LockedError: if another process is training in it.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: RunConfig) -> None:
         self.path, self.config = Path(path), config
+        self._lock: files.Lock | None = None
+
+    def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
+        """Keep other processes out until ``unlock``.
+
+        Raises:
+            LockedError: if another process is training in the folder.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        message = f"{self.path}: another process is training in this folder"
+        self._lock = files.Lock(self.path / ".lock", message, attempts=attempts)
+
+    def unlock(self) -> None:
+        """Let another process have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> "RunFolder":
+        """Check whose run it is, and open it; lock it, if that was not done before."""
+        self._unlock_at_exit = self._lock is None
+        if self._lock is None:
+            self.lock()
         try:
-            if fcntl is not None:
-                _lock(self._lock, f"{self.path}: another process is training in this folder")
             self._claim()
-            self.metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
+            self._open_metrics()
         except BaseException:
-            os.close(self._lock)
+            self._release()
             raise
+        return self
 
     def _claim(self) -> None:
         about = self.path / "run.json"
-        for draft in [*self.path.glob("*.tmp"), *(self.path / "checkpoints").glob("*.tmp")]:
-            draft.unlink()  # what a killed process was writing
+        for folder in (self.path, self.path / "checkpoints"):
+            files.clear_drafts(folder)
         if about.exists():
-            found = RunConfig.from_json(about.read_text(encoding="utf-8"))
+            try:
+                found = RunConfig.from_json(files.read(about))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{about} is damaged: {error}") from None
             if found != self.config:
                 raise ValueError(f"{self.path} holds another run: {difference(found, self.config)}")
             return
         if strangers := sorted(p.name for p in self.path.iterdir() if p.name != ".lock"):
             raise FileExistsError(f"{self.path} is not the folder of a run: it has {', '.join(strangers[:3])}")
-        checkpoint.write(about, self.config.to_json() + "\n")
-
-    def __enter__(self) -> "RunFolder":
-        return self
+        files.write(about, self.config.to_json() + "\n")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let another process have the folder."""
+        """Close the run, and unlock it unless it was locked before."""
         self.metrics.close()
-        os.close(self._lock)
+        self._release()
+
+    def _release(self) -> None:
+        if self._unlock_at_exit:
+            self.unlock()
+
+    def _open_metrics(self) -> None:
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            files.check_is_file(path)
+        self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
 
     def result(self) -> dict[str, Any] | None:
-        """The result, if the run is finished."""
+        """The result, if the run is finished.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
         path = self.path / "result.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_result(path) if path.exists() else None
 
     def resume(self, trial: Trial) -> tuple[int, dict[str, Any]]:
         """Put the trial into the state of the latest whole checkpoint; its step and progress, or 0 and nothing.
@@ -96,29 +122,28 @@ class RunFolder:
             CorruptCheckpointError: if there are checkpoints, and none is whole.
             ValueError: if the checkpoint is of another run.
         """
-        step, progress = 0, {}
-        for step, tensors, meta in checkpoint.latest(self.path / "checkpoints"):  # noqa: B007 - one at most
-            found = RunConfig.from_json(meta["config"])
-            if found != self.config:
-                raise ValueError(f"{self.path} has a checkpoint of another run: {difference(found, self.config)}")
-            trial.restore(tensors)
-            progress = meta["progress"]
-        self._forget_after(step)
-        return step, progress
+        last = checkpoint.latest(self.path / "checkpoints")
+        if last is None:
+            self._forget_after(0)
+            return 0, {}
+        found = RunConfig.from_json(last.meta["config"])
+        if found != self.config:
+            raise ValueError(f"{self.path} has a checkpoint of another run: {difference(found, self.config)}")
+        trial.restore(last.tensors)
+        self._forget_after(last.step)
+        return last.step, last.meta["progress"]
 
     def _forget_after(self, step: int) -> None:
-        """Drop the metrics of steps that are about to be taken again, and a last line that was cut off."""
+        """Drop the metrics of steps that are about to be taken again, and lines that are damaged, with a word."""
         path = self.path / "metrics.jsonl"
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except ValueError:
-                break
+        metrics = read_metrics(path)
+        # A line that is cut off was being written when the run was stopped: its step is taken again.
+        if numbers := metrics.damaged[:-1] if metrics.is_cut else metrics.damaged:
+            shown = ", ".join(map(str, numbers[:3]))
+            warnings.warn(f"{path} is damaged in line {shown}: what it held is left out", stacklevel=4)
         self.metrics.close()
-        checkpoint.write(path, "".join(kept))
-        self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
+        files.write(path, "".join(_line(values) for values in metrics.lines if values["step"] <= step))
+        self._open_metrics()
 
     def save(self, trial: Trial, step: int, progress: dict[str, Any], *, keep: int = 2) -> None:
         """Write a checkpoint; metrics up to it are on the disk before it is.
@@ -133,7 +158,7 @@ class RunFolder:
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
-        self.metrics.write(json.dumps({"step": step, **values}) + "\n")
+        self.metrics.write(_line({"step": step, **values}))
         self.metrics.flush()
 
     def finish(self, model: nn.Module | None, result: dict[str, Any]) -> None:
@@ -144,27 +169,56 @@ class RunFolder:
         """
         os.fsync(self.metrics.fileno())
         if model is not None:
-            state = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-            header = {"config": self.config.to_json()}
-            checkpoint.write_tensors(self.path / "model.safetensors", state, header)
-        checkpoint.write(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+            about = {"config": self.config.to_json()}
+            checkpoint.write_tensors(self.path / "model.safetensors", MODEL_FORMAT, model.state_dict(), about)
+        files.write_json(self.path / "result.json", result)
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
 
 
-def _lock(descriptor: int, held: str) -> None:
-    """Take a lock; raise RuntimeError if another process keeps it.
+class Metrics(NamedTuple):
+    """The lines of a ``metrics.jsonl``, the numbers of those that are damaged, and whether the last is cut off."""
 
-    A process that was killed while it started another may leave it to that one for a moment.
+    lines: list[dict[str, Any]]
+    damaged: list[int]
+    is_cut: bool
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read a ``metrics.jsonl``.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is not a file.
     """
-    for attempt in range(LOCK_ATTEMPTS):
+    files.check_is_file(path)
+    lines, damaged, text = [], [], path.read_bytes()
+    for number, line in enumerate(text.splitlines(), 1):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if attempt == LOCK_ATTEMPTS - 1:
-                raise RuntimeError(held) from None
-        time.sleep(0.05)
+            values = files.unsealed(json.loads(line))
+            if type(values["step"]) is not int:
+                raise ValueError("step must be an integer")
+            lines.append(values)
+        except (ValueError, KeyError, RecursionError):
+            damaged.append(number)
+    return Metrics(lines, damaged, is_cut=not text.endswith(b"\n"))
+
+
+def _line(values: dict[str, Any]) -> str:
+    return json.dumps(files.sealed(values)) + "\n"
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a ``result.json``.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is damaged.
+    """
+    result = files.read_json(path)
+    if missing := sorted(RESULT_KEYS - result.keys()):
+        raise ValueError(f"{path} is damaged: it has no {', '.join(missing[:3])}")
+    return result
 
 
 def difference(found: RunConfig, wanted: RunConfig) -> str:
@@ -175,25 +229,3 @@ def difference(found: RunConfig, wanted: RunConfig) -> str:
     """
     pairs = [(f.name, getattr(found, f.name), getattr(wanted, f.name)) for f in dataclasses.fields(RunConfig)]
     return ", ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in pairs if there != here)
-
-
-def versions() -> dict[str, str]:
-    """What a run depends on."""
-    found = {"quorem": __version__, "torch": torch.__version__, "numpy": np.__version__}
-    return found | {"python": platform.python_version()}
-
-
-@cache
-def commit() -> str | None:
-    """The checkout's commit when first asked, a plus where the package differs from it; None without a checkout."""
-    here = Path(__file__).parents[1]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        head = git("rev-parse", "--short=12", "HEAD") if git("ls-files", "__init__.py") else ""
-        return head + "+" * bool(git("status", "--porcelain", "--", ".")) if head else None
-    except OSError:  # git is not installed
-        return None

@@ -1,8 +1,10 @@
 """The tables of the paper's experiments (section 5): one method for all features, and a threshold."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from ..collection import Table
+from ..operations import Operation
 from ..schemes import QR, Composed, Full, Hash, Path, Scheme
 
 METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
@@ -32,7 +34,7 @@ def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64) -> Sche
         return Hash(num_collisions, force=True)
     if method == "path":
         return Path(num_collisions, hidden=(hidden,), force=True)
-    return QR(num_collisions, operation=method, force=True)
+    return QR(num_collisions, operation=cast(Operation, method), force=True)
 
 
 def tables_of(

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,12 @@ from torch.nn import functional as F
 
 from .. import optim
 from ..data.batches import Batch
-from ..models.fused import FusedStep, can_fuse
+from ..dense.limits import can_fuse
 from ..tables import Tables
 from .config import RunConfig
+
+if TYPE_CHECKING:
+    from ..dense.step import FusedStep
 
 OPTIMIZERS = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
 WARM_UP = 3  # steps before a graph is captured: kernels are compiled and memory is found in them
@@ -65,7 +69,9 @@ class Trial:
             self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True)
         self.layers: FusedStep | None = None
         if config.precision != "bfloat16" and can_fuse(model, config.batch_size):
-            self.layers = FusedStep(model, self.dense, config.precision)
+            from ..dense import step  # needs Triton
+
+            self.layers = step.FusedStep(model, self.dense, config.precision)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
         self._captured: dict[int, Captured] = {}  # by rows
 

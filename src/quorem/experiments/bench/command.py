@@ -1,9 +1,8 @@
 """The command: options to grids, the check before, rows to files as they come, tables and a plot after."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -11,54 +10,41 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from . import check, report
 from .facts import facts_of_run
-from .grid import PRESETS, SCHEMES, Grid
+from .grid import PRESETS, PROVIDERS, Choice, Grid
 from .run import rows as measured
-
-# The options of the command by axis of a grid.
-AXES = {
-    "mode": "modes",
-    "provider": "providers",
-    "scheme": "schemes",
-    "ids": "ids",
-    "batch": "batches",
-    "dim": "dims",
-}
 
 
 class WrongKernelsError(RuntimeError):
     """A kernel test failed, or a kernel differs from the reference."""
 
 
-def chosen(preset: str | None, device: torch.device, options: Mapping[str, Sequence[Any]]) -> tuple[Grid, ...]:
-    """The grids of ``preset``, with the axes that options name replaced.
+def chosen(preset: str | None, device: torch.device, choice: Choice) -> tuple[Grid, ...]:
+    """The grids of ``preset``, with the axes that ``choice`` names replaced.
 
-    Without a preset: all of the grid where an option names an axis, else the preset of the device.
+    Without a preset: all of the grid where an axis is named, else the preset of the device.
 
     Raises:
         ValueError: if a preset, or a value on an axis, is unknown.
     """
-    given = {AXES[option]: tuple(values) for option, values in options.items() if values}
-    if "schemes" in given:
-        given["schemes"] = tuple(scheme_named(name) for name in given["schemes"])
     if preset is None:
-        preset = "full" if given else "h200" if device.type == "cuda" else "cpu"
+        preset = "full" if choice else "h200" if device.type == "cuda" else "cpu"
     if preset not in PRESETS:
         raise ValueError(f"preset ({preset!r}) must be one of {', '.join(PRESETS)}")
-    if given:
-        given["limits"] = ()
-    return tuple(dataclasses.replace(grid, **given) for grid in PRESETS[preset])
-
-
-def scheme_named(name: str) -> str:
-    """The scheme whose name starts so, in any case.
-
-    >>> scheme_named("qr"), scheme_named("chinese")
-    ('QR(4)', 'ChineseRemainder(3)')
-    """
-    found = [scheme for scheme in SCHEMES if scheme.lower().startswith(name.lower())]
-    if len(found) != 1:
-        raise ValueError(f"scheme ({name!r}) must be the start of one of {', '.join(SCHEMES)}")
-    return found[0]
+    if not choice:
+        return PRESETS[preset]
+    return tuple(
+        dataclasses.replace(
+            grid,
+            modes=choice.mode or grid.modes,
+            providers=choice.provider or grid.providers,
+            schemes=choice.scheme or grid.schemes,
+            ids=choice.ids or grid.ids,
+            batches=choice.batch or grid.batches,
+            dims=choice.dim or grid.dims,
+            limits=(),
+        )
+        for grid in PRESETS[preset]
+    )
 
 
 def run(
@@ -113,17 +99,20 @@ def run(
     return done
 
 
-def selected(rows: Sequence[report.Row], options: Mapping[str, Sequence[Any]]) -> list[report.Row]:
-    """The rows that have one of the values of each option.
+def selected(rows: Sequence[report.Row], choice: Choice) -> tuple[list[report.Row], list[str]]:
+    """The rows that have one of the values of each axis that ``choice`` names, and providers without any row.
 
     Raises:
-        ValueError: if no row has a value that an option names.
+        ValueError: if no row has a value that it names; a provider only has to be one that could be measured.
     """
-    given = {option: set(values) for option, values in options.items() if values}
-    if "scheme" in given:
-        given["scheme"] = {scheme_named(name) for name in given["scheme"]}
-    for option, values in given.items():
-        known = dict.fromkeys(getattr(row, option) for row in rows)
-        for value in sorted(values - known.keys(), key=str):
-            raise ValueError(f"{option} ({value!r}) must be one that was measured: {', '.join(map(str, known))}")
-    return [row for row in rows if all(getattr(row, option) in values for option, values in given.items())]
+    absent = [name for name in choice.provider if name in PROVIDERS and all(row.provider != name for row in rows)]
+    for axis in dataclasses.fields(choice):
+        values = [value for value in getattr(choice, axis.name) if value not in absent]
+        if values or (axis.name == "provider" and absent):
+            measured_values = dict.fromkeys(getattr(row, axis.name) for row in rows)
+            for value in values:
+                if value not in measured_values:
+                    shown = ", ".join(map(str, measured_values))
+                    raise ValueError(f"{axis.name} ({value!r}) must be one that was measured: {shown}")
+            rows = [row for row in rows if getattr(row, axis.name) in values]
+    return list(rows), absent

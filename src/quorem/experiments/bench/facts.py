@@ -2,15 +2,14 @@
 
 import importlib.metadata
 import platform
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ... import __version__
-from .check import ROOT
+from ... import provenance
+from ...version import __version__
 
 
 def facts_of_run(device: torch.device, command: str, commit: str | None = None) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def facts_of_run(device: torch.device, command: str, commit: str | None = None) 
         **{name: _version(name) for name in ("triton", "numba")},
         "fbgemm": _version("fbgemm_gpu") or _version("fbgemm_gpu_cpu"),
         "quorem": __version__,
-        "commit": commit or _commit(),
+        "commit": commit or provenance.commit() or "unknown",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
     }
@@ -43,14 +42,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _commit() -> str:
-    """The checkout's commit, "+" appended where its code has changed since; "unknown" outside of one."""
-    git = ["git", "-C", str(ROOT)]
-    try:
-        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + "+" * bool(changed.stdout.strip())

@@ -1,7 +1,7 @@
 """What a benchmark measures: axes, presets, and the ids that every provider gets."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 
 import torch
@@ -16,8 +16,9 @@ SCHEMES: dict[str, Scheme] = {
     "Path(4, (64,))": Path(4, (64,)),
     "Full()": Full(),
 }
-FULL = ("dense", "fbgemm_full")  # providers that store the full tables, whatever the scheme
-PROVIDERS = ("dense", "loop", "reference", "compiled", "fbgemm_full", "fbgemm", "fused", "fused_trust")
+FULL = ("dense", "fbgemm_full", "fbgemm_full_fastest")  # providers that store the full tables, whatever the scheme
+FBGEMM = ("fbgemm_full", "fbgemm_full_fastest", "fbgemm", "fbgemm_fastest")
+PROVIDERS = ("dense", "loop", "reference", "compiled", *FBGEMM, "fused", "fused_trust")
 MODES = ("forward", "step", "step_amsgrad", "dlrm")
 IDS = ("zipf", "uniform")
 BATCHES = (1, 128, 2048, 16384, 65536)
@@ -53,6 +54,44 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the options of the command name, axis by axis; an empty tuple leaves an axis as it is.
+
+    A scheme is named by the start of its name.
+    """
+
+    mode: tuple[str, ...] = ()
+    provider: tuple[str, ...] = ()
+    scheme: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    batch: tuple[int, ...] = ()
+    dim: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Complete the names of schemes."""
+        object.__setattr__(self, "scheme", tuple(map(scheme_named, self.scheme)))
+
+    def __bool__(self) -> bool:
+        """Whether any axis is named."""
+        return any(getattr(self, axis.name) for axis in fields(self))
+
+
+def scheme_named(name: str) -> str:
+    """The scheme whose name starts so, in any case.
+
+    Raises:
+        ValueError: if there is none, or more than one.
+
+    >>> scheme_named("qr"), scheme_named("chinese")
+    ('QR(4)', 'ChineseRemainder(3)')
+    """
+    matches = [scheme for scheme in SCHEMES if scheme.lower().startswith(name.lower())]
+    if len(matches) != 1:
+        raise ValueError(f"scheme ({name!r}) must be the start of one of {', '.join(SCHEMES)}")
+    return matches[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """What is alive at once: one mode, scheme and width, by several providers."""
 
@@ -74,7 +113,7 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
         replace(
             _ZIPF,
             modes=("forward", "step"),
-            providers=("loop", "reference", "fbgemm", "fused"),
+            providers=("loop", "reference", "fbgemm", "fbgemm_fastest", "fused"),
             batches=(1, 128, 2048, 16384),
         ),
     ),
@@ -89,8 +128,16 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
                 *((p, mode, (128, 2048)) for p in ("dense", "loop", "reference") for mode in ("forward", "step")),
             ),
         ),
+        replace(
+            _ZIPF,
+            modes=("forward", "step"),
+            providers=("fused",),
+            schemes=("Full()",),
+            dims=(16, 64),
+            batches=(128, 2048, 16384, 65536),
+        ),
         replace(_ZIPF, modes=("step_amsgrad",), providers=("fused", "fused_trust"), batches=(128, 2048, 65536)),
-        replace(_ZIPF, modes=("dlrm",), providers=("fbgemm", "fused"), batches=(128, 2048, 16384)),
+        replace(_ZIPF, modes=("dlrm",), providers=("fbgemm", "fbgemm_fastest", "fused"), batches=(128, 2048, 16384)),
         replace(
             _ZIPF,
             modes=("forward", "step"),
@@ -101,14 +148,14 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
         replace(
             _ZIPF,
             modes=("forward", "step"),
-            providers=("fbgemm", "fused"),
+            providers=("fbgemm", "fbgemm_fastest", "fused"),
             dims=(128,),
             batches=(2048, 65536),
         ),
         replace(
             _ZIPF,
             modes=("forward", "step"),
-            providers=("fbgemm", "fused"),
+            providers=("fbgemm", "fbgemm_fastest", "fused"),
             ids=("uniform",),
             batches=(2048, 65536),
         ),

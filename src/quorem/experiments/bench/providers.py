@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from ... import optim
 from ...checks import InvalidIdMode
 from ...collection import EmbeddingCollection
-from ...models.fused import FusedStep
 from ...operations import OPERATIONS
 from ...ops import rules
 from ...ops.layout import Layout
 from ...ops.lookup import compose
 from ...ops.rows import lookup_reads
 from ...ops.state import AdagradConstants, AdagradState
+
+if TYPE_CHECKING:
+    from ...dense.step import FusedStep
 
 LR, EPS = 0.01, 1e-10
 ALL = ("forward", "step", "step_amsgrad", "dlrm")
@@ -36,6 +38,7 @@ class Contender:
         optimizers: to be stepped after each backward.
         captures: the modes that run in a CUDA graph.
         optimizer: what updates the tables, in words.
+        setting: of a peer that has several, "default" or "fastest".
         order: the features in the order in which the module gives their vectors; as they are where None.
         layers: the step of DLRM's layers, where it is fused.
     """
@@ -44,8 +47,9 @@ class Contender:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     captures: tuple[str, ...] = ("forward",)
     optimizer: str = ""
+    setting: str = ""
     order: list[int] | None = None
-    layers: FusedStep | None = None
+    layers: "FusedStep | None" = None
 
 
 Provider = Callable[[EmbeddingCollection, str | None], Contender]
@@ -189,7 +193,9 @@ def compiled(source: EmbeddingCollection, rule: str | None) -> Contender:
     return Contender(module, optimizers, ("forward",), "torch Adagrad, dense gradients" if rule else "")
 
 
-def fbgemm(source: EmbeddingCollection, rule: str | None) -> Contender:
+def fbgemm(
+    source: EmbeddingCollection, rule: str | None, *, setting: Literal["default", "fastest"] = "default"
+) -> Contender:
     """FBGEMM's table-batched embedding on the stored tables, composed after the lookup."""
     _need_closed_form(source)
     _need(rule in (None, "adagrad"), "FBGEMM has no AMSGrad")
@@ -197,8 +203,14 @@ def fbgemm(source: EmbeddingCollection, rule: str | None) -> Contender:
         from . import fbgemm as peer
     except (ImportError, OSError, RuntimeError) as error:  # built for another torch, it may fail in several ways
         raise Skipped(f"fbgemm_gpu cannot be imported: {str(error).splitlines()[0]}") from error
-    module, name = peer.build(source, LR, EPS)
-    return Contender(module, [], ("forward",), f"FBGEMM {name}" if rule else "", module.order)
+    module, optimizer = peer.build(source, setting, LR, EPS)
+    words = f"FBGEMM {optimizer}" if rule else ""
+    return Contender(module, captures=ALL, optimizer=words, setting=setting, order=module.order)
+
+
+def fbgemm_fastest(source: EmbeddingCollection, rule: str | None) -> Contender:
+    """``fbgemm`` with row-wise Adagrad and without a check of the ids."""
+    return fbgemm(source, rule, setting="fastest")
 
 
 BUILD: dict[str, Provider] = {
@@ -207,7 +219,9 @@ BUILD: dict[str, Provider] = {
     "reference": plain,
     "compiled": compiled,
     "fbgemm_full": fbgemm,
+    "fbgemm_full_fastest": fbgemm_fastest,
     "fbgemm": fbgemm,
+    "fbgemm_fastest": fbgemm_fastest,
     "fused": fused,
     "fused_trust": fused_trust,
 }

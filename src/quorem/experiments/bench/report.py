@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ...files import replacing
 from .grid import FULL, PROVIDERS
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class Row:
 
     Args:
         optimizer: what updates the tables, in words; "" for a lookup.
+        setting: of FBGEMM, "default" (exact Adagrad, ids checked) or "fastest" (row-wise Adagrad, ids not checked).
         graph: 1 if in a CUDA graph.
         bytes: what the op must move at least, see ``measure.bytes_to_move``.
         gbps: those bytes over the median time, in 10^9 bytes a second.
@@ -34,6 +36,7 @@ class Row:
     dim: int
     graph: int
     optimizer: str
+    setting: str
     median_us: float
     q20_us: float
     q80_us: float
@@ -116,8 +119,14 @@ VALUES: dict[str, tuple[str, Callable[[Row, Row | None], str]]] = {
 }
 
 
-def tables(rows: Sequence[Row], value: str = "time") -> str:
-    """Markdown: what was measured, on what, and a table for each mode, width and kind of ids, with a column a batch."""
+def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ()) -> str:
+    """Markdown: what was measured, on what, and a table for each mode, width and kind of ids, with a column a batch.
+
+    Args:
+        rows: of one file.
+        value: what the cells show, of ``VALUES``.
+        absent: providers to name as not measured.
+    """
     if not rows:
         return "Nothing was measured.\n"
     words, cell = VALUES[value]
@@ -125,23 +134,28 @@ def tables(rows: Sequence[Row], value: str = "time") -> str:
     made = {"torch": first.torch, "Triton": first.triton, "Numba": first.numba, "FBGEMM": first.fbgemm}
     versions = ", ".join(f"{name} {version}" for name, version in made.items() if version)
     text = [
-        f"{first.device}; {versions}; commit {first.commit}, {first.date[:10]}."
-        f" Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {words}."
+        f"{first.device}; {versions}; commit {first.commit}, {first.date[:10]}.",
+        f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {words}.",
+        *([f"Not measured: {', '.join(f'`{name}`' for name in absent)}."] if absent else []),
     ]
     for mode, dim, ids in dict.fromkeys((row.mode, row.dim, row.ids) for row in rows):
         own = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
         batches = sorted({row.batch for row in own})
         head = [f"{mode}, D = {dim}, {ids} ids", "tables", *(f"B = {b}" for b in batches)]
         text += ["", _line(head), _line(["---"] * len(head))]
-        lines = dict.fromkeys((row.provider, row.scheme, row.graph, row.optimizer) for row in own)
-        for provider, scheme, graph, optimizer in lines:
-            key = (provider, scheme, graph, optimizer)
-            found = {r.batch: r for r in own if (r.provider, r.scheme, r.graph, r.optimizer) == key}
-            more = [part for part in ("CUDA graph" if graph else "", optimizer) if part]
-            name = f"`{provider}`" + (f", {', '.join(more)}" if more else "")
-            shown = [cell(found[b], _fused(own, found[b])) if b in found else "" for b in batches]
+        lines: dict[tuple[str, str], dict[int, Row]] = {}
+        for row in own:
+            lines.setdefault((_name(row), row.scheme), {})[row.batch] = row
+        for (name, scheme), line in lines.items():
+            shown = [cell(line[b], _fused(own, line[b])) if b in line else "" for b in batches]
             text.append(_line([name, f"`{scheme}`", *shown]))
     return "\n".join(text) + "\n"
+
+
+def _name(row: Row) -> str:
+    """The provider, with its setting unless that is in its name, and what it ran with."""
+    setting = "" if row.provider.endswith(row.setting) else f"{row.setting} setting"
+    return ", ".join(filter(None, (f"`{row.provider}`", setting, "CUDA graph" * row.graph, row.optimizer)))
 
 
 def _fused(rows: Sequence[Row], row: Row) -> Row | None:
@@ -163,7 +177,8 @@ def _short(x: float) -> str:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draw time against batch size into a file, see ``figure``."""
-    figure(rows).savefig(path, dpi=120)
+    with replacing(path) as file:
+        figure(rows).savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=120)
 
 
 def figure(rows: Sequence[Row]) -> "Figure":
@@ -177,7 +192,7 @@ def figure(rows: Sequence[Row]) -> "Figure":
 
     ids = "zipf" if any(row.ids == "zipf" for row in rows) else rows[0].ids
     first = next((row.scheme for row in rows if row.provider not in FULL), "Full()")
-    rows = [row for row in rows if row.ids == ids and row.scheme in (first, "Full()")]
+    rows = [row for row in rows if row.ids == ids and (row.scheme == first or row.provider in FULL)]
     panels = list(dict.fromkeys((row.mode, row.dim) for row in rows))
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
@@ -205,7 +220,7 @@ def figure(rows: Sequence[Row]) -> "Figure":
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     handles = [Line2D([], [], color=colours[p], marker="o", ms=4, lw=2.4 if p == "fused" else 1.2) for p in shown]
-    labels = list(shown)
+    labels = [f"{provider}, default" if _has_default(rows, provider) else provider for provider in shown]
     if captured:
         handles += [Line2D([], [], color="black", ls=styles[graph]) for graph in (0, 1)]
         labels += ["eager", "CUDA graph"]
@@ -214,6 +229,10 @@ def figure(rows: Sequence[Row]) -> "Figure":
     )
     drawn.suptitle(f"{first}, {ids} ids, {rows[0].device}: median, 20% to 80%", fontsize=10)
     return drawn
+
+
+def _has_default(rows: Sequence[Row], provider: str) -> bool:
+    return any(row.setting == "default" for row in rows if row.provider == provider)
 
 
 def _plain_ticks(axis: Any, batches: Sequence[int]) -> None:

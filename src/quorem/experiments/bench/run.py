@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from ...collection import EmbeddingCollection, Table
 from ...data.shape import CARDINALITIES, CATEGORICAL_NAMES, scaled_cardinalities
+from ...dense.limits import can_fuse
 from ...models import DLRM
-from ...models.fused import FusedStep, can_fuse
 from . import measure
 from .grid import ROTATION, SCHEMES, Group, draw_ids, groups, scheme_of
 from .providers import BUILD, Contender, Skipped, dense_optimizer
@@ -70,6 +70,7 @@ def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, f
                     dim=group.dim,
                     graph=int(graph),
                     optimizer=present[provider].optimizer,
+                    setting=present[provider].setting,
                     peak_extra_bytes="" if peak is None else peak,
                     stored_bytes=stored,
                     **facts,
@@ -147,6 +148,8 @@ def _build(
             contender.optimizers.append(dense_optimizer("adagrad", rest))
             contender.module = model
             if provider.startswith("fused") and can_fuse(model, 1):
+                from ...dense.step import FusedStep  # needs Triton
+
                 contender.layers = FusedStep(model, contender.optimizers[-1])
         return contender
     except (Skipped, ImportError, RuntimeError, AssertionError, NotImplementedError) as error:

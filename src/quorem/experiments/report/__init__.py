@@ -6,6 +6,6 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("plotly", "matplotlib"):
         raise
-    raise ModuleNotFoundError("a report needs plotly and matplotlib: pip install plotly matplotlib") from error
+    raise ModuleNotFoundError('a report needs plotly and matplotlib: pip install "quorem[report]"') from error
 
 __all__ = ["page", "draw"]

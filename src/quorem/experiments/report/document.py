@@ -11,7 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from ...training.checkpoint import write
+from ...files import write
 from .. import words
 from ..figures import Figure, Result
 from .lines import networks, panels

@@ -6,6 +6,8 @@ from typing import Any
 
 import numba
 
+from .. import layout, state
+
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _INNER: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
 
@@ -16,19 +18,21 @@ def inner(function: Callable[..., Any]) -> Any:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function that Python calls, and keep the machine code for the next process.
+    """Compile a function that Python calls, and keep the machine code on disk for the next process.
 
-    Numba drops a cached kernel when its own file changes. A kernel is made of functions from all files here, so
-    the stamp it is kept under covers them all. Where no folder can be written, the kernel is not kept.
+    Numba compiles a kept kernel anew when the kernel's own file has changed. But functions and constants of other files
+    are compiled into it too, so here it is kept under a stamp of all these files. Where no folder can be written, the
+    kernel is not kept.
     """
     try:
         compiled: Any = numba.njit(function, cache=True, **_OPTIONS)
-        compiled._cache._cache_file._source_stamp = _stamp()
+        compiled._cache._cache_file._source_stamp = source_stamp()
     except (RuntimeError, AttributeError):
         compiled = numba.njit(function, **_OPTIONS)
     return compiled
 
 
-def _stamp() -> tuple[tuple[str, float, int], ...]:
-    files = sorted(Path(__file__).parent.glob("*.py"))
+def source_stamp() -> tuple[tuple[str, float, int], ...]:
+    """Name, time of change and size of every file that a kernel is compiled from."""
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(layout.__file__), Path(state.__file__)]
     return tuple((path.name, path.stat().st_mtime, path.stat().st_size) for path in files)

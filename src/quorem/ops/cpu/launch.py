@@ -1,219 +1,193 @@
-"""Lookup, bag and their gradients on a CPU: what ``ops.lookup`` registers where Numba is present.
+"""From tensors to what the kernels take; and gradients summed by row, on several threads."""
 
-A small batch runs on the calling thread, a large one on as many as torch may use.
-"""
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
 
-from collections.abc import Callable, Iterator
-from functools import partial
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..lookup import raise_out_of_range
-from ..reference import accumulator
-from . import backward, forward
-from .arguments import KINDS, Batch, Integers, bag_batch, layout_of, lookup_batch, table_of
-from .rows import BLOCK
-from .threads import spread, threads_for
+from ..layout import Layout, is_plain
+from ..rows import accumulator
+from . import gradients, lookup
+from .gradients import Areas
+from .rows import Source, source_fits
+from .threads import run_tasks, threads_for
 
-STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
+# What the kernels take as ``kind`` (see ``vector``).
+KINDS = {
+    torch.float32: np.float32(0),
+    torch.float64: np.float64(0),
+    torch.bfloat16: np.uint16(0),
+    torch.float16: np.int16(0),
+}
+MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 512 bytes for each partition
 CACHED = 1 << 20  # bytes of summed gradients at a time, so that they are still in a core's cache when they are used
 
 
-def lookup(ids: Tensor, weight: Tensor, *integers: Tensor, names: str) -> Tensor:
-    """``reference.lookup``, or IndexError for an id out of range."""
-    batch = lookup_batch(ids, weight, integers)
-    if batch is None:
-        return NotImplemented
-    slots, parts, _, spans = integers
-    out = weight.new_empty(ids.shape[0], slots.shape[0], weight.shape[1])
-    weight = weight.contiguous()
-    aligned = (out.data_ptr() | weight.shape[1] * weight.itemsize) % 64 == 0
-    streamed = aligned and out.nbytes >= STREAMED
-    fixed = (KINDS[weight.dtype], out.data_ptr(), streamed, table_of(weight), batch.source, layout_of(integers))
-    threads = threads_for(out.numel() * parts.shape[1])
-    if threads == 1:
-        outside = forward.lookup(*fixed, 0, batch.longest)
-    else:
-        outside = spread(lambda: partial(forward.lookup, *fixed), _ranges(batch.longest, threads), threads)
-    if outside:
-        raise_out_of_range(ids, None, slots, spans, names)
-    return out
+@dataclass(eq=False)
+class Batch:
+    """The ids of a batch and the rows that they read."""
+
+    source: tuple[int, ...]  # a ``Source``, as kernels take it
+    size: int  # B
+    num_ids: int  # of all features
+    longest: int  # the most ids of one feature
+    memory: tuple[Tensor, ...]  # keeps alive what ``source`` points to
 
 
-def lookup_backward(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> Tensor:
-    """The gradient ``[R, W]`` of ``lookup``."""
-    return _dense(grad, weight, integers, lookup_batch(ids, weight, integers, grad))
+def lookup_batch(
+    ids: Tensor, stored: Tensor, layout: Layout, grad: Tensor | None = None, check: bool = True
+) -> Batch | None:
+    """The batch of a lookup, ids ``[B, F]``; None if the kernels cannot take it.
+
+    Args:
+        ids: int32 or int64.
+        stored: what they read from.
+        layout: of ``stored``.
+        grad: of the vectors, where there is one.
+        check: raise ValueError if ``stored`` does not have all rows of its layout; else the kernel has to look.
+    """
+    if ids.dim() != 2 or ids.shape[1] != layout.spans.shape[0] or not _supported(ids, stored, layout, grad, len(ids)):
+        return None
+    size, features = ids.shape
+    stored = stored.contiguous()
+    source = _source(stored, layout, ids, *ids.stride(), size, 0, 0, 0)
+    if check:
+        check_source(source)
+    return Batch(source, size, size * features, size, (ids, stored))
 
 
-def lookup_row_grads(grad: Tensor, ids: Tensor, weight: Tensor, *integers: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    return _rows(grad, weight, integers, lookup_batch(ids, weight, integers, grad))
-
-
-def bag(
+def bag_batch(
     ids: Tensor,
     offsets: Tensor,
     sample_weights: Tensor | None,
-    weight: Tensor,
-    *integers: Tensor,
+    stored: Tensor,
+    layout: Layout,
     mean: bool,
-    names: str,
-) -> Tensor:
-    """``reference.bag``, or IndexError for an id out of range."""
-    batch = bag_batch(ids, offsets, sample_weights, weight, integers, mean)
-    if batch is None:
-        return NotImplemented
-    slots, parts, _, spans = integers
-    weight = weight.contiguous()
-    starts, _, scale, size = batch.bags
-    out = weight.new_empty(size, len(slots), weight.shape[1])
-    fixed = (KINDS[weight.dtype], out.data_ptr(), table_of(weight), batch.source, layout_of(integers), starts, scale)
-
-    def worker() -> Callable[..., bool]:
-        carry = torch.empty(weight.shape[1], dtype=accumulator(weight))
-        return lambda first, last: forward.bag(*fixed, carry.data_ptr(), size, first, last)
-
-    threads = threads_for(batch.ids * len(slots) // len(spans) * weight.shape[1] * parts.shape[1])
-    if spread(worker, _ranges(size, threads), threads):
-        raise_out_of_range(ids, offsets, slots, spans, names)
-    return out
-
-
-def bag_backward(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    weight: Tensor,
-    *integers: Tensor,
-    mean: bool,
-) -> Tensor:
-    """The gradient ``[R, W]`` of ``bag``."""
-    return _dense(grad, weight, integers, bag_batch(ids, offsets, sample_weights, weight, integers, mean, grad))
+    grad: Tensor | None = None,
+) -> Batch | None:
+    """The batch of a bag, with the batch entry and factor of each jagged id ``[V]``; None if kernels cannot take it."""
+    features = len(layout.spans)
+    size, rest = divmod(len(offsets) - 1, features)
+    weights_fit = sample_weights is None or sample_weights.shape == ids.shape
+    if ids.dim() != 1 or rest or not weights_fit or not _supported(ids, stored, layout, grad, size):
+        return None
+    stored, ids, offsets = stored.contiguous(), ids.contiguous(), offsets.long().contiguous()
+    entries = ids.new_empty(ids.shape, dtype=torch.int32)
+    factors = stored.new_empty(ids.shape, dtype=accumulator(stored))
+    weights = None if sample_weights is None else sample_weights.to(factors.dtype).contiguous()
+    source = _source(stored, layout, ids, 1, 0, size, offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
+    check_source(source)
+    kind, weights_address = KINDS[stored.dtype], 0 if weights is None else weights.data_ptr()
+    if not lookup.fill_bags(kind, source, weights_address, len(ids), mean):
+        return None
+    longest = int(offsets[::size].diff().max()) if size else 0
+    return Batch(source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
 
 
-def bag_row_grads(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    weight: Tensor,
-    *integers: Tensor,
-    mean: bool,
-) -> tuple[Tensor, Tensor]:
-    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    return _rows(grad, weight, integers, bag_batch(ids, offsets, sample_weights, weight, integers, mean, grad))
+def _supported(ids: Tensor, stored: Tensor, layout: Layout, grad: Tensor | None, size: int) -> bool:
+    if stored.dtype not in KINDS or ids.dtype not in (torch.int32, torch.int64):
+        return False
+    if not is_plain(layout):
+        return False
+    slots, parts, maps, spans, _ = layout
+    if not (slots.is_contiguous() and parts.is_contiguous() and maps.is_contiguous() and spans.is_contiguous()):
+        return False
+    num_slots, num_partitions, _ = parts.shape
+    if num_partitions > MOST_PARTITIONS:
+        return False
+    return grad is None or (grad.dtype == stored.dtype and grad.shape == (size, num_slots, stored.shape[1]))
 
 
-def bag_sample_weights_backward(
-    grad: Tensor, ids: Tensor, offsets: Tensor, weight: Tensor, *integers: Tensor, mean: bool
-) -> Tensor:
-    """The gradient ``[V]`` of the sample weights of ``bag``."""
-    batch = bag_batch(ids, offsets, None, weight, integers, mean, grad)
-    if batch is None:
-        return NotImplemented
-    slots, _, _, spans = integers
-    grad, weight = grad.contiguous(), weight.contiguous()
-    _, where, scale, size = batch.bags
-    out = torch.zeros(ids.shape, dtype=accumulator(weight))
-    fixed = (out.data_ptr(), grad.data_ptr(), table_of(weight), batch.source, layout_of(integers), spans.data_ptr())
-    run = partial(forward.bag_sample_weights_backward, KINDS[weight.dtype], *fixed, where, scale)
-    threads = threads_for(batch.ids * len(slots) // len(spans) * weight.shape[1])
-    bounds = offsets[::size].tolist() if size else [0] * (len(spans) + 1)
-    tasks = [(f, *pair) for f, at in enumerate(bounds[:-1]) for pair in _ranges(bounds[f + 1] - at, threads, at)]
-    spread(lambda: run, tasks, threads)
-    return out.to(grad.dtype)
+def _source(stored: Tensor, layout: Layout, ids: Tensor, *rest: int) -> tuple[int, ...]:
+    """The fields of ``Source`` in their order, of which ``rest`` are those from ``entry_stride`` on.
+
+    Raises:
+        TypeError: if a tensor of the layout is not int64.
+    """
+    slots, parts, maps, spans, _ = layout
+    if not slots.dtype == parts.dtype == maps.dtype == spans.dtype == torch.int64:
+        raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout[:4])}) must be torch.int64")
+    tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr())
+    sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0])
+    return stored.data_ptr(), *stored.shape, *tensors, *sizes, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
+
+
+def check_source(source: tuple[int, ...]) -> None:
+    """Raise ValueError unless every row that the layout names is one of ``stored``."""
+    if not source_fits(source):
+        raise_misfit(source)
+
+
+def raise_misfit(source: tuple[int, ...]) -> NoReturn:
+    """Say that ``stored`` and its layout do not belong together."""
+    rows = Source(*source).num_rows
+    raise ValueError(f"stored ({rows} rows) must have every row that its layout names: was one of them replaced?")
+
+
+class Scratch:
+    """Memory for ``count`` areas of summed gradients (see ``gradients``). It must outlive the kernels that use it."""
+
+    def __init__(self, count: int, step: int, num_partitions: int, stored: Tensor) -> None:
+        self.step, self.num_partitions, self.width = step, num_partitions, stored.shape[1]
+        self.memory = stored.new_empty(count * step + 64, dtype=torch.uint8)
+        self.address = -(-self.memory.data_ptr() // 64) * 64
+
+    def areas(self, count: int = 1) -> tuple[int, ...]:
+        """The first ``count`` areas, as kernels take them."""
+        return tuple(Areas(self.address, self.step, count, self.num_partitions, self.width))
 
 
 def sum_by_row(
     grad: Tensor,
-    weight: Tensor,
-    integers: tuple[Tensor, ...],
+    stored: Tensor,
     batch: Batch,
-    apply: Callable[[Integers, int], None],
-    together: bool = False,
+    layout: Layout,
+    apply: Callable[[tuple[int, ...], int], None],
+    all_at_once: bool = False,
 ) -> None:
-    """Sum the row gradients of a batch, some slots at a time, and hand the sums on while they are in the cache.
+    """Sum the row gradients of a batch, some slots at a time, and use the sums while they are in the cache.
 
     Args:
         grad: of what the batch read.
-        weight: contiguous.
-        integers: the layout.
+        stored: what it read from.
         batch: the ids.
-        apply: takes the areas with the sums (see ``backward``) and their first slot, on the thread that filled them.
-            It runs after all gradients of these slots are taken, and no other slot reads their rows.
-        together: hand all slots on at once.
+        layout: of ``stored``.
+        apply: called with areas of sums (see ``gradients``) and their first slot, on the thread that filled them. By
+            then all gradients of these slots are computed. No other slot reads their rows, so these may be changed.
+        all_at_once: call ``apply`` once, with all slots.
     """
     grad = grad.contiguous()
-    slots, k, _ = integers[1].shape
-    kind, width = KINDS[weight.dtype], weight.shape[1]
-    step = backward.area_bytes(batch.longest, k, width, accumulator(weight).itemsize)
-    fixed = (kind, grad.data_ptr(), table_of(weight), batch.source, layout_of(integers), batch.bags)
-    threads = 1 if together else threads_for(batch.longest * slots * k * width)
+    slots, partitions, _ = layout.parts.shape
+    fixed = (KINDS[stored.dtype], batch.source, grad.data_ptr())
+    threads = 1 if all_at_once else threads_for(batch.longest * slots * partitions * stored.shape[1])
 
-    def areas_for(count: int) -> tuple[Tensor, Integers]:
-        scratch = torch.empty(count * step + 64, dtype=torch.uint8)
-        return scratch, (-(-scratch.data_ptr() // 64) * 64, step, count, k, width)
+    step = gradients.area_bytes(batch.longest, partitions, stored.shape[1], accumulator(stored).itemsize)
 
     if threads > 1 and slots < 2 * threads:
         shares = -(-2 * threads // slots)
-        tasks = [(s, residue) for s in range(slots) for residue in range(shares)]
-        memory = {task: areas_for(1) for task in tasks}
+        tasks = [(s, share) for s in range(slots) for share in range(shares)]
+        scratch = {task: Scratch(1, step, partitions, stored) for task in tasks}
 
-        def sum_share(s: int, residue: int) -> None:
-            backward.sum_slots(*fixed, memory[s, residue][1], s, residue, shares)
+        def sum_share(s: int, share: int) -> None:
+            gradients.sum_slots(*fixed, scratch[s, share].areas(), s, share, shares)
 
-        spread(lambda: sum_share, tasks, threads)
-        spread(lambda: lambda s, residue: apply(memory[s, residue][1], s), tasks, threads)
+        run_tasks(lambda: sum_share, tasks, threads)
+        run_tasks(lambda: lambda s, share: apply(scratch[s, share].areas(), s), tasks, threads)
         return
 
-    count = slots if together else max(1, min(CACHED // step, slots if threads == 1 else slots // (4 * threads)))
+    count = slots if all_at_once else max(1, min(CACHED // step, slots if threads == 1 else slots // (4 * threads)))
 
     def worker() -> Callable[..., None]:
-        scratch, areas = areas_for(count)
+        scratch = Scratch(count, step, partitions, stored)
 
         def run(first: int) -> None:
-            here = (*areas[:2], min(count, slots - first), *areas[3:])
-            backward.sum_slots(*fixed, here, first, 0, 1)
-            apply(here, first)
-            scratch.data_ptr()  # alive until here
+            areas = scratch.areas(min(count, slots - first))
+            gradients.sum_slots(*fixed, areas, first, 0, 1)
+            apply(areas, first)
 
         return run
 
-    spread(worker, [(first,) for first in range(0, slots, count)], threads)
-
-
-def _dense(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Batch | None) -> Tensor:
-    if batch is None:
-        return NotImplemented
-    weight = weight.contiguous()
-    out = torch.zeros_like(weight)
-    run = partial(backward.scatter, KINDS[weight.dtype], out.data_ptr())
-    sum_by_row(grad, weight, integers, batch, lambda areas, first: run(areas))
-    return out
-
-
-def _rows(grad: Tensor, weight: Tensor, integers: tuple[Tensor, ...], batch: Batch | None) -> tuple[Tensor, Tensor]:
-    if batch is None:
-        return NotImplemented
-    weight = weight.contiguous()
-    kind, width = KINDS[weight.dtype], weight.shape[1]
-    found: list[tuple[tuple[int, int], Tensor, Tensor]] = []
-
-    def collect(areas: Integers, first: int) -> None:
-        most = areas[2] * areas[3] * batch.longest
-        rows, values = torch.empty(most, dtype=torch.int64), torch.empty(most, width, dtype=accumulator(weight))
-        count = backward.collect(kind, rows.data_ptr(), values.data_ptr(), areas)
-        found.append(((first, int(rows[0]) if count else -1), rows[:count], values[:count]))
-
-    sum_by_row(grad, weight, integers, batch, collect)
-    found.sort(key=lambda part: part[0])  # whichever thread was first
-    _, rows, values = zip(*found, strict=True)
-    return torch.cat(rows), torch.cat(values)
-
-
-def _ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:
-    """``n`` entries in blocks, four ranges a thread so that a delayed one holds up little."""
-    step = n if threads == 1 else -(-n // (4 * threads * BLOCK)) * BLOCK
-    return ((at, min(at + step, start + n)) for at in range(start, start + n, max(step, 1)))
+    run_tasks(worker, [(first,) for first in range(0, slots, count)], threads)

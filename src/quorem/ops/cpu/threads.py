@@ -1,6 +1,6 @@
 """Threads for the compiled kernels, as many as ``torch.set_num_threads`` allows.
 
-Kernels run without the interpreter's lock, so Python's own threads serve: unlike Numba's, they may be used from any
+Kernels run without the interpreter's lock, so Python's own threads serve. Unlike Numba's, they can be used from any
 thread, survive a fork, and do not spin while they wait.
 """
 
@@ -19,38 +19,42 @@ if hasattr(os, "register_at_fork"):
 
 
 def threads_for(elements: int) -> int:
-    """How many threads to spread that much work over."""
-    return max(1, min(torch.get_num_threads(), elements // GRAIN))
+    """How many threads to use for that much work."""
+    worth = elements // GRAIN
+    return 1 if worth <= 1 else min(torch.get_num_threads(), worth)
 
 
-def spread(worker: Callable[[], Callable[..., bool | None]], tasks: Iterable[tuple[int, ...]], threads: int) -> bool:
-    """Run every task once, on whichever thread is free first; whether any answered True.
+def run_tasks(worker: Callable[[], Callable[..., int | None]], tasks: Iterable[tuple[int, ...]], threads: int) -> int:
+    """Run every task once, on whichever thread is free first.
 
     Args:
-        worker: makes the function that a thread runs its tasks by, with scratch of its own.
+        worker: makes the function that a thread calls with each of its tasks, with scratch memory of its own.
         tasks: the arguments of each.
         threads: how many to use, this one included.
-    """
-    todo = deque(tasks)
 
-    def work() -> bool:
-        run, found = worker(), False
-        while todo:
+    Returns:
+        The largest number that a task returned, 0 if none did.
+    """
+    waiting = deque(tasks)
+
+    def work() -> int:
+        run, largest = worker(), 0
+        while waiting:
             try:
-                task = todo.popleft()
+                task = waiting.popleft()
             except IndexError:
                 break
-            found |= bool(run(*task))
-        return found
+            largest = max(largest, run(*task) or 0)
+        return largest
 
     if threads == 1:
         return work()
-    others = [_pool().submit(work) for _ in range(min(threads, len(todo)) - 1)]
+    others = [_pool().submit(work) for _ in range(min(threads, len(waiting)) - 1)]
     try:
-        found = work()
+        largest = work()
     finally:
-        wait(others)  # whatever happens here, their memory must outlive them
-    return any([other.result() for other in others]) or found
+        wait(others)  # even after an exception: the other threads still use memory that this one owns
+    return max([largest, *(other.result() for other in others)])
 
 
 def _pool() -> ThreadPoolExecutor:

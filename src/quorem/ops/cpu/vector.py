@@ -1,13 +1,14 @@
-"""Vectors of 16, 4 or 1 numbers in compiled code: loads, stores and arithmetic that are sure to be vector instructions.
+"""Vectors of 16, 4 or 1 numbers in compiled code, with loads, stores and arithmetic that are vector instructions.
 
-Addresses and positions are plain integers. What lies there is told by a *kind*, a zero whose type stands for it:
+Plain loops will not do: the compiler may not assume that two addresses differ, and so does not vectorize them well.
+
+Addresses and positions are plain integers. The type of what lies there is given by a *kind*, a zero of that type:
 
     float32, float64    themselves
     uint16              bfloat16, which Numba does not know
     int16               float16, which Numba does not know on a CPU
 
-Half types are widened to float32 by ``load`` and rounded to nearest even by ``store``, so arithmetic is in float32
-or float64. The compiler may not assume that two addresses differ, and so does not vectorize plain loops well.
+``load`` widens half types to float32 and ``store`` rounds to nearest even, so arithmetic is in float32 or float64.
 """
 
 import operator
@@ -42,7 +43,7 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, ir.VectorType(number, vector.lanes))
 
 
-def _number(kind: Any) -> types.Float:
+def _accumulator(kind: Any) -> types.Float:
     return types.float64 if kind == types.float64 else types.float32
 
 
@@ -74,16 +75,16 @@ def size_of(typing: Any, kind: Any) -> Any:
 
 
 @intrinsic
-def number(typing: Any, kind: Any) -> Any:
+def accumulator(typing: Any, kind: Any) -> Any:
     """The kind that arithmetic on ``kind`` is done in."""
-    result = _number(kind)
+    result = _accumulator(kind)
     return result(kind), lambda context, builder, sig, args: context.get_constant(result, 0)
 
 
 @intrinsic(prefer_literal=True)
 def zeros(typing: Any, kind: Any, lanes: Any) -> Any:
     """A vector of zeros; also tells ``load`` how many lanes to take."""
-    vector = Vector(_number(kind), lanes.literal_value)
+    vector = Vector(_accumulator(kind), lanes.literal_value)
     return vector(kind, lanes), lambda context, builder, sig, args: ir.Constant(context.get_value_type(vector), None)
 
 
@@ -108,8 +109,8 @@ def load(typing: Any, kind: Any, vector: Any, address: Any, position: Any) -> An
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         shape = context.get_value_type(vector)
         half = ir.VectorType(_INT16, vector.lanes)
-        stored = half if kind.bitwidth == 16 else shape
-        value = builder.load(_pointer(builder, kind, args[2], args[3], stored))
+        in_memory = half if kind.bitwidth == 16 else shape
+        value = builder.load(_pointer(builder, kind, args[2], args[3], in_memory))
         value.align = kind.bitwidth // 8
         if kind == types.uint16:
             wide = ir.VectorType(_INT32, vector.lanes)
@@ -194,10 +195,10 @@ def total(typing: Any, vector: Any) -> Any:
         value, lanes = args[0], vector.lanes
         while lanes > 1:
             lanes //= 2
-            low, high = (ir.Constant(ir.VectorType(_INT32, lanes), [*range(at, at + lanes)]) for at in (0, lanes))
-            nothing = ir.Constant(value.type, ir.Undefined)
-            parts = (builder.shuffle_vector(value, nothing, half) for half in (low, high))
-            value = builder.fadd(*parts)
+            low, high = (ir.Constant(ir.VectorType(_INT32, lanes), [*range(i, i + lanes)]) for i in (0, lanes))
+            undefined = ir.Constant(value.type, ir.Undefined)
+            halves = (builder.shuffle_vector(value, undefined, half) for half in (low, high))
+            value = builder.fadd(*halves)
         return builder.extract_element(value, _INT32(0))
 
     return vector.number(vector), build
@@ -228,7 +229,7 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for the cache line at ``address`` ahead of its use."""
+    """Prefetch the cache line at ``address``."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())

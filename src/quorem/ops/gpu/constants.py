@@ -8,17 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..state import AdagradConstants, AdamConstants
+
+# Positions of the constants. A kernel can read a global constant only as Triton's own type.
+LR_DECAY, ADAGRAD_EPS = (tl.constexpr(AdagradConstants._fields.index(name)) for name in ("lr_decay", "eps"))
+BETA1, BETA2, EPS = (tl.constexpr(AdamConstants._fields.index(name)) for name in ("beta1", "beta2", "eps"))
+WINDOW_LENGTH, SETTLED = (tl.constexpr(AdamConstants._fields.index(name)) for name in ("window", "settled"))
+LOG_BETA1, LOG_BETA2 = tl.constexpr(len(AdamConstants._fields)), tl.constexpr(len(AdamConstants._fields) + 1)
+
 
 @cache
-def on_device(hyper: tuple[float, ...], device: torch.device) -> Tensor:
+def on_device(constants: tuple[float, ...], device: torch.device) -> Tensor:
     """A rule's constants in float64, which a kernel's scalar arguments would round to float32.
 
-    The logarithms of Adam's and AMSGrad's betas are at 5 and 6.
+    Those of Adam and AMSGrad, lazy or not, are followed by the logarithms of base 2 of the betas.
     """
-    if len(hyper) >= 3:
-        logs = (math.log2(beta) if beta else -math.inf for beta in hyper[:2])
-        hyper = (*hyper, *(0.0,) * (5 - len(hyper)), *logs)
-    return torch.tensor(hyper or (0.0,), dtype=torch.float64, device=device)
+    if len(constants) >= 3:
+        logs = (math.log2(beta) if beta else -math.inf for beta in constants[:2])
+        constants = (*constants, *(0.0,) * (len(AdamConstants._fields) - len(constants)), *logs)
+    return torch.tensor(constants or (0.0,), dtype=torch.float64, device=device)
 
 
 @triton.jit

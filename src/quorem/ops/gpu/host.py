@@ -1,89 +1,175 @@
-"""What the host knows of a layout, so that a launch need not ask the GPU."""
+"""What the host knows of a layout, so that a launch need not ask the GPU; and whether the kernels can take it."""
 
-import weakref
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import layout
-from .launch import Plan
+from ..layout import (
+    BASE,
+    CLOSED_FORM,
+    FEATURE,
+    LIMIT,
+    MAP,
+    MULT,
+    MULTIPLIER,
+    NO_PADDING,
+    OPERATION,
+    PADDING,
+    PITCH,
+    SHIFT,
+    SIZE,
+    STRIDE,
+    UNUSED,
+    Layout,
+    is_plain,
+)
+from ..per_tensor import PerTensor
+from ..rows import accumulator
+from .fast_launch import Plan
+from .rows import TYPES
 
-Kept = TypeVar("Kept")
+WIDEST = 512  # columns that a program holds of a row
+LARGEST = 2**62  # of a layout's integers
+
+
+class IdBatch(NamedTuple):
+    """The ids of an op: ``[B, F]``, or jagged ``[V]`` with offsets ``[F * B + 1]``."""
+
+    ids: Tensor
+    offsets: Tensor | None = None
+    sample_weights: Tensor | None = None
+    mean: bool = False
+
+    @property
+    def jagged(self) -> bool:
+        """Whether there are offsets."""
+        return self.offsets is not None
+
+    @property
+    def stride(self) -> int:
+        """How far apart the ids of one feature lie."""
+        return 1 if self.jagged else self.ids.stride(0)
+
+    def contiguous(self) -> "IdBatch":
+        """The same with tensors that a kernel can read."""
+        offsets, sample_weights = (t if t is None else t.contiguous() for t in (self.offsets, self.sample_weights))
+        return IdBatch(self.ids.contiguous(), offsets, sample_weights, self.mean)
 
 
 @dataclass
-class Host:
+class HostLayout:
     """A layout on the host, and what follows from it.
 
-    Of ``kinds``, each a constant of a kernel: PLAIN, slot ``s`` reads feature ``s``; PADDED, PERMUTED, PITCHED and
-    MAPPED, some slot has a padding id, a permutation, rows of several rows of the weight, an index map; MULT, slots of
-    several rows multiply them (1) or add them (0), or some do and some do not (-1).
+    Each of ``flags`` is a constant of ``lookup_kernel``. PLAIN: slot ``s`` reads feature ``s``. PADDED, PERMUTED,
+    PITCHED, MAPPED: some slot has a padding id, a permutation, rows of several rows of ``stored``, an index map. MULT:
+    slots of several rows multiply them (1) or add them (0), or some do and some do not (-1).
     """
 
     slots: Tensor
     parts: Tensor
     spans: Tensor
-    table: Tensor  # on the GPU [7 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is
+    table: Tensor  # on the GPU [15 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is
     # the first of its feature, and ``parts``, column by column
-    kinds: dict[str, Any]  # what a lookup need not read of the table
-    places: dict[Any, Any] = field(default_factory=dict)  # of places.py
+    flags: dict[str, Any]
+    num_rows: int  # that ``stored`` must have
+    places: dict[Any, Any] = field(default_factory=dict)  # of places.py, by batch size
     plans: dict[Any, Plan] = field(default_factory=dict)
 
 
-class PerTensor:
-    """What is kept for a tensor, the object, as long as it lives."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-
-    def get(self, tensor: Tensor) -> Any:
-        """What was set for ``tensor``, or None."""
-        found = self.kept.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
-
-    def set(self, tensor: Tensor, value: Kept) -> Kept:
-        """Keep ``value``, and return it."""
-        key = id(tensor)
-        self.kept[key] = weakref.ref(tensor, partial(_forget, self.kept, key)), value
-        return value
+_host_layouts = PerTensor()  # of ``parts``
 
 
-def _forget(kept: dict[int, Any], key: int, _: Any) -> None:
-    kept.pop(key, None)
+def host_layout(layout: Layout) -> HostLayout:
+    """What is known of a layout; waits for the GPU the first time.
+
+    Raises:
+        ValueError: if the integers are none of a layout, such as those of ``to_empty``.
+    """
+    known: HostLayout | None = _host_layouts.get(layout.parts)
+    if known is None:
+        known = _host_layouts.set(layout.parts, _read(layout))
+    return known
 
 
-_hosts = PerTensor()  # of ``parts``
+def fused_layout(
+    stored: Tensor, layout: Layout, *, whole_rows: bool = False, any_order: bool = False
+) -> HostLayout | None:
+    """The layout for the kernels, or None where they cannot take the rows: the truth then runs.
+
+    Args:
+        stored: the rows.
+        layout: how ids find them.
+        whole_rows: whether a program holds whole rows, so that they cannot be wide.
+        any_order: whether sums are taken in any order, which PyTorch's deterministic mode forbids.
+
+    Raises:
+        ValueError: if ids would find rows that ``stored`` does not have.
+    """
+    if stored.dtype not in TYPES or not stored.is_contiguous() or (whole_rows and stored.shape[1] > WIDEST):
+        return None
+    if any_order and torch.are_deterministic_algorithms_enabled():
+        return None
+    if not is_plain(layout):
+        return None
+    known = host_layout(layout)
+    if stored.shape[0] < known.num_rows:
+        raise ValueError(f"stored has {stored.shape[0]} rows but must have {known.num_rows}: the layout reads them")
+    return known
 
 
-def on_host(*integers: Tensor) -> Host:
-    """What is known of a layout; waits for the GPU the first time."""
-    parts = integers[1]
-    found: Host | None = _hosts.get(parts)
-    if found is None:
-        found = _hosts.set(parts, _read(*integers))
-    return found
+def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = None) -> None:
+    """Raise ValueError if an optimizer's tensors do not fit the rows that they are kept for."""
+    for tensor, dtype in [(average, accumulator(stored)) for average in averages] + [(last, torch.int32)]:
+        if tensor is not None and (tensor.shape[0] != stored.shape[0] or tensor.dtype != dtype):
+            raise ValueError(
+                f"the optimizer's state has {tensor.shape[0]} rows of {tensor.dtype} but must have {stored.shape[0]} of"
+                f" {dtype}, as stored does"
+            )
 
 
-def _read(*integers: Tensor) -> Host:
-    device, mapped = integers[1].device, integers[2].shape[0]
-    slots, parts, spans = (integers[i].cpu() for i in (0, 1, 3))
+def _read(layout: Layout) -> HostLayout:
+    if any(tensor.dtype != torch.int64 for tensor in layout[:4]):
+        raise ValueError(f"the layout is {layout.parts.dtype} but must be int64")
+    device, mapped = layout.parts.device, layout.maps.shape[0]
+    slots, parts, spans = (tensor.cpu() for tensor in (layout.slots, layout.parts, layout.spans))
+    _check(slots, parts, spans, layout.maps)
     number = torch.arange(len(slots), device="cpu")  # whatever torch's default device
-    first = spans[slots[:, layout.FEATURE], 0] == number
+    first = spans[slots[:, FEATURE], 0] == number
     table = torch.cat([slots.T, first[None], parts.flatten(1).T])
-    rows = parts[..., layout.BASE] + parts[..., layout.SIZE] * parts[..., layout.PITCH]
-    if max(int(table.max()), int(rows.max()), mapped) < 2**31:
+    end = parts[..., BASE] + (parts[..., SIZE] - 1) * parts[..., PITCH] + 1
+    if max(int(table.max()), int((end + parts[..., PITCH]).max()), mapped) < 2**31:
         table = table.int()
-    used = parts[..., layout.BASE] != layout.UNUSED
-    operations = slots[used.sum(1) > 1, layout.OPERATION].unique().tolist()
-    kinds = {
-        "PLAIN": bool((slots[:, layout.FEATURE] == number).all()),
-        "PADDED": bool((slots[:, layout.PADDING] != layout.NO_PADDING).any()),
-        "PERMUTED": bool(((slots[:, layout.MULTIPLIER] != 1) | (slots[:, layout.SHIFT] != 0)).any()),
-        "PITCHED": bool((parts[..., layout.PITCH] != 1).any()),
-        "MAPPED": bool((parts[..., layout.MAP] != layout.CLOSED_FORM).any()),
-        "MULT": -1 if len(operations) > 1 else int(operations == [layout.MULT]),
+    used = parts[..., BASE] != UNUSED
+    operations = slots[used.sum(1) > 1, OPERATION].unique().tolist()
+    flags = {
+        "PLAIN": bool((slots[:, FEATURE] == number).all()),
+        "PADDED": bool((slots[:, PADDING] != NO_PADDING).any()),
+        "PERMUTED": bool(((slots[:, MULTIPLIER] != 1) | (slots[:, SHIFT] != 0)).any()),
+        "PITCHED": bool((parts[..., PITCH] != 1).any()),
+        "MAPPED": bool((parts[..., MAP] != CLOSED_FORM).any()),
+        "MULT": -1 if len(operations) > 1 else int(operations == [MULT]),
     }
-    return Host(slots, parts, spans, table.contiguous().to(device), kinds)
+    return HostLayout(slots, parts, spans, table.contiguous().to(device), flags, int(end[used].max()))
+
+
+def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor) -> None:
+    """Raise ValueError if the integers would lead a kernel out of its arrays."""
+    feature, limit, multiplier, shift = (slots[:, column] for column in (FEATURE, LIMIT, MULTIPLIER, SHIFT))
+    stride, size, base, pitch, start = (parts[..., column] for column in (STRIDE, SIZE, BASE, PITCH, MAP))
+    fits = (
+        ((feature >= 0) & (feature < len(spans)) & (limit > 0)).all()
+        & ((multiplier > 0) & (multiplier <= limit) & (shift >= 0) & (shift < limit)).all()
+        & ((stride > 0) & (pitch > 0) & (base >= UNUSED) & (base < LARGEST)).all()
+        & ((size > 0) & (size < LARGEST // pitch.clamp(min=1))).all()
+        & ((start == CLOSED_FORM) | ((start >= 0) & (limit[:, None] <= len(maps) - start))).all()
+        & ((spans >= 0) & (spans <= len(slots)) & (spans.sum(1, keepdim=True) <= len(slots))).all()
+    )
+    if fits:
+        mapped = torch.stack([start, limit[:, None].expand_as(start), size], -1)[start != CLOSED_FORM]
+        for first, length, buckets in mapped.unique(dim=0).tolist():
+            part = maps[first : first + length]
+            fits &= bool((part.min() >= 0) & (part.max() < buckets))
+    if not fits:
+        raise ValueError("the layout's integers are none of a layout: were they replaced, or never initialized?")

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .index import base_of, feature_of, is_valid, part_at, row_of, slot_at
 from .launch import cdiv, launch, power_of_2
+from .rows import BASE, FEATURE, is_valid, part_at, row_of, slot_at
 
 MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # of a feature; columns of a vector; units of the hidden layer
 SMALL_BATCH = 4096  # whose blocks are smaller, to fill the GPU
@@ -26,10 +26,10 @@ LARGEST_TILE = 4096  # of the one-hot matrix
 
 
 @triton.jit
-def matrix(weight, network, rows, columns, R: tl.constexpr, C: tl.constexpr):
+def matrix(weights, network, rows, columns, R: tl.constexpr, C: tl.constexpr):
     """One network's weights ``[R, C]``, zero-padded."""
     mask = (rows < R)[:, None] & (columns < C)[None, :]
-    return tl.load(weight + network * R * C + rows[:, None] * C + columns[None, :], mask=mask, other=0).to(tl.float32)
+    return tl.load(weights + network * R * C + rows[:, None] * C + columns[None, :], mask=mask, other=0).to(tl.float32)
 
 
 @triton.jit
@@ -52,20 +52,20 @@ def list_kernel(
     m = tl.program_id(0) % M
     n = (tl.program_id(0) // M).to(tl.int64) * T + tl.arange(0, T)
     slot, part = slot_at(slots, m), part_at(parts, m)
-    i = tl.load(ids + n * id_stride + feature_of(slot), mask=n < B, other=-1)
+    i = tl.load(ids + n * id_stride + tl.load(slot + FEATURE), mask=n < B, other=-1)
     valid = is_valid(i, slot)
     network, _ = row_of(tl.where(valid, i, 0), slot, part, parts)
-    own = tl.where(valid, (network - base_of(part)).to(tl.int32), J)
+    listed = tl.where(valid, (network - tl.load(part + BASE)).to(tl.int32), J)
     j = tl.arange(0, JP)
-    mine = ((j[:, None] == own[None, :]) & (n < B)[None, :]).to(tl.int32)
-    total = tl.sum(mine, 1)
-    place = tl.cumsum(mine, 1) - 1
+    one_hot = ((j[:, None] == listed[None, :]) & (n < B)[None, :]).to(tl.int32)
+    total = tl.sum(one_hot, 1)
+    place = tl.cumsum(one_hot, 1) - 1
     if ALONE:
         tl.store(counts + m * (J + 1) + j, total, mask=j <= J)
     else:
         place += tl.atomic_add(counts + m * (J + 1) + j, total, mask=total > 0, sem="relaxed")[:, None]
-    place = tl.sum(mine * place, 0)
-    tl.store(lists + (m * (J + 1) + own).to(tl.int64) * B + place, n.to(tl.int32), mask=n < B)
+    place = tl.sum(one_hot * place, 0)
+    tl.store(lists + (m * (J + 1) + listed).to(tl.int64) * B + place, n.to(tl.int32), mask=n < B)
 
 
 @triton.jit
@@ -75,27 +75,27 @@ def block_of(c, counts, m, J, JP: tl.constexpr, T: tl.constexpr):
     count = tl.load(counts + m * (J + 1) + j, mask=j <= J, other=0)
     blocks = tl.cdiv(count, T)
     before = tl.cumsum(blocks, 0) - blocks
-    here = (c >= before) & (c < before + blocks)
-    return tl.sum(tl.where(here, j + 1, 0)) - 1, tl.sum(tl.where(here, c - before, 0)) * T, tl.sum(here * count)
+    inside = (c >= before) & (c < before + blocks)
+    return tl.sum(tl.where(inside, j + 1, 0)) - 1, tl.sum(tl.where(inside, c - before, 0)) * T, tl.sum(inside * count)
 
 
 @triton.jit
 def vectors_of(m, j, start, count, d, lists, columns, B, S, J, D: tl.constexpr, T: tl.constexpr):
     """Which of T places of a list hold an id, and where column d of their vectors lies."""
     place = start + tl.arange(0, T)
-    mine = place < count
-    n = tl.load(lists + (m * (J + 1) + j).to(tl.int64) * B + place, mask=mine, other=0).to(tl.int64)
-    return mine, (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
+    taken = place < count
+    n = tl.load(lists + (m * (J + 1) + j).to(tl.int64) * B + place, mask=taken, other=0).to(tl.int64)
+    return taken, (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
 
 
 @triton.jit
-def pass_on(k, source, target, columns, B, S, M, D: tl.constexpr, DP: tl.constexpr, T: tl.constexpr):
+def copy_vectors(k, source, target, columns, B, S, M, D: tl.constexpr, DP: tl.constexpr, T: tl.constexpr):
     """Copy T vectors of one column that is not path-based: the k-th such block of all."""
     n = (k // (S - M)).to(tl.int64) * T + tl.arange(0, T)
     d = tl.arange(0, DP)
-    here = (n * S + tl.load(columns + M + k % (S - M)))[:, None] * D + d[None, :]
+    elements = (n * S + tl.load(columns + M + k % (S - M)))[:, None] * D + d[None, :]
     mask = (n < B)[:, None] & (d < D)[None, :]
-    tl.store(target + here, tl.load(source + here, mask=mask), mask=mask)
+    tl.store(target + elements, tl.load(source + elements, mask=mask), mask=mask)
 
 
 @triton.jit
@@ -107,19 +107,19 @@ def path_kernel(
     """T ids of one network, or T vectors to copy."""
     k = tl.program_id(0) - M * (tl.cdiv(B, T) + J + 1)
     if k >= 0:
-        pass_on(k, x, out, columns, B, S, M, D, DP, T)
+        copy_vectors(k, x, out, columns, B, S, M, D, DP, T)
         return
     m = tl.program_id(0) % M
     j, start, count = block_of(tl.program_id(0) // M, counts, m, J, JP, T)
     if j >= 0:
-        network = base_of(part_at(parts, m)) + j
+        network = tl.load(part_at(parts, m) + BASE) + j
         d, h = tl.arange(0, DP), tl.arange(0, HP)
-        mine, here = vectors_of(m, j, start, count, d, lists, columns, B, S, J, D, T)
-        mask = mine[:, None] & (d < D)[None, :]
+        taken, elements = vectors_of(m, j, start, count, d, lists, columns, B, S, J, D, T)
+        mask = taken[:, None] & (d < D)[None, :]
         if j == J:
-            tl.store(out + here, tl.zeros((T, DP), out.dtype.element_ty), mask=mask)
+            tl.store(out + elements, tl.zeros((T, DP), out.dtype.element_ty), mask=mask)
         else:
-            y = tl.load(x + here, mask=mask, other=0).to(tl.float32)
+            y = tl.load(x + elements, mask=mask, other=0).to(tl.float32)
             if HIDDEN:
                 z = product(y, matrix(w1, network, d, h, D, H))
                 z += tl.load(b1 + network * H + h, mask=h < H, other=0).to(tl.float32)[None, :]
@@ -127,7 +127,7 @@ def path_kernel(
             else:
                 y = product(y, matrix(w2, network, d, d, D, D))
             y += tl.load(b2 + network * D + d, mask=d < D, other=0).to(tl.float32)[None, :]
-            tl.store(out + here, y.to(out.dtype.element_ty), mask=mask)
+            tl.store(out + elements, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -139,38 +139,47 @@ def path_backward_kernel(
     """T ids of one network: their share of its gradients, and the gradients of their vectors; or T vectors to copy."""
     k = tl.program_id(0) - M * (tl.cdiv(B, T) + J + 1)
     if k >= 0:
-        pass_on(k, grad, dx, columns, B, S, M, D, DP, T)
+        copy_vectors(k, grad, dx, columns, B, S, M, D, DP, T)
         return
     m = tl.program_id(0) % M
     j, start, count = block_of(tl.program_id(0) // M, counts, m, J, JP, T)
     if j >= 0:
-        network = base_of(part_at(parts, m)) + j
+        network = tl.load(part_at(parts, m) + BASE) + j
         d, h = tl.arange(0, DP), tl.arange(0, HP)
-        mine, here = vectors_of(m, j, start, count, d, lists, columns, B, S, J, D, T)
-        mask = mine[:, None] & (d < D)[None, :]
+        taken, elements = vectors_of(m, j, start, count, d, lists, columns, B, S, J, D, T)
+        mask = taken[:, None] & (d < D)[None, :]
         if j == J:
-            tl.store(dx + here, tl.zeros((T, DP), dx.dtype.element_ty), mask=mask)
+            tl.store(dx + elements, tl.zeros((T, DP), dx.dtype.element_ty), mask=mask)
         else:
-            v = tl.load(x + here, mask=mask, other=0).to(tl.float32)
-            g = tl.load(grad + here, mask=mask, other=0).to(tl.float32)
+            v = tl.load(x + elements, mask=mask, other=0).to(tl.float32)
+            g = tl.load(grad + elements, mask=mask, other=0).to(tl.float32)
             tl.atomic_add(db2 + network * D + d, tl.sum(g, 0), mask=d < D, sem="relaxed")
             back = product(g, tl.trans(matrix(w2, network, h, d, H, D)))
             square = (h < H)[:, None] & (d < D)[None, :]
-            there = dw2 + network * H * D + h[:, None] * D + d[None, :]
+            target = dw2 + network * H * D + h[:, None] * D + d[None, :]
             if HIDDEN:
                 weight1 = matrix(w1, network, d, h, D, H)
                 z = product(v, weight1) + tl.load(b1 + network * H + h, mask=h < H, other=0).to(tl.float32)[None, :]
-                a = tl.where(mine[:, None], activated(z, SIGMOID), 0)
-                tl.atomic_add(there, product(tl.trans(a), g), mask=square, sem="relaxed")
+                a = tl.where(taken[:, None], activated(z, SIGMOID), 0)
+                tl.atomic_add(target, product(tl.trans(a), g), mask=square, sem="relaxed")
                 back = back * a * (1 - a) if SIGMOID else tl.where(z > 0, back, 0)
-                there = dw1 + network * D * H + d[:, None] * H + h[None, :]
+                target = dw1 + network * D * H + d[:, None] * H + h[None, :]
                 square = (d < D)[:, None] & (h < H)[None, :]
-                tl.atomic_add(there, product(tl.trans(v), back), mask=square, sem="relaxed")
+                tl.atomic_add(target, product(tl.trans(v), back), mask=square, sem="relaxed")
                 tl.atomic_add(db1 + network * H + h, tl.sum(back, 0), mask=h < H, sem="relaxed")
                 back = product(back, tl.trans(weight1))
             else:
-                tl.atomic_add(there, product(tl.trans(v), g), mask=square, sem="relaxed")
-            tl.store(dx + here, back.to(dx.dtype.element_ty), mask=mask)
+                tl.atomic_add(target, product(tl.trans(v), g), mask=square, sem="relaxed")
+            tl.store(dx + elements, back.to(dx.dtype.element_ty), mask=mask)
+
+
+def can_fuse(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
+    """Whether the kernels take such networks, in this mode: their gradients are summed in any order."""
+    if torch.are_deterministic_algorithms_enabled() or len(layers) not in (2, 4) or vectors.dtype == torch.float64:
+        return False
+    hidden = layers[0].shape[2] if len(layers) == 4 else 0
+    width = vectors.shape[2]
+    return layers[-1].shape[1] == width <= WIDEST and hidden <= WIDEST_HIDDEN and networks <= MOST_NETWORKS
 
 
 def _sizes(layers: list[Tensor], networks: int) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Where the gradients of a batch are summed: a run of places in one buffer for each pair of a slot and a partition.
 
 A table with at most as many rows as the batch has ids gets a place for each row. Of a larger one the first id that
-reads a row claims it, and the place is that id's. A large batch may be done in several *passes*, some slots at a time,
-which share the buffer and the claims.
+reads a row claims it, and the place is that id's. A large batch may be done in several *ranges* of slots, one after
+another, which share the buffer and the claims.
 """
 
 from dataclasses import dataclass
@@ -11,99 +11,122 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .. import layout
-from ..reference import accumulator
-from .host import Host, PerTensor, on_host
+from ..layout import BASE, FEATURE, PITCH, SIZE, Layout
+from ..per_tensor import PerTensor
+from ..rows import accumulator
+from .host import HostLayout, host_layout
 from .launch import cdiv, power_of_2
 
 UNCLAIMED = 2**31 - 1
-MOST_PASSES = 4
-EXTRA = 0.25  # of the tables: a step takes as many passes as keep it below, with the vectors that it returns
+MOST_RANGES = 4
+EXTRA = 0.25  # of the tables: a step takes as many ranges as keep it below, with the vectors that it returns
+PLACE_COLUMNS = 5  # of ``Places.table``
 
 
 @dataclass
-class Pass:
-    """The pairs whose gradients are summed at a time."""
+class SlotRange:
+    """Slots whose gradients are summed at a time, by their pairs ``s * K + k``."""
 
-    first: int
-    pairs: int
-    claimers: Tensor  # int64: those whose rows are claimed
+    first_pair: int
+    num_pairs: int
+    claimers: Tensor  # int64: the pairs whose rows are claimed
     num_claimers: int
-    places: int
-    origin: int  # the row that the first claim is of
-    rows: int  # from there to the last that may be claimed
+    num_places: int
+    first_row: int  # of ``stored``, that the first claim is for
+    num_rows: int  # from there to the last that may be claimed
 
 
 @dataclass
 class Places:
-    """The places of a batch."""
+    """The places of a batch.
 
-    table: Tensor  # int64 [S * K, 4]: first place, number of places, copies; 1 + origin if its rows are claimed, or 0
-    passes: list[Pass]
+    ``table`` has for each pair its first place; its number of places; how many copies of them there are; 0, or 1 + the
+    range's ``first_row`` if its rows are claimed; and which of the ``pitch`` rows of ``stored`` the slot has, where
+    these are one row of a table.
+    """
+
+    table: Tensor  # int64 [S * K, PLACE_COLUMNS]
+    ranges: list[SlotRange]
     longest: int  # most places of a pair, copies aside
 
     def extra_bytes(self, place_bytes: int) -> int:
         """What the sums, of ``place_bytes`` each, and the claims take."""
-        return max(now.places for now in self.passes) * place_bytes + 4 * max(now.rows for now in self.passes)
+        return max(r.num_places for r in self.ranges) * place_bytes + 4 * max(r.num_rows for r in self.ranges)
 
 
-_claims = PerTensor()  # weight -> int32 [rows]: the ids that claimed some rows
+_claims = PerTensor()  # stored -> int32 [rows]: the ids that claimed some rows
 
 
-def places_of(weight: Tensor, reads: int, jagged: bool, *integers: Tensor) -> Places:
+def places_of(stored: Tensor, reads: int, jagged: bool, layout: Layout) -> Places:
     """The places for a batch of up to ``reads`` ids: of each feature, or of all together if jagged.
 
-    In as few passes as keep the extra memory of a step below EXTRA; in one if MOST_PASSES do not. Cached, so that only
+    In as few ranges as keep the extra memory of a step below EXTRA; in one if MOST_RANGES do not. Cached, so that only
     the first step of a layout and batch size waits for the GPU.
     """
-    host = on_host(*integers)
-    key = (weight.shape, weight.dtype, reads, jagged)
-    found: Places | None = host.places.get(key)
-    if found is None:
-        width, itemsize = weight.shape[1], accumulator(weight).itemsize
-        returned = reads * len(host.slots) * width * weight.itemsize
-        left = EXTRA * weight.numel() * weight.itemsize - returned
-        one, *more = [1] if jagged else range(1, MOST_PASSES + 1)
-        found = divided(host, reads, jagged, one, width * itemsize)
-        if found.extra_bytes(width * itemsize) > left:
-            tried = (divided(host, reads, jagged, number, width * itemsize) for number in more)
-            found = next((places for places in tried if places.extra_bytes(width * itemsize) <= left), found)
-        host.places[key] = found
-    return found
+    host = host_layout(layout)
+    key = (stored.shape, stored.dtype, reads, jagged)
+    places: Places | None = host.places.get(key)
+    if places is None:
+        place_bytes = stored.shape[1] * accumulator(stored).itemsize
+        returned = reads * len(host.slots) * stored.shape[1] * stored.itemsize
+        left = EXTRA * stored.numel() * stored.itemsize - returned
+        places = divided(host, reads, jagged, 1, place_bytes)
+        if not jagged and places.extra_bytes(place_bytes) > left:
+            tried = (divided(host, reads, jagged, number, place_bytes) for number in range(2, MOST_RANGES + 1))
+            places = next((p for p in tried if p.extra_bytes(place_bytes) <= left), places)
+        host.places[key] = places
+    return places
 
 
-def divided(host: Host, reads: int, jagged: bool, number: int, place_bytes: int) -> Places:
-    """The places of a batch in up to ``number`` passes, which need about as much memory each."""
+def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes: int) -> Places:
+    """The places of a batch in up to ``number`` ranges, which need about as much memory each."""
     slots, parts, spans, device = host.slots, host.parts, host.spans, host.table.device
-    rows = torch.where(parts[..., layout.BASE] >= 0, parts[..., layout.SIZE], 0).flatten()
+    k = parts.shape[1]
+    rows = torch.where(parts[..., BASE] >= 0, parts[..., SIZE], 0).flatten()
     claimed = rows > reads
     count = torch.where(claimed, reads, rows)
     copies = torch.where(claimed | (rows > 4096), 1, torch.where(rows > 256, 4, 32))
     copies = copies.clamp(max=max(1, reads // 256))
     length = count * copies
     first = length.cumsum(0) - length
+    unit = units(slots, parts)
     bounds = [0, len(rows)]
     if not jagged:
-        needed = length * place_bytes + torch.where(claimed, 4 * rows, 0)
-        bounds = boundaries(needed.view(len(slots), -1).sum(1), number)
-        bounds = [slot * parts.shape[1] for slot in bounds]
+        needed = (length * place_bytes + torch.where(claimed, 4 * rows, 0)).view(len(slots), k).sum(1)
+        starts = (unit == 0).all(1).nonzero().flatten()  # the rows of a table's row stay in one range
+        group = torch.bucketize(torch.arange(len(slots), device="cpu"), starts, right=True) - 1
+        cuts = boundaries(needed.new_zeros(len(starts)).index_add(0, group, needed), number)
+        bounds = [k * (int(starts[cut]) if cut < len(starts) else len(slots)) for cut in cuts]
         for begin in bounds[1:-1]:
             first[begin:] -= int(first[begin])
     else:  # an id is of one feature, so the claimed places of all features are the same ones
-        alone = torch.where(claimed, 0, length)
-        nth_slot = torch.arange(len(slots), device="cpu") - spans[slots[:, layout.FEATURE], 0]
-        nth = (nth_slot[:, None] * parts.shape[1] + torch.arange(parts.shape[1], device="cpu")).flatten()
-        first = torch.where(claimed, alone.sum() + nth * reads, alone.cumsum(0) - alone)
-    base, pitch = (parts[..., column].flatten() for column in (layout.BASE, layout.PITCH))
-    last, passes, marks = base + (rows - 1) * pitch, [], torch.zeros_like(rows)
+        unclaimed = torch.where(claimed, 0, length)
+        nth_slot = torch.arange(len(slots), device="cpu") - spans[slots[:, FEATURE], 0]
+        nth = (nth_slot[:, None] * k + torch.arange(k, device="cpu")).flatten()
+        first = torch.where(claimed, unclaimed.sum() + nth * reads, unclaimed.cumsum(0) - unclaimed)
+    base, pitch = parts[..., BASE].flatten(), parts[..., PITCH].flatten()
+    last, ranges, marks = base + (rows - 1) * pitch, [], torch.zeros_like(rows)
     for begin, end in pairwise(bounds):
         claimers = begin + claimed[begin:end].nonzero().flatten()
-        origin = int(base[claimers].min()) if len(claimers) else 0
-        span = int(last[claimers].max()) + 1 - origin if len(claimers) else 0
-        places = int((first + length)[begin:end].max())
-        passes.append(Pass(begin, end - begin, claimers.to(device), len(claimers), places, origin, span))
-        marks[claimers] = 1 + origin
-    return Places(torch.stack([first, count, copies, marks], 1).to(device), passes, int(count.max()))
+        first_row = int(base[claimers].min()) if len(claimers) else 0
+        num_rows = int(last[claimers].max()) + 1 - first_row if len(claimers) else 0
+        num_places = int((first + length)[begin:end].max())
+        sizes = (len(claimers), num_places, first_row, num_rows)
+        ranges.append(SlotRange(begin, end - begin, claimers.to(device), *sizes))
+        marks[claimers] = 1 + first_row
+    table = torch.stack([first, count, copies, marks, unit.flatten()], 1)
+    return Places(table.to(device), ranges, int(count.max()))
+
+
+def units(slots: Tensor, parts: Tensor) -> Tensor:
+    """Which of the ``pitch`` rows of ``stored`` that make up a table's row each slot has, ``[S, K]``."""
+    unit = torch.zeros_like(parts[..., BASE])
+    for s in range(1, len(slots)):
+        before, base = parts[s - 1, :, BASE], parts[s, :, BASE]
+        follows = (before >= 0) & (base == before + 1) & (slots[s, FEATURE] == slots[s - 1, FEATURE])
+        follows &= unit[s - 1] + 1 < parts[s, :, PITCH]
+        unit[s] = torch.where(follows, unit[s - 1] + 1, 0)
+    return unit
 
 
 def boundaries(lengths: Tensor, parts: int) -> list[int]:
@@ -118,23 +141,23 @@ def boundaries(lengths: Tensor, parts: int) -> list[int]:
     return sorted({0, *cuts.clamp(max=len(lengths)).tolist(), len(lengths)})
 
 
-def bucket(reads: int) -> int:
-    """At least ``reads``, of which there are eight for each power of two: jagged batches differ, and share places.
+def rounded_up(reads: int) -> int:
+    """At least ``reads``, one of eight sizes for each power of two: jagged batches differ, and share places.
 
-    >>> [bucket(n) for n in (5, 16, 17, 1000, 1025)]
+    >>> [rounded_up(n) for n in (5, 16, 17, 1000, 1025)]
     [5, 16, 18, 1024, 1152]
     """
     step = max(1, power_of_2(reads) // 16)
     return cdiv(reads, step) * step
 
 
-def claims_of(weight: Tensor, rows: int) -> Tensor:
-    """Scratch by which ids claim ``rows`` rows; every use leaves it as it found it."""
-    found: list[Tensor] | None = _claims.get(weight)
-    if found is None:
-        found = _claims.set(weight, [])
-    if found and found[-1].device != weight.device:
-        found.clear()
-    if not found or found[-1].shape[0] < rows:  # smaller ones are kept: a CUDA graph may hold their address
-        found.append(torch.full((max(rows, 1),), UNCLAIMED, dtype=torch.int32, device=weight.device))
-    return found[-1]
+def claims_of(stored: Tensor, rows: int) -> Tensor:
+    """Scratch by which ids claim ``rows`` rows; every use leaves it as it was."""
+    buffers: list[Tensor] | None = _claims.get(stored)
+    if buffers is None:
+        buffers = _claims.set(stored, [])
+    if buffers and buffers[-1].device != stored.device:
+        buffers.clear()
+    if not buffers or buffers[-1].shape[0] < rows:  # smaller ones are kept: a CUDA graph may hold their address
+        buffers.append(torch.full((max(rows, 1),), UNCLAIMED, dtype=torch.int32, device=stored.device))
+    return buffers[-1]

@@ -1,0 +1,325 @@
+"""Two source trees against each other: the same lookups and training steps, on the same ids, in one run.
+
+    git worktree add /tmp/before COMMIT
+    python benchmarks/against.py /tmp/before . --out ratios.json [--device cuda] [--mode step --batch 2048 ...]
+
+Each tree runs in a process of its own, by its public names only, and the two take turns: a sample of one, a sample of
+the other, in an order that reverses each time. A row has the median time of each and the ratio after / before: its
+median over the pairs of samples, their 20% and 80% quantiles, and the ratio of the shortest samples. ``same_bits``
+says whether both ended with the same vectors. ``--out`` may end in .json or .csv. The exit code is 1 if a ratio is
+above ``--limit``.
+"""
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+MODES = ("forward", "step", "step_amsgrad")
+SCHEMES = ("QR(4)", "GeneralizedQR(3)", "ChineseRemainder(3)", "Path(4, (64,))", "Full()")
+ROTATION = 4  # batches of ids that a measurement goes round
+STEPS = 3  # taken before the first sample, on each batch
+
+
+class Worker:
+    """A tree at work in its own process; it answers one JSON line for each line it is sent."""
+
+    def __init__(self, tree: Path, threads: int) -> None:
+        source = tree / "src"
+        if not (source / "quorem").is_dir():
+            raise SystemExit(f"against: {tree} has no src/quorem")
+        threading = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
+        environment = {**os.environ, **threading, "PYTHONPATH": str(source.resolve())}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"against: a worker ended with exit code {self.process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(before: Worker, after: Worker, cell: dict[str, Any], rounds: int, seconds: float) -> Iterator[dict]:
+    """The rows of one cell: eager, and in a CUDA graph where there is a GPU."""
+    ready = {name: worker.ask(do="prepare", **cell) for name, worker in (("before", before), ("after", after))}
+    for graph in ready["before"]["graphs"]:
+        runs = max(
+            worker.ask(do="runs", graph=graph, seconds=seconds)["runs"] for worker in (before, after)
+        )  # the same number for both
+        us: dict[str, list[float]] = {"before": [], "after": []}
+        for turn in range(rounds):
+            pair = [("before", before), ("after", after)]
+            for name, worker in pair if turn % 2 == 0 else pair[::-1]:
+                us[name].append(worker.ask(do="time", graph=graph, runs=runs)["us"])
+        ratios = [b / a for a, b in zip(us["before"], us["after"], strict=True)]
+        yield {
+            **cell,
+            "graph": int(graph),
+            "before_us": round(quantile(us["before"], 0.5), 3),
+            "after_us": round(quantile(us["after"], 0.5), 3),
+            "ratio": round(quantile(ratios, 0.5), 4),
+            "ratio_q20": round(quantile(ratios, 0.2), 4),
+            "ratio_q80": round(quantile(ratios, 0.8), 4),
+            "ratio_of_best": round(min(us["after"]) / min(us["before"]), 4),
+            "samples": rounds,
+            "same_bits": ready["before"]["digest"] == ready["after"]["digest"],
+        }
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Between the two nearest values, as NumPy does.
+
+    >>> quantile([4.0, 1.0, 2.0], 0.5), quantile([0.0, 10.0], 0.2)
+    (2.0, 2.0)
+    """
+    ordered = sorted(values)
+    place = part * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def draw_ids(cardinalities: Sequence[int], batch: int, seed: int) -> Any:
+    """Log-uniform ids, as ``quorem bench --ids zipf`` draws them; written again so that both trees get the same."""
+    import torch
+
+    n = torch.tensor(cardinalities, dtype=torch.float64)
+    u = torch.rand(batch, len(n), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.minimum(((n + 1) ** u - 1).long(), n.long() - 1)
+
+
+class Cell:
+    """What a worker measures: one module and one operation on a few batches."""
+
+    def __init__(self, mode: str, scheme: str, dim: int, batch: int, scale: float, device: str, threads: int) -> None:
+        import torch
+
+        import quorem
+        from quorem.data.shape import scaled_cardinalities
+
+        torch.set_num_threads(threads)
+        self.device = torch.device(device)
+        cardinalities = scaled_cardinalities(scale)
+        names = {name: getattr(quorem, name) for name in ("QR", "GeneralizedQR", "ChineseRemainder", "Path", "Full")}
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tables that stay full
+            tables = [quorem.Table(f"C{i}", n, dim, eval(scheme, names)) for i, n in enumerate(cardinalities)]
+            self.module = quorem.EmbeddingCollection(tables, device=device)
+        self.ids = [draw_ids(cardinalities, batch, seed).to(device) for seed in range(ROTATION)]
+        self.runs: list[Callable[[], Any]] = [self._operation(mode, ids) for ids in self.ids]
+        for _ in range(STEPS):
+            for run in self.runs:
+                run()
+        self.replay = self._captured() if self.device.type == "cuda" else None
+
+    def _operation(self, mode: str, ids: Any) -> Callable[[], Any]:
+        import torch
+
+        import quorem
+
+        if mode == "forward":
+            return torch.no_grad()(lambda: self.module(ids))
+        if not hasattr(self, "rest"):
+            rule = quorem.optim.AMSGrad if mode == "step_amsgrad" else quorem.optim.Adagrad
+            quorem.optim.apply_in_backward(self.module, rule, lr=0.01)
+            networks = [p for group in self.module.paths for p in group.parameters()]
+            self.rest = [rule(networks, lr=0.01)] if networks else []
+        with torch.no_grad():
+            shape = self.module(ids[:1]).shape[1:]
+        draw = torch.Generator().manual_seed(len(ids))
+        grad = (torch.randn(len(ids), *shape, generator=draw) / len(ids)).to(self.device)
+
+        def step() -> None:
+            self.module(ids).backward(grad)
+            for optimizer in self.rest:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    def _captured(self) -> Callable[[], Any]:
+        import torch
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for run in self.runs * 2:
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for run in self.runs:
+                run()
+        return graph.replay
+
+    def digest(self) -> str:
+        """Of the vectors that the module gives."""
+        import torch
+
+        with torch.no_grad():
+            vectors = self.module(self.ids[0]).float().cpu().contiguous()
+        return hashlib.sha256(vectors.numpy().tobytes()).hexdigest()
+
+    def time(self, graph: bool, runs: int) -> float:
+        """Microseconds of one operation, over ``runs`` rounds of the batches."""
+        import torch
+
+        def once() -> None:
+            if graph and self.replay is not None:
+                self.replay()
+            else:
+                for run in self.runs:
+                    run()
+
+        once()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(runs):
+            once()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / (runs * ROTATION) * 1e6
+
+
+def work() -> None:
+    """Answer the parent's questions until it closes the pipe."""
+    cell: Cell | None = None
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints goes to stderr
+    for line in sys.stdin:
+        question = json.loads(line)
+        do = question.pop("do")
+        if do == "about":
+            import torch
+
+            import quorem
+            from quorem.data.shape import CARDINALITIES
+
+            name = torch.cuda.get_device_name() if question["device"] == "cuda" else "cpu"
+            answer = {"torch": torch.__version__, "device": name, "features": len(CARDINALITIES)}
+            answer["quorem"] = str(Path(quorem.__file__).parent)
+        elif do == "prepare":
+            cell = None  # before the next one is built
+            cell = Cell(**question)
+            answer = {"graphs": [False, True] if cell.replay else [False], "digest": cell.digest()}
+        else:
+            assert cell is not None
+            if do == "runs":
+                us = cell.time(question["graph"], 1)
+                answer = {"runs": max(1, round(question["seconds"] * 1e6 / (us * ROTATION)))}
+            else:
+                answer = {"us": cell.time(question["graph"], question["runs"])}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def commit_of(tree: Path) -> str:
+    """The commit of a tree, with a plus where its sources differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain", "--", "src")) or "unknown"
+
+
+def write(out: Path, made: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """The rows so far: JSON with what made them, or CSV whose rows stand alone."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".csv":
+        whole = [{**row, **made} for row in rows]
+        with out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(whole[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(whole)
+    else:
+        out.write_text(json.dumps({**made, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, nargs="?", help="tree of the earlier commit")
+    parser.add_argument("after", type=Path, nargs="?", help="tree of the later one")
+    parser.add_argument("--out", type=Path, help="file.json or file.csv")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--mode", action="append", choices=MODES, help="by default all")
+    parser.add_argument("--scheme", action="append", choices=SCHEMES, help="by default QR(4)")
+    parser.add_argument("--batch", action="append", type=int, help="by default 128, 2048 and 16384; on a GPU 65536 too")
+    parser.add_argument("--dim", action="append", type=int, help="by default 16; on a GPU 64 too")
+    parser.add_argument("--rounds", type=int, default=15, help="samples of each tree in each cell")
+    parser.add_argument("--seconds", type=float, default=0.05, help="of a sample")
+    parser.add_argument("--scale", type=float, default=1.0, help="of Criteo's cardinalities")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--limit", type=float, default=1.05, help="largest ratio that passes")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.worker and None in (options.before, options.after, options.out):
+        parser.error("two trees and --out are needed")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    if options.worker:
+        work()
+        return
+    on_gpu = options.device == "cuda"
+    dims = options.dim or ([16, 64] if on_gpu else [16])
+    batches = options.batch or ([128, 2048, 16384, 65536] if on_gpu else [128, 2048, 16384])
+    before, after = (Worker(tree, options.threads) for tree in (options.before, options.after))
+    about = [worker.ask(do="about", device=options.device) for worker in (before, after)]
+    made = {
+        "before": commit_of(options.before),
+        "after": commit_of(options.after),
+        **{name: about[0][name] for name in ("torch", "device")},
+        "threads": options.threads,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    rows: list[dict[str, Any]] = []
+    for mode, scheme, dim, batch in product(options.mode or MODES, options.scheme or SCHEMES[:1], dims, batches):
+        cell = {"mode": mode, "scheme": scheme, "dim": dim, "batch": batch, "scale": options.scale}
+        cell |= {"device": options.device, "threads": options.threads}
+        for row in compare(before, after, cell, options.rounds, options.seconds):
+            rows.append({name: value for name, value in row.items() if name not in ("device", "threads")})
+            times = f"{row['before_us']:>10,.1f} {row['after_us']:>10,.1f} us"
+            where = "graph" if row["graph"] else "eager"
+            bits = "" if row["same_bits"] else "  other bits"
+            print(
+                f"{mode:13} {scheme:20} D={dim:<4} B={batch:<6} {where} {times}  x{row['ratio']:.3f}{bits}", flush=True
+            )
+            write(options.out, made, rows)
+    before.close()
+    after.close()
+    slower = [row for row in rows if row["ratio"] > options.limit]
+    print(f"{len(slower)} of {len(rows)} ratios are above {options.limit:g}")
+    raise SystemExit(1 if slower else 0)
+
+
+if __name__ == "__main__":
+    main()

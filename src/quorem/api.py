@@ -1,0 +1,36 @@
+"""The public names of quorem, which ``import quorem`` offers; loaded with torch when one of them is first used."""
+
+from . import hashing, init, models, operations, optim, partitions, schemes
+from .bags import EmbeddingBag
+from .collection import EmbeddingCollection, Table
+from .embeddings import Embedding
+from .hashing import hash_strings
+from .quantize import quantize_
+from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Path, Pool, Scheme, TableSpec
+
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingCollection",
+    "Table",
+    "Full",
+    "Hash",
+    "QR",
+    "GeneralizedQR",
+    "ChineseRemainder",
+    "Custom",
+    "Path",
+    "HotCold",
+    "Pool",
+    "Scheme",
+    "TableSpec",
+    "quantize_",
+    "hash_strings",
+    "partitions",
+    "operations",
+    "hashing",
+    "schemes",
+    "init",
+    "optim",
+    "models",
+]

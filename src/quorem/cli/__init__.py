@@ -1,0 +1,42 @@
+"""The ``quorem`` command: one file a group of commands.
+
+Each command imports what it runs when it runs, so that ``quorem --help`` loads neither torch nor anything else heavy.
+"""
+
+import sys
+from typing import Annotated
+
+try:
+    import rich  # noqa: F401 - shows help and errors
+    import typer
+except ModuleNotFoundError:
+    sys.exit('quorem: the command needs typer and rich: pip install "quorem[cli]"')
+
+from ..version import __version__
+from . import bench, data, demo, figures, train
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, epilog="Example: quorem demo, then quorem COMMAND --help."
+)
+for group in (demo, data, train, figures, bench):
+    app.add_typer(group.commands)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"quorem {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Compositional embeddings over complementary partitions."""
+
+
+def main() -> None:
+    """Run the command; Ctrl-C exits with 130."""
+    app()

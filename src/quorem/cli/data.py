@@ -1,0 +1,149 @@
+"""``quorem prepare``, ``quorem synthesize`` and ``quorem inspect``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import plain_errors
+from .options import Days, Overwrite
+
+commands = typer.Typer()
+prepare = typer.Typer(
+    no_args_is_help=True,
+    help="Turn a click log into memory-mapped arrays, once.",
+    epilog="Example: quorem prepare criteo train.txt data/criteo",
+)
+commands.add_typer(prepare, name="prepare")
+
+Ids = Annotated[Literal["appearance", "frequency", "hash"], typer.Option(help="Order of the ids.")]
+Buckets = Annotated[int | None, typer.Option(min=1, help="Hashed ids of each feature, with --ids hash.")]
+Vocabulary = Annotated[
+    Literal["all", "train"], typer.Option(help="Tokens of all days, or of the training days and one for unknown ones.")
+]
+MaxMalformed = Annotated[int, typer.Option(min=0, help="Malformed lines left out before the run stops.")]
+
+
+@prepare.command("criteo", epilog="Example: quorem prepare criteo train.txt data/criteo")
+def prepare_criteo(
+    raw: Annotated[Path, typer.Argument(help="The Kaggle train.txt, plain or gzip.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    ids: Ids = "appearance",
+    buckets: Buckets = None,
+    vocabulary: Vocabulary = "all",
+    days: Days = 7,
+    max_malformed: MaxMalformed = 10,
+    overwrite: Overwrite = False,
+) -> None:
+    """The Criteo Kaggle display advertising file."""
+    with plain_errors():
+        from rich.console import Console
+
+        from ..experiments import preparing
+
+        preparing.need_polars()
+        from ..data.prepare import PrepareConfig
+
+        config = PrepareConfig(ids=ids, buckets=buckets, vocabulary=vocabulary, days=days, max_malformed=max_malformed)
+        preparing.criteo(raw, out, config, overwrite=overwrite, console=Console())
+
+
+@prepare.command(
+    "table", epilog="Example: quorem prepare table clicks.csv data/clicks --label click --categorical user,item"
+)
+def prepare_table(
+    file: Annotated[Path, typer.Argument(help="CSV with a header line (plain or gzip), or .parquet.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    label: Annotated[str, typer.Option(help="Column of 0 and 1.")],
+    categorical: Annotated[list[str], typer.Option(help="Columns of categories, with commas between; repeatable.")],
+    dense: Annotated[list[str] | None, typer.Option(help="Columns of numbers, likewise.")] = None,
+    multi: Annotated[list[str] | None, typer.Option(help="Those of --categorical with several values a row.")] = None,
+    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
+    multi_separator: Annotated[str, typer.Option(help="Between the values of a multi-valued field.")] = "|",
+    raw_dense: Annotated[bool, typer.Option("--raw-dense", help="Keep numbers, without log(x + 1).")] = False,
+    ids: Ids = "appearance",
+    buckets: Buckets = None,
+    vocabulary: Vocabulary = "all",
+    days: Days = 7,
+    max_malformed: MaxMalformed = 10,
+    overwrite: Overwrite = False,
+) -> None:
+    """Any CSV or Parquet file, multi-valued columns included."""
+    with plain_errors():
+        from rich.console import Console
+
+        from ..experiments import preparing
+
+        preparing.need_polars()
+        from ..data.prepare import PrepareConfig
+
+        config = PrepareConfig(
+            ids=ids,
+            buckets=buckets,
+            vocabulary=vocabulary,
+            days=days,
+            max_malformed=max_malformed,
+            log_dense=not raw_dense,
+        )
+        preparing.table(
+            file,
+            out,
+            config,
+            label=label,
+            categorical=_names(categorical),
+            dense=_names(dense),
+            multi=_names(multi),
+            separator=separator,
+            multi_separator=multi_separator,
+            overwrite=overwrite,
+            console=Console(),
+        )
+
+
+def _names(values: list[str] | None) -> list[str]:
+    """Column names from an option that may be repeated and hold several, set apart by commas."""
+    return [name for value in values or [] for name in value.split(",") if name]
+
+
+@commands.command(epilog="Example: quorem synthesize data/log --rows 1000000 --scale 0.01")
+def synthesize(
+    out: Annotated[Path, typer.Argument(help="Folder to write, or file with --raw.")],
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the log.")] = 1_000_000,
+    scale: Annotated[float, typer.Option(help="Of Criteo's cardinalities; 1 has all 33.8 million ids.")] = 0.001,
+    click_rate: Annotated[float, typer.Option(help="Mean probability of a click.")] = 0.25,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    days: Days = 7,
+    raw: Annotated[bool, typer.Option("--raw", help="Text as the Criteo file; .gz is compressed.")] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Make up a click log of Criteo's shape with a planted signal."""
+    with plain_errors():
+        from rich.console import Console
+
+        from ..data.shape import scaled_cardinalities
+        from ..data.synthetic import ClickLog
+        from ..experiments import preparing
+
+        log = ClickLog(cardinalities=scaled_cardinalities(scale), click_rate=click_rate, seed=seed)
+        preparing.synthetic(log, rows, out, days=days, raw=raw, overwrite=overwrite, console=Console())
+
+
+@commands.command(epilog="Example: quorem inspect data/criteo --verify")
+def inspect(
+    data: Annotated[Path, typer.Argument(help="Folder of prepared data.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
+) -> None:
+    """Show what prepared data hold; check that they are what was written."""
+    with plain_errors():
+        from rich.console import Console
+
+        from ..data.batches import Prepared
+        from ..experiments import preparing
+
+        prepared, console = Prepared(data), Console()
+        if verify:
+            prepared.verify()
+        preparing.summary(prepared, console)
+        preparing.features(prepared, console)
+        if verify:
+            console.print("every file is what was written", highlight=False)

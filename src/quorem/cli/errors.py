@@ -1,0 +1,18 @@
+"""Errors that a user can mend, in one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Print an error in one line and exit with code 1, without a traceback."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):  # these are RuntimeErrors
+        raise
+    except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
+        typer.echo(f"quorem: {error}", err=True)
+        raise typer.Exit(1) from error

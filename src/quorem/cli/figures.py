@@ -1,0 +1,123 @@
+"""``quorem reproduce``, ``quorem sweep`` and ``quorem report``: many runs, and the page about them."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import plain_errors
+from .options import Device, command_line, integers
+
+commands = typer.Typer()
+
+Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; what is finished there is not trained again.")]
+Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
+Optimizers = Annotated[str, typer.Option(help="Of adagrad, amsgrad; the better by validation loss is shown.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core, or one for a GPU.")]
+TrainOnly = Annotated[bool, typer.Option("--train-only", help="Leave pictures and page to quorem report.")]
+
+
+@commands.command(epilog="Example: quorem reproduce figure5 --data data/criteo --collisions 4,60 --trials 1")
+def reproduce(
+    what: Annotated[
+        Literal["figure4", "figure5", "figure6", "figure7", "table1", "all", "budgets"],
+        typer.Argument(help="Figure or table of the paper; budgets goes beyond it."),
+    ],
+    data: Annotated[Path | None, typer.Option(help="Prepared data.")] = None,
+    out: Runs = Path("runs/reproduce"),
+    trials: Trials = 5,
+    networks: Annotated[str, typer.Option(help="Networks, with commas.")] = "dcn,dlrm",
+    optimizers: Optimizers = "adagrad,amsgrad",
+    rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
+    collisions: Annotated[str, typer.Option(help="Of figure 5, with commas.")] = "2,3,4,5,6,7,60",
+    device: Device = "auto",
+    workers: Workers = None,
+    train_only: TrainOnly = False,
+    params_only: Annotated[
+        bool, typer.Option("--params-only", help="Count table 1's parameters; train nothing.")
+    ] = False,
+) -> None:
+    """Train what a figure of the paper needs; write its numbers, its picture and the page. Goes on if interrupted."""
+    with plain_errors():
+        from ..experiments import reproduce, table1
+
+        if params_only:
+            if what != "table1":
+                raise typer.BadParameter(f"--params-only is for table1 (figure7 counts parameters), not {what}")
+            for (network, hidden), count in table1.parameter_counts().items():
+                typer.echo(f"{network},{hidden},{count}")
+            return
+        if data is None:
+            raise typer.BadParameter("--data must name prepared data (quorem prepare)")
+        from rich.console import Console
+
+        from ..data.batches import Prepared
+        from ..experiments.settings import Study
+
+        prepared = Prepared(data)
+        study = Study(
+            cardinalities=prepared.cardinalities,
+            num_rows=len(prepared.split("train")),
+            networks=networks.split(","),
+            max_rows=rows,
+            collisions=integers("collisions", collisions),
+        )
+        plans = [
+            reproduce.plan(
+                figure.AXES,
+                figure.points(study),
+                data,
+                trials=trials,
+                optimizers=optimizers.split(","),
+                command=command_line(),
+            )
+            for figure in (reproduce.PAPER.values() if what == "all" else [reproduce.FIGURES[what]])
+        ]
+        reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=Console())
+
+
+@commands.command(epilog="Example: quorem sweep examples/my_sweep.py --data data/criteo --trials 1")
+def sweep(
+    file: Annotated[Path, typer.Argument(help="Python file that defines POINTS, and AXES if wanted.", exists=True)],
+    data: Annotated[Path | None, typer.Option(help="Prepared data, for points that name none.")] = None,
+    out: Runs = Path("runs/sweep"),
+    trials: Trials = 5,
+    optimizers: Optimizers = "adagrad,amsgrad",
+    device: Device = "auto",
+    workers: Workers = None,
+    train_only: TrainOnly = False,
+) -> None:
+    """Train a grid of your own, as reproduce does with the paper's. The file is run as Python."""
+    with plain_errors():
+        from rich.console import Console
+
+        from ..experiments import reproduce
+
+        plan = reproduce.from_file(file, data, trials=trials, optimizers=optimizers.split(","), command=command_line())
+        reproduce.run([plan], out, device=device, workers=workers, train_only=train_only, console=Console())
+
+
+@commands.command(epilog="Example: quorem report runs/reproduce")
+def report(
+    runs: Annotated[Path, typer.Argument(help="Folder of reproduce or sweep, or of figures as JSON.", exists=True)],
+    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
+    table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
+) -> None:
+    """Write one page about the runs that are finished: figures, trade-offs, and every point with its command."""
+    with plain_errors():
+        from ..experiments import reproduce
+        from ..experiments.markdown import markdown
+
+        figures = reproduce.figures_in(runs)
+        if table is not None:
+            for figure in figures:
+                if figure.axes.name == table:
+                    typer.echo(markdown(figure), nl=False)
+                    return
+            raise ValueError(f"table ({table!r}) must be one of {', '.join(f.axes.name for f in figures)}")
+        from ..experiments.report import page
+
+        if out is None and (runs / "plans").exists():
+            reproduce.publish(figures, runs / "results")
+        page(figures, out := out or runs / "report.html")
+        typer.echo(out)

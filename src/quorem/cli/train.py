@@ -1,0 +1,78 @@
+"""``quorem train``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import plain_errors
+from .options import Data, Device, Threads
+
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: quorem train --data data/log --out runs/first --scheme mult --collisions 4")
+def train(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder of the run; one that was interrupted goes on.")],
+    scheme: Annotated[
+        str, typer.Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON.")
+    ] = "mult",
+    collisions: Annotated[int, typer.Option(min=1, help="Ids that share a row, for a scheme given by name.")] = 4,
+    threshold: Annotated[int, typer.Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
+    network: Annotated[Literal["dlrm", "dcn"], typer.Option(help="The network.")] = "dlrm",
+    preset: Annotated[Literal["text", "table1"], typer.Option(help="Its architecture.")] = "text",
+    dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
+    optimizer: Annotated[Literal["adagrad", "amsgrad"], typer.Option(help="The optimizer.")] = "adagrad",
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default torch's.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 128,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first weights and of a shuffle.")] = 0,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Train in a random order.")] = False,
+    precision: Annotated[Literal["float32", "tf32", "bfloat16"], typer.Option(help="Of matrix products.")] = "float32",
+    validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between two validations.")] = None,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="The same bits on a GPU too.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Least time between two checkpoints.")] = 60,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
+) -> None:
+    """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
+    with plain_errors():
+        from rich.console import Console
+
+        from ..data.batches import Prepared
+        from ..experiments import train
+        from ..training.config import RunConfig
+        from ..training.model import data_identity
+
+        prepared = Prepared(data)
+        config = RunConfig(
+            data=data_identity(prepared),
+            scheme=train.scheme_from(scheme, collisions),
+            threshold=threshold,
+            network=network,
+            preset=preset,
+            embedding_dim=dim,
+            optimizer=optimizer,
+            lr=lr,
+            batch_size=batch_size,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            precision=precision,
+            validate_every=validate_every,
+            max_rows=max_rows,
+        )
+        train.run(
+            config,
+            prepared,
+            out,
+            device=device,
+            threads=threads,
+            deterministic=deterministic,
+            checkpoint_seconds=checkpoint_seconds,
+            tensorboard=tensorboard,
+            console=Console(),
+        )

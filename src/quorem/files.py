@@ -1,0 +1,250 @@
+"""Files that are there whole or not at all: atomic writes, locks, syncing, full disks, and JSON under a checksum."""
+
+import errno
+import glob
+import itertools
+import json
+import os
+import shutil
+import stat
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: two processes that write the same are then not told apart
+    fcntl = None  # type: ignore[assignment]
+
+LOCK_ATTEMPTS = 10
+LOCK_SECONDS = 0.05  # between two attempts
+CHECKSUM = "checksum"  # key of the checksum in a JSON object
+
+_draft_numbers = itertools.count()
+
+
+class LockedError(RuntimeError):
+    """Another process holds the lock."""
+
+
+class Lock:
+    """A lock that one process at a time holds, and that the system releases however that process ends.
+
+    Args:
+        path: of the lock file; made if absent.
+        message: of the error if another process holds the lock.
+        attempts: a process that was killed while it started another may leave its locks to that one for a moment, so
+            it is tried so often, a twentieth of a second apart.
+        remove: remove the file on release.
+
+    Raises:
+        LockedError: if another process holds the lock.
+    """
+
+    def __init__(self, path: Path, message: str, *, attempts: int = LOCK_ATTEMPTS, remove: bool = False) -> None:
+        self.path, self.remove = path, remove
+        for attempt in range(attempts):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            if _try_lock(descriptor) and _is_at(descriptor, path):
+                self._descriptor: int | None = descriptor
+                return
+            os.close(descriptor)
+            if attempt + 1 < attempts:
+                time.sleep(LOCK_SECONDS)
+        raise LockedError(message)
+
+    def release(self) -> None:
+        """Let another process have the lock; a second call does nothing."""
+        if self._descriptor is None:
+            return
+        if self.remove:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether a file that is open still has its name; another process may have removed it before it was locked."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> Iterator[BinaryIO]:
+    """A file to write that gets its name, and replaces a file of that name, only once it is whole and on the disk.
+
+    What is written is in ``NAME.PID-COUNT.tmp`` until then. A failure removes that draft; the draft of a process that
+    was killed is removed when the file is next written. Through a symbolic link the file that it leads to is replaced.
+
+    Args:
+        path: the name.
+        num_bytes: that are needed, for the message if the disk is full.
+
+    Raises:
+        OSError: if the disk is full; a file that was there before stays.
+    """
+    path = Path(os.path.realpath(path))
+    clear_drafts(path.parent, path.name)
+    file = _new_draft(path)
+    draft = Path(file.name)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if os.name != "posix":
+                file.close()  # such a system renames no open file
+            os.replace(draft, path)
+    except BaseException as error:
+        draft.unlink(missing_ok=True)
+        if is_disk_full(error):
+            raise disk_full(path, "what was saved before is kept", num_bytes) from error
+        raise
+    sync(path.parent)
+
+
+def _new_draft(path: Path) -> BinaryIO:
+    """An empty draft, locked as long as it is open."""
+    while True:
+        file = open(path.with_name(f"{path.name}.{os.getpid()}-{next(_draft_numbers)}.tmp"), "wb")  # noqa: SIM115
+        if _try_lock(file.fileno()) and _is_at(file.fileno(), Path(file.name)):
+            return file
+        file.close()  # removed by another process before it was locked
+
+
+def clear_drafts(folder: Path, name: str | None = None) -> None:
+    """Remove the drafts that killed processes left in a folder, of one file or of all."""
+    for draft in folder.glob("*.tmp" if name is None else f"{glob.escape(name)}.*.tmp"):
+        with suppress(OSError):  # another process is removing it too, or it is not ours
+            descriptor = os.open(draft, os.O_RDWR | os.O_NONBLOCK)
+            try:
+                if _try_lock(descriptor):
+                    draft.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file such that it is there whole or not at all, also after a power failure.
+
+    Raises:
+        OSError: if the disk is full; a file that was there before stays.
+    """
+    data = text.encode()
+    with replacing(path, num_bytes=len(data)) as file:
+        file.write(data)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, last through a power failure."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders, and needs no sync of them
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error says that the disk is full; Polars raises such an OSError without its number."""
+    return isinstance(error, OSError) and (error.errno == errno.ENOSPC or "os error 28" in str(error))
+
+
+def disk_full(path: Path, consequence: str, num_bytes: int | None = None) -> OSError:
+    """The error of a full disk, with what is free and, if known, needed."""
+    free = shutil.disk_usage(path.parent).free
+    needed = f"{num_bytes:,} bytes are needed and " if num_bytes is not None else ""
+    return OSError(errno.ENOSPC, f"disk full: {needed}{free:,} bytes are free; {consequence}", str(path))
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse what would hang or mislead a reader.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        ValueError: if it is a folder, a pipe or a device.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')} and must be a file")
+
+
+def read(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        ValueError: if it is not a file, or not UTF-8.
+    """
+    check_is_file(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Write an object under a checksum, for ``read_json``; whole or not at all, as ``write`` does."""
+    write(path, json.dumps(sealed(values), indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that ``write_json`` wrote; one without a checksum is taken as it is.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        ValueError: if it is not a file, or does not hold what was written.
+    """
+    text = read(path)
+    try:
+        return unsealed(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with a checksum of all of them, to be written as JSON.
+
+    >>> sealed({"step": 36})
+    {'step': 36, 'checksum': 'b4ed6b2c'}
+    """
+    return {**values, CHECKSUM: _checksum(values)}
+
+
+def unsealed(values: Any, *, required: bool = False) -> dict[str, Any]:
+    """The values that ``sealed`` was given; an object without a checksum is taken as it is, unless one is required.
+
+    Raises:
+        ValueError: if the values are no object, or differ from their checksum.
+
+    >>> unsealed({"step": 36, "checksum": "b4ed6b2c"})
+    {'step': 36}
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {str(values)[:40]!r} and must hold a JSON object")
+    rest = {name: value for name, value in values.items() if name != CHECKSUM}
+    expected = _checksum(rest)
+    if values.get(CHECKSUM, None if required else expected) != expected:
+        raise ValueError("it differs from its checksum")
+    return rest
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"

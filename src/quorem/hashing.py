@@ -1,0 +1,194 @@
+"""Ids without a vocabulary: strings to 64-bit integers, and any 64-bit integer to one of n ids.
+
+A string becomes the XXH64 of its UTF-8 bytes (seed 0), the hash that most languages and databases have, so a server in
+another language finds the same id. Its 64 bits are read as a signed integer, since torch computes with those. A raw id
+is then mixed by a bijection of the 64-bit integers, splitmix64's, and reduced to ``[0, n)``: the partitions need ids
+whose digits are evenly spread, and raw ids (multiples of 2**20, time stamps) often are not. Neither is cryptographic.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Words = NDArray[np.uint64]
+
+# XXH64's five primes.
+P1, P2, P3, P4, P5 = (
+    np.uint64(prime)
+    for prime in (
+        0x9E3779B185EBCA87,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+    )
+)
+STRINGS_AT_ONCE = 1 << 16  # whose words fit in a cache
+STRIPE = 32  # bytes that four lanes take at a time
+
+
+def hash_strings(values: Sequence[str | bytes] | Iterable[str | bytes] | NDArray[np.generic]) -> Tensor:
+    """The XXH64 hash (seed 0) of each string's UTF-8 bytes, as signed 64-bit integers ``[len(values)]``.
+
+    The same on every machine and in every version. Strings are taken as they are: ``"é"`` as one character and as
+    two (e and an accent) are different strings.
+
+    Args:
+        values: str or bytes; a list, an array, a column of a data frame.
+
+    Raises:
+        TypeError: if ``values`` is a single string, or one of them is neither str nor bytes (a missing value).
+        ValueError: if a str cannot be written in UTF-8 (half of a surrogate pair).
+
+    >>> hash_strings(["", "a", b"abc"])
+    tensor([-1205034819632174695, -3292477735350538661,  4952883123889572249])
+    """
+    if isinstance(values, str | bytes):
+        raise TypeError(f"values ({values!r}) must be a sequence of strings, such as [{values!r}]")
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    values = list(values)
+    hashes = np.empty(len(values), np.uint64)
+    for start in range(0, len(values), STRINGS_AT_ONCE):
+        data = [_encoded(value) for value in values[start : start + STRINGS_AT_ONCE]]
+        hashes[start : start + len(data)] = xxh64(data)
+    return torch.from_numpy(hashes.view(np.int64))
+
+
+def _encoded(value: str | bytes) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise TypeError(f"value ({value!r}) must be a str or bytes")
+
+
+def xxh64(data: Sequence[bytes]) -> Words:
+    """XXH64 with seed 0 of each of ``data``: all strings advance together, a word at a time."""
+    lengths = np.fromiter(map(len, data), np.int64, len(data))
+    starts = np.cumsum(lengths) - lengths
+    text = np.frombuffer(b"".join(data) + bytes(8), np.uint8)  # a word past the end may be read, never used
+    words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the eight bytes from any place on
+    state = np.full(len(data), P5)
+    long = np.flatnonzero(lengths >= STRIPE)
+    state[long] = _stripes(words, starts[long], lengths[long] // STRIPE)
+    state += lengths.astype(np.uint64)
+    place, rest = starts + lengths // STRIPE * STRIPE, lengths % STRIPE
+    for _ in range(STRIPE // 8 - 1):
+        (active,) = np.nonzero(rest >= 8)
+        value = state[active] ^ _round(np.uint64(0), words[place[active]])
+        state[active] = _rotated(value, 27) * P1 + P4
+        place[active] += 8
+        rest[active] -= 8
+    (active,) = np.nonzero(rest >= 4)
+    half = words[place[active]] & np.uint64(0xFFFFFFFF)
+    state[active] = _rotated(state[active] ^ half * P1, 23) * P2 + P3
+    place[active] += 4
+    rest[active] -= 4
+    for _ in range(3):
+        (active,) = np.nonzero(rest >= 1)
+        byte = text[place[active]].astype(np.uint64)
+        state[active] = _rotated(state[active] ^ byte * P5, 11) * P1
+        place[active] += 1
+        rest[active] -= 1
+    for shift, prime in ((33, P2), (29, P3)):
+        state = (state ^ state >> np.uint64(shift)) * prime
+    return state ^ state >> np.uint64(32)
+
+
+def _stripes(words: Words, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Words:
+    """The state after all whole stripes of strings that have at least one."""
+    with np.errstate(over="ignore"):  # scalars warn of the wrap-around that arrays take in silence
+        first = (P1 + P2, P2, np.uint64(0), np.uint64(0) - P1)
+    lanes = [np.full(len(starts), value) for value in first]
+    for stripe in range(int(counts.max(initial=0))):
+        (active,) = np.nonzero(counts > stripe)
+        for number, values in enumerate(lanes):
+            values[active] = _round(values[active], words[starts[active] + STRIPE * stripe + 8 * number])
+    state = sum((_rotated(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)), np.uint64(0))
+    for lane in lanes:
+        state = (state ^ _round(np.uint64(0), lane)) * P1 + P4
+    return np.asarray(state)
+
+
+def _round(lane: Words | np.uint64, word: Words) -> Words:
+    return _rotated(lane + word * P2, 31) * P1
+
+
+def _rotated(value: Words, bits: int) -> Words:
+    return value << np.uint64(bits) | value >> np.uint64(64 - bits)
+
+
+# splitmix64: the golden ratio that is added, then (shift, multiplier), and a last shift; as signed integers.
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+LAST_SHIFT = 31
+
+
+def mix(ids: Tensor) -> Tensor:
+    """splitmix64's bijection of the 64-bit integers, int64 in and out: every bit depends on all bits of the id.
+
+    Args:
+        ids: int64, or uint64, whose bits are taken as they are; narrower integers are widened.
+
+    Raises:
+        TypeError: if ``ids`` does not hold integers.
+
+    >>> mix(torch.tensor([0, 1, -1]))
+    tensor([-2152535657050944081, -7995527694508729151, -1956407806741107680])
+    """
+    x = as_int64(ids) + GOLDEN
+    for shift, multiplier in ROUNDS:
+        x = (x ^ _shifted(x, shift)) * multiplier
+    return x ^ _shifted(x, LAST_SHIFT)
+
+
+def mixed_ids(ids: Tensor, num_embeddings: int) -> Tensor:
+    """The id in ``[0, num_embeddings)`` that each raw id takes: the low 63 bits of ``mix``, modulo.
+
+    Args:
+        ids: any 64-bit integers, as ``mix`` takes them.
+        num_embeddings: size of the id space; 2**40 to 2**62 keep collisions rare (see ``expected_collisions``).
+
+    >>> mixed_ids(torch.tensor([7, 7 + 2**20, -7]), 2**40)
+    tensor([ 980748996055, 1069577029096,  430629333360])
+    """
+    return (mix(ids) & (2**63 - 1)) % num_embeddings
+
+
+def expected_collisions(num_ids: int, num_embeddings: int) -> float:
+    """Expected number of pairs that share an id when ``num_ids`` raw ids are mixed into ``num_embeddings``.
+
+    Raises:
+        ValueError: if ``num_ids`` is below 0 or ``num_embeddings`` below 1.
+
+    >>> round(expected_collisions(10**8, 2**40)), round(expected_collisions(10**9, 2**62), 2)
+    (4547, 0.11)
+    """
+    if num_ids < 0:
+        raise ValueError(f"num_ids ({num_ids}) must be at least 0")
+    if num_embeddings < 1:
+        raise ValueError(f"num_embeddings ({num_embeddings}) must be at least 1")
+    return num_ids * (num_ids - 1) / 2 / num_embeddings
+
+
+def as_int64(ids: Tensor) -> Tensor:
+    """``ids`` as int64: those of uint64 by their bits, narrower ones by their value.
+
+    Raises:
+        TypeError: if ``ids`` does not hold integers.
+
+    >>> as_int64(torch.tensor([2**64 - 1], dtype=torch.uint64))
+    tensor([-1])
+    """
+    if not isinstance(ids, Tensor) or ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        raise TypeError(f"ids ({getattr(ids, 'dtype', type(ids).__name__)}) must be an integer tensor")
+    return ids.view(torch.int64) if ids.dtype == torch.uint64 else ids.to(torch.int64)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """``x >> bits`` with zeros from the left, which torch's shift of signed integers does not bring."""
+    return (x >> bits) & (2 ** (64 - bits) - 1)

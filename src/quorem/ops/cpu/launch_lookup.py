@@ -1,0 +1,164 @@
+"""Lookup, bag and their gradients on a CPU.
+
+A small batch runs on the calling thread, a large one on as many threads as torch may use.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..layout import Layout
+from ..rows import accumulator, raise_out_of_range
+from . import gradients
+from . import lookup as kernels
+from .gradients import Areas
+from .launch import KINDS, Batch, bag_batch, lookup_batch, raise_misfit, sum_by_row
+from .rows import BLOCK, INVALID_IDS, MISFIT
+from .threads import run_tasks, threads_for
+
+STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
+
+
+def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str) -> Tensor:
+    """``ops.lookup.lookup``, or IndexError for an id out of range."""
+    batch = lookup_batch(ids, stored, layout, check=False)
+    if batch is None:
+        return NotImplemented
+    slots, partitions, _ = layout.parts.shape
+    width = stored.shape[1]
+    out = stored.new_empty(batch.size, slots, width)
+    address = out.data_ptr()
+    streamed = out.nbytes >= STREAMED and (address | width * stored.itemsize) % 64 == 0
+    fixed = (KINDS[stored.dtype], batch.source, address, streamed)
+    threads = threads_for(out.numel() * partitions)
+    if threads == 1:
+        status = kernels.lookup(*fixed, 0, batch.size)
+    else:
+        status = run_tasks(lambda: partial(kernels.lookup, *fixed), _ranges(batch.size, threads), threads)
+    if status == MISFIT:
+        raise_misfit(batch.source)
+    if status == INVALID_IDS:
+        raise_out_of_range(ids, None, layout, names)
+    return out
+
+
+def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
+    """The gradient ``[R, W]`` of ``lookup``."""
+    return _dense(grad, stored, layout, lookup_batch(ids, stored, layout, grad))
+
+
+def lookup_row_grads(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
+    return _by_row(grad, stored, layout, lookup_batch(ids, stored, layout, grad))
+
+
+def bag(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+    names: str,
+) -> Tensor:
+    """``ops.lookup.bag``, or IndexError for an id out of range."""
+    batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean)
+    if batch is None:
+        return NotImplemented
+    slots, partitions, _ = layout.parts.shape
+    width = stored.shape[1]
+    out = stored.new_empty(batch.size, slots, width)
+    fixed = (KINDS[stored.dtype], batch.source, out.data_ptr())
+
+    def worker() -> Callable[..., int]:
+        carry = stored.new_empty(width, dtype=accumulator(stored))
+        return lambda first, last: kernels.bag(*fixed, carry.data_ptr(), first, last)
+
+    threads = threads_for(batch.num_ids * slots // len(layout.spans) * width * partitions)
+    if run_tasks(worker, _ranges(batch.size, threads), threads) == INVALID_IDS:
+        raise_out_of_range(ids, offsets, layout, names)
+    return out
+
+
+def bag_backward(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+) -> Tensor:
+    """The gradient ``[R, W]`` of ``bag``."""
+    return _dense(grad, stored, layout, bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad))
+
+
+def bag_row_grads(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
+    return _by_row(grad, stored, layout, bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad))
+
+
+def bag_sample_weights_backward(
+    grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
+) -> Tensor:
+    """The gradient ``[V]`` of the sample weights of ``bag``."""
+    batch = bag_batch(ids, offsets, None, stored, layout, mean, grad)
+    if batch is None:
+        return NotImplemented
+    features, grad = len(layout.spans), grad.contiguous()
+    out = stored.new_zeros(ids.shape, dtype=accumulator(stored))
+    run = partial(gradients.sample_weights, KINDS[stored.dtype], batch.source, out.data_ptr(), grad.data_ptr())
+    threads = threads_for(batch.num_ids * len(layout.slots) // features * stored.shape[1])
+    starts = offsets[:: batch.size].tolist() if batch.size else [0] * (features + 1)
+    bounds = enumerate(pairwise(starts))
+    tasks = [(f, *ids) for f, (start, end) in bounds for ids in _ranges(end - start, threads, start)]
+    run_tasks(lambda: run, tasks, threads)
+    return out.to(grad.dtype)
+
+
+def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: Batch | None) -> Tensor:
+    if batch is None:
+        return NotImplemented
+    out = stored.new_zeros(stored.shape)
+    run = partial(gradients.write_dense, KINDS[stored.dtype], out.data_ptr())
+    sum_by_row(grad, stored, batch, layout, lambda areas, first: run(areas))
+    return out
+
+
+def _by_row(grad: Tensor, stored: Tensor, layout: Layout, batch: Batch | None) -> tuple[Tensor, Tensor]:
+    if batch is None:
+        return NotImplemented
+    kind, width = KINDS[stored.dtype], stored.shape[1]
+    pieces: list[tuple[tuple[int, int], Tensor, Tensor]] = []  # first slot and row, rows, values
+
+    def collect(areas: tuple[int, ...], first: int) -> None:
+        most = Areas(*areas).count * Areas(*areas).num_partitions * batch.longest
+        rows = stored.new_empty(most, dtype=torch.int64)
+        values = stored.new_empty(most, width, dtype=accumulator(stored))
+        count = gradients.write_sparse(kind, rows.data_ptr(), values.data_ptr(), areas)
+        pieces.append(((first, int(rows[0]) if count else -1), rows[:count], values[:count]))
+
+    sum_by_row(grad, stored, batch, layout, collect)
+    pieces.sort(key=lambda piece: piece[0])  # in the same order, whichever thread was first
+    _, rows, values = zip(*pieces, strict=True)
+    return torch.cat(rows), torch.cat(values)
+
+
+def _ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """``n`` entries in ranges of whole blocks, four a thread, so that a slow thread can leave some to the others."""
+    step = n if threads == 1 else -(-n // (4 * threads * BLOCK)) * BLOCK
+    return ((first, min(first + step, start + n)) for first in range(start, start + n, max(step, 1)))

@@ -1,0 +1,284 @@
+"""Steps of optimizers, and catching up with missed steps, on a CPU."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..layout import Layout
+from ..rows import accumulator
+from ..state import (
+    MOMENT_COLUMNS,
+    AdagradState,
+    AdamConstants,
+    AdamState,
+    Constants,
+    LazyAdamConstants,
+    LazyAdamState,
+    RowWiseAdagradState,
+    State,
+)
+from . import gradients, replay, rules
+from .launch import KINDS, Batch, Scratch, bag_batch, lookup_batch, sum_by_row
+from .replay import Averages, History
+from .rows import Source
+from .rules import AdamFactors, GradientOptions
+from .threads import run_tasks, threads_for
+
+NO_SOURCE = (0,) * len(Source._fields)
+_DTYPES = {  # of state tensors; the others have the accumulator's
+    "last": torch.int32,
+    "step": torch.int64,
+    "lrs": torch.float64,
+    "moments": torch.float64,
+    "extents": torch.int64,
+}
+Numbers = tuple[float, ...]
+Addresses = tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """One step of a rule."""
+
+    apply: Callable[[Addresses, int], None]  # to areas of summed gradients, given with their first slot
+    finish: Callable[[], None]  # after all rows
+
+
+def lookup_update_(
+    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Any
+) -> None:
+    """``ops.rules.lookup_update_``."""
+    return _update(grad, lookup_batch(ids, stored, layout, grad), stored, lr, state, layout, **options)
+
+
+def bag_update_(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    lr: Tensor,
+    state: State,
+    layout: Layout,
+    *,
+    mean: bool,
+    **options: Any,
+) -> None:
+    """``ops.rules.bag_update_``."""
+    batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad)
+    return _update(grad, batch, stored, lr, state, layout, **options)
+
+
+def _update(
+    grad: Tensor,
+    batch: Batch | None,
+    stored: Tensor,
+    lr: Tensor,
+    state: State,
+    layout: Layout,
+    *,
+    rule: str,
+    constants: Constants,
+    clip_value: float | None = None,
+    loss_scale: Tensor | None = None,
+) -> None:
+    if batch is None or not _fits(stored, state):
+        return NotImplemented
+    step = _step(rule, stored, lr, state, constants, _options(clip_value, loss_scale), batch.source)
+    # A row of a table that is several rows of ``stored`` has one accumulator, so its slots are needed together.
+    all_at_once = isinstance(state, RowWiseAdagradState) and _largest_pitch(state) > 1
+    sum_by_row(grad, stored, batch, layout, step.apply, all_at_once)
+    step.finish()
+    return None
+
+
+def rows_update_(
+    rows: Tensor,
+    values: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: State,
+    *,
+    rule: str,
+    constants: Constants,
+    clip_value: float | None = None,
+    loss_scale: Tensor | None = None,
+) -> None:
+    """``ops.rules.rows_update_``."""
+    if stored.dtype not in KINDS or not _fits(stored, state):
+        return NotImplemented
+    if isinstance(state, RowWiseAdagradState) and _largest_pitch(state) > 1:
+        return NotImplemented  # the rows of ``stored`` that make up a row of a table need not come together
+    rows = _checked(rows, stored)
+    values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
+    step = _step(rule, stored, lr, state, constants, _options(clip_value, loss_scale), NO_SOURCE)
+    n, (num_rows, width) = len(rows), stored.shape
+    threads = threads_for(n * width)
+    fixed = (KINDS[stored.dtype], rows.data_ptr(), values.data_ptr(), n, num_rows)
+    area_bytes = gradients.area_bytes(n, 1, width, values.itemsize)
+
+    def update_share(share: int) -> None:
+        scratch = Scratch(1, area_bytes, 1, stored)
+        gradients.sum_rows(*fixed, scratch.areas(), share, threads)
+        step.apply(scratch.areas(), 0)
+
+    run_tasks(lambda: update_share, [(share,) for share in range(threads)], threads)
+    step.finish()
+    return None
+
+
+def lookup_catch_up_(
+    ids: Tensor, stored: Tensor, state: AdamState, layout: Layout, *, rule: str, constants: AdamConstants
+) -> None:
+    """``ops.replay.lookup_catch_up_``."""
+    return _catch_up(lookup_batch(ids, stored, layout), stored, state, layout, constants)
+
+
+def bag_catch_up_(
+    ids: Tensor,
+    offsets: Tensor,
+    stored: Tensor,
+    state: AdamState,
+    layout: Layout,
+    *,
+    rule: str,
+    constants: AdamConstants,
+) -> None:
+    """``ops.replay.bag_catch_up_``."""
+    return _catch_up(bag_batch(ids, offsets, None, stored, layout, False), stored, state, layout, constants)
+
+
+def _catch_up(batch: Batch | None, stored: Tensor, state: AdamState, layout: Layout, constants: AdamConstants) -> None:
+    if batch is None or not _fits(stored, state):
+        return NotImplemented
+    slots, partitions, _ = layout.parts.shape
+    fixed = (KINDS[stored.dtype], batch.source, _averages(state), _history(state), tuple(constants))
+    threads = threads_for(batch.longest * slots * partitions * stored.shape[1] // 4)
+    shares = -(-2 * threads // slots) if threads > 1 and slots < 2 * threads else 1
+    step = slots if threads == 1 else max(1, slots // (4 * threads))
+    ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
+    tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
+    run_tasks(lambda: partial(replay.catch_up_slots, *fixed), tasks, threads)
+    return None
+
+
+def rows_catch_up_(
+    rows: Tensor | None, stored: Tensor, state: AdamState, *, rule: str, constants: AdamConstants
+) -> None:
+    """``ops.replay.rows_catch_up_``."""
+    if stored.dtype not in KINDS or not _fits(stored, state):
+        return NotImplemented
+    num_rows, width = stored.shape
+    if rows is None:
+        threads = threads_for(stored.numel())
+        step = -(-num_rows // (4 * threads))
+        tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
+    else:
+        rows = _checked(rows, stored)
+        threads = threads_for(len(rows) * width)
+        tasks = [(0, len(rows), share, threads) for share in range(threads)]
+    rows_address = 0 if rows is None else rows.data_ptr()
+    fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, rows_address)
+    run = partial(replay.catch_up_rows, *fixed, _averages(state), _history(state), tuple(constants))
+    run_tasks(lambda: run, tasks, threads)
+    return None
+
+
+def _step(
+    rule: str, stored: Tensor, lr: Tensor, state: State, constants: Any, options: Numbers, source: Addresses
+) -> Step:
+    """What ``rule`` does; ``source`` says which slots belong to one table, where gradients come from slots."""
+    kind, address, rate = KINDS[stored.dtype], stored.data_ptr(), float(lr)
+    if isinstance(state, AdamState):
+        return _adam_step(stored, rate, state, constants, options)
+    if isinstance(state, LazyAdamState):
+        return _lazy_adam_step(stored, rate, state, constants, options)
+    if not isinstance(state, AdagradState | RowWiseAdagradState):
+        return Step(lambda areas, first: rules.sgd(kind, areas, options, address, rate), lambda: None)
+    rate /= 1 + int(state.step) * constants.lr_decay
+    fixed = (options, address, state.sum.data_ptr(), rate, constants.eps)
+    finish = partial(rules.count_step, state.step.data_ptr())
+    if isinstance(state, AdagradState):
+        return Step(lambda areas, first: rules.adagrad(kind, areas, *fixed), finish)
+    return Step(lambda areas, first: rules.rowwise_adagrad(kind, areas, *fixed, source, first), finish)
+
+
+def _adam_step(stored: Tensor, lr: float, state: AdamState, constants: AdamConstants, options: Numbers) -> Step:
+    kind, address, (num_rows, width) = KINDS[stored.dtype], stored.data_ptr(), stored.shape
+    averages, history = _averages(state), _history(state)
+    t = int(state.step) + 1
+    rate, divisor = lr / (1 - constants.beta1**t), math.sqrt(1 - constants.beta2**t)
+    fixed = (options, address, averages, _factors(constants, rate, divisor), history, tuple(constants))
+
+    def finish() -> None:
+        # A few rows in turn, so that none lags behind further than ``lrs`` remembers (see ``ops.replay``).
+        count = -(-2 * num_rows // len(state.lrs))
+        rows = (t - 1) * count, t * count
+        replay.catch_up_rows(kind, address, width, num_rows, 0, averages, history, tuple(constants), *rows, 0, 1)
+        replay.advance(state.step.data_ptr(), lr, history, tuple(constants), state.max_exp_avg_sq is not None)
+
+    return Step(lambda areas, first: rules.adam(kind, areas, *fixed), finish)
+
+
+def _lazy_adam_step(
+    stored: Tensor, lr: float, state: LazyAdamState, constants: LazyAdamConstants, options: Numbers
+) -> Step:
+    t = int(state.step) + 1
+    rate = lr / (1 - constants.beta1**t) * math.sqrt(1 - constants.beta2**t)  # eps is added before this correction
+    no_history, no_constants = tuple(History(0, 0, 1, 0)), (0.0,) * len(AdamConstants._fields)
+    fixed = (options, stored.data_ptr(), _averages(state), _factors(constants, rate, 1.0), no_history, no_constants)
+    kind, finish = KINDS[stored.dtype], partial(rules.count_step, state.step.data_ptr())
+    return Step(lambda areas, first: rules.adam(kind, areas, *fixed), finish)
+
+
+def _factors(constants: AdamConstants | LazyAdamConstants, rate: float, divisor: float) -> Numbers:
+    beta1, beta2, eps = constants.beta1, constants.beta2, constants.eps
+    return tuple(AdamFactors(1 - beta1, beta2, 1 - beta2, rate, divisor, eps))
+
+
+def _options(clip_value: float | None, loss_scale: Tensor | None) -> Numbers:
+    clip = math.inf if clip_value is None else float(clip_value)
+    return tuple(GradientOptions(0.0 if loss_scale is None else float(loss_scale), clip))
+
+
+def _averages(state: AdamState | LazyAdamState) -> Addresses:
+    largest = 0 if state.max_exp_avg_sq is None else state.max_exp_avg_sq.data_ptr()
+    last = state.last.data_ptr() if isinstance(state, AdamState) else 0
+    return tuple(Averages(state.exp_avg.data_ptr(), state.exp_avg_sq.data_ptr(), largest, last))
+
+
+def _history(state: AdamState) -> Addresses:
+    moments = state.moments.data_ptr() if len(state.moments) else 0
+    return tuple(History(int(state.step), state.lrs.data_ptr(), len(state.lrs), moments))
+
+
+def _fits(stored: Tensor, state: State) -> bool:
+    """Whether kernels can change ``stored`` and ``state`` in place: memory, dtypes and shapes are as expected."""
+    rows, number = stored.shape[:1], accumulator(stored)
+    for name, tensor in zip(state._fields, state, strict=True):
+        if tensor is None:
+            continue
+        if tensor.dtype != _DTYPES.get(name, number) or not tensor.is_contiguous():
+            return False
+        by_row = name == "last" or (name == "sum" and isinstance(state, RowWiseAdagradState))
+        if (by_row or name not in _DTYPES) and tensor.shape != (rows if by_row else stored.shape):
+            return False
+    if isinstance(state, AdamState) and state.moments.shape not in [(n, MOMENT_COLUMNS) for n in (0, len(state.lrs))]:
+        return False
+    return stored.is_contiguous()
+
+
+def _checked(rows: Tensor, stored: Tensor) -> Tensor:
+    """``rows`` ``[N]`` as the kernels take them, or IndexError."""
+    rows = rows.flatten().long().contiguous()
+    if len(rows) and int(rows.max()) >= len(stored):
+        raise IndexError(f"rows ({int(rows.max())}) must be below the number of rows ({len(stored)})")
+    return rows
+
+
+def _largest_pitch(state: RowWiseAdagradState) -> int:
+    """The most rows of ``stored`` that one row of a table takes."""
+    return int(state.extents[:, 1].max())

@@ -1,0 +1,168 @@
+"""Composed lookup and bag: rows are found, combined and pooled in one pass; only the output is written."""
+
+import numpy as np
+
+from ..layout import FEATURE, LIMIT, PADDING
+from .compiled import inner, kernel
+from .rows import (
+    BLOCK,
+    INVALID_IDS,
+    MISFIT,
+    VALID,
+    Source,
+    block_rows,
+    fits,
+    multiplies,
+    partitions_of,
+    rows_bytes,
+    slot_item,
+)
+from .vector import (
+    INT32,
+    INT64,
+    accumulator,
+    fence,
+    item,
+    load,
+    over_columns,
+    put,
+    reserve,
+    size_of,
+    splat,
+    store,
+    stream,
+)
+
+
+@inner
+def compose(zero, j, kind, source, rows, i, num_parts, mult):
+    """The vector of the block's id ``i``: columns from ``j`` on, as many as ``zero`` has lanes."""
+    W = source.width
+    vector = load(kind, zero, source.stored, item(INT64, rows, i) * W + j)
+    for k in range(1, num_parts):
+        row = load(kind, zero, source.stored, item(INT64, rows, k * BLOCK + i) * W + j)
+        vector = vector * row if mult else vector + row
+    return vector
+
+
+@over_columns
+def _compose_block(zero, j, kind, source, out, step, n, rows, num_parts, mult, streamed):
+    """Write the vectors of the block's ``n`` ids, ``step`` elements apart; zeros where the first row is -1."""
+    W = source.width
+    pair_product = num_parts == 2 and mult  # the most common case, and fastest if the compiler knows it
+    for i in range(n):
+        if item(INT64, rows, i) < 0:
+            vector = zero
+        elif pair_product:
+            vector = load(kind, zero, source.stored, item(INT64, rows, i) * W + j)
+            vector = vector * load(kind, zero, source.stored, item(INT64, rows, BLOCK + i) * W + j)
+        else:
+            vector = compose(zero, j, kind, source, rows, i, num_parts, mult)
+        if streamed:
+            stream(kind, out, i * step + j, vector)
+        else:
+            store(kind, out, i * step + j, vector)
+
+
+@kernel
+def lookup(kind, source, out, streamed, first, last):
+    """Write the composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last``.
+
+    Returns:
+        VALID, INVALID_IDS or MISFIT.
+    """
+    source = Source(*source)
+    if not fits(source):
+        return MISFIT
+    S, W = source.num_slots, source.width
+    rows = reserve(rows_bytes(source))
+    any_invalid = False
+    for b in range(first, last, BLOCK):
+        n = min(BLOCK, last - b)
+        for s in range(S):
+            any_invalid |= block_rows(kind, source, s, b, n, rows)
+            num_parts, mult = partitions_of(source, s), multiplies(source, s)
+            vectors = out + (b * S + s) * W * size_of(kind)
+            _compose_block(kind, W, kind, source, vectors, S * W, n, rows, num_parts, mult, streamed)
+    if streamed:
+        fence()
+    return INVALID_IDS if any_invalid else VALID
+
+
+@kernel
+def fill_bags(kind, source, sample_weights, num_ids, mean):
+    """Fill ``entries`` and ``factors`` of ``source``.
+
+    An id's factor is its sample weight (1 where ``sample_weights`` is 0), for a mean divided by the bag's valid ids.
+
+    Returns:
+        Whether the offsets rise and end within the ids. If not, the batch must not be used.
+    """
+    source = Source(*source)
+    B, float_kind = source.batch_size, accumulator(kind)
+    for f in range(source.num_features):
+        s = item(INT64, source.spans, 2 * f)
+        limit, padding = slot_item(source, s, LIMIT), slot_item(source, s, PADDING)
+        for b in range(B):
+            begin, end = item(INT64, source.offsets, f * B + b), item(INT64, source.offsets, f * B + b + 1)
+            if begin < 0 or end < begin or end > num_ids:
+                return False
+            valid = 0
+            if mean:
+                for p in range(begin, end):
+                    x = item(INT64, source.ids, p) if source.ids_are_int64 else np.int64(item(INT32, source.ids, p))
+                    valid += 0 <= x < limit and x != padding
+            for p in range(begin, end):
+                factor = item(float_kind, sample_weights, p) if sample_weights else float_kind + 1
+                put(INT32, source.entries, p, b)
+                put(float_kind, source.factors, p, factor / max(valid, 1))
+    return True
+
+
+@over_columns
+def _pool(zero, j, kind, source, out, carry, resumed, finished, rows, begin, end, factors, num_parts, mult):
+    """Add ids ``begin`` to ``end`` of the block to their bag; write it to ``out`` if finished, else to ``carry``."""
+    pooled = load(accumulator(kind), zero, carry, j) if resumed else zero
+    for i in range(begin, end):
+        if item(INT64, rows, i) >= 0:
+            factor = splat(zero, item(accumulator(kind), factors, i))
+            pooled = pooled + compose(zero, j, kind, source, rows, i, num_parts, mult) * factor
+    if finished:
+        store(kind, out, j, pooled)
+    else:
+        store(accumulator(kind), carry, j, pooled)
+
+
+@kernel
+def bag(kind, source, out, carry, first, last):
+    """Write the composed, then pooled vectors ``[B, S, W]`` of batch entries ``first`` to ``last``.
+
+    A block of ids may end within a bag; ``carry`` ``[W]`` then keeps the sum so far.
+
+    Returns:
+        VALID or INVALID_IDS.
+    """
+    source = Source(*source)
+    S, W = source.num_slots, source.width
+    rows = reserve(rows_bytes(source))
+    any_invalid = False
+    for s in range(S):
+        ends = source.offsets + (slot_item(source, s, FEATURE) * source.batch_size + 1) * 8
+        p, stop = item(INT64, ends, first - 1), item(INT64, ends, last - 1)
+        num_parts, mult = partitions_of(source, s), multiplies(source, s)
+        b, resumed = first, False
+        while b < last:
+            n = min(BLOCK, stop - p)
+            any_invalid |= block_rows(kind, source, s, p, n, rows)
+            factors = source.factors + p * size_of(accumulator(kind))
+            begin, finished = 0, True
+            while b < last and finished:
+                finished = item(INT64, ends, b) <= p + n
+                end = item(INT64, ends, b) - p if finished else n
+                vector = out + (b * S + s) * W * size_of(kind)
+                _pool(
+                    kind, W, kind, source, vector, carry, resumed, finished, rows, begin, end, factors, num_parts, mult
+                )
+                begin, resumed, b = end, not finished, b + finished
+            p += n
+    return INVALID_IDS if any_invalid else VALID

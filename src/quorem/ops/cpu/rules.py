@@ -1,0 +1,210 @@
+"""Rules of optimizers on the summed gradients in ``Areas`` (see ``gradients``), in place: ``ops.rules``, compiled."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..layout import PITCH
+from ..state import AdamConstants
+from .compiled import inner, kernel
+from .gradients import Areas, count_of, distinct_of, sums_of
+from .replay import Averages, History, catch_up_row
+from .rows import Source, part_item
+from .vector import (
+    INT32,
+    INT64,
+    accumulator,
+    item,
+    load,
+    maximum,
+    over_columns,
+    prefetch,
+    put,
+    size_of,
+    splat,
+    sqrt,
+    store,
+    total,
+)
+
+AHEAD = 8  # how many rows ahead state is prefetched
+
+
+class GradientOptions(NamedTuple):
+    """What is done to a summed gradient before the rule."""
+
+    loss_scale: float  # 0 for none
+    clip_value: float  # infinite for none
+
+
+class AdamFactors(NamedTuple):
+    """The numbers of one Adam step."""
+
+    one_minus_beta1: float
+    beta2: float
+    one_minus_beta2: float
+    lr: float  # corrected for the bias of exp_avg
+    divisor: float  # of the root of exp_avg_sq
+    eps: float
+
+
+@inner
+def _prepare(kind, grad, W, options):
+    """Unscale and clip one summed gradient; it becomes zero if it is not finite after unscaling."""
+    float_kind = accumulator(kind)
+    finite = True
+    if options.loss_scale != 0:
+        for j in range(W):
+            put(float_kind, grad, j, item(float_kind, grad, j) / options.loss_scale)
+            finite &= math.isfinite(item(float_kind, grad, j))
+    clip_value = options.clip_value
+    if not finite or clip_value < math.inf:
+        for j in range(W):
+            g = item(float_kind, grad, j) if finite else 0.0
+            g = clip_value if g > clip_value else g
+            put(float_kind, grad, j, -clip_value if g < -clip_value else g)
+
+
+def _over_rows(update_row: Callable[..., None]) -> Any:
+    """Compile ``update_row(kind, W, r, ahead, grad, *rest)`` into ``loop(kind, areas, options, *rest)`` over all rows.
+
+    ``r`` is a row, ``grad`` the address of its gradient, and ``ahead`` a row that follows soon.
+    """
+    update_row = inner(update_row)
+
+    @inner
+    def loop(kind, areas, options, *rest):
+        K, W = areas.num_partitions, areas.width
+        for a in range(areas.count):
+            area = areas.address + a * areas.step
+            for k in range(K):
+                distinct, sums, count = distinct_of(area, K, k), sums_of(kind, area, K, W, k), count_of(area, K, k)
+                for u in range(count):
+                    grad = sums + u * W * size_of(accumulator(kind))
+                    _prepare(kind, grad, W, options)
+                    ahead = item(INT64, distinct, min(u + AHEAD, count - 1))
+                    update_row(kind, W, item(INT64, distinct, u), ahead, grad, *rest)
+
+    return loop
+
+
+@over_columns
+def _subtract(zero, j, kind, row, grad, lr):
+    store(kind, row, j, load(kind, zero, row, j) - splat(zero, lr) * load(accumulator(kind), zero, grad, j))
+
+
+@_over_rows
+def _sgd(kind, W, r, ahead, grad, stored, lr):
+    _subtract(kind, W, kind, stored + r * W * size_of(kind), grad, lr)
+
+
+@kernel
+def sgd(kind, areas, options, stored, lr):
+    """``rules.sgd``."""
+    _sgd(kind, Areas(*areas), GradientOptions(*options), stored, lr)
+
+
+@over_columns
+def _adagrad_columns(zero, j, kind, row, squares, grad, lr, eps):
+    float_kind = accumulator(kind)
+    g = load(float_kind, zero, grad, j)
+    h = load(float_kind, zero, squares, j) + g * g
+    store(float_kind, squares, j, h)
+    store(kind, row, j, load(kind, zero, row, j) - splat(zero, lr) * g / (sqrt(h) + splat(zero, eps)))
+
+
+@_over_rows
+def _adagrad(kind, W, r, ahead, grad, stored, squares, lr, eps):
+    size = W * size_of(accumulator(kind))
+    prefetch(squares + ahead * size)
+    _adagrad_columns(kind, W, kind, stored + r * W * size_of(kind), squares + r * size, grad, lr, eps)
+
+
+@kernel
+def adagrad(kind, areas, options, stored, squares, lr, eps):
+    """``rules.adagrad``."""
+    _adagrad(kind, Areas(*areas), GradientOptions(*options), stored, squares, lr, eps)
+
+
+@over_columns
+def _add_square(zero, j, kind, sum_, grad):
+    g = load(accumulator(kind), zero, grad, j)
+    put(accumulator(kind), sum_, 0, item(accumulator(kind), sum_, 0) + total(g * g))
+
+
+@kernel
+def rowwise_adagrad(kind, areas, options, stored, squares, lr, eps, source, first):
+    """``rules.rowwise_adagrad`` on the slots from ``first`` on, or on plain rows where ``source`` has no parts.
+
+    Where a row of a table is ``pitch`` rows of ``stored``, its slots follow one another and index its rows alike.
+    """
+    areas, options, source = Areas(*areas), GradientOptions(*options), Source(*source)
+    K, W, step = areas.num_partitions, areas.width, areas.step
+    float_kind = accumulator(kind)
+    size = W * size_of(float_kind)
+    a = 0
+    while a < areas.count:
+        area = areas.address + a * step
+        pitch = part_item(source, first + a, 0, PITCH) if source.parts else 1
+        square = area + 2 * K * 8  # the area's ``rows`` are no longer needed
+        for k in range(K):
+            for u in range(count_of(area, K, k)):
+                put(float_kind, square, 0, 0)
+                for unit in range(pitch):
+                    grad = sums_of(kind, area + unit * step, K, W, k) + u * size
+                    _prepare(kind, grad, W, options)
+                    _add_square(kind, W, kind, square, grad)
+                for unit in range(pitch):
+                    grad = sums_of(kind, area + unit * step, K, W, k) + u * size
+                    r = item(INT64, distinct_of(area + unit * step, K, k), u)
+                    h = item(float_kind, squares, r) + item(float_kind, square, 0) / (pitch * W)
+                    put(float_kind, squares, r, h)
+                    _subtract(kind, W, kind, stored + r * W * size_of(kind), grad, lr / (math.sqrt(h) + eps))
+        a += pitch
+
+
+@over_columns
+def _adam_columns(zero, j, kind, row, exp_avg, exp_avg_sq, max_exp_avg_sq, grad, factors):
+    float_kind = accumulator(kind)
+    g = load(float_kind, zero, grad, j)
+    m = load(float_kind, zero, exp_avg, j)
+    m = m + splat(zero, factors.one_minus_beta1) * (g - m)
+    v = load(float_kind, zero, exp_avg_sq, j) * splat(zero, factors.beta2) + g * g * splat(
+        zero, factors.one_minus_beta2
+    )
+    store(float_kind, exp_avg, j, m)
+    store(float_kind, exp_avg_sq, j, v)
+    if max_exp_avg_sq:
+        v = maximum(load(float_kind, zero, max_exp_avg_sq, j), v)
+        store(float_kind, max_exp_avg_sq, j, v)
+    change = splat(zero, factors.lr) * m / (sqrt(v) / splat(zero, factors.divisor) + splat(zero, factors.eps))
+    store(kind, row, j, load(kind, zero, row, j) - change)
+
+
+@_over_rows
+def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants):
+    size = W * size_of(accumulator(kind))
+    exp_avg, exp_avg_sq, max_exp_avg_sq = averages.exp_avg, averages.exp_avg_sq, averages.max_exp_avg_sq
+    prefetch(exp_avg + ahead * size)
+    prefetch(exp_avg_sq + ahead * size)
+    if max_exp_avg_sq:
+        prefetch(max_exp_avg_sq + ahead * size)
+    if averages.last:
+        prefetch(averages.last + ahead * 4)
+        catch_up_row(kind, stored, W, r, averages, history, constants)
+        put(INT32, averages.last, r, history.step + 1)
+    row, offset, largest = stored + r * W * size_of(kind), r * size, max_exp_avg_sq + r * size if max_exp_avg_sq else 0
+    _adam_columns(kind, W, kind, row, exp_avg + offset, exp_avg_sq + offset, largest, grad, factors)
+
+
+@kernel
+def adam(kind, areas, options, stored, averages, factors, history, constants):
+    """``rules.adam``, or ``rules.lazy_adam`` where ``averages`` have no last step."""
+    averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
+    _adam(kind, Areas(*areas), GradientOptions(*options), stored, averages, AdamFactors(*factors), history, constants)
+
+
+@kernel
+def count_step(step):
+    """Add one to ``step``."""
+    put(INT64, step, 0, item(INT64, step, 0) + 1)

@@ -1,0 +1,203 @@
+"""Launching kernels through Triton's internals, with less work on the host than by its public launch.
+
+``kernel[grid](...)`` works out at each call what to specialize on, and prints the options into a key. A step of small
+batches is bound by that. So the compiled kernel is remembered here by what Triton specializes on: dtype and alignment
+of a tensor; size, divisibility by 16 and equality to 1 of an integer; constants as they are. It is then run with plain
+addresses, as Triton itself runs it. A call that comes again and again, such as a training step, is remembered as a
+whole: ``planned`` makes its launches again with other addresses, without the code that worked them out.
+
+All this is used only with versions of Triton that it was tested on, and not if the environment variable
+``QUOREM_FAST_LAUNCH`` is 0. Otherwise every launch is Triton's public one, a little slower.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+TESTED = ("3.6.",)  # what the version of Triton begins with
+MOST_PLANS = 256  # of one owner; with more, it starts anew
+
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+@cache
+def enabled() -> bool:
+    """Whether launches go through Triton's internals; decided once."""
+    return triton.__version__.startswith(TESTED) and os.environ.get("QUOREM_FAST_LAUNCH", "1") != "0"
+
+
+def launch(
+    kernel: Any,
+    grid: Sequence[int],
+    device: int,
+    arguments: Sequence[Any],
+    num_warps: int,
+    constants: dict[str, Any],
+) -> None:
+    """``launch.launch`` on the current device, which is that of the arguments."""
+    values, kinds = [], []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            check_device(argument, device)
+            address = argument.data_ptr()
+            values.append(address)
+            kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
+        else:
+            values.append(argument)
+            kinds.append(specialization(argument))
+    key = (id(kernel), device, num_warps, *constants.values(), *kinds)
+    launcher = _compiled.get(key)
+    sizes = (*grid, 1, 1)[:3]
+    if launcher is not None:
+        run, leading = launcher
+        run(*sizes, torch._C._cuda_getCurrentRawStream(device), *leading, *values, *constants.values())
+    else:
+        names = kernel.arg_names[len(arguments) :]
+        if tuple(constants) != tuple(names):
+            raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
+        compiled = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
+        if compiled is None:  # Triton's interpreter compiles nothing
+            return
+        launcher = _compiled[key] = _launcher(compiled)
+    if _recording.plan is not None:
+        _recording.plan.add(*launcher, sizes, arguments, [*values, *constants.values()])
+
+
+def check_device(tensor: Tensor, device: int) -> None:
+    """Raise ValueError if ``tensor`` is not on the device of this number (-1: the CPU)."""
+    if tensor.get_device() != device:
+        name = "the CPU" if device < 0 else f"cuda:{device}"
+        raise ValueError(f"a tensor is on {tensor.device} but must be on {name}")
+
+
+def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function that runs a compiled kernel, and what it takes between the stream and the kernel's arguments.
+
+    Triton's own launcher first looks for scratch memory. Kernels without any skip that, and call what it calls then.
+    """
+    run, leading = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
+    if (run.global_scratch_size, run.profile_scratch_size) != (0, 0):
+        return run, leading
+    function, *rest = leading
+    return run.launch, (function, run.launch_cooperative_grid, run.launch_pdl, None, None, *rest)
+
+
+@dataclass
+class Plan:
+    """The launches of a call, and which of their addresses change from call to call."""
+
+    fixed: Sequence[Tensor | None]  # only while recording: tensors whose addresses are part of the plan's key
+    changing: list[Tensor]  # only while recording: the tensors given to the call, then its scratch memory
+    scratch: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, (position, which) pairs
+    kept: list[Tensor] = field(default_factory=list)  # other tensors that are read, which may have no other owner
+
+    def add(
+        self, run: Any, leading: tuple[Any, ...], sizes: tuple[int, ...], arguments: Sequence[Any], values: list[Any]
+    ) -> None:
+        """Record a launch."""
+        patches = []
+        for position, argument in enumerate(arguments):
+            if isinstance(argument, Tensor):
+                which = [n for n, tensor in enumerate(self.changing) if tensor is argument]
+                patches += [(len(leading) + position, n) for n in which]
+                if not which and not any(argument is tensor for tensor in self.fixed):
+                    storage = argument.untyped_storage().data_ptr()
+                    if any(storage == tensor.untyped_storage().data_ptr() for tensor in self.changing):
+                        raise ValueError("an argument is a view of a tensor whose address changes: it would go stale")
+                    self.kept.append(argument)
+        self.launches.append((run, sizes, [*leading, *values], patches))
+
+    def run(self, device: int, given: Sequence[Tensor], addresses: list[int]) -> None:
+        """Make the launches again."""
+        scratch_tensors = [given[0].new_empty(size, dtype=dtype) for size, dtype in self.scratch]
+        addresses += [tensor.data_ptr() for tensor in scratch_tensors]
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        for run, sizes, values, patches in self.launches:
+            values = values.copy()  # another thread may run the same plan
+            for position, which in patches:
+                values[position] = addresses[which]
+            run(*sizes, stream, *values)
+
+
+class _Recording(threading.local):
+    plan: Plan | None = None
+
+
+_recording = _Recording()
+
+
+def planned(
+    plans: dict[Any, Plan],
+    key: tuple[Hashable, ...],
+    fixed: Sequence[Tensor | None],
+    given: Sequence[Tensor],
+    body: Callable[[], None],
+) -> None:
+    """``body()``, or the launches it made when it was last called with the same key.
+
+    Args:
+        plans: those of one owner, so that plans are dropped with what ``body`` reads on the host.
+        key: all that the launches depend on, addresses aside.
+        fixed: tensors that stay where they are, so that their addresses are part of the key.
+        given: tensors on one device whose addresses change from call to call. Others that ``body`` launches with are
+            its own ``scratch``, or kept as long as the plan.
+        body: does nothing but launch.
+    """
+    if not enabled():
+        return body()
+    addresses: list[int] = []
+    device = given[0].get_device()
+    for tensor in given:
+        address = tensor.data_ptr()
+        if address % 16 or address in addresses or tensor.get_device() != device:
+            return body()
+        addresses.append(address)
+    if device >= 0 and device != torch._C._cuda_getDevice():
+        return body()
+    whole_key = (device, *key, *[tensor if tensor is None else tensor.data_ptr() for tensor in fixed])
+    plan = plans.get(whole_key)
+    if plan is not None:
+        return plan.run(device, given, addresses)
+    _recording.plan = plan = Plan(fixed, list(given))
+    try:
+        body()
+    finally:
+        _recording.plan = None
+    if plan.launches:
+        plan.fixed, plan.changing = (), []
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plans[whole_key] = plan
+    return None
+
+
+def scratch(like: Tensor, *size: int, dtype: torch.dtype) -> Tensor:
+    """Uninitialized memory on the device of ``like``, for one call."""
+    tensor = like.new_empty(size, dtype=dtype)
+    if _recording.plan is not None:
+        _recording.plan.changing.append(tensor)
+        _recording.plan.scratch.append((size, dtype))
+    return tensor
+
+
+def specialization(argument: Any) -> Any:
+    """What a compiled kernel depends on of an argument that is not a tensor.
+
+    >>> [specialization(x) for x in (1, 16, 17, 2**40, None, 0.5)]
+    ['one', 'int32 / 16', 'int32', 'int64 / 16', None, <class 'float'>]
+    """
+    if type(argument) is int:
+        if argument == 1:
+            return "one"
+        if -(2**31) <= argument < 2**31:
+            return "int32 / 16" if argument % 16 == 0 else "int32"
+        return "int64 / 16" if argument % 16 == 0 else "int64"
+    return argument if argument is None else type(argument)

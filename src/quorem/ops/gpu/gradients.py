@@ -1,0 +1,339 @@
+"""Gradients of rows, summed by row without a table-sized buffer: two launches, then one more uses the sums.
+
+1. *claim*: in tables with more rows than the batch has ids, the first id that reads a row claims it; and a buffer of
+   about ``sum(min(rows, ids))`` places is cleared.
+2. *sum*: each read's gradient is added to its row's place in the buffer.
+
+Hot rows would serialize the additions, so a small table has several *copies* of its places, which programs take in
+turn; whoever uses the sums adds up the copies. ``places.py`` says where the places are, and in how many ranges of slots
+a batch is done.
+
+A *pair* is a slot and one of its partitions, numbered ``s * K + k``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..layout import Layout
+from ..rows import accumulator
+from . import places as place_table
+from .fast_launch import scratch
+from .host import IdBatch, fused_layout
+from .launch import cdiv, launch, power_of_2
+from .lookup import bag_tile, composed
+from .places import Places, SlotRange, claims_of, places_of, rounded_up
+from .replay import NO_ADVANCE, Advance, advance
+from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
+
+from .rows import is_valid, mask_if, part_at, read_ids, row_of, slot_at  # isort: skip
+
+CLEARED = 1024  # numbers that a program clears
+FEW_PROGRAMS = 512  # up to which a partition of a slot gets a program of its own
+PLACE_COLUMNS = tl.constexpr(place_table.PLACE_COLUMNS)
+
+
+@triton.jit
+def run_of(places, pair):
+    """From a pair's row of ``Places.table``: first place, number of places, copies, and where its claims are."""
+    run = places + pair * PLACE_COLUMNS
+    return tl.load(run), tl.load(run + 1), tl.load(run + 2), tl.load(run + 3)
+
+
+@triton.jit
+def claim_kernel(
+    ids, offsets, sums, claims, claimers, lr, step, lrs, moments, constants, slots, parts, maps, B, id_stride,
+    num_claimers, first_row, clearing, numbers, H,
+    K: tl.constexpr, T: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr, ADVANCE: tl.constexpr,
+    WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
+):  # fmt: skip
+    """The first ``clearing`` programs: set CLEARED numbers to zero. The others, for T ids of one pair: the smallest
+    place that reads a row claims it. With ADVANCE, program 0 takes the step of ``replay.advance`` as well."""
+    program = tl.program_id(0)
+    if ADVANCE and program == 0:
+        advance(lr, step, lrs, moments, constants, H, WINDOW, AMSGRAD, CLOSED)
+    if program < clearing:
+        cleared = program.to(tl.int64) * CLEARED + tl.arange(0, CLEARED)
+        tl.store(sums + cleared, tl.zeros((CLEARED,), sums.dtype.element_ty), mask=cleared < numbers)
+    else:
+        pair = tl.load(claimers + (program - clearing) % num_claimers)
+        n = ((program - clearing) // num_claimers).to(tl.int64) * T + tl.arange(0, T)
+        slot = slot_at(slots, pair // K)
+        i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+        valid = is_valid(i, slot)
+        row, _ = row_of(tl.where(valid, i, 0), slot, part_at(parts, pair), maps)
+        place, claim = place.to(tl.int32), claims + row - first_row
+        lower = valid & (tl.load(claim, mask=valid, other=-1) > place)  # most reads of a hot row stop here
+        tl.atomic_min(claim, place, mask=lower, sem="relaxed")
+
+
+@triton.jit
+def sum_kernel(
+    grad, ids, offsets, sample_weights, stored, sums, claims, places, step, slots, parts, maps, B, id_stride, S,
+    first_slot, programs,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+    JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """T ids (bags, if jagged) of one slot: the gradient of each row read, added to the row's place.
+
+    With EACH, a program has one partition of the slot, else all; ``programs`` have the same ids.
+    """
+    program = tl.program_id(0) % programs
+    block = tl.program_id(0) // programs
+    partition = program % K
+    s = first_slot + (program // K if EACH else program)
+    if COUNT_STEP and tl.program_id(0) == 0:
+        tl.store(step, tl.load(step) + 1)
+    slot = slot_at(slots, s)
+    part = part_at(parts, s * K)
+    n = block.to(tl.int64) * T + tl.arange(0, T)
+    if JAGGED:
+        bag = tl.load(slot + FEATURE) * B + n
+        start = tl.load(offsets + bag, mask=n < B, other=0)
+        length = tl.load(offsets + bag + 1, mask=n < B, other=0) - start
+        longest = tl.max(length)
+    else:
+        longest = 1
+    scale = tl.full((T,), 1, ACC)
+    if JAGGED and MEAN:
+        pooled = tl.zeros((T,), tl.int32)
+        for nth in range(0, longest):
+            i = tl.load(ids + start + nth, mask=nth < length, other=-1)
+            pooled += is_valid(i, slot).to(tl.int32)
+        scale = 1 / tl.maximum(pooled, 1).to(ACC)
+    for nth in range(0, longest):
+        if JAGGED:
+            i = tl.load(ids + start + nth, mask=nth < length, other=-1)
+        else:
+            i = tl.load(ids + n * id_stride + tl.load(slot + FEATURE), mask=n < B, other=-1)
+        valid = is_valid(i, slot)
+        i = tl.where(valid, i, 0)
+        factor = scale
+        if WEIGHTED:
+            factor = scale * tl.load(sample_weights + start + nth, mask=valid, other=0).to(ACC)
+        for c in range(0, W, C):
+            columns = c + tl.arange(0, C)
+            mask = valid[:, None] & (columns < W)[None, :]
+            incoming = tl.load(grad + (n * S + s)[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
+            if JAGGED:
+                incoming *= factor[:, None]
+            for k in tl.static_range(K):
+                row, used = row_of(i, slot, part_at(part, k), maps)
+                if used & ((partition == k) | (EACH == 0)):
+                    g = incoming
+                    if tl.load(slot + OPERATION) == PRODUCT:
+                        for j in tl.static_range(K):
+                            if j != k:
+                                other, present = row_of(i, slot, part_at(part, j), maps)
+                                factors = stored + other[:, None] * W + columns[None, :]
+                                y = tl.load(factors, mask=mask_if(present, mask), other=0).to(ACC)
+                                g = tl.where(present, g * y, g)
+                    first, count, copies, claimed = run_of(places, s * K + k)
+                    first += (block % copies) * count
+                    if claimed != 0:
+                        place = tl.load(claims + row - (claimed - 1), mask=valid, other=0).to(tl.int64)
+                    else:
+                        place = (row - tl.load(part_at(part, k) + BASE)) // tl.load(part_at(part, k) + PITCH)
+                    if (claimed == 0) & (count <= 8):  # a table of four rows takes four additions, not T
+                        for r in range(0, count):
+                            total = tl.sum(tl.where((place == r)[:, None] & mask, g, 0), 0)
+                            tl.atomic_add(sums + (first + r) * W + columns, total, mask=columns < W, sem="relaxed")
+                    else:
+                        targets = sums + (first + place)[:, None] * W + columns[None, :]
+                        tl.atomic_add(targets, g, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def touched_rows(
+    ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride,
+    K: tl.constexpr, T: tl.constexpr, JAGGED: tl.constexpr,
+):  # fmt: skip
+    """T places of one pair, the ``block``-th: their rows, their places, and which of them hold a sum. Claims are
+    released."""
+    n = block.to(tl.int64) * T + tl.arange(0, T)
+    slot = slot_at(slots, pair // K)
+    part = part_at(parts, pair)
+    _, count, _, claimed = run_of(places, pair)
+    active = n < count
+    if claimed != 0:
+        i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+        active = active & is_valid(i, slot)
+        row, _ = row_of(tl.where(active, i, 0), slot, part, maps)
+        claim = claims + row - (claimed - 1)
+        active = active & (tl.load(claim, mask=active, other=-1) == place)
+        tl.debug_barrier()  # several threads hold the same id: all must have read the claim before one releases it
+        tl.store(claim, 2147483647, mask=active)
+    else:
+        place = n
+        row = tl.load(part + BASE) + n * tl.load(part + PITCH)
+    return row, place, active
+
+
+@triton.jit
+def sums_of(sums, places, pair, place, active, W: tl.constexpr, C: tl.constexpr):
+    """The sums ``[T, C]`` of places of one pair."""
+    first, count, copies, _ = run_of(places, pair)
+    columns = tl.arange(0, C)
+    mask = active[:, None] & (columns < W)[None, :]
+    g = tl.load(sums + (first + place)[:, None] * W + columns[None, :], mask=mask, other=0)
+    for copy in range(1, copies):
+        g += tl.load(sums + (first + copy * count + place)[:, None] * W + columns[None, :], mask=mask, other=0)
+    return g
+
+
+@triton.jit
+def dense_kernel(
+    ids, offsets, sums, claims, places, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr,
+):  # fmt: skip
+    """T places of one pair: write their sums into the dense gradient."""
+    pair = first_pair + tl.program_id(0) % pairs
+    block = tl.program_id(0) // pairs
+    row, place, active = touched_rows(
+        ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED
+    )  # fmt: skip
+    g = sums_of(sums, places, pair, place, active, W, C)
+    columns = tl.arange(0, C)
+    mask = active[:, None] & (columns < W)[None, :]
+    tl.store(dense + row[:, None] * W + columns[None, :], g.to(dense.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sample_weights_kernel(
+    grad, ids, offsets, stored, out, slots, parts, maps, spans, B, S, F,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """T bags of one feature: the product of each id's composed vector with its bag's gradient."""
+    feature = tl.program_id(0) % F
+    n = (tl.program_id(0) // F).to(tl.int64) * T + tl.arange(0, T)
+    first = tl.load(spans + 2 * feature)
+    slot = slot_at(slots, first)
+    start = tl.load(offsets + feature * B + n, mask=n < B, other=0)
+    length = tl.load(offsets + feature * B + n + 1, mask=n < B, other=0) - start
+    longest = tl.max(length)
+    count = tl.zeros((T,), tl.int32)
+    if MEAN:
+        for nth in range(0, longest):
+            count += is_valid(tl.load(ids + start + nth, mask=nth < length, other=-1), slot).to(tl.int32)
+    for nth in range(0, longest):
+        inside = nth < length
+        i = tl.load(ids + start + nth, mask=inside, other=-1)
+        valid = is_valid(i, slot)
+        i = tl.where(valid, i, 0)
+        total = tl.zeros((T,), ACC)
+        for s in range(first, first + tl.load(spans + 2 * feature + 1)):
+            for c in range(0, W, C):
+                columns = c + tl.arange(0, C)
+                x = composed(i, valid, stored, slot_at(slots, s), part_at(parts, s * K), maps, columns, W, K, ACC)
+                mask = valid[:, None] & (columns < W)[None, :]
+                g = tl.load(grad + (n * S + s)[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
+                total += tl.sum(x * g, 1)
+        if MEAN:
+            total /= tl.maximum(count, 1).to(ACC)
+        tl.store(out + start + nth, total.to(out.dtype.element_ty), mask=inside)
+
+
+def sum_by_row(
+    grad: Tensor,
+    batch: IdBatch,
+    stored: Tensor,
+    layout: Layout,
+    step: Tensor | None = None,
+    advanced: Advance = NO_ADVANCE,
+) -> Iterator[tuple[Tensor, Tensor, Places, SlotRange]]:
+    """Sum the gradients of equal rows, range by range; in passing, count ``step`` up, or take a step of ``advanced``.
+
+    Yields:
+        The buffer of sums, which the next range uses anew; the claims, the places, and the range.
+    """
+    slots, parts, maps, _, _ = layout
+    ids, offsets, sample_weights, mean = batch
+    size, (num_slots, k, _), width = grad.shape[0], parts.shape, stored.shape[1]
+    reads = rounded_up(ids.shape[0]) if batch.jagged else size
+    places = places_of(stored, reads, batch.jagged, layout)
+    claims = claims_of(stored, max(r.num_rows for r in places.ranges))
+    sums = scratch(stored, max(r.num_places for r in places.ranges), width, dtype=accumulator(stored))
+    columns = min(power_of_2(width), 64)
+    block = max(32, min(64, 512 // columns))
+    each = cdiv(size, block) * num_slots <= FEW_PROGRAMS
+    for r in places.ranges:
+        first = r.first_pair == 0
+        taken = advanced if first else NO_ADVANCE
+        numbers = r.num_places * width
+        clearing = cdiv(numbers, CLEARED)
+        launch(
+            claim_kernel, (clearing + cdiv(reads, 128) * r.num_claimers,),
+            ids, offsets, sums, claims, r.claimers, *taken.tensors, slots, parts, maps, size, batch.stride,
+            r.num_claimers, r.first_row, clearing, numbers, taken.history, K=k, T=128, CLEARED=CLEARED,
+            JAGGED=batch.jagged, ADVANCE=taken is not NO_ADVANCE, **taken.flags,
+        )  # fmt: skip
+        counted = step if first else None
+        programs = r.num_pairs if each else r.num_pairs // k
+        launch(
+            sum_kernel, (cdiv(size, block) * programs,),
+            grad, ids, offsets, sample_weights, stored, sums, claims, places.table, counted, slots, parts, maps, size,
+            batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
+            ACC=TYPES[stored.dtype], JAGGED=batch.jagged, WEIGHTED=sample_weights is not None, MEAN=mean,
+            COUNT_STEP=counted is not None, EACH=each, num_warps=1,
+        )  # fmt: skip
+        yield sums, claims, places, r
+
+
+def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Any:
+    """``ops.gradients.lookup_backward`` in two launches a range of slots, and one more."""
+    return _dense_gradient(grad, IdBatch(ids), stored, layout)
+
+
+def bag_backward(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+) -> Any:
+    """``ops.gradients.bag_backward``, likewise."""
+    return _dense_gradient(grad, IdBatch(ids, offsets, sample_weights, mean), stored, layout)
+
+
+def _dense_gradient(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Any:
+    if fused_layout(stored, layout, whole_rows=True, any_order=True) is None:
+        return NotImplemented
+    grad, batch, dense = grad.contiguous(), batch.contiguous(), torch.zeros_like(stored)
+    if grad.numel() and batch.ids.numel():
+        width, (_, k, _) = stored.shape[1], layout.parts.shape
+        columns = power_of_2(width)
+        block = max(1, 1024 // columns)
+        for sums, claims, places, r in sum_by_row(grad, batch, stored, layout):
+            launch(
+                dense_kernel, (r.num_pairs * cdiv(places.longest, block),),
+                batch.ids, batch.offsets, sums, claims, places.table, dense, layout.slots, layout.parts, layout.maps,
+                grad.shape[0], batch.stride, r.first_pair, r.num_pairs, W=width, K=k, T=block, C=columns,
+                JAGGED=batch.jagged,
+            )  # fmt: skip
+    return dense
+
+
+def bag_sample_weights_backward(
+    grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
+) -> Any:
+    """``ops.gradients.bag_sample_weights_backward`` in one launch."""
+    if fused_layout(stored, layout) is None:
+        return NotImplemented
+    slots, parts, maps, spans, _ = layout
+    out = torch.zeros(ids.shape, dtype=grad.dtype, device=grad.device)
+    if grad.numel() and ids.numel():
+        block, columns, warps = bag_tile(stored.shape[1])
+        launch(
+            sample_weights_kernel, (cdiv(len(grad), block) * len(spans),),
+            grad.contiguous(), ids.contiguous(), offsets.contiguous(), stored, out, slots, parts, maps, spans,
+            len(grad), len(slots), len(spans), W=stored.shape[1], K=parts.shape[1], T=block, C=columns,
+            ACC=TYPES[stored.dtype], MEAN=mean, num_warps=warps,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,208 @@
+"""The optimizers' rules: after ``gradients.sum_by_row``, one launch updates each touched row once by its sum.
+
+``ops.rules`` is the truth, ``ops.state`` lists the state and the constants of each rule.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..layout import Layout
+from ..state import CATCHES_UP, Constants, State
+from . import replay
+from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
+from .fast_launch import planned
+from .gradients import PLACE_COLUMNS, run_of, sum_by_row, sums_of, touched_rows
+from .host import IdBatch, check_state, fused_layout
+from .launch import cdiv, launch, power_of_2
+from .places import rounded_up
+from .rows import PITCH, TYPES, part_at
+
+RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
+
+
+@triton.jit
+def pace(lr, t, constants, RULE: tl.constexpr):
+    """What ``move`` needs of step ``t``, counted from 1: learning rate, and root of Adam's second correction."""
+    rate = tl.load(lr)
+    root = rate
+    if RULE == "adagrad":
+        rate = rate / (1 + (t - 1).to(tl.float64) * tl.load(constants + LR_DECAY))
+    elif RULE == "adam" or RULE == "amsgrad":
+        rate = rate / (1 - power(tl.load(constants + LOG_BETA1), t))
+        root = tl.sqrt(1 - power(tl.load(constants + LOG_BETA2), t))
+    return rate, root
+
+
+@triton.jit
+def move(
+    parameter, state0, state1, state2, elements, mask, g, rate, root, constants, RULE: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    """A step of a rule on some elements of a parameter, whose gradients are ``g``.
+
+    Several threads may hold the same element: a barrier stands between the loads and the stores.
+    """
+    w = tl.load(parameter + elements, mask=mask, other=0).to(ACC)
+    if RULE == "sgd":
+        w -= rate.to(ACC) * g
+        tl.debug_barrier()
+    elif RULE == "adagrad":
+        h = tl.load(state0 + elements, mask=mask, other=0) + g * g
+        w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))
+        tl.debug_barrier()
+        tl.store(state0 + elements, h, mask=mask)
+    else:
+        beta1, beta2 = tl.load(constants + BETA1), tl.load(constants + BETA2)
+        m = tl.load(state0 + elements, mask=mask, other=0)
+        m += (g - m) * (1 - beta1).to(ACC)
+        v = tl.load(state1 + elements, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
+        highest = v
+        if RULE == "amsgrad":
+            highest = tl.maximum(tl.load(state2 + elements, mask=mask, other=0), v)
+        w -= rate.to(ACC) * m / (tl.sqrt(highest) / root.to(ACC) + tl.load(constants + EPS).to(ACC))
+        tl.debug_barrier()
+        tl.store(state0 + elements, m, mask=mask)
+        tl.store(state1 + elements, v, mask=mask)
+        if RULE == "amsgrad":
+            tl.store(state2 + elements, highest, mask=mask)
+    tl.store(parameter + elements, w.to(parameter.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def all_finite(g):
+    """Which rows of ``g`` have neither a NaN nor an infinity."""
+    return tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) == 1  # a NaN is not less either
+
+
+@triton.jit
+def update_kernel(
+    ids, offsets, sums, claims, places, stored, lr, state0, state1, state2, last, step, constants, loss_scale,
+    clip_value, slots, parts, maps, B, id_stride, first_pair, pairs,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
+    RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr,
+):  # fmt: skip
+    """T places of one pair: the rule, on their rows. ``step`` counts this step already."""
+    pair = first_pair + tl.program_id(0) % pairs
+    block = tl.program_id(0) // pairs
+    if block.to(tl.int64) * T < run_of(places, pair)[1]:
+        row, place, active = touched_rows(
+            ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED
+        )  # fmt: skip
+        g = sums_of(sums, places, pair, place, active, W, C)
+        columns = tl.arange(0, C)
+        elements = row[:, None] * W + columns[None, :]
+        if SCALED:
+            scale = tl.load(loss_scale).to(ACC)
+            g = g / scale
+            finite = all_finite(g)
+            if PITCHED:  # the other slots of a table's row have the same places in runs of their own
+                first = pair - tl.load(places + pair * PLACE_COLUMNS + 4) * K
+                for unit in range(0, tl.load(part_at(parts, pair) + PITCH)):
+                    finite = finite & all_finite(sums_of(sums, places, first + unit * K, place, active, W, C) / scale)
+            g = tl.where(finite[:, None], g, 0)
+        if CLIPPED:
+            g = tl.where(g != g, g, tl.minimum(tl.maximum(g, -clip_value), clip_value))
+        if RULE == "adam" or RULE == "amsgrad":  # a row whose gradient is zero lags behind, like one that was not read
+            active = active & (tl.max((g != 0).to(tl.int32), 1) == 1)
+        mask = active[:, None] & (columns < W)[None, :]
+        if RULE == "rowwise_adagrad":
+            rate, _ = pace(lr, tl.load(step), constants, "adagrad")
+            w = tl.load(stored + elements, mask=mask, other=0).to(ACC)
+            h = tl.load(state0 + row, mask=active, other=0) + tl.sum(g * g, 1) / W
+            tl.debug_barrier()  # as in touched_rows: several threads hold the same row
+            tl.store(state0 + row, h, mask=active)
+            w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))[:, None]
+            tl.store(stored + elements, w.to(stored.dtype.element_ty), mask=mask)
+        else:
+            t = tl.full((), 1, tl.int64)
+            if RULE != "sgd":
+                t = tl.load(step)
+            if RULE == "adam" or RULE == "amsgrad":
+                tl.store(last + row, t.to(tl.int32), mask=active)
+            rate, root = pace(lr, t, constants, RULE)
+            move(stored, state0, state1, state2, elements, mask, g, rate, root, constants, RULE, ACC)
+
+
+def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The sums or averages of a rule, which has up to three."""
+    first = getattr(state, "sum", getattr(state, "exp_avg", None))
+    return first, getattr(state, "exp_avg_sq", None), getattr(state, "max_exp_avg_sq", None)
+
+
+def lookup_update_(
+    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Any
+) -> Any:
+    """``ops.rules.lookup_update_`` in three launches a range of slots."""
+    return _update(grad, IdBatch(ids), stored, lr, state, layout, **options)
+
+
+def bag_update_(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    lr: Tensor,
+    state: State,
+    layout: Layout,
+    *,
+    mean: bool,
+    **options: Any,
+) -> Any:
+    """``ops.rules.bag_update_``, likewise."""
+    return _update(grad, IdBatch(ids, offsets, sample_weights, mean), stored, lr, state, layout, **options)
+
+
+def _update(
+    grad: Tensor,
+    batch: IdBatch,
+    stored: Tensor,
+    lr: Tensor,
+    state: State,
+    layout: Layout,
+    *,
+    rule: str,
+    constants: Constants,
+    clip_value: float | None = None,
+    loss_scale: Tensor | None = None,
+) -> Any:
+    host = fused_layout(stored, layout, whole_rows=True, any_order=True) if rule in RULES else None
+    if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
+        return NotImplemented
+    slots, parts, maps, _, _ = layout
+    averages, last, step = averages_of(state), getattr(state, "last", None), getattr(state, "step", None)
+    check_state(stored, *averages, last=last)
+    lagging = rule in CATCHES_UP
+    advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
+    if not grad.numel() or not batch.ids.numel():
+        if lagging:
+            replay.advance_(advanced)
+        elif step is not None:
+            step += 1
+        return None
+    grad, batch = grad.contiguous(), batch.contiguous()
+
+    def launches() -> None:
+        width, size = stored.shape[1], grad.shape[0]
+        columns = power_of_2(width)
+        block = max(1, min(128, 2048 // columns))
+        rule_constants = on_device(constants, stored.device)
+        counted = None if lagging else step
+        for sums, claims, places, r in sum_by_row(grad, batch, stored, layout, counted, advanced):
+            launch(
+                update_kernel, (r.num_pairs * cdiv(places.longest, block),),
+                batch.ids, batch.offsets, sums, claims, places.table, stored, lr, *averages, last, step,
+                rule_constants, loss_scale, clip_value or 0.0, slots, parts, maps, size, batch.stride, r.first_pair,
+                r.num_pairs, W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype],
+                JAGGED=batch.jagged, RULE=rule, CLIPPED=clip_value is not None, SCALED=loss_scale is not None,
+                PITCHED=host.flags["PITCHED"], num_warps=4,
+            )  # fmt: skip
+
+    reads = rounded_up(len(batch.ids)) if batch.jagged else batch.stride
+    given = [tensor for tensor in (grad, *batch[:3]) if tensor is not None]
+    types = [tensor if tensor is None else tensor.dtype for tensor in (stored, grad, *batch[:3], loss_scale)]
+    key = ("update", rule, *constants, clip_value, batch.mean, grad.shape[0], reads, stored.shape, *types)
+    planned(host.plans, key, (stored, lr, *state, loss_scale, slots, parts, maps), given, launches)
+    return None

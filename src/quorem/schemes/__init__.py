@@ -1,0 +1,46 @@
+"""Schemes: how one table of ``n`` categories and width ``D`` is stored (sections 2 to 4).
+
+A scheme is a frozen value. ``scheme.spec(n, d)`` says what it means for one table (partitions, shapes,
+parameter count) without allocating anything; modules are built from the spec.
+"""
+
+from .families import (
+    QR,
+    Activation,
+    ChineseRemainder,
+    Composed,
+    Custom,
+    EqualTables,
+    GeneralizedQR,
+    Hash,
+    LargeTable,
+    Path,
+)
+from .frequency import HotCold, Pool, Ranks
+from .scheme import AnyPartition, Full, Scheme, TableSpec, ceil_div, check_scheme
+from .text import SCHEMES, from_json, to_json
+
+__all__ = [
+    "Activation",
+    "AnyPartition",
+    "ChineseRemainder",
+    "Composed",
+    "Custom",
+    "EqualTables",
+    "Full",
+    "GeneralizedQR",
+    "Hash",
+    "HotCold",
+    "LargeTable",
+    "Path",
+    "Pool",
+    "QR",
+    "Ranks",
+    "SCHEMES",
+    "Scheme",
+    "TableSpec",
+    "ceil_div",
+    "check_scheme",
+    "from_json",
+    "to_json",
+]

@@ -1,0 +1,195 @@
+"""Schemes that know how frequent ids are: own rows for the hot, composed vectors for the cold, one row for the rest.
+
+The paper's partitions treat all ids alike; a click log does not. Ranked by frequency, the ids of a table fall into
+three ranges, and two integers describe them:
+
+    rank   0 ........ num_hot .................. n - num_rest ........ n
+             hot: own row       cold: composed            rest: one row for all
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import partitions as P
+from .scheme import Scheme, TableSpec, set_int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One set of rows for the cold ids of all tables that name it; each cold id sums ``num_partitions`` of them.
+
+    The cold ids of all tables are numbered table after table, the numbers are mixed, and the mixed numbers are divided
+    by Chinese remainder. So each cold id of each table has a combination of rows of its own (section 3.1). Tables of
+    different widths have a pool of ``num_rows`` rows for each width.
+
+    Args:
+        num_rows: rows of the pool, over all its partitions.
+        num_partitions: rows that a cold id sums.
+        operation: must be ``"add"``, which any engine with plain bags can run.
+        name: tables with equal pools of one name share its rows.
+
+    >>> Pool(1000).sizes(10_000)
+    (501, 499)
+    """
+
+    num_rows: int
+    num_partitions: int = 2
+    operation: str = "add"
+    name: str = "pool"
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        set_int(self, "num_partitions", 1)
+        set_int(self, "num_rows", self.num_partitions)
+        if self.operation != "add":
+            raise ValueError(f"operation ({self.operation!r}) must be 'add' for a Pool: its rows are shared by tables")
+        if not isinstance(self.name, str) or not self.name or set(self.name) & set(".\n"):
+            raise ValueError(f"name ({self.name!r}) must be a string of one line without dots that is not empty")
+
+    def sizes(self, num_cold: int) -> tuple[int, ...]:
+        """Rows of each partition for ``num_cold`` cold ids.
+
+        Raises:
+            ValueError: if the rows are too few for each cold id to have a combination of its own.
+        """
+        space = 2 ** P.Mixing.covering(max(num_cold, 2)).bits
+        sizes = P.coprime_sizes_for_rows(self.num_rows, self.num_partitions)
+        try:
+            P.chinese_remainder(space, sizes)
+        except ValueError:
+            least = sum(P.coprime_sizes(space, self.num_partitions))
+            raise ValueError(
+                f"num_rows ({self.num_rows}) of pool {self.name!r} must be at least {least}"
+                f" for {num_cold} cold ids in {self.num_partitions} partitions"
+            ) from None
+        return sizes
+
+
+@dataclass(frozen=True, repr=False)
+class HotCold(Scheme):
+    """Hot ids have rows of their own, cold ids are composed, and one row stands for all the rest.
+
+    Ids are ranked by frequency. Either they come in that order (``quorem prepare --ids frequency``), and nothing more
+    is stored; or the module is given ``frequencies``, and keeps the lists of hot and cold ids.
+
+    Args:
+        num_hot: ids with rows of their own, the most frequent.
+        cold: how the ids after them are stored: a scheme, or a ``Pool`` that several tables share.
+        num_rest: ids that share one row, the least frequent.
+
+    >>> HotCold(100, cold=Pool(64), num_rest=500).spec(1000, 16).shapes
+    ((101, 16),)
+    """
+
+    num_hot: int
+    cold: Scheme | Pool
+    num_rest: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        set_int(self, "num_hot", 0)
+        set_int(self, "num_rest", 0)
+        if self.permute is not None:
+            raise ValueError(f"permute ({self.permute}) must be None for HotCold: ids are ranked by frequency")
+        if not isinstance(self.cold, Scheme | Pool):
+            raise TypeError(f"cold ({self.cold!r}) must be a Scheme or a Pool")
+        if isinstance(self.cold, HotCold):
+            raise ValueError(f"cold ({self.cold!r}) must not be a HotCold itself")
+        if getattr(self.cold, "operation", "add") == "feature":
+            raise ValueError("operation ('feature') of cold must be 'add', 'mult' or 'concat': hot ids have one vector")
+
+    def _spec(self, n: int, d: int) -> TableSpec:
+        if self.num_hot + self.num_rest > n:
+            raise ValueError(
+                f"num_hot ({self.num_hot}) + num_rest ({self.num_rest}) must be at most num_embeddings ({n})"
+            )
+        num_cold = n - self.num_hot - self.num_rest
+        num_own = self.num_hot + (self.num_rest > 0)
+        own = ((num_own, d),) if num_own else ()
+        spec = TableSpec(n, d, self, (), own, "add", None, num_hot=self.num_hot, num_rest=self.num_rest)
+        if not num_cold:
+            return spec
+        if isinstance(self.cold, Pool):
+            return replace(spec, pool=self.cold)
+        cold = replace(self.cold, force=True)._spec(num_cold, d)
+        return replace(
+            spec,
+            partitions=cold.partitions,
+            shapes=own + cold.shapes,
+            operation=cold.operation,
+            permutation=cold.permutation,
+            hidden=cold.hidden,
+        )
+
+
+class Ranks(NamedTuple):
+    """Which ids of a table are hot and which are cold, each list in rising order; all others are the rest."""
+
+    hot: Tensor
+    cold: Tensor  # empty where there is no rest: then all that is not hot is cold
+
+
+def rank(frequencies: Tensor, spec: TableSpec) -> Ranks:
+    """The hot and cold ids of a table, by falling frequency; of equals, the lower id first.
+
+    Args:
+        frequencies: how often each id occurs, ``[n]``, integers or floats.
+        spec: of a ``HotCold`` table.
+
+    Raises:
+        TypeError: if ``frequencies`` is not a tensor of numbers.
+        ValueError: if it has another length, or a frequency is negative or not finite.
+
+    >>> from quorem import Full
+    >>> spec = HotCold(1, cold=Full(), num_rest=2).spec(5, 4)
+    >>> rank(torch.tensor([3, 0, 9, 0, 5]), spec)
+    Ranks(hot=tensor([2], dtype=torch.int32), cold=tensor([0, 4], dtype=torch.int32))
+    """
+    frequencies = check_frequencies(frequencies, spec.num_embeddings)
+    order = torch.argsort(frequencies, descending=True, stable=True)
+    dtype = torch.int32 if spec.num_embeddings < 2**31 else torch.int64
+    hot = order[: spec.num_hot].sort().values.to(dtype)
+    last = spec.num_hot + (spec.num_composed if spec.num_rest else 0)
+    return Ranks(hot, order[spec.num_hot : last].sort().values.to(dtype))
+
+
+def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
+    """The place of each id of a table: hot ids first, then the rest in one place, then the cold ids; ``[n]``.
+
+    >>> from quorem import Full
+    >>> places(HotCold(2, cold=Full(), num_rest=2).spec(6, 4), None)
+    tensor([0, 1, 3, 4, 2, 2])
+    """
+    n, place = spec.num_embeddings, torch.full((spec.num_embeddings,), spec.num_hot)
+    if ranks is None:
+        hot, cold = torch.arange(spec.num_hot), torch.arange(spec.num_hot, n - spec.num_rest)
+    else:
+        hot, cold = ranks.hot.cpu().long(), ranks.cold.cpu().long()
+        if not spec.num_rest:
+            cold = torch.ones(n, dtype=torch.bool).index_fill(0, hot, False).nonzero().flatten()
+    place[hot] = torch.arange(len(hot))
+    place[cold] = spec.num_own + torch.arange(len(cold))
+    return place
+
+
+def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor:
+    """``frequencies`` ``[n]`` on the CPU, checked."""
+    if not isinstance(frequencies, Tensor):
+        try:
+            frequencies = torch.as_tensor(frequencies)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{name} ({type(frequencies).__name__}) must be a tensor of numbers") from None
+    if frequencies.dtype in (torch.bool, torch.complex64, torch.complex128):
+        raise TypeError(f"{name} ({frequencies.dtype}) must hold integers or floats")
+    if frequencies.shape != (n,):
+        raise ValueError(f"{name} has shape {tuple(frequencies.shape)} but must be [num_embeddings] ({n})")
+    frequencies = frequencies.detach().cpu()
+    wrong = ~(frequencies >= 0) | (frequencies == torch.inf)
+    if wrong.any():
+        i = int(wrong.nonzero()[0])
+        raise ValueError(f"{name}[{i}] ({frequencies[i].item()}) must be at least 0 and finite")
+    return frequencies

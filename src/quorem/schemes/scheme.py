@@ -1,0 +1,177 @@
+"""What every scheme has: how one table of ``n`` categories and width ``D`` is stored (sections 2 to 4).
+
+A scheme is a frozen value. ``scheme.spec(n, d)`` says what it means for one table (partitions, shapes,
+parameter count) without allocating anything; modules are built from the spec.
+"""
+
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .. import partitions as P
+from ..checks import check_int
+from ..hashing import expected_collisions
+from ..operations import Operation, widths
+
+if TYPE_CHECKING:
+    from .frequency import Pool
+
+AnyPartition = P.Partition | P.ExplicitPartition
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a scheme means for one table: its partitions and the shape of each stored table.
+
+    ``scheme`` is the scheme in force, which is ``Full()`` where the asked one would not shrink the table;
+    ``fallback`` then says why in one sentence.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    scheme: "Scheme"
+    partitions: tuple[AnyPartition, ...]
+    shapes: tuple[tuple[int, int], ...]
+    operation: Operation
+    permutation: P.Permutation | None
+    hidden: tuple[int, ...] | None = None
+    fallback: str | None = None
+    num_hot: int = 0
+    num_rest: int = 0
+    pool: "Pool | None" = None
+
+    @property
+    def num_own(self) -> int:
+        """Rows of the first table that are not composed: one for each hot id, and one for all the rest."""
+        return self.num_hot + (self.num_rest > 0)
+
+    @property
+    def num_composed(self) -> int:
+        """Ids whose vectors are composed: all but the hot ones and the rest."""
+        return self.num_embeddings - self.num_hot - self.num_rest
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that come out of one id: K for feature generation, one otherwise."""
+        return len(self.partitions) if self.operation == "feature" else 1
+
+    @property
+    def path_sizes(self) -> tuple[int, ...]:
+        """Number of networks at each level of a path (section 4.1); empty for other schemes."""
+        return () if self.hidden is None else tuple(p.size for p in self.partitions[1:])
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored parameters: every table's, and every path network's."""
+        tables = sum(rows * width for rows, width in self.shapes)
+        if self.hidden is None:
+            return tables
+        layers = (self.embedding_dim, *self.hidden, self.embedding_dim)
+        network = sum(i * o + o for i, o in pairwise(layers))
+        return tables + sum(self.path_sizes) * network
+
+    @property
+    def compression(self) -> float:
+        """Parameters of the full table over stored parameters."""
+        return self.num_embeddings * self.embedding_dim / self.num_parameters
+
+    def expected_collisions(self, num_ids: int) -> float:
+        """Expected number of pairs that share an id when ``num_ids`` raw ids are mixed into this table's ids.
+
+        Raises:
+            ValueError: if ``num_ids`` is below 0.
+
+        >>> round(ChineseRemainder(4).spec(2**40, 16).expected_collisions(10**8))
+        4547
+        """
+        return expected_collisions(num_ids, self.num_embeddings)
+
+
+@dataclass(frozen=True, repr=False)
+class Scheme:
+    """The options of every scheme."""
+
+    _: KW_ONLY
+    permute: int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options that do not depend on a table."""
+        if self.permute is not None:
+            set_int(self, "permute", 0)
+        if not isinstance(self.force, bool):
+            raise TypeError(f"force ({self.force!r}) must be a bool")
+
+    def __repr__(self) -> str:
+        """The scheme as one would write it, keyword options at their defaults left out."""
+        options = sorted(fields(self), key=lambda f: bool(f.kw_only))
+        shown = [f.name for f in options if not f.kw_only or getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """The partitions of ``n`` ids, least significant digit first."""
+        raise NotImplementedError
+
+    def spec(self, n: int, d: int) -> TableSpec:
+        """What this scheme means for a table of ``n`` ids and width ``d``.
+
+        Raises:
+            ValueError: if the scheme cannot store such a table.
+
+        >>> QR(num_collisions=4).spec(1000, 16).shapes
+        ((250, 16), (4, 16))
+        >>> QR(num_collisions=4).spec(3, 16).fallback
+        'QR would store 64 parameters where the full table has 48'
+        """
+        n, d = check_int("num_embeddings", n, 1), check_int("embedding_dim", d, 1)
+        spec = self._spec(n, d)
+        if isinstance(self, Full) or self.force or spec.num_parameters < n * d:
+            return spec
+        full = Full(permute=self.permute)._spec(n, d)
+        reason = f"{type(self).__name__} would store {spec.num_parameters} parameters where the full table has {n * d}"
+        return replace(full, fallback=reason, operation=spec.operation)
+
+    def _spec(self, n: int, d: int) -> TableSpec:
+        parts = self.partitions_of(n)
+        operation: Operation = getattr(self, "operation", "add")  # any operation is the identity on one vector
+        hidden = getattr(self, "hidden", None)
+        if hidden is None:
+            dims = widths(operation, d, len(parts), getattr(self, "dims", None))
+            shapes = tuple((p.size, width) for p, width in zip(parts, dims, strict=True))
+        else:
+            shapes = ((parts[0].size, d),)
+        permutation = None if self.permute is None else P.Permutation.from_seed(n, self.permute)
+        return TableSpec(n, d, self, parts, shapes, operation, permutation, hidden)
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Scheme):
+    """One row per category: the naive partition.
+
+    Args:
+        permute: seed of a permutation of the ids; None keeps their order.
+        force: without effect, as a full table is never smaller than itself.
+
+    >>> Full().spec(1000, 16).num_parameters
+    16000
+    """
+
+    def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
+        """The naive partition."""
+        return P.naive(n)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``ceil(a / b)`` in integers."""
+    return -(-a // b)
+
+
+def check_scheme(scheme: Scheme) -> None:
+    """``scheme`` must be a ``Scheme``."""
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme ({scheme!r}) must be a Scheme, such as quorem.QR(num_collisions=4)")
+
+
+def set_int(scheme: Any, name: str, least: int) -> None:
+    """Check an option of a frozen scheme, and make it a plain int (it may be numpy's)."""
+    object.__setattr__(scheme, name, check_int(name, getattr(scheme, name), least))

@@ -1,0 +1,78 @@
+"""``benchmarks/against.py``: two source trees in turns, on the same ids."""
+
+import csv
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "against.py"
+SMALL = ["--scale", "0.00002", "--batch", "8", "--dim", "4", "--rounds", "2", "--seconds", "0.001", "--threads", "1"]
+
+
+def against(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_a_tree_against_itself(tmp_path):
+    done = against(
+        ROOT, ROOT, "--out", tmp_path / "x.json", *SMALL, "--mode", "forward", "--mode", "step", "--limit", 99
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["before"] == found["after"] != "unknown"
+    assert [(row["mode"], row["batch"], row["dim"], row["graph"]) for row in found["rows"]] == [
+        ("forward", 8, 4, 0),
+        ("step", 8, 4, 0),
+    ]
+    for row in found["rows"]:
+        assert row["same_bits"] and row["before_us"] > 0 and row["ratio_q20"] <= row["ratio"] <= row["ratio_q80"]
+    assert "0 of 2 ratios are above 99" in done.stdout
+
+
+SLOWER = """
+import time
+
+forward = EmbeddingCollection.forward
+
+
+def slower(self, ids):
+    time.sleep(0.02)
+    return forward(self, ids) + 1
+
+
+EmbeddingCollection.forward = slower
+"""
+
+
+def test_a_tree_of_other_numbers_is_seen_and_a_slower_one_fails(tmp_path):
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "src" / "quorem" / "api.py").open("a") as file:
+        file.write(SLOWER)
+    done = against(ROOT, tmp_path, "--out", tmp_path / "x.csv", *SMALL, "--mode", "forward")
+    assert done.returncode == 1, done.stderr
+    with (tmp_path / "x.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["same_bits"] == "False" and float(row["ratio"]) > 2 and row["after"] == "unknown"
+
+
+def test_a_folder_without_sources_is_refused(tmp_path):
+    done = against(ROOT, tmp_path, "--out", tmp_path / "x.json")
+    assert (done.returncode, "has no src/quorem" in done.stderr) == (1, True)
+
+
+def test_quantiles_are_those_of_numpy():
+    spec = importlib.util.spec_from_file_location("against", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    values = [3.0, 1.0, 4.0, 1.5, 9.0]
+    assert [module.quantile(values, part) for part in (0.2, 0.5, 0.8)] == pytest.approx(
+        list(np.quantile(values, [0.2, 0.5, 0.8]))
+    )

@@ -1,0 +1,123 @@
+"""``quorem prepare criteo | table`` and ``quorem synthesize``: what they write, print and refuse."""
+
+import json
+
+import pytest
+from click_logs import assert_prepared, random_lines
+from typer.testing import CliRunner
+
+from quorem.cli import app
+from quorem.data.batches import Prepared
+from quorem.data.shape import scaled_cardinalities
+from quorem.data.synthetic import ClickLog
+
+LINES = random_lines(100)
+
+
+def quorem(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def raw(tmp_path):
+    path = tmp_path / "raw.txt"
+    path.write_text("".join(text + "\n" for text in LINES))
+    return path
+
+
+def test_prepare_criteo(raw, tmp_path):
+    done = quorem(
+        "prepare", "criteo", raw, tmp_path / "out", "--ids", "frequency", "--vocabulary", "train", "--days", 4
+    )
+    assert done.exit_code == 0, done.output
+    prepared = Prepared(tmp_path / "out")
+    assert_prepared(prepared, LINES)
+    assert {k: prepared.meta["config"][k] for k in ("ids", "vocabulary", "days")} == {
+        "ids": "frequency",
+        "vocabulary": "train",
+        "days": 4,
+    }
+    assert "100 rows (train 75, validation 13, test 12)" in done.output
+
+
+def test_malformed_lines_are_shown(raw, tmp_path):
+    raw.write_text(raw.read_text() + "a\tb\n")
+    done = quorem("prepare", "criteo", raw, tmp_path / "out")
+    assert "1 malformed lines left out, the first: 101: 2 fields where 40 are expected" in done.output
+    refused = quorem("prepare", "criteo", raw, tmp_path / "out", "--max-malformed", 0, "--overwrite")
+    assert refused.exit_code == 1
+    assert "more than max_malformed (0): line 101" in refused.output
+
+
+def test_existing_folder_is_refused_in_one_line(raw, tmp_path):
+    out = tmp_path / "out"
+    assert quorem("prepare", "criteo", raw, out).exit_code == 0
+    done = quorem("prepare", "criteo", raw, out)
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith(f"quorem: {out} exists")
+    assert quorem("prepare", "criteo", raw, out, "--overwrite").exit_code == 0
+
+
+def test_prepare_table(tmp_path):
+    (tmp_path / "t.csv").write_text("y;a;b;c;d\n1;2.5;-1;u;x y\n0;;4;v;z\n")
+    options = [
+        "--label",
+        "y",
+        "--dense",
+        "a,b",
+        "--categorical",
+        "c",
+        "--categorical",
+        "d",
+        "--multi",
+        "d",
+        "--raw-dense",
+    ]
+    separators = ["--separator", ";", "--multi-separator", " "]
+    done = quorem("prepare", "table", tmp_path / "t.csv", tmp_path / "out", *options, *separators)
+    assert done.exit_code == 0, done.output
+    prepared = Prepared(tmp_path / "out")
+    assert prepared.all.dense.tolist() == [[2.5, -1], [0, 4]]
+    assert prepared.all.ids.tolist() == [[1], [2]]
+    assert prepared.all.bags["d"].values.tolist() == [1, 2, 3]
+    assert quorem("prepare", "table", tmp_path / "t.csv", tmp_path / "new", "--label", "y").exit_code == 2
+
+
+def test_synthesize(tmp_path):
+    done = quorem("synthesize", tmp_path / "out", "--rows", 3000, "--seed", 5, "--scale", 0.0001, "--click-rate", 0.1)
+    assert done.exit_code == 0, done.output
+    log = ClickLog(cardinalities=scaled_cardinalities(0.0001), seed=5, click_rate=0.1)
+    prepared = Prepared(tmp_path / "out")
+    assert prepared.all.ids.tolist() == log.draw(0, 3000).batch.ids.tolist()
+    best = json.loads((tmp_path / "out" / "meta.json").read_text())["bayes_log_loss"]["test"]
+    assert f"best log loss of any model on the test rows: {best:.5f}" in done.output
+
+
+def test_synthesize_raw_then_prepare(tmp_path):
+    assert quorem("synthesize", tmp_path / "raw.txt.gz", "--rows", 500, "--raw").exit_code == 0
+    done = quorem("prepare", "criteo", tmp_path / "raw.txt.gz", tmp_path / "out", "--max-malformed", 0)
+    assert done.exit_code == 0, done.output
+    assert Prepared(tmp_path / "out").num_rows == 500
+
+
+def test_wrong_scale_is_told_in_one_line(tmp_path):
+    done = quorem("synthesize", tmp_path / "out", "--scale", 3)
+    assert done.exit_code == 1
+    assert "scale (3.0) must be in (0, 1]" in done.output
+
+
+def test_inspect(raw, tmp_path):
+    out = tmp_path / "out"
+    assert quorem("prepare", "criteo", raw, out).exit_code == 0
+    done = quorem("inspect", out, "--verify")
+    assert done.exit_code == 0, done.output
+    counts = Prepared(out).frequencies("C1")
+    row = next(line.split() for line in done.output.splitlines() if line.startswith("C1 "))
+    assert row == ["C1", f"{len(counts)}", f"{(counts > 0).sum()}", f"{100 * counts.max() / counts.sum():.1f}"]
+    assert "every file is what was written" in done.output
+    vocabulary = out / "vocabulary" / "C7.txt"
+    vocabulary.write_text(vocabulary.read_text().replace("0", "1", 1))
+    assert quorem("inspect", out).exit_code == 0  # which does not read it
+    refused = quorem("inspect", out, "--verify")
+    assert refused.exit_code == 1
+    assert "C7.txt differs from its checksum" in refused.output.replace("\n", "")

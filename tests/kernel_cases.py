@@ -1,0 +1,138 @@
+"""What the tests of the fused CPU kernels share: tables of many schemes, batches for them, kernels beside the truth."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Scheme
+from quorem.ops import cpu, replay, state
+from quorem.ops.declare import OPS
+from quorem.ops.gradients import dense
+from quorem.ops.layout import build
+from quorem.ops.rows import accumulator
+from quorem.partitions import ExplicitPartition, Partition
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+CAR = Custom((ExplicitPartition([0, 1, 1, 0, 2, 2, 3, 3]), Partition(1, 2)), operation="add", check=False, force=True)
+
+# scheme, number of ids, padding id
+MIX: list[tuple[Scheme, int, int | None]] = [
+    (QR(4), 1000, None),
+    (QR(4, operation="add", permute=7), 5000, 3),
+    (QR(60, operation="feature"), 3001, None),
+    (Full(permute=1), 50, 0),
+    (GeneralizedQR(3), 100_000, 99_999),
+    (GeneralizedQR(4, num_rows=500, operation="mult"), 40_000, None),
+    (ChineseRemainder(3, operation="add"), 30_000, None),
+    (Hash(7), 700, 5),
+    (CAR, 8, None),
+    (Full(), 1, None),
+]
+
+
+class Case:
+    """Tables of a mix of schemes, and batches for them."""
+
+    def __init__(self, mix=MIX, width=16, dtype=torch.float32, widths=None):
+        torch.manual_seed(0)
+        widths = widths or [width] * len(mix)
+        specs = [scheme.spec(n, w) for (scheme, n, _), w in zip(mix, widths, strict=True)]
+        self.storage = build(specs, [pad for _, _, pad in mix])
+        self.layout = self.storage.layout
+        shape = (self.storage.num_rows, self.storage.width)
+        self.stored = torch.randn(shape, dtype=torch.float64).to(dtype)
+        self.n = torch.tensor([n for _, n, _ in mix])
+        self.padding = torch.tensor([-1 if pad is None else pad for _, _, pad in mix])
+
+    def draw(self, features: Tensor) -> Tensor:
+        """Ids of the given features: mostly low ones, the last one and padding among them."""
+        n, shape = self.n[features], features.shape
+        ids = (torch.rand(shape, dtype=torch.float64) ** 3 * n).long()
+        ids = torch.where(torch.rand(shape) < 0.1, n - 1, ids)
+        padding = self.padding[features]
+        return torch.where((torch.rand(shape) < 0.2) & (padding >= 0), padding, ids)
+
+    def ids(self, size: int, dtype=torch.int64) -> Tensor:
+        return self.draw(torch.arange(len(self.n)).expand(size, -1)).to(dtype)
+
+    def bags(self, size: int, longest: int = 5, dtype=torch.int64) -> tuple[Tensor, Tensor]:
+        lengths = torch.randint(0, longest + 1, (size * len(self.n),))
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        features = torch.arange(len(self.n)).repeat_interleave(size).repeat_interleave(lengths)
+        return self.draw(features).to(dtype), offsets
+
+    def grad(self, size: int) -> Tensor:
+        shape = (size, len(self.layout.slots), self.storage.width)
+        return torch.randn(shape, dtype=torch.float64).to(self.stored.dtype)
+
+
+def fused(op: str, *args: Any, **options: Any) -> Any:
+    """What the compiled kernel gives."""
+    result = cpu.kernels()[op](*args, **options)
+    assert result is not NotImplemented
+    return result
+
+
+def truth(op: str, *args: Any, **options: Any) -> Any:
+    """What plain PyTorch gives."""
+    return OPS[op].truth(*args, **options)
+
+
+def same(name: str, actual: Tensor, expected: Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(actual, expected, msg=lambda text: f"{name}: {text}", **tolerance)
+
+
+def each_once(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
+    """The dense gradient of row gradients in which no row is repeated."""
+    assert len(rows.unique()) == len(rows) and (rows >= 0).all()
+    return dense(rows, values, stored)
+
+
+def check_lookup(case: Case, ids: Tensor) -> None:
+    """A lookup and its gradients, dense and sparse, against the truth."""
+    args = (ids, case.stored, case.layout)
+    same("out", fused("lookup", *args, names=""), truth("lookup", *args))
+    grad = case.grad(len(ids))
+    expected = truth("lookup_backward", grad, *args)
+    same("stored", fused("lookup_backward", grad, *args), expected)
+    same("sparse stored", each_once(*fused("lookup_row_grads", grad, *args), case.stored), expected)
+
+
+def check_bag(case: Case, ids: Tensor, offsets: Tensor, weighted: bool, mean: bool) -> None:
+    """A bag and its gradients, dense, sparse and of the sample weights, against the truth."""
+    sample_weights = torch.rand(len(ids)).to(case.stored.dtype) if weighted else None
+    args = (ids, offsets, sample_weights, case.stored, case.layout)
+    out = fused("bag", *args, mean=mean, names="")
+    same("out", out, truth("bag", *args, mean=mean))
+    grad = case.grad(len(out))
+    expected = truth("bag_backward", grad, *args, mean=mean)
+    same("stored", fused("bag_backward", grad, *args, mean=mean), expected)
+    same("sparse stored", each_once(*fused("bag_row_grads", grad, *args, mean=mean), case.stored), expected)
+    args = (grad, ids, offsets, case.stored, case.layout)
+    to_weights = fused("bag_sample_weights_backward", *args, mean=mean)
+    same("sample_weights", to_weights, truth("bag_sample_weights_backward", *args, mean=mean).to(to_weights.dtype))
+
+
+RULES = tuple(state.STATES)
+LR = torch.tensor(0.05, dtype=torch.float64)
+
+
+def fresh(rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99)) -> tuple[Any, Any]:
+    """State before the first step, and constants, of a rule."""
+    stored = case.stored
+    step, averages = torch.tensor(0), [torch.zeros(stored.shape, dtype=accumulator(stored)) for _ in range(3)]
+    largest = averages[2] if "amsgrad" in rule else None
+    if rule == "sgd":
+        return state.SGDState(), state.SGDConstants()
+    if rule == "adagrad":
+        return state.AdagradState(averages[0], step), state.AdagradConstants(0.01, 1e-10)
+    if rule == "rowwise_adagrad":
+        extents = torch.tensor([[e.base, e.pitch] for feature in case.storage.extents for e in feature])
+        return state.RowWiseAdagradState(averages[0][:, 0].clone(), step, extents), state.AdagradConstants(0.01, 1e-10)
+    if rule.startswith("lazy"):
+        return state.LazyAdamState(*averages[:2], step, largest), state.LazyAdamConstants(*betas, 1e-8)
+    constants = replay.adam_constants(*betas, 1e-8, stored.dtype, rule == "amsgrad")
+    last = torch.zeros(len(stored), dtype=torch.int32)
+    history = replay.empty_history(stored.device, constants, stored.dtype)
+    return state.AdamState(*averages[:2], last, step, *history, largest), constants

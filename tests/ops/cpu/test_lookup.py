@@ -1,0 +1,150 @@
+"""Lookups and bags of every shape, forward and backward, against the truth."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import DTYPES, MIX, Case, check_bag, check_lookup, fused, truth
+
+from quorem import QR, ChineseRemainder, Full, GeneralizedQR, Hash
+from quorem.ops.cpu import launch_lookup
+
+pytestmark = pytest.mark.kernels(device="cpu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 63, 1000])
+def test_lookup(dtype, size):
+    case = Case(dtype=dtype)
+    check_lookup(case, case.ids(size))
+    check_lookup(case, case.ids(size, torch.int32))
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 16, 60, 100])
+def test_lookup_of_any_width(width):
+    case = Case(width=width)
+    check_lookup(case, case.ids(100))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 16, 32, 48])
+def test_lookup_written_past_the_caches(dtype, width, monkeypatch):
+    monkeypatch.setattr(launch_lookup, "STREAMED", 0)
+    case = Case(width=width, dtype=dtype)
+    check_lookup(case, case.ids(100))
+
+
+def test_lookup_of_mixed_widths():
+    case = Case([(QR(4), 1000, None), (QR(4, operation="add"), 500, 1), (Full(), 60, None)], widths=[16, 64, 24])
+    assert case.storage.width == 8
+    check_lookup(case, case.ids(130))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_bag(dtype, weighted, mean):
+    case = Case(dtype=dtype, width=20)
+    for size in (1, 7, 63):
+        check_bag(case, *case.bags(size), weighted, mean)
+    check_bag(case, *case.bags(7, dtype=torch.int32), weighted, mean)
+
+
+def test_bags_longer_than_a_block():
+    case = Case(MIX[:3], width=20)
+    lengths = torch.tensor([0, 1, 63, 64, 65, 0, 128, 300, 1000] * 3)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = case.draw(torch.arange(3).repeat_interleave(9).repeat_interleave(lengths))
+    check_bag(case, ids, offsets, weighted=True, mean=True)
+
+
+def test_ids_past_the_last_offset_count_for_nothing():
+    case = Case(MIX[:2])
+    ids, offsets = case.bags(5)
+    longer = torch.cat([ids, torch.tensor([10**9, -5])])
+    options = {"mean": True, "names": ""}
+    out = fused("bag", longer, offsets, None, case.stored, case.layout, **options)
+    assert torch.equal(out, fused("bag", ids, offsets, None, case.stored, case.layout, **options))
+    args = (case.grad(5), longer, offsets, case.stored, case.layout)
+    assert torch.equal(fused("bag_sample_weights_backward", *args, mean=True)[-2:], torch.zeros(2))
+
+
+@pytest.mark.parametrize("value", [0, 999])
+def test_equal_ids(value):
+    case = Case(MIX[:2])
+    ids = torch.full((1000, 2), value)
+    check_lookup(case, ids)
+    check_bag(case, ids.T.flatten(), torch.arange(0, 2001, 10), weighted=False, mean=True)
+
+
+def test_empty_batches():
+    case = Case()
+    check_lookup(case, torch.empty(0, len(case.n), dtype=torch.int64))
+    check_bag(case, torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), weighted=True, mean=True)
+    offsets = torch.zeros(3 * len(case.n) + 1, dtype=torch.int64)
+    check_bag(case, torch.empty(0, dtype=torch.int64), offsets, weighted=False, mean=True)
+
+
+def test_tensors_that_are_not_contiguous():
+    case = Case(MIX[:3])
+    ids = case.ids(90)
+    check_lookup(case, ids[::3])
+    check_lookup(case, ids.T.contiguous().T)
+    strided = torch.stack([case.stored, torch.full_like(case.stored, torch.nan)], 1)[:, 0]
+    expected = truth("lookup", ids, case.stored, case.layout)
+    assert torch.equal(fused("lookup", ids, strided, case.layout, names=""), expected)
+    grad = torch.ones(1).expand(90, len(case.layout.slots), 16)
+    expected = truth("lookup_backward", grad, ids, case.stored, case.layout)
+    torch.testing.assert_close(fused("lookup_backward", grad, ids, strided, case.layout), expected)
+
+
+def test_nan_and_infinity_pass_through():
+    case = Case([(QR(4), 100, None)], width=5, dtype=torch.bfloat16)
+    case.stored[3], case.stored[4], case.stored[26] = torch.nan, torch.inf, 1e38
+    ids = torch.arange(100)[:, None]
+    out = fused("lookup", ids, case.stored, case.layout, names="")
+    torch.testing.assert_close(out, truth("lookup", ids, case.stored, case.layout), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("value", [-1, 50, 2**31 - 1])
+def test_ids_out_of_range(value, dtype):
+    case = Case([(QR(4), 1000, None), (Full(), 50, None)])
+    names = "table user\ntable day"
+    ids = case.ids(200, dtype)
+    ids[150, 1] = value
+    with pytest.raises(IndexError, match=rf"id {value} is outside \[0, 50\) of table day"):
+        fused("lookup", ids, case.stored, case.layout, names=names)
+    args = (ids.T.flatten(), torch.arange(0, 401, 5), None, case.stored, case.layout)
+    with pytest.raises(IndexError, match=rf"id {value} is outside \[0, 50\) of table day"):
+        fused("bag", *args, mean=False, names=names)
+
+
+SCHEMES = st.sampled_from(
+    [
+        Full(),
+        Full(permute=3),
+        Hash(3),
+        QR(3, operation="mult"),
+        QR(5, operation="add", permute=1),
+        QR(4, operation="concat", large="quotient"),
+        QR(2, operation="feature"),
+        GeneralizedQR(3, operation="add"),
+        ChineseRemainder(2, operation="mult"),
+    ]
+)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_random_collections(data):
+    features = data.draw(st.integers(1, 4))
+    mix = []
+    for _ in range(features):
+        n = data.draw(st.integers(1, 200))
+        mix.append((data.draw(SCHEMES), n, data.draw(st.none() | st.integers(0, n - 1))))
+    widths = data.draw(st.lists(st.sampled_from([2, 4, 6, 16, 20]), min_size=features, max_size=features))
+    case = Case(mix, widths=widths)
+    check_lookup(case, case.ids(data.draw(st.integers(0, 70)), data.draw(st.sampled_from([torch.int32, torch.int64]))))
+    ids, offsets = case.bags(data.draw(st.integers(0, 9)), data.draw(st.integers(0, 90)))
+    check_bag(case, ids, offsets, data.draw(st.booleans()), data.draw(st.booleans()))

@@ -1,0 +1,72 @@
+"""Every rule, fused, against the truth: lookups, bags and plain rows, clipped and unscaled."""
+
+import pytest
+import torch
+from kernel_cases import LR, MIX, RULES, Case, fresh, fused, same, truth
+
+from quorem import QR
+from quorem.ops.rows import accumulator
+from quorem.ops.state import CATCHES_UP
+
+pytestmark = pytest.mark.kernels(device="cpu")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_updates(rule, dtype):
+    case = Case([MIX[0], MIX[1], MIX[4], MIX[8]], dtype=dtype, widths=[16, 48, 16, 32])
+    state, constants = fresh(rule, case)
+    stored, rule_options = case.stored, {"rule": rule, "constants": constants}
+
+    def take(op, *before, after=(case.layout,), **options):
+        """One op, fused and by the truth. Both continue from what the truth makes of the state."""
+        results = []
+        for run in (fused, truth):
+            target = stored.clone()
+            target_state = type(state)(*[t if t is None else t.clone() for t in state])
+            if op == "rows_update_" and rule == "rowwise_adagrad":
+                run = truth  # what the fused version leaves to it: here rows of a table are several of ``stored``
+            rate = () if "catch_up" in op else (LR,)
+            run(op, *before, target, *rate, target_state, *after, **rule_options, **options)
+            if "catch_up" in op:  # it may bring more rows up to date than those that valid ids read
+                truth("rows_catch_up_", None, target, target_state, **rule_options)
+            results.append((target, target_state))
+        (actual, actual_state), (expected, expected_state) = results
+        same(f"{op} stored", actual, expected)
+        for name, old, a, b in zip(state._fields, state, actual_state, expected_state, strict=True):
+            if old is not None:
+                same(f"{op} {name}", a, b)
+                old.copy_(b)
+        stored.copy_(expected)
+
+    for step in range(12):
+        clip = {"clip_value": 0.2} if step % 3 == 1 else {}
+        scale = {"loss_scale": torch.tensor(4.0)} if step % 4 == 2 else {}
+        ids, grad = case.ids(40), case.grad(40)
+        if step == 6:
+            grad[3] = torch.inf  # overflowed, where there is a loss scale
+        if rule in CATCHES_UP:
+            take("lookup_catch_up_", ids)
+        take("lookup_update_", grad, ids, **clip, **scale)
+        ids, offsets = case.bags(15)
+        sample_weights = torch.rand(len(ids)).to(dtype)
+        if rule in CATCHES_UP:
+            take("bag_catch_up_", ids, offsets)
+        take("bag_update_", case.grad(15), ids, offsets, sample_weights, mean=step % 2 == 0, **clip, **scale)
+        rows = torch.randint(-1, len(stored), (30,))
+        values = torch.randn(30, case.storage.width).to(accumulator(stored))
+        take("rows_update_", rows, values, after=(), **clip)
+        if rule in CATCHES_UP:
+            take("rows_catch_up_", torch.randint(0, len(stored), (20,)), after=())
+    if rule in CATCHES_UP:
+        take("rows_catch_up_", None, after=())
+
+
+def test_updates_take_gradients_from_stored_as_it_was():
+    case = Case([(QR(2, operation="mult", force=True), 4, None)], width=1)
+    case.stored[:] = torch.tensor([[2.0], [3.0], [5.0], [7.0]])  # remainder 0, 1; quotient 0, 1
+    ids, grad = torch.tensor([[0], [0], [3]]), torch.tensor([1.0, 10.0, 100.0]).view(3, 1, 1)
+    lr = torch.tensor(1.0, dtype=torch.float64)
+    state, constants = fresh("sgd", case)
+    fused("lookup_update_", grad, ids, case.stored, lr, state, case.layout, rule="sgd", constants=constants)
+    assert case.stored.flatten().tolist() == [2 - 11 * 5, 3 - 100 * 7, 5 - 11 * 2, 7 - 100 * 3]

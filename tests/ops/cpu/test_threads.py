@@ -1,0 +1,77 @@
+"""Several threads: the same bits, calls from many at once, and forks."""
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from kernel_cases import LR, MIX, Case, each_once, fresh, fused, same, truth
+from torch import Tensor
+
+pytestmark = pytest.mark.kernels(device="cpu")
+
+
+@pytest.mark.parametrize("mix", [MIX, MIX[:1]], ids=["many slots", "one slot"])
+def test_threads_change_no_bit(mix, many_threads):
+    case = Case(mix)
+    ids, grad = case.ids(1000), case.grad(1000)
+    bag_ids, offsets = case.bags(300)
+    sample_weights = torch.rand(len(bag_ids))
+
+    def run() -> dict[str, Tensor]:
+        tables = (case.stored, case.layout)
+        stored, (state, constants) = case.stored.clone(), fresh("adagrad", case)
+        options = {"rule": "adagrad", "constants": constants}
+        fused("lookup_update_", grad, ids, stored, LR, state, case.layout, **options)
+        rows = torch.randint(0, len(stored), (2000,), generator=torch.Generator().manual_seed(0))
+        fused("rows_update_", rows, torch.ones(2000, 16), stored, LR, state, **options)
+        bag, bag_grad = (bag_ids, offsets, sample_weights, *tables), grad[:300]
+        return {
+            "lookup": fused("lookup", ids, *tables, names=""),
+            "gradient": fused("lookup_backward", grad, ids, *tables),
+            "sparse gradient": each_once(*fused("lookup_row_grads", grad, ids, *tables), case.stored),
+            "bag": fused("bag", *bag, mean=True, names=""),
+            "bag gradient": fused("bag_backward", bag_grad, *bag, mean=True),
+            "sample_weights": fused("bag_sample_weights_backward", bag_grad, bag_ids, offsets, *tables, mean=True),
+            "updated": stored,
+            "state": state.sum,
+        }
+
+    several = run()
+    again = run()
+    torch.set_num_threads(1)
+    for name, alone in run().items():
+        assert torch.equal(several[name], alone) and torch.equal(again[name], alone), name
+
+
+def test_calls_from_several_threads(many_threads):
+    case = Case()
+    batches = [case.ids(200) for _ in range(8)]
+    expected = [truth("lookup", ids, case.stored, case.layout) for ids in batches]
+    with ThreadPoolExecutor(8) as pool:
+        outs = pool.map(lambda ids: fused("lookup", ids, case.stored, case.layout, names=""), batches)
+        for out, vectors in zip(outs, expected, strict=True):
+            same("out", out, vectors)
+
+
+def test_kernels_survive_a_fork():
+    """In a process of its own, since a test runner may have threads that a fork would lose."""
+    code = """
+        import os, torch
+        from quorem import QR, Embedding
+        from quorem.ops.cpu import threads
+        threads.GRAIN = 1
+        torch.set_num_threads(2)
+        table = Embedding(1000, 16, QR(4))
+        ids = torch.arange(1000)
+        with torch.no_grad():
+            expected = table(ids)
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if torch.equal(table(ids), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr

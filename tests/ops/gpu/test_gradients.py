@@ -1,0 +1,200 @@
+"""Gradients summed by row against the truth; and where they are summed."""
+
+import pytest
+import torch
+from gpu_cases import CUDA, DEVICE, assert_close, batch, collection, gradient, jagged, rule_state, scalar
+
+import quorem
+from quorem.data.shape import CARDINALITIES
+from quorem.ops import gradients as truth
+from quorem.ops import layout
+from quorem.ops import rules as truth_rules
+from quorem.ops.state import AdagradState
+
+pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
+
+from quorem.ops.gpu import gradients, host, places, rules
+
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
+
+
+def no_claim_is_left(stored: torch.Tensor) -> bool:
+    return bool((places.claims_of(stored, 0) == places.UNCLAIMED).all())
+
+
+@pytest.mark.parametrize(
+    ("d", "b", "dtype", "id_dtype"),
+    [
+        (1, 7, torch.float32, torch.int64),
+        (3, 63, torch.float64, torch.int32),
+        (16, 1, torch.float32, torch.int64),
+        (16, 1000 if CUDA else 130, torch.float32, torch.int64),
+        (60, 7, torch.bfloat16, torch.int32),
+        (100, 7, torch.float16, torch.int64),
+        (130, 7, torch.float32, torch.int64),
+    ],
+)
+def test_gradient_of_a_lookup(d: int, b: int, dtype: torch.dtype, id_dtype: torch.dtype) -> None:
+    module = collection(d, dtype)
+    ids, stored, grad = batch(module, b), module.stored.detach(), gradient(module, b)
+    if id_dtype == torch.int32:
+        ids[:, [s.num_embeddings > 2**31 for s in module.specs]] %= 2**31 - 1
+    ids = ids.to(id_dtype)
+    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    expected = truth.lookup_backward(grad.double(), ids, stored.double(), module.layout)
+    for (name, table), (_, true) in zip(module.named_tables(dense), module.named_tables(expected), strict=True):
+        assert_close(table, true, dtype, name, slack=4)
+    assert no_claim_is_left(stored)
+
+
+@pytest.mark.parametrize("names", ["qr", "k3", "tiny", "sum", "wide", "pad", "map", "cat", "qr k3 tiny", "qr sum"])
+def test_kinds_alone_and_mixed(names: str) -> None:
+    module = collection(16, names=names)
+    ids, stored, grad = batch(module, 70), module.stored.detach(), gradient(module, 70)
+    ids[5] = 2**41
+    expected = truth.lookup_backward(grad, ids, stored, module.layout)
+    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    assert_close(dense, expected, torch.float32, "gradient", slack=4)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize(("d", "b", "dtype"), [(3, 9, torch.float64), (16, 500 if CUDA else 5, torch.float32)])
+def test_gradients_of_a_bag(d: int, b: int, dtype: torch.dtype, mean: bool) -> None:
+    module = collection(d, dtype)
+    (ids, offsets), stored, grad = jagged(module, b), module.stored.detach(), gradient(module, b)
+    samples = torch.rand(len(ids), dtype=dtype, device=DEVICE)
+    inputs = (grad, ids, offsets, samples, stored, module.layout)
+    assert_close(
+        gradients.bag_backward(*inputs, mean=mean), truth.bag_backward(*inputs, mean=mean), dtype, "stored", slack=4
+    )
+    inputs = (grad, ids, offsets, stored, module.layout)
+    dsamples = gradients.bag_sample_weights_backward(*inputs, mean=mean)
+    expected = truth.bag_sample_weights_backward(*inputs, mean=mean)
+    assert_close(dsamples, expected, dtype, "sample_weights", slack=4)
+
+
+def test_jagged_batches_share_places() -> None:
+    """A batch has the places of a somewhat larger one, and leaves those past its end alone."""
+    module = collection(4, names="qr tiny pad wide")
+    stored, grad = module.stored.detach(), gradient(module, 9)
+    shared = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ids, offsets = jagged(module, 9)
+        shared.append(places.rounded_up(len(ids)) > len(ids))
+        inputs = (grad, ids, offsets, None, stored, module.layout)
+        dense = gradients.bag_backward(*inputs, mean=False)
+        assert_close(dense, truth.bag_backward(*inputs, mean=False), torch.float32, "gradient", slack=4)
+        assert no_claim_is_left(stored)
+    assert any(shared), "no batch is smaller than its places: the test shows nothing"
+
+
+def test_many_reads_of_one_row_in_half_precision() -> None:
+    """Sums are in float32: in bfloat16 they would stop growing at 256."""
+    module = quorem.EmbeddingCollection([quorem.Table("t", 5, 2, quorem.Full())], device=DEVICE, dtype=torch.bfloat16)
+    reads = 3008  # which bfloat16 has
+    ids, grad = torch.full((reads, 1), 2, device=DEVICE), torch.ones(reads, 1, 2, device=DEVICE, dtype=torch.bfloat16)
+    stored = torch.zeros_like(module.stored)
+    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    assert dense[2].tolist() == [reads] * 2
+    state, constants = rule_state("sgd", stored)
+    rules.lookup_update_(grad, ids, stored, scalar(1.0), state, module.layout, rule="sgd", constants=constants)
+    assert stored[2].tolist() == [-reads] * 2 and not stored[[0, 1, 3, 4]].any()
+
+
+def test_the_default_device_does_not_matter() -> None:
+    module = collection(4)
+    ids, stored, grad, (values, offsets) = (
+        batch(module, 5),
+        module.stored.detach(),
+        gradient(module, 5),
+        jagged(module, 5),
+    )
+    expected = truth.lookup_backward(grad, ids, stored, module.layout)
+    with torch.device("meta"):
+        dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+        bags = gradients.bag_backward(grad, values, offsets, None, stored, module.layout, mean=False)
+    assert dense.device == bags.device == stored.device
+    assert_close(dense, expected, torch.float32, "gradient", slack=4)
+
+
+@pytest.mark.parametrize("number", [2, 9])
+def test_ranges_give_what_one_gives(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = collection(16)
+    ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
+    divided = places.divided(host.host_layout(module.layout), 9, False, number, 64)
+    monkeypatch.setattr(gradients, "places_of", lambda *args: divided)
+    pairs = module.layout.parts.shape[:2].numel()
+    assert 1 < len(divided.ranges) <= number and sum(r.num_pairs for r in divided.ranges) == pairs
+    expected = truth.lookup_backward(grad, ids, stored, module.layout)
+    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    assert_close(dense, expected, torch.float32, "gradient", slack=4)
+    _, constants = rule_state("adagrad", stored)
+    fused, plain = stored.clone(), stored.clone()
+    fused_state, plain_state = (AdagradState(torch.ones_like(stored), torch.tensor(0, device=DEVICE)) for _ in range(2))
+    options = {"rule": "adagrad", "constants": constants}
+    for _ in range(2):
+        rules.lookup_update_(grad, ids, fused, scalar(0.1), fused_state, module.layout, **options)
+        truth_rules.lookup_update_(grad, ids, plain, scalar(0.1), plain_state, module.layout, **options)
+    assert_close(fused - stored, plain - stored, torch.float32, "change of stored", slack=20)
+    assert int(fused_state.step) == int(plain_state.step) == 2  # a step counts once
+    assert no_claim_is_left(fused)
+
+
+def test_the_rows_of_a_tables_row_are_in_one_range() -> None:
+    module = collection(16, names="qr k3 cat")  # rows of 16 columns are two rows of ``stored``
+    known = host.host_layout(module.layout)
+    unit = places.units(known.slots, known.parts)
+    pitch, base = known.parts[..., layout.PITCH], known.parts[..., layout.BASE]
+    tables = torch.tensor([e.base for extents in module.extents for e in extents])
+    first = tables[torch.searchsorted(tables, base.clamp(min=0), right=True) - 1]
+    assert torch.equal(unit, torch.where(base >= 0, (base - first) % pitch, 0)) and unit.max() == 1
+    for number in (2, 3, 9):
+        for r in places.divided(known, 9, False, number, 64).ranges:
+            assert not unit[r.first_pair // known.parts.shape[1]].any()
+
+
+@pytest.mark.parametrize(
+    ("d", "reads", "number"), [(16, 2048, 1), (16, 16384, 1), (16, 65536, 3), (64, 65536, 2), (128, 65536, 2)]
+)
+def test_a_step_needs_a_quarter_of_the_tables_at_most(d: int, reads: int, number: int) -> None:
+    """Beside tables and state: the vectors that it returns, the sums, and the claims kept between steps."""
+    specs = [quorem.QR(4).spec(n, d) for n in CARDINALITIES]
+    storage = layout.build(specs, [None] * len(specs))
+    stored = torch.empty(storage.num_rows, storage.width, device="meta")
+    ranges = places.places_of(stored, reads, False, storage.layout).ranges
+    vectors, sums = reads * len(storage.layout.slots) * d, max(r.num_places for r in ranges) * d
+    claims = max(r.num_rows for r in ranges)
+    assert 4 * (vectors + sums + claims) <= stored.numel() * 4 / 4
+    assert len(ranges) == number
+
+
+def test_where_ranges_do_not_save_enough_there_is_one() -> None:
+    specs = [quorem.QR(4).spec(n, 16) for n in (100, 1000, 10000)]
+    storage = layout.build(specs, [None] * len(specs))
+    stored = torch.empty(storage.num_rows, storage.width, device="meta")
+    assert len(places.places_of(stored, 65536, False, storage.layout).ranges) == 1
+
+
+def test_empty_batches() -> None:
+    module = collection(4)
+    stored, features = module.stored.detach(), len(module.specs)
+    none = torch.empty(0, features, dtype=torch.int64, device=DEVICE)
+    assert not gradients.lookup_backward(gradient(module, 0), none, stored, module.layout).any()
+    offsets = torch.zeros(features * 3 + 1, dtype=torch.int64, device=DEVICE)
+    inputs = (gradient(module, 3), none.flatten(), offsets, None, stored, module.layout)
+    assert not gradients.bag_backward(*inputs, mean=True).any()
+
+
+def test_deterministic_mode_and_wide_rows_are_left_to_the_truth() -> None:
+    module = collection(4)
+    inputs = (gradient(module, 3), batch(module, 3), module.stored.detach(), module.layout)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert gradients.lookup_backward(*inputs) is NotImplemented
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert gradients.lookup_backward(*inputs) is not NotImplemented
+    wide = quorem.EmbeddingCollection([quorem.Table("t", 5, host.WIDEST + 1, quorem.Full())], device=DEVICE)
+    ids, grad = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE), torch.ones(2, 1, host.WIDEST + 1, device=DEVICE)
+    assert gradients.lookup_backward(grad, ids, wide.stored.detach(), wide.layout) is NotImplemented

@@ -1,0 +1,289 @@
+"""Both launches: Triton's public one, and the fast one, which compiles a kernel once for all launches that Triton would
+give the same code, and for no others."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
+
+import triton
+
+from quorem.ops.gpu import fast_launch
+from quorem.ops.gpu.fast_launch import planned, scratch, specialization
+from quorem.ops.gpu.launch import launch
+
+pytestmark = pytest.mark.kernels(device="gpu")
+
+
+class Kernel:
+    """Stands for a jitted function: notes what is compiled and what is launched."""
+
+    arg_names = ("x", "n", "W", "T")
+
+    def __init__(self, scratch_size=0):
+        self.compiled, self.launched, self.scratch_size = [], [], scratch_size
+
+    def __getitem__(self, grid):
+        def run(*arguments, **options):
+            self.compiled.append((grid, arguments, options))
+            return Compiled(self)
+
+        return run
+
+
+class Compiled:
+    """As Triton's, whose ``run`` looks for scratch memory and calls ``run.launch``."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, kernel):
+        self.run = Run(kernel)
+
+
+class Run:
+    launch_cooperative_grid, launch_pdl, profile_scratch_size = False, True, 0
+
+    def __init__(self, kernel):
+        self.kernel, self.global_scratch_size = kernel, kernel.scratch_size
+
+    def __call__(self, x, y, z, stream, function, *rest):
+        memory = "memory" if self.global_scratch_size else None
+        self.launch(x, y, z, stream, function, self.launch_cooperative_grid, self.launch_pdl, memory, None, *rest)
+
+    def launch(self, x, y, z, stream, function, cooperative, pdl, memory, profile, metadata, *rest):
+        assert (stream, function, metadata) == ("stream", "function", "metadata")
+        assert (cooperative, pdl, profile) == (False, True, None) and rest[:3] == (None, None, None)
+        assert memory == ("memory" if self.kernel.scratch_size else None)
+        self.kernel.launched.append(((x, y, z), rest[3:]))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel that is launched through Triton's internals."""
+    monkeypatch.setattr(fast_launch, "enabled", lambda: True)
+    monkeypatch.setattr(fast_launch, "_compiled", {})
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
+    return Kernel()
+
+
+@pytest.fixture
+def asked_anew():
+    """``enabled`` decides once; here it decides for each test."""
+    fast_launch.enabled.cache_clear()
+    yield
+    fast_launch.enabled.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("version", "variable", "fast"),
+    [
+        ("3.6.0", None, True),
+        ("3.6.1", "1", True),
+        ("3.6.0", "0", False),
+        ("3.9.0", None, False),
+        ("3.60.0", "1", False),
+    ],
+)
+def test_only_tested_versions_of_triton_are_launched_fast(version, variable, fast, monkeypatch, asked_anew):
+    """Others, and any if told so, have Triton's public launch, which is given just what the caller gave."""
+    monkeypatch.setattr(triton, "__version__", version)
+    if variable is None:
+        monkeypatch.delenv("QUOREM_FAST_LAUNCH", raising=False)
+    else:
+        monkeypatch.setenv("QUOREM_FAST_LAUNCH", variable)
+    monkeypatch.setattr(fast_launch, "_compiled", {})
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
+    kernel, x, plans = Kernel(), torch.zeros(64), {}
+    for _ in range(3):
+        planned(plans, (), (), (x,), lambda: launch(kernel, (5,), x, 32, W=4, T=8, num_warps=2))
+    assert kernel.compiled == [((5,), (x, 32), {"W": 4, "T": 8, "num_warps": 2})] * (1 if fast else 3)
+    assert len(kernel.launched) == (2 if fast else 0) and len(plans) == fast
+
+
+def test_a_kernel_with_scratch_memory_is_left_to_tritons_launcher(kernel):
+    kernel.scratch_size, x = 16, torch.zeros(64)
+    for _ in range(2):
+        launch(kernel, (3,), x, 32, W=4, T=8)
+    assert kernel.launched == [((3, 1, 1), (x.data_ptr(), 32, 4, 8))]
+
+
+def test_the_same_code_is_compiled_once(kernel):
+    x, y = torch.zeros(64), torch.ones(32)
+    launch(kernel, (3,), x, 32, W=4, T=8, num_warps=2)
+    launch(kernel, (5, 2), y, 48, W=4, T=8, num_warps=2)
+    assert kernel.compiled == [((3,), (x, 32), {"W": 4, "T": 8, "num_warps": 2})]
+    ((grid, arguments),) = kernel.launched
+    assert grid == (5, 2, 1) and arguments == (y.data_ptr(), 48, 4, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": torch.zeros(64, dtype=torch.float64)},
+        {"x": torch.zeros(65)[1:]},  # not aligned to 16 bytes
+        {"n": 33},
+        {"n": 1},
+        {"n": 2**40},
+        {"W": 5},
+        {"num_warps": 4},
+    ],
+)
+def test_other_code_is_compiled_anew(kernel, other):
+    options = {"x": torch.zeros(64), "n": 32, "W": 4, "T": 8, "num_warps": 2}
+    for own in (options, options | other):
+        own = dict(own)
+        launch(kernel, (1,), own.pop("x"), own.pop("n"), **own)
+    assert len(kernel.compiled) == 2 and not kernel.launched
+
+
+def test_an_argument_may_be_missing(kernel):
+    launch(kernel, (1,), torch.zeros(64), 3, W=1, T=2)
+    launch(kernel, (1,), torch.zeros(64), None, W=1, T=2)
+    launch(kernel, (1,), torch.zeros(64), None, W=1, T=2)
+    assert len(kernel.compiled) == 2 and [arguments[1:] for _, arguments in kernel.launched] == [(None, 1, 2)]
+
+
+def test_constants_out_of_order_are_refused(kernel):
+    with pytest.raises(TypeError, match=r"constants \(T, W\) must be W, T, in this order"):
+        launch(kernel, (1,), torch.zeros(1), 3, T=1, W=2)
+
+
+@pytest.mark.skipif(
+    not triton.__version__.startswith(fast_launch.TESTED), reason="of Triton's internals: pip install triton==3.6.0"
+)
+def test_integers_are_told_apart_as_triton_does():
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    def triton_own(x):
+        return native_specialize_impl(CUDABackend, x, False, True, True)
+
+    values = [0, 1, 2, 15, 16, 17, 2**31 - 1, 2**31, 2**31 + 1, -1, -16, 2**40, 2**40 + 1, 0.5, None]
+    for one in values:
+        for other in values:
+            if specialization(one) == specialization(other):
+                assert triton_own(one) == triton_own(other), (one, other)
+
+
+class OnGPU5(torch.Tensor):
+    def get_device(self):
+        return 5
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_tensors_of_two_devices_are_refused(fast, kernel, monkeypatch):
+    monkeypatch.setattr(fast_launch, "enabled", lambda: fast)
+    with pytest.raises(ValueError, match=r"a tensor is on .* but must be on the CPU"):
+        launch(kernel, (1,), torch.zeros(4), torch.zeros(4).as_subclass(OnGPU5), W=1, T=1)
+
+
+class Calls:
+    """A call of two launches that can be planned: ``given`` goes into a scratch, and with ``known`` and ``own`` on."""
+
+    def __init__(self, kernel):
+        self.kernel, self.plans, self.bodies, self.own = kernel, {}, 0, torch.zeros(8)
+
+    def __call__(self, given, known, n=32):
+        def body():
+            self.bodies += 1
+            between = scratch(given, 3, n, dtype=torch.float64)
+            launch(self.kernel, (n,), given, n, W=1, T=2)
+            launch(self.kernel, (7,), between, known, W=1, T=2)
+            launch(self.kernel, (7,), self.own, known, W=1, T=2)
+
+        planned(self.plans, (n, given.dtype), (known, None), (given,), body)
+
+
+def test_a_planned_call_is_worked_out_once(kernel, monkeypatch):
+    call, known = Calls(kernel), torch.zeros(16)
+    call(torch.zeros(64), known)
+    kernel.launched.clear()
+    made, fresh = torch.ones(64), []
+    new_empty = torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda *args, **options: fresh.append(new_empty(*args, **options)) or fresh[-1]
+    )
+    call(made, known)
+    assert call.bodies == 1
+    (scratch,) = fresh
+    assert scratch.shape == (3, 32) and scratch.dtype == torch.float64
+    first, second, third = kernel.launched
+    assert first == ((32, 1, 1), (made.data_ptr(), 32, 1, 2))
+    assert second == ((7, 1, 1), (scratch.data_ptr(), known.data_ptr(), 1, 2))
+    assert third == ((7, 1, 1), (call.own.data_ptr(), known.data_ptr(), 1, 2))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"given": torch.zeros(64, dtype=torch.int64)},
+        {"given": torch.zeros(65)[1:]},  # not aligned to 16 bytes: never planned
+        {"known": torch.zeros(16)},
+        {"n": 48},
+    ],
+)
+def test_another_call_is_worked_out_anew(kernel, other):
+    call, options = Calls(kernel), {"given": torch.zeros(64), "known": torch.zeros(16), "n": 32}
+    call(**options)
+    call(**options | other)
+    call(**options)
+    assert call.bodies == 2
+
+
+def test_what_a_plan_alone_holds_lives_as_long_as_it(kernel):
+    call = Calls(kernel)
+    known, given = torch.zeros(16), torch.zeros(64)
+    call(given, known)
+    (plan,) = call.plans.values()
+    assert [tensor is call.own for tensor in plan.kept] == [True] and not plan.fixed and not plan.changing
+
+
+def test_plans_do_not_grow_without_bound(kernel, monkeypatch):
+    monkeypatch.setattr(fast_launch, "MOST_PLANS", 3)
+    call, known, given = Calls(kernel), torch.zeros(16), torch.zeros(64)
+    for n in range(2, 10):
+        call(given, known, n)
+    assert len(call.plans) <= 3 and call.bodies == 8
+
+
+def test_a_call_that_fails_is_not_planned(kernel):
+    plans, given = {}, torch.zeros(64)
+
+    def body():
+        launch(kernel, (1,), given, 3, W=1, T=2)
+        raise MemoryError
+
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            planned(plans, (), (), (given,), body)
+    assert not plans and fast_launch._recording.plan is None
+
+
+def test_a_view_of_what_changes_is_refused(kernel):
+    given = torch.zeros(64)
+    with pytest.raises(ValueError, match="is a view of a tensor whose address changes"):
+        planned({}, (), (), (given,), lambda: launch(kernel, (1,), given[4:], 3, W=1, T=2))
+
+
+def test_tensors_of_two_devices_are_refused_after_a_plan_as_well(kernel):
+    plans, x, y = {}, torch.zeros(64), torch.zeros(64)
+
+    def call(first, second):
+        planned(plans, (), (), (first, second), lambda: launch(kernel, (1,), first, second, W=1, T=2))
+
+    call(x, y)
+    with pytest.raises(ValueError, match=r"a tensor is on .* but must be on the CPU"):
+        call(x, torch.zeros(64).as_subclass(OnGPU5))
+
+
+def test_one_tensor_in_two_places_is_not_planned(kernel):
+    """Else it could not be told which of the two addresses goes where."""
+    plans, x, y = {}, torch.zeros(64), torch.zeros(64)
+
+    def call(first, second):
+        planned(plans, (), (), (first, second), lambda: launch(kernel, (1,), first, second, W=1, T=2))
+
+    call(x, x)
+    for _ in range(2):
+        call(x, y)
+    assert kernel.launched[-1][1][:2] == (x.data_ptr(), y.data_ptr())

@@ -1,0 +1,48 @@
+"""Versions and commit: asked for in one place."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from quorem import provenance
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_versions_are_those_installed():
+    found = provenance.versions("polars")
+    assert found.keys() == {"quorem", "python", "torch", "numpy", "polars"}
+    assert (found["torch"], found["polars"]) == (torch.__version__, version("polars"))
+
+
+def test_the_commit_is_that_of_the_checkout():
+    git = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if git.returncode:
+        pytest.skip("not a checkout")
+    head = git.stdout.strip()[:12]
+    changed = subprocess.run(["git", "-C", ROOT, "status", "--porcelain", "src/quorem"], capture_output=True, text=True)
+    assert provenance.commit() == head + "+" * bool(changed.stdout.strip())
+
+
+def test_without_git_or_a_checkout_there_is_no_commit(tmp_path):
+    code = "from quorem import provenance; print(provenance.commit())"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PATH": str(tmp_path)}
+    )
+    assert run.stdout.strip() == "None", run.stderr
+
+
+def test_nothing_else_asks_git_locks_or_syncs():
+    asking = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"rev-parse|import fcntl|os\.fsync", path.read_text(encoding="utf-8"))
+    }
+    assert asking == {"src/quorem/provenance.py", "src/quorem/files.py", "src/quorem/training/run.py"}

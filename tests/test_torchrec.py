@@ -1,0 +1,307 @@
+"""quorem's tables as TorchRec's, in one process: every scheme, jagged oddities, ids out of range, errors."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+
+import oracles
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import quorem
+
+pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
+
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from quorem.integrations import torchrec as integration
+from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, convert, rows
+
+N, D = oracles.N, 48  # every stored width has to be a multiple of 4
+CASES = {name: scheme for name, scheme in oracles.CASES.items() if "dims" not in name}
+CASES["qr-dims"] = quorem.QR(4, operation="concat", dims=(8, 40))
+PERMUTED = quorem.QR(4, operation="add", permute=3)
+
+
+def all_tables(pad: bool = True) -> list[quorem.Table]:
+    """Every scheme and operation; every third table has a padding id."""
+    schemes = {**CASES, "permuted": PERMUTED}
+    return [
+        quorem.Table(name, N, D, scheme, padding_idx=7 if pad and i % 3 == 0 else None)
+        for i, (name, scheme) in enumerate(schemes.items())
+    ]
+
+
+def collection_of(tables: list[quorem.Table], mode: str = "sum") -> quorem.EmbeddingCollection:
+    made = quorem.EmbeddingCollection(tables, mode=mode)
+    oracles.fill_(made)
+    return made
+
+
+def jagged(names: list[str], batch: int, seed: int = 0, weighted: bool = False) -> KeyedJaggedTensor:
+    """Zero to three ids in each bag, some of them the padding id."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (len(names) * batch,), generator=draw)
+    ids = torch.randint(0, N, (int(lengths.sum()),), generator=draw)
+    ids[torch.rand(ids.shape, generator=draw) < 0.1] = 7
+    weights = torch.rand(ids.shape, generator=draw) if weighted else None
+    return KeyedJaggedTensor(names, ids, lengths=lengths, weights=weights)
+
+
+def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor) -> Tensor:
+    """What the single-device collection gives for the same ids, ``[B, sum D]``."""
+    parts = [features[name] for name in collection.names]
+    lengths = torch.cat([part.lengths() for part in parts])
+    weights = None if features.weights_or_none() is None else torch.cat([part.weights() for part in parts])
+    ids = torch.cat([part.values() for part in parts])
+    return collection(ids, F.pad(lengths.cumsum(0), (1, 0)), weights).flatten(1)
+
+
+def gradients(module: EmbeddingBagCollection | EmbeddingCollection) -> dict[str, Tensor]:
+    """Gradients by quorem's names of the stored tables and the networks."""
+    grads = {}
+    for key, names in convert.table_names(module).items():
+        grad = module.get_parameter(key).grad
+        sizes = [convert.num_rows(module)[name] for name in names]
+        grads.update(zip(names, grad.split(sizes), strict=True))
+    return grads | {name: p.grad for name, p in module.compose.named_parameters()}
+
+
+def expected_gradients(collection: quorem.EmbeddingCollection) -> dict[str, Tensor]:
+    stored = next(p for name, p in collection.named_parameters() if not name.startswith("paths."))
+    networks = {name: p.grad for name, p in collection.named_parameters() if name.startswith("paths.")}
+    return dict(collection.named_tables(stored.grad)) | networks
+
+
+def assert_same(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert set(actual) == set(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weighted: bool) -> None:
+    tables = all_tables()
+    collection = collection_of(tables, mode)
+    module = integration.from_collection(collection, is_weighted=weighted)
+    features = jagged([t.name for t in tables], 5, weighted=weighted)
+    if weighted:
+        features.weights().requires_grad_()
+    out, wanted = module(features), expected(collection, features)
+    assert out.keys() == [t.name for t in tables]
+    torch.testing.assert_close(out.values(), wanted, rtol=1e-5, atol=1e-5)
+    slope = torch.randn(wanted.shape)
+    grads = torch.autograd.grad((wanted * slope).sum(), features.weights(), retain_graph=True) if weighted else ()
+    (wanted * slope).sum().backward()
+    if weighted:
+        features.weights().grad = None
+    (out.values() * slope).sum().backward()
+    assert_same(gradients(module), expected_gradients(collection))
+    for grad in grads:
+        torch.testing.assert_close(features.weights().grad, grad, rtol=1e-5, atol=1e-5)
+
+
+def test_vectors_of_every_scheme_equal_the_dense_tables() -> None:
+    tables = all_tables()
+    collection = collection_of(tables)
+    module = EmbeddingCollection(tables)
+    integration.load_collection_(module, collection)
+    features = jagged([t.name for t in tables], 5)
+    out = module(features)
+    assert list(out) == [t.name for t in tables]
+    total = torch.zeros(())
+    for f, table in enumerate(tables):
+        part = features[table.name]
+        wanted = collection.dense(f).flatten(1)[part.values()]
+        torch.testing.assert_close(out[table.name].values(), wanted, rtol=1e-5, atol=1e-5, msg=table.name)
+        assert torch.equal(out[table.name].lengths(), part.lengths())
+        slope = torch.randn(wanted.shape)
+        (wanted * slope).sum().backward()
+        total = total + (out[table.name].values() * slope).sum()
+    total.backward()
+    assert_same(gradients(module), expected_gradients(collection))
+
+
+def test_bags_equal_embedding_bag_of_the_dense_table() -> None:
+    tables = all_tables(pad=False)
+    module = EmbeddingBagCollection(tables, mode="mean")
+    dense = integration.to_collection(module).to_dense()
+    features = jagged([t.name for t in tables], 3)
+    out = module(features)
+    for table in tables:
+        part = features[table.name]
+        bags = F.embedding_bag(part.values(), dense[table.name].flatten(1), part.offsets()[:-1], mode="mean")
+        torch.testing.assert_close(out[table.name], bags, rtol=1e-5, atol=1e-6)
+
+
+def test_row_numbers_are_those_of_the_stored_tables() -> None:
+    for name, scheme in CASES.items():
+        spec = scheme.spec(N, D)
+        ids = torch.arange(N)
+        found = rows.row_numbers(spec, ids)
+        sizes = [rows for rows, _ in spec.shapes]
+        assert found.shape == (N, len(sizes)), name
+        for j, size in enumerate(sizes):
+            assert torch.equal(found[:, j], spec.partitions[j](ids) + sum(sizes[:j])), name
+            assert found[:, j].max() < sum(sizes[:j]) + size, name
+
+
+FEW = [
+    quorem.Table("user", 100, 8, quorem.QR(4, operation="add")),
+    quorem.Table("item", 90, 8, quorem.QR(4), padding_idx=3),
+    quorem.Table("shop", 80, 8, quorem.QR(4, operation="concat")),
+    quorem.Table("word", 70, 8, quorem.Path(4, (4,))),
+    quorem.Table("day", 7, 8),
+]
+NAMES = [table.name for table in FEW]
+
+
+def few() -> tuple[quorem.EmbeddingCollection, EmbeddingBagCollection]:
+    collection = collection_of(FEW)
+    return collection, integration.from_collection(collection)
+
+
+@pytest.mark.parametrize("lengths", [[0] * 10, [0, 2, 0, 0, 1, 1, 0, 0, 0, 3], [2, 2, 0, 0, 0, 0, 0, 0, 0, 0]])
+def test_empty_features(lengths: list[int]) -> None:
+    collection, module = few()
+    features = KeyedJaggedTensor(NAMES, torch.arange(sum(lengths)) % 7, lengths=torch.tensor(lengths))
+    torch.testing.assert_close(module(features).values(), expected(collection, features), rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_batch() -> None:
+    _, module = few()
+    empty = torch.zeros(0, dtype=torch.int64)
+    out = module(KeyedJaggedTensor(NAMES, empty, lengths=empty, stride=0)).values()
+    assert out.shape == (0, 40)
+    out.sum().backward()
+    vectors = EmbeddingCollection(FEW)(KeyedJaggedTensor(NAMES, empty, lengths=empty, stride=0))
+    assert [v.values().shape for v in vectors.values()] == [(0, 8)] * 5
+
+
+def test_keys_may_come_in_any_order_and_be_more() -> None:
+    collection, module = few()
+    names = ["day", "unknown", "word", "user", "shop", "item"]
+    lengths = torch.tensor([1, 2, 3, 1, 0, 2, 2, 0, 1, 1, 0, 1])
+    features = KeyedJaggedTensor(names, torch.arange(14) % 7, lengths=lengths)
+    out = module(features)
+    assert out.keys() == NAMES
+    torch.testing.assert_close(out.values(), expected(collection, features), rtol=1e-5, atol=1e-6)
+
+
+def test_int32_ids() -> None:
+    collection, module = few()
+    features = jagged(NAMES, 4)
+    small = KeyedJaggedTensor(NAMES, features.values().int() % 7, lengths=features.lengths().int())
+    torch.testing.assert_close(module(small).values(), expected(collection, small), rtol=1e-5, atol=1e-6)
+
+
+def test_missing_keys_are_named() -> None:
+    _, module = few()
+    with pytest.raises(KeyError, match=re.escape("must have 'item', 'word'")):
+        module(KeyedJaggedTensor(["user", "day", "shop"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [-1, 1000])
+def test_ids_out_of_range_raise(name: str, bad: int) -> None:
+    _, module = few()
+    ids = torch.zeros(10, dtype=torch.int64)
+    ids[2 * NAMES.index(name) + 1] = bad
+    n = FEW[NAMES.index(name)].num_embeddings
+    with pytest.raises(IndexError, match=re.escape(f"id {bad} is outside [0, {n}) of table {name}")):
+        module(KeyedJaggedTensor(NAMES, ids, lengths=torch.ones(10, dtype=torch.int64)))
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ids on the CPU be treated as on a GPU."""
+    monkeypatch.setattr(rows, "raises_at_once", lambda ids: False)
+
+
+def test_ids_out_of_range_give_zeros_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch)
+    collection, module = few()
+    ids = torch.tensor([1, 100, -1, 2, 3, 80, 70, 5, 6, 7])
+    features = KeyedJaggedTensor(NAMES, ids, lengths=torch.full((5,), 2))
+    good = KeyedJaggedTensor(NAMES, torch.tensor([1, 2, 3, 5, 6]), lengths=torch.ones(5, dtype=torch.int64))
+    with pytest.warns(UserWarning, match="5 ids out of range in table user, table item.*each gave a vector of zeros"):
+        out = module(features)
+    torch.testing.assert_close(out.values(), expected(collection, good), rtol=1e-5, atol=1e-6)
+    with pytest.raises(IndexError, match="5 ids are out of range in table user"):
+        EmbeddingBagCollection(FEW, on_invalid_id="raise")(features)
+    vectors = EmbeddingCollection(FEW, on_invalid_id="trust")(features)
+    assert [bool(vectors[name].values()[1].eq(0).all()) for name in NAMES] == [True, False, True, False, True]
+
+
+def test_tables_start_as_the_single_device_collection() -> None:
+    tables = [quorem.Table(name, 2000, 16, scheme) for name, scheme in
+              {"add": quorem.QR(4, operation="add"), "mult": quorem.QR(4), "concat": quorem.QR(4, operation="concat"),
+               "full": quorem.Full(), "path": quorem.Path(4, ())}.items()]  # fmt: skip
+    made = dict(integration.to_collection(EmbeddingBagCollection(tables)).named_tables())
+    for name, table in quorem.EmbeddingCollection(tables).named_tables():
+        low, high = table.min().item(), table.max().item()
+        slack = 0.2 * (high - low)
+        assert made[name].min() > low - slack and made[name].max() < high + slack, name
+        assert made[name].std().item() == pytest.approx(table.std().item(), rel=0.2), name
+
+
+def test_collections_convert_both_ways() -> None:
+    collection = collection_of(all_tables(), "mean")
+    back = integration.to_collection(integration.from_collection(collection))
+    assert back.mode == "mean" and back.specs == collection.specs and back.padding == collection.padding
+    for key, value in collection.state_dict().items():
+        assert torch.equal(back.state_dict()[key], value), key
+    unpooled = EmbeddingCollection(all_tables())
+    integration.load_collection_(unpooled, collection)
+    again = integration.to_collection(unpooled).state_dict()
+    assert all(torch.equal(again[key], value) for key, value in collection.state_dict().items())
+
+
+def test_half_precision() -> None:
+    collection = quorem.EmbeddingCollection(FEW, mode="sum", dtype=torch.float16)
+    module = integration.from_collection(collection)
+    features = KeyedJaggedTensor(NAMES, torch.arange(10) % 7, lengths=torch.full((5,), 2))
+    out = module(features)
+    for name, dense in collection.to_dense().items():
+        wanted = dense.float()[features[name].values()].sum(0, keepdim=True)
+        torch.testing.assert_close(out[name], wanted, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tables", "options", "message"),
+    [
+        ([quorem.Table("a.b", 10, 8)], {}, "name ('a.b') must not contain '.'"),
+        ([quorem.Table("a", 10, 6)], {}, "width (6) of table 'a' must be a multiple of 4"),
+        ([quorem.Table("a", 90, 12, quorem.QR(4, operation="concat"))], {}, "width (6) of table 'a:0' must be a"),
+        ([quorem.Table("a", 10, 8)], {"dtype": torch.bfloat16}, "dtype (torch.bfloat16) must be torch.float32 or"),
+        ([quorem.Table("a", 10, 8)], {"mode": "max"}, "mode ('max') must be one of 'mean', 'sum'"),
+        ([quorem.Table("a", 10, 8)], {"on_invalid_id": "no"}, "on_invalid_id ('no') must be one of"),
+        ([quorem.Table("a", 10, 8), quorem.Table("a", 10, 8)], {}, "names of tables ('a') must be unique"),
+    ],
+)  # fmt: skip
+def test_tables_that_torchrec_cannot_take_are_refused(tables, options, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EmbeddingBagCollection(tables, **options)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    _, module = few()
+    ones = torch.ones(5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="features must have weights"):
+        EmbeddingBagCollection(FEW, is_weighted=True)(KeyedJaggedTensor(NAMES, ones, lengths=ones))
+    with pytest.raises(TypeError, match=r"features dtype .* must be torch.int32 or torch.int64"):
+        module(KeyedJaggedTensor(NAMES, ones.float(), lengths=ones))
+    uneven = KeyedJaggedTensor(NAMES, ones, lengths=ones, stride_per_key_per_rank=[[1], [1], [1], [2], [0]])
+    with pytest.raises(ValueError, match="features must have one batch size for all keys"):
+        module(uneven)
+    with pytest.raises(TypeError, match=r"module .Linear. must be a collection of quorem.integrations.torchrec"):
+        integration.to_collection(torch.nn.Linear(1, 1))
+
+
+def test_docstrings() -> None:
+    for info in pkgutil.iter_modules(integration.__path__, f"{integration.__name__}."):
+        result = doctest.testmod(importlib.import_module(info.name), optionflags=doctest.NORMALIZE_WHITESPACE)
+        assert result.failed == 0, info.name
