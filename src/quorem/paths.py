@@ -44,17 +44,15 @@ class PathNetworks(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        own = [specs[f] for f in members]
-        scheme = own[0].scheme
+        member_specs = [specs[f] for f in members]
+        scheme = member_specs[0].scheme
         assert isinstance(scheme, Path)
         self.members = tuple(members)
         self.activation = scheme.activation
-        self.embedding_dim = own[0].embedding_dim
-        sizes = list(zip(*(spec.path_sizes for spec in own), strict=True))
-        self.counts, self.most = (
-            tuple(map(sum, sizes)),
-            tuple(map(max, sizes)),
-        )  # networks of each level: all, of a member
+        self.embedding_dim = member_specs[0].embedding_dim
+        sizes = list(zip(*(spec.path_sizes for spec in member_specs), strict=True))
+        self.counts = tuple(map(sum, sizes))  # networks of each level
+        self.most = tuple(map(max, sizes))  # the most that a member has
         widths = (self.embedding_dim, *scheme.hidden, self.embedding_dim)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for count in self.counts:
@@ -83,11 +81,11 @@ class PathNetworks(nn.Module):
             self.register_buffer(name, values.to(device), persistent=False)
 
     def reset_parameters(self) -> None:
-        """Start every network near the identity (see ``init.path_``)."""
+        """Draw every network near the identity (see ``init.path_``)."""
         layers = len(self.weights) // len(self.counts)
         for level in range(len(self.counts)):
-            own = slice(level * layers, (level + 1) * layers)
-            init.path_(list(self.weights)[own], list(self.biases)[own], self.activation)
+            of_level = slice(level * layers, (level + 1) * layers)
+            init.path_(list(self.weights)[of_level], list(self.biases)[of_level], self.activation)
 
     def transform(self, vectors: Tensor, ids: Tensor) -> Tensor:
         """Transform the members' vectors among those ``[B, S, W]`` of ``ids`` ``[B, F]``; the others pass."""
@@ -95,18 +93,9 @@ class PathNetworks(nn.Module):
         per_level = len(layers) // len(self.counts)
         if all(autograd.path_is_fused(vectors, layers[:per_level], most) for most in self.most):
             for level, most in enumerate(self.most):
-                own = layers[level * per_level : (level + 1) * per_level]
-                parts = self.network_parts[:, level : level + 1].contiguous()
-                vectors = autograd.path(
-                    vectors,
-                    ids,
-                    own,
-                    self.network_slots,
-                    parts,
-                    self.all_columns,
-                    networks=most,
-                    activation=self.activation,
-                )
+                of_level = layers[level * per_level : (level + 1) * per_level]
+                integers = (self.network_slots, self.network_parts[:, level : level + 1].contiguous(), self.all_columns)
+                vectors = autograd.path(vectors, ids, of_level, *integers, networks=most, activation=self.activation)
             return vectors
         selected = vectors[:, self.columns]
         member = torch.arange(len(self.features), device=ids.device).repeat(ids.shape[0])
@@ -124,8 +113,8 @@ class PathNetworks(nn.Module):
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
         for level, count in enumerate(self.counts):
             position, network, size = blocks(networks[:, 0, level], count)
-            places = network.shape[0] * size
-            x = x.new_zeros(places, x.shape[1]).index_copy(0, position, x).view(network.shape[0], size, x.shape[1])
+            padded = x.new_zeros(network.shape[0] * size, x.shape[1]).index_copy(0, position, x)
+            x = padded.view(network.shape[0], size, x.shape[1])
             for i in range(level * layers, (level + 1) * layers):
                 x = torch.baddbmm(self.biases[i][network][:, None], x, self.weights[i][network])
                 x = x if i == (level + 1) * layers - 1 else act(x)
@@ -134,15 +123,15 @@ class PathNetworks(nn.Module):
 
 
 def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
-    """Places that sort N items into blocks of one group each.
+    """Sort N items into blocks of one group each.
 
     The number of blocks depends on N and ``num_groups`` alone, so shapes stay static for the compiler.
 
     Returns:
-        the place ``[N]`` of each item, the group of each block, and the size of a block.
+        the position ``[N]`` of each item, the group of each block, and the size of a block.
 
-    >>> place, owner, size = blocks(torch.tensor([1, 0, 1, 1]), 2)
-    >>> bool((owner[place // size] == torch.tensor([1, 0, 1, 1])).all())
+    >>> position, group_of_block, size = blocks(torch.tensor([1, 0, 1, 1]), 2)
+    >>> bool((group_of_block[position // size] == torch.tensor([1, 0, 1, 1])).all())
     True
     """
     n = group.shape[0]
@@ -154,6 +143,6 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     order = torch.argsort(group, stable=True)
     in_order = group[order]
     rank = torch.arange(n, device=group.device) - (counts.cumsum(0) - counts)[in_order]
-    place = torch.empty_like(group).index_copy(0, order, (ends - needed)[in_order] * size + rank)
-    owner = group.new_zeros(num_blocks + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:num_blocks]
-    return place, owner.clamp(max=num_groups - 1), size
+    position = torch.empty_like(group).index_copy(0, order, (ends - needed)[in_order] * size + rank)
+    group_of_block = group.new_zeros(num_blocks + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:num_blocks]
+    return position, group_of_block.clamp(max=num_groups - 1), size

@@ -104,3 +104,20 @@ def test_wrong_scale_is_told_in_one_line(tmp_path):
     done = quorem("synthesize", tmp_path / "out", "--scale", 3)
     assert done.exit_code == 1
     assert "scale (3.0) must be in (0, 1]" in done.output
+
+
+def test_inspect(raw, tmp_path):
+    out = tmp_path / "out"
+    assert quorem("prepare", "criteo", raw, out).exit_code == 0
+    done = quorem("inspect", out, "--verify")
+    assert done.exit_code == 0, done.output
+    counts = Prepared(out).frequencies("C1")
+    row = next(line.split() for line in done.output.splitlines() if line.startswith("C1 "))
+    assert row == ["C1", f"{len(counts)}", f"{(counts > 0).sum()}", f"{100 * counts.max() / counts.sum():.1f}"]
+    assert "every file is what was written" in done.output
+    vocabulary = out / "vocabulary" / "C7.txt"
+    vocabulary.write_text(vocabulary.read_text().replace("0", "1", 1))
+    assert quorem("inspect", out).exit_code == 0  # which does not read it
+    refused = quorem("inspect", out, "--verify")
+    assert refused.exit_code == 1
+    assert "C7.txt differs from its checksum" in refused.output.replace("\n", "")

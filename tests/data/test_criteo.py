@@ -232,7 +232,7 @@ def test_sample_of_80000_rows(tmp_path):
     assert [len(result.split(s)) for s in ("train", "validation", "test")] == [64_000, 8_000, 8_000]
     assert round(100 * result.all.labels.double().mean().item(), 1) == 22.4
     for name in result.names:
-        assert result.counts(name).sum() == 64_000
+        assert result.frequencies(name).sum() == 64_000
 
 
 @needs_sample

@@ -9,7 +9,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from click_logs import assert_prepared, folder_bytes, random_lines
+from click_logs import as_version_1, assert_prepared, folder_bytes, random_lines
 
 from quorem.data.batches import Prepared
 from quorem.data.criteo import prepare_criteo
@@ -180,6 +180,116 @@ def test_overwrite_stopped_halfway_is_cleared_up(tmp_path):
         shutil.copytree(out, tmp_path / left)
     assert_prepared(prepare_criteo(raw, out, overwrite=True), LINES)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+
+
+def test_overwrite_through_a_symbolic_link_replaces_the_folder_that_it_leads_to(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "disk" / "out"
+    prepare_criteo(raw, out)
+    (tmp_path / "link").symlink_to(out)
+    again = prepare_criteo(raw, tmp_path / "link", PrepareConfig(days=3), overwrite=True)
+    assert (tmp_path / "link").is_symlink() and not out.is_symlink()
+    assert Prepared(out).meta == again.meta and again.meta["config"]["days"] == 3
+    assert_prepared(again, LINES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["disk", "link", "raw.txt"]
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_no_other_run_gets_in_while_one_gives_the_folder_its_name(at, tmp_path, monkeypatch):
+    """Before and after each of the two renames."""
+    pytest.importorskip("fcntl")
+    out = prepare_criteo(raw_file(tmp_path / "raw.txt"), tmp_path / "out").path
+    rename, seen = os.rename, []
+
+    def intrude():
+        seen.append(None)
+        if len(seen) == at + 1:
+            with pytest.raises(RuntimeError, match="is being written by another run"), Folder(out, overwrite=True):
+                pass
+
+    def renamed(*names):
+        intrude()
+        rename(*names)
+        intrude()
+
+    monkeypatch.setattr(os, "rename", renamed)
+    assert_prepared(prepare_criteo(tmp_path / "raw.txt", out, overwrite=True), LINES)
+    assert len(seen) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+
+
+def test_a_reader_during_an_overwrite_has_all_of_one_version(tmp_path, monkeypatch):
+    out = prepare_criteo(raw_file(tmp_path / "old.txt"), tmp_path / "out").path
+    others = random_lines(300, seed=1)
+    raw_file(tmp_path / "new.txt", others)
+    load, calls = np.load, []
+
+    def replacing(path, **options):
+        calls.append(path)
+        if len(calls) == 2:  # labels are mapped, the other arrays are not yet
+            prepare_criteo(tmp_path / "new.txt", out, overwrite=True)
+        return load(path, **options)
+
+    monkeypatch.setattr(np, "load", replacing)
+    reader = Prepared(out)
+    monkeypatch.undo()
+    assert_prepared(reader, others)
+
+
+def test_what_a_reader_opens_later_is_of_its_version_or_refused(tmp_path):
+    reader = prepare_criteo(raw_file(tmp_path / "old.txt"), tmp_path / "out")
+    prepare_criteo(raw_file(tmp_path / "new.txt", random_lines(300, seed=1)), tmp_path / "out", overwrite=True)
+    with pytest.raises(
+        ValueError, match=r"C1\.npy differs from its checksum: it is damaged, or was replaced while in use"
+    ):
+        reader.frequencies("C1")
+    with pytest.raises(ValueError, match=r"C1\.txt differs from its checksum"):
+        reader.vocabulary("C1")
+    np.testing.assert_array_equal(reader.split("train").labels, [int(t[:1].strip() or 0) for t in LINES][:258])
+
+
+def test_old_data_that_an_overwrite_left_without_a_name_are_told_and_brought_back(tmp_path, monkeypatch):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+    os.rename(out, tmp_path / "out.replaced")  # as if killed between the two renames
+    monkeypatch.setattr("quorem.data.batches.OPEN_SECONDS", 0)
+    with pytest.raises(FileNotFoundError, match=r"out is missing: .* the old data are in .*out\.replaced: rename it"):
+        Prepared(out)
+    with (
+        pytest.warns(UserWarning, match="out is the old data again"),
+        pytest.raises(FileExistsError, match="out exists"),
+    ):
+        prepare_criteo(raw, out)
+    assert_prepared(Prepared(out), LINES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_of_someone_else_in_the_folder_are_not_overwritten(version, tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+    if version == 1:
+        as_version_1(out)
+    (out / "bags").mkdir()
+    (out / "bags" / "notes").write_text("precious")
+    with pytest.raises(FileExistsError, match="out is not overwritten: it has bags/notes, which quorem did not write"):
+        prepare_criteo(raw, out, overwrite=True)
+    os.rename(out / "bags" / "notes", tmp_path / "notes")
+    prepare_criteo(raw, out, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "out", "raw.txt"]
+
+
+def test_files_put_there_while_a_run_is_at_work_are_kept(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+
+    def put(stage, done, rows):
+        (out / "notes").write_text("precious")
+
+    with pytest.warns(UserWarning, match=r"out\.replaced keeps notes, which quorem did not write"):
+        prepare_criteo(raw, out, overwrite=True, progress=put)
+    assert [(p.name, p.read_text()) for p in (tmp_path / "out.replaced").iterdir()] == [("notes", "precious")]
+    assert_prepared(Prepared(out), LINES)
 
 
 def test_two_runs_into_one_folder_are_told_apart(tmp_path):

@@ -152,7 +152,7 @@ def test_synthesize_writes_prepared_data_with_its_best_loss(tmp_path):
     train = data.split("train")
     for f, name in enumerate(data.names):
         n = data.cardinalities[f]
-        assert data.counts(name).tolist() == torch.bincount(train.ids[:, f], minlength=n).tolist()
+        assert data.frequencies(name).tolist() == torch.bincount(train.ids[:, f], minlength=n).tolist()
     with pytest.raises(ValueError, match="has no vocabulary"):
         data.vocabulary("C1")
     with pytest.raises(FileExistsError, match="overwrite=True"):

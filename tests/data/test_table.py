@@ -36,7 +36,7 @@ def check_contents(result, log=True):
     assert result.vocabulary("user") == [None, "u1", "u2"]
     assert result.vocabulary("tags") == [None, "a", "b", "c"]
     assert result.vocabulary("shop") == [None, "north, old", 'say "hi"', "two\nlines"]
-    assert result.counts("tags").tolist() == [1, 1, 2, 1]  # of the first three rows
+    assert result.frequencies("tags").tolist() == [1, 1, 2, 1]  # of the first three rows
 
 
 @pytest.mark.parametrize("block_bytes", [40, 1 << 26])
@@ -100,7 +100,7 @@ def test_column_names_may_be_anything(tmp_path):
     pl.DataFrame({"y": [0, 1], "../a/b": ["x", "y"], "é": ["p", "p"]}).write_parquet(tmp_path / "t.parquet")
     result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["../a/b", "é"])
     assert result.vocabulary("../a/b") == [None, "x", "y"]
-    assert result.counts("é").tolist() == [0, 2]
+    assert result.frequencies("é").tolist() == [0, 2]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "t.parquet"]
 
 

@@ -283,6 +283,24 @@ def test_drawings_are_written_and_the_same_each_time(tmp_path):
     assert width > height > 300 and (tmp_path / "a" / "figure6.v1.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_report_that_is_stopped_leaves_the_pictures_of_the_one_before(tmp_path, monkeypatch):
+    draw(sweep(), tmp_path / "figure6")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    savefig = matplotlib.figure.Figure.savefig
+    for kind in ("png", "pdf"):
+
+        def stop(canvas, file, kind=kind, **options):
+            savefig(canvas, file, **options)
+            if options["format"] == kind:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(matplotlib.figure.Figure, "savefig", stop)
+        with pytest.raises(KeyboardInterrupt):
+            draw(sweep(series=("hash", "mult")), tmp_path / "figure6")
+        assert sorted(before) == sorted(path.name for path in tmp_path.iterdir())
+        assert (tmp_path / f"figure6.{kind}").read_bytes() == before[f"figure6.{kind}"]
+
+
 def test_a_drawing_has_a_panel_a_network_and_a_line_a_series():
     shown = sweep(series=("hash", "feature", "mult"))
     left, right = drawing(shown).axes

@@ -18,7 +18,7 @@ from quorem.files import LockedError
 from quorem.schemes import QR, Full
 from quorem.training import clock
 from quorem.training.loop import Status
-from quorem.training.run import RunFolder
+from quorem.training.run import RunFolder, read_result
 
 PROGRAM = """
 import sys, threading
@@ -285,3 +285,19 @@ def test_a_run_has_one_lock(log, tmp_path):
     work(made)
     assert made.is_done(config)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+def test_the_number_of_workers_changes_no_bit(log, tmp_path):
+    """So the threads of a worker must not follow from it, or from the cores of the machine."""
+    for workers in (1, 2):
+        process = start(log, tmp_path / f"{workers}", 2, workers=workers)
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+    results = [
+        {path.parent.name: read_result(path) for path in (tmp_path / f"{workers}").glob("runs/*/result.json")}
+        for workers in (1, 2)
+    ]
+    assert len(results[0]) == 2 and results[0].keys() == results[1].keys()
+    for key in results[0]:
+        assert results[0][key]["test"] == results[1][key]["test"]
+        assert results[0][key]["threads"] == results[1][key]["threads"] == 1

@@ -234,6 +234,16 @@ def test_copies_and_pickles_are_ordinary_modules():
         assert other.stored.grad is not None
 
 
+def test_an_optimizer_that_has_loaded_its_state_can_be_removed():
+    module, optimizer, _, _ = pair("Adam")
+    ids, target = next(batches(1))
+    loss_of(module, ids, target).backward()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.remove()
+    loss_of(module, ids, target).backward()
+    assert module.stored.grad is not None
+
+
 def test_no_step_without_a_gradient_for_the_tables():
     module, optimizer, dense, _ = pair("Adam")
     ids, target = next(batches(1))

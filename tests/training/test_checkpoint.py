@@ -84,6 +84,29 @@ def test_a_file_of_another_format_is_told(tmp_path):
         checkpoint.load(tmp_path / "step-1.safetensors")
 
 
+def test_any_flipped_bit_is_told_or_harmless(tmp_path):
+    """In the header too, where the step and the meta data are."""
+    meta = {"progress": {"seconds": 1.5}, "config": "x"}
+    path = checkpoint.save(tmp_path, 36, TENSORS, meta)
+    data = path.read_bytes()
+    for at in range(len(data)):
+        for bit in (at % 8, (3 * at + 5) % 8):
+            path.write_bytes(data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :])
+            try:
+                step, tensors, read = checkpoint.load(path)
+            except CorruptCheckpointError as error:
+                assert str(path) in str(error)
+                continue
+            assert (step, read) == (36, meta) and all(torch.equal(tensors[n], TENSORS[n]) for n in TENSORS)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(tmp_path):
+    header = {"format": "quorem-checkpoint-1", "step": "1", "meta": "{}", "checksums": "{}"}
+    save_file(TENSORS, tmp_path / "step-1.safetensors", header)
+    with pytest.raises(CorruptCheckpointError, match="is of format 'quorem-checkpoint-1' and must be of 'quorem"):
+        checkpoint.load(tmp_path / "step-1.safetensors")
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_the_one_before_a_damaged_one_is_taken(tmp_path, how):
     checkpoint.save(tmp_path, 1, TENSORS, {})

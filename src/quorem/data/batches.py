@@ -1,7 +1,7 @@
 """Prepared data as tensors: memory-mapped, split by days, in contiguous batches. Needs torch and numpy only."""
 
-import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .folder import FORMAT, FORMAT_VERSION, file_name
+from .. import files
+from .checksums import CheckedArray, checked_bytes
+from .folder import COUNT_DTYPES, file_name, replaced
+from .meta import read_meta
+
+OPEN_ATTEMPTS, OPEN_SECONDS = 20, 0.05  # while another process is replacing the folder
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,9 @@ class Batch:
 class Prepared:
     """A folder of prepared data, memory-mapped.
 
+    Opening it reads ``meta.json`` and the sizes of the arrays. Their blocks are compared with their checksums the first
+    time that ``split`` or ``check`` asks for their rows; ``verify`` checks every file.
+
     Args:
         path: what ``quorem prepare`` or ``quorem synthesize`` wrote.
 
@@ -146,43 +154,107 @@ class Prepared:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.meta = _read_meta(self.path)
+        self._replaced = replaced(Path(os.path.realpath(path)))
+        for attempt in range(OPEN_ATTEMPTS):
+            before = _inode(self.path)
+            try:
+                self._open()
+                if _inode(self.path) == before:  # else it was replaced meanwhile: old and new may be mixed
+                    return
+            except (OSError, ValueError):
+                is_absent = before is None and self._replaced.exists()  # between the two renames
+                if attempt + 1 == OPEN_ATTEMPTS or (_inode(self.path) == before and not is_absent):
+                    raise
+            time.sleep(OPEN_SECONDS)
+        raise RuntimeError(f"{self.path} is replaced again and again while it is opened")
+
+    def _open(self) -> None:
+        if not self.path.exists() and self._replaced.exists():
+            raise FileNotFoundError(
+                f"{self.path} is missing: a run that was to replace it was stopped; the old data are in"
+                f" {self._replaced}: rename it, or run quorem prepare again"
+            )
+        self.meta = read_meta(self.path)
         self.num_rows: int = self.meta["num_rows"]
         self.dense_names: list[str] = self.meta["dense"]
         self.names: list[str] = self.meta["categorical"]
         self.cardinalities: list[int] = self.meta["cardinalities"]
         n, single = self.num_rows, len(self.names) - len(self.meta["bags"])
-        bags = {}
+        labels = self._map("labels.npy", (n,), np.uint8)
+        dense = self._map("dense.npy", (n, len(self.dense_names)), np.float32)
+        ids = self._map("categorical.npy", (n, single), np.int32)
+        self._by_row = [labels, dense, ids]
+        self._bags: list[tuple[CheckedArray, CheckedArray]] = []  # offsets and values
         for name in self.meta["bags"]:
-            plain = file_name(name)
-            offsets = self._map(f"bags/{plain}.offsets.npy", np.int64, (n + 1,))
-            values = self._map(f"bags/{plain}.values.npy", np.int32, (int(offsets[-1]),))
-            bags[name] = Bags(torch.from_numpy(values), torch.from_numpy(offsets))
-        self.all = Batch(
-            torch.from_numpy(self._map("labels.npy", np.uint8, (n,))),
-            torch.from_numpy(self._map("dense.npy", np.float32, (n, len(self.dense_names)))),
-            torch.from_numpy(self._map("categorical.npy", np.int32, (n, single))),
-            bags,
-        )
+            offsets = self._map(f"bags/{file_name(name)}.offsets.npy", (n + 1,), np.int64)
+            offsets.check(0, n + 1)
+            if offsets.array[0] != 0 or (np.diff(offsets.array) < 0).any():
+                raise ValueError(f"{offsets.path} is damaged: offsets must rise from 0")
+            values = self._map(f"bags/{file_name(name)}.values.npy", (int(offsets.array[-1]),), np.int32)
+            self._bags.append((offsets, values))
+        bags = {name: Bags(v.tensor, o.tensor) for name, (o, v) in zip(self.meta["bags"], self._bags, strict=True)}
+        self.all = Batch(labels.tensor, dense.tensor, ids.tensor, bags)
 
-    def split(self, name: str) -> Batch:
+    def split(self, name: str, *, check: bool = True) -> Batch:
         """The rows of ``"train"``, ``"validation"`` or ``"test"``, as views of the files.
 
+        Args:
+            name: of the split.
+            check: compare its rows with their checksums, if that was not yet done; a gigabyte takes about 0.3 s.
+
         Raises:
-            ValueError: if there is no split of that name.
+            ValueError: if there is no split of that name, or a file is damaged.
         """
         if name not in self.meta["split"]:
             raise ValueError(f"split ({name!r}) must be one of {', '.join(map(repr, self.meta['split']))}")
-        return self.all.rows(*self.meta["split"][name])
+        start, stop = self.meta["split"][name]
+        if check:
+            self.check(start, stop)
+        return self.all.rows(start, stop)
 
-    def counts(self, name: str) -> NDArray[np.int64]:
+    def check(self, start: int, stop: int) -> None:
+        """Compare the blocks that rows ``[start, stop)`` lie in with their checksums, unless that was done before.
+
+        Raises:
+            ValueError: if a file is damaged.
+        """
+        for array in self._by_row:
+            array.check(start, stop)
+        for offsets, values in self._bags:
+            values.check(int(offsets.array[start]), int(offsets.array[stop]))
+
+    def verify(self) -> None:
+        """Compare every file with its checksum.
+
+        Raises:
+            FileNotFoundError: if a file is missing.
+            ValueError: if a file is damaged, or the data are of a version that had no checksums.
+        """
+        if "checksums" not in self.meta:
+            raise ValueError(f"{self.path} has no checksums: prepare it again")
+        self.check(0, self.num_rows)
+        for name in self.names:
+            self.frequencies(name)
+        for file, checksums in self.meta["checksums"].items():
+            if not file.endswith(".npy"):
+                checked_bytes(self.path / file, checksums)
+
+    def checksums(self) -> dict[str, str]:
+        """The checksums of all rows by file; worked out where the data are of a version that had none."""
+        arrays = [*self._by_row, *(array for pair in self._bags for array in pair)]
+        return {array.path.name: array.checksums for array in arrays}
+
+    def frequencies(self, name: str) -> NDArray[np.int64]:
         """How often each id of a feature occurs in the training rows.
 
         Raises:
             ValueError: if there is no feature of that name.
         """
         self._check_name(name)
-        return self._map(f"counts/{file_name(name)}.npy", np.int64, (self.cardinalities[self.names.index(name)],))
+        size = self.cardinalities[self.names.index(name)]
+        counts = self._map(f"counts/{file_name(name)}.npy", (size,), *COUNT_DTYPES)
+        counts.check(0, size)
+        return counts.array.astype(np.int64)
 
     def vocabulary(self, name: str) -> list[str | None]:
         """The token of each id of a feature; None for the NULL id and the unknown id.
@@ -191,10 +263,14 @@ class Prepared:
             ValueError: if there is no feature of that name, or its ids are hashed or made up.
         """
         self._check_name(name)
-        first = self.meta.get("first_token_id")
+        first = self.meta["first_token_id"]
         if first is None:
             raise ValueError(f"{self.path} has no vocabulary: its ids are {self.meta['config'].get('ids', 'made up')}")
-        text = (self.path / "vocabulary" / f"{file_name(name)}.txt").read_bytes().decode()
+        file = f"vocabulary/{file_name(name)}.txt"
+        try:
+            text = checked_bytes(self.path / file, self._recorded(file)).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path / file} is damaged: {error}") from None
         tokens = [_unescaped(token) if "\\" in token else token for token in text.split("\n")[:-1]]
         return [*[None] * first, *tokens]
 
@@ -202,36 +278,39 @@ class Prepared:
         if name not in self.names:
             raise ValueError(f"name ({name!r}) must be one of the categorical features {', '.join(self.names)}")
 
-    def _map(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+    def _recorded(self, file: str) -> str | None:
+        """The checksums of a file that ``meta.json`` has; None if it has none of any."""
+        if "checksums" not in self.meta:
+            return None
+        if file not in self.meta["checksums"]:
+            raise ValueError(f"{self.path / 'meta.json'} is damaged: it has no checksum of {file}")
+        checksums: str = self.meta["checksums"][file]
+        return checksums
+
+    def _map(self, name: str, shape: tuple[int, ...], *dtypes: type[np.generic]) -> CheckedArray:
+        """An array of the folder, of one of the dtypes."""
         path = self.path / name
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: prepare the data again")
+        files.check_is_file(path)
         try:
             # Copy on write: tensors want writable memory, the file stays as it is.
-            array = np.load(path, mmap_mode="c", allow_pickle=False) if 0 not in shape else np.load(path)
-        except (ValueError, EOFError) as error:
+            array = np.load(path, mmap_mode="c" if 0 not in shape else None, allow_pickle=False)
+        except OSError:
+            raise
+        except Exception as error:  # NumPy parses the header as Python, so it may be any
             raise ValueError(f"{path} is damaged or cut off ({path.stat().st_size:,} bytes): {error}") from None
-        if array.shape != shape or array.dtype != dtype:
-            raise ValueError(f"{path} is {array.dtype} {array.shape} but meta.json says {np.dtype(dtype)} {shape}")
-        return np.asarray(array)
+        if array.shape != shape or array.dtype not in map(np.dtype, dtypes) or not array.flags.c_contiguous:
+            expected = " or ".join(str(np.dtype(dtype)) for dtype in dtypes)
+            raise ValueError(f"{path} is {array.dtype} {array.shape} but meta.json says {expected} {shape}")
+        return CheckedArray(path, np.asarray(array), self._recorded(name))
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    file = path / "meta.json"
-    if not file.exists():
-        raise FileNotFoundError(f"{path} is not a folder of prepared data: {file.name} is missing")
+def _inode(path: Path) -> int | None:
     try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise ValueError(f"{file} must be of format {FORMAT!r}")
-    if meta.get("format_version") != FORMAT_VERSION:
-        version = meta.get("format_version")
-        raise ValueError(
-            f"{file} has format version {version} but this quorem reads {FORMAT_VERSION}: prepare it again"
-        )
-    return meta
+        return os.stat(path).st_ino
+    except OSError:
+        return None
 
 
 def _unescaped(token: str) -> str:

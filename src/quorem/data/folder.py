@@ -1,45 +1,52 @@
 """A folder of arrays that appears under its name only once it is complete.
 
-Everything is written into ``NAME.partial`` beside it, synced, and renamed at the end, so a run that is
-killed at any moment leaves nothing that looks finished.
+Everything is written into ``NAME.partial`` beside it, synced, and renamed at the end, so a run that is killed at any
+moment leaves nothing that looks finished. What is overwritten is ``NAME.replaced`` for a moment; if the run is killed
+then, the next one gives the old data its name again.
 """
 
 import errno
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .. import files
+from .checksums import BlockChecksums, checked_bytes, of_bytes
+from .meta import FORMAT, FORMAT_VERSION
 
-FORMAT = "quorem-prepared"
-FORMAT_VERSION = 1
-MARK = ".quorem-partial"
+MARK = ".quorem-partial"  # in folders that may be removed
+ARRAYS = ("labels.npy", "dense.npy", "categorical.npy")
+FOLDERS = ("bags", "counts", "vocabulary")
+COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # of occurrences: the smallest that holds them
 
 Progress = Callable[[str, float, int], None]  # stage, part of it that is done, rows so far
 
 
 class ArrayFile:
-    """A ``.npy`` file written row by row, of a length known only at the end."""
+    """A ``.npy`` file written row by row, of a length known only at the end; it is open only while it is written to."""
 
     def __init__(self, path: Path, dtype: DTypeLike, row: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.row = path, np.dtype(dtype), row
         self.rows = 0
-        self.file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by close()
+        self.checksums = BlockChecksums()
+        self.path.touch()
         self._write_header()
 
     def _write_header(self) -> None:
         # NumPy pads the header so that the first axis can grow without moving the data.
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row)}
-        np.lib.format.write_array_header_1_0(self.file, header)
+        with open(self.path, "r+b") as file:
+            np.lib.format.write_array_header_1_0(file, header)
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows at the end.
@@ -50,17 +57,15 @@ class ArrayFile:
         if rows.shape[1:] != self.row:
             raise ValueError(f"rows of {self.path.name} have shape {rows.shape[1:]} but must have {self.row}")
         data = np.ascontiguousarray(rows, self.dtype).data.cast("B") if rows.size else memoryview(b"")
-        while len(data):
-            data = data[self.file.write(data) :]
+        self.checksums.update(data)
+        with open(self.path, "ab", buffering=0) as file:
+            while len(data):
+                data = data[file.write(data) :]
         self.rows += len(rows)
 
     def close(self) -> None:
         """Write the final length into the header."""
-        if self.file.closed:
-            return
-        self.file.seek(0)
         self._write_header()
-        self.file.close()
 
 
 class Folder:
@@ -76,25 +81,41 @@ class Folder:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self.path = Path(path)
+        self.path = Path(os.path.realpath(path))  # through a symbolic link, the folder that it leads to
         self.partial = self.path.with_name(self.path.name + ".partial")
-        self.replaced = self.path.with_name(self.path.name + ".replaced")  # what is overwritten, for a moment
+        self.replaced = replaced(self.path)
         self.overwrite = overwrite
         self.bytes_needed: Callable[[], int] | None = None
-        self.arrays: list[ArrayFile] = []
+        self.arrays: dict[str, ArrayFile] = {}
         self._lock: files.Lock | None = None
 
     def __enter__(self) -> "Folder":
         """Claim the name: check what is there, drop what a killed run left."""
         self._check_target()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for left in (self.partial, self.replaced):
-            if left.exists() and not _is_ours(left):
-                raise FileExistsError(f"{left} exists and was not left by an earlier run: move it away")
-        self.partial.mkdir(exist_ok=True)
-        self._lock = files.Lock(self.partial / MARK, f"{self.partial} is being written by another run")
-        _empty(self.partial)
+        message = f"{self.path} is being written by another run"
+        self._lock = files.Lock(self.path.with_name(f".{self.path.name}.lock"), message, remove=True)
+        try:
+            self._bring_back()
+            self._check_target()
+            for left in (self.partial, self.replaced):
+                if left.exists() and not _is_ours(left):
+                    raise FileExistsError(f"{left} exists and was not left by an earlier run: move it away")
+            self.partial.mkdir(exist_ok=True)
+            (self.partial / MARK).touch()
+            _empty(self.partial)
+        except BaseException:
+            self._lock.release()
+            raise
         return self
+
+    def _bring_back(self) -> None:
+        """Undo the first half of an overwrite that was killed between its two renames."""
+        if not self.path.exists() and self.replaced.exists() and not (self.replaced / MARK).exists():
+            os.rename(self.replaced, self.path)
+            warnings.warn(
+                f"{self.path} is the old data again: an earlier run was stopped while it replaced them", stacklevel=4
+            )
 
     def _check_target(self) -> None:
         if not self.path.exists():
@@ -103,31 +124,42 @@ class Folder:
             raise FileExistsError(f"{self.path} exists: choose another name, or overwrite=True (--overwrite)")
         if not _is_ours(self.path):
             raise FileExistsError(f"{self.path} is not a folder of prepared data and is not overwritten")
+        if strangers := _strangers(self.path):
+            raise FileExistsError(
+                f"{self.path} is not overwritten: it has {', '.join(strangers[:3])}, which quorem did not write;"
+                " move it away"
+            )
 
     def array(self, name: str, dtype: DTypeLike, row: tuple[int, ...] = ()) -> ArrayFile:
         """A new array file in the folder, closed by ``commit``."""
         path = self.partial / name
         path.parent.mkdir(exist_ok=True)
-        array = ArrayFile(path, dtype, row)
-        self.arrays.append(array)
-        return array
+        self.arrays[name] = ArrayFile(path, dtype, row)
+        return self.arrays[name]
 
     def save(self, name: str, values: NDArray[Any]) -> None:
         """Write a whole array."""
         self.array(name, values.dtype, values.shape[1:]).append(values)
 
+    def save_counts(self, name: str, counts: NDArray[np.int64]) -> None:
+        """Write how often each id of a feature occurs in training."""
+        largest = int(counts.max(initial=0))
+        dtype = next(dtype for dtype in COUNT_DTYPES if largest <= np.iinfo(dtype).max)
+        self.save(f"counts/{file_name(name)}.npy", counts.astype(dtype))
+
     def commit(self, meta: dict[str, Any]) -> None:
-        """Write ``meta.json``, sync everything and give the folder its name."""
-        for array in self.arrays:
+        """Write ``meta.json`` with the checksums of all files, sync everything and give the folder its name."""
+        for array in self.arrays.values():
             array.close()
-        self.arrays.clear()
+        checksums = {name: array.checksums.text() for name, array in self.arrays.items()}
+        for name in _names_in(self.partial) - checksums.keys() - {MARK}:
+            checksums[name] = of_bytes(memoryview(checked_bytes(self.partial / name, None)))
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        (self.partial / "meta.json").write_text(json.dumps({**head, **meta}, indent=1) + "\n", encoding="utf-8")
+        files.write_json(self.partial / "meta.json", {**head, **meta, "checksums": dict(sorted(checksums.items()))})
         for root, _, names in os.walk(self.partial):
             for name in names:
                 files.sync(Path(root, name))
             files.sync(Path(root))
-        self._check_target()
         if self.path.exists():
             if self.replaced.exists():
                 _remove(self.replaced)
@@ -142,12 +174,11 @@ class Folder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove what was written if the run failed; say what is missing if the disk is full."""
-        for array in self.arrays:
-            with suppress(OSError):
-                array.file.close()
         message = self._disk_full_message() if files.is_disk_full(error) else None
-        if self._lock is not None and self.partial.exists():
-            _remove(self.partial)
+        if self.partial.exists():
+            _empty(self.partial)
+            (self.partial / MARK).unlink(missing_ok=True)
+            self.partial.rmdir()
         if self._lock is not None:
             self._lock.release()
         if message is not None:
@@ -181,28 +212,68 @@ def file_name(column: str) -> str:
     return quote(column, safe=" ()[]")
 
 
+def replaced(path: Path) -> Path:
+    """Where the data of a folder are while they are overwritten."""
+    return path.with_name(path.name + ".replaced")
+
+
 def _is_ours(path: Path) -> bool:
     """Whether a folder is prepared data, finished or not, or empty."""
     if not path.is_dir():
         return False
     if (path / MARK).exists() or not any(path.iterdir()):
         return True
+    return _read_meta(path).get("format") == FORMAT
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """What ``meta.json`` says, of whatever version and however damaged, or nothing."""
     try:
-        return bool(json.loads((path / "meta.json").read_text(encoding="utf-8")).get("format") == FORMAT)
-    except (OSError, ValueError, AttributeError):
-        return False
+        values = json.loads(files.read(path / "meta.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _names_in(folder: Path) -> set[str]:
+    """The files below a folder, by their paths in it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+
+
+def _written(folder: Path) -> set[str]:
+    """The files of prepared data that quorem wrote."""
+    recorded = _read_meta(folder).get("checksums")
+    if isinstance(recorded, dict):
+        return {"meta.json", MARK, *recorded}
+    names = _names_in(folder)  # an earlier version, which kept no list
+    arrays = {name for name in names if name.partition("/")[0] in FOLDERS and name.endswith((".npy", ".txt"))}
+    return {"meta.json", MARK, *ARRAYS} | arrays
+
+
+def _strangers(folder: Path) -> list[str]:
+    """Files in a folder of prepared data that are someone else's."""
+    return sorted(_names_in(folder) - _written(folder)) if not (folder / MARK).exists() else []
 
 
 def _empty(folder: Path) -> None:
     for left in folder.iterdir():
         if left.name != MARK:
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder of ours; stopped halfway, it can still be told from others."""
+    """Remove prepared data; stopped halfway, they can still be told from others'. Files of others stay, with a word."""
     with suppress(OSError):  # the disk may be full
         (folder / MARK).touch()
-    _empty(folder)
+    for name in sorted(_written(folder) - {"meta.json", MARK}):
+        (folder / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        with suppress(OSError):  # absent, or not empty
+            (folder / name).rmdir()
+    strangers = sorted(_names_in(folder) - {"meta.json", MARK})
+    (folder / "meta.json").unlink(missing_ok=True)
     (folder / MARK).unlink(missing_ok=True)
-    folder.rmdir()
+    if strangers:
+        warnings.warn(f"{folder} keeps {', '.join(strangers[:3])}, which quorem did not write", stacklevel=4)
+    else:
+        folder.rmdir()

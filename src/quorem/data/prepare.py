@@ -249,7 +249,7 @@ def _number(folder: Folder, bags: Sequence[str], num_train: int, config: Prepare
     numbered = column.number(num_train, config)
     if len(numbered.counts) >= 2**31:
         raise ValueError(f"{column.name} has {len(numbered.counts):,} ids but ids must be below 2**31")
-    folder.save(f"counts/{plain}.npy", numbered.counts)
+    folder.save_counts(column.name, numbered.counts)
     if numbered.tokens is not None:
         path = folder.partial / "vocabulary" / f"{plain}.txt"
         path.parent.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..provenance import versions
 from .batches import Batch, Prepared
-from .folder import Folder, Progress, file_name
+from .folder import Folder, Progress
 from .shape import CARDINALITIES, day_split, day_starts
 
 GOLDEN = 0x9E3779B97F4A7C15  # of splitmix64
@@ -312,7 +312,7 @@ def synthesize(
                 progress("draw", stop / num_rows, stop)
         names = [f"C{k + 1}" for k in range(features)]
         for k, name in enumerate(names):
-            folder.save(f"counts/{file_name(name)}.npy", counts[base[k] : base[k + 1]].numpy())
+            folder.save_counts(name, counts[base[k] : base[k + 1]].numpy())
         sizes = np.array([max(last - first, 1) for first, last in split.values()])
         folder.commit(
             {

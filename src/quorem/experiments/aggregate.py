@@ -18,6 +18,7 @@ from ..collection import EmbeddingCollection
 from ..files import write
 from ..schemes import to_json
 from ..training.config import RunConfig
+from ..training.run import read_metrics, read_result
 from ..training.tables import tables_of
 from .figures import Figure, Plan, Point, Result
 
@@ -44,13 +45,9 @@ def _result(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        missing = {"validation", "test", "parameters", "rows_per_second", "device", "versions", "commit"} - found.keys()
-    except (ValueError, AttributeError):
-        missing = {"what a result holds"}
-    if missing:
-        raise ValueError(f"{path} is damaged: remove it, and the next command trains the run again")
-    return found
+        return read_result(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it, and the next command trains the run again") from None
 
 
 def _trained(
@@ -152,12 +149,9 @@ def curve(metrics: Sequence[Path]) -> list[list[float]]:
     """``[step, mean, deviation]`` of the validation loss at the steps where every trial has one."""
     trials = []
     for path in metrics:
-        try:
-            lines = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
-        except ValueError:
-            raise ValueError(
-                f"{path} is damaged: remove its folder, and the next command trains the run again"
-            ) from None
+        lines, damaged, _ = read_metrics(path)
+        if damaged:
+            raise ValueError(f"{path} is damaged: remove its folder, and the next command trains the run again")
         trials.append({line["step"]: line["validation"]["log_loss"] for line in lines if "validation" in line})
     steps = sorted(set.intersection(*map(set, trials)))
     if len(steps) < 2:  # the final validation alone is no curve

@@ -1,4 +1,4 @@
-"""What ``quorem prepare`` and ``quorem synthesize`` show: a bar with rows a second, then what was written."""
+"""What ``quorem prepare``, ``synthesize`` and ``inspect`` show: a bar with rows a second, and what a folder holds."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from ..data.batches import Prepared
 from ..data.folder import Progress as Report
@@ -109,6 +110,18 @@ def bar(console: Console) -> Iterator[Report]:
             progress.update(tasks[stage], completed=done, rows=finished, speed=finished / seconds if seconds else 0.0)
 
         yield report
+
+
+def features(prepared: Prepared, console: Console) -> None:
+    """The categorical features, the largest first: ids, and how the training rows are spread over them."""
+    table = Table("feature", "ids", "seen in training", "most frequent id, % of values", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, size in sorted(zip(prepared.names, prepared.cardinalities, strict=True), key=lambda pair: -pair[1]):
+        counts = prepared.frequencies(name)
+        most = counts.max() / max(counts.sum(), 1)
+        table.add_row(name, f"{size:,}", f"{int((counts > 0).sum()):,}", f"{most:.1%}".rstrip("%"))
+    console.print(table)
 
 
 def summary(prepared: Prepared, console: Console) -> None:

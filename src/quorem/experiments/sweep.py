@@ -28,6 +28,7 @@ from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.run import RunFolder
 
 WAIT = 0.5  # seconds between two looks at the runs of other processes
+THREADS = 1  # of torch in each worker: with as many as there are cores, a run's last bits would depend on --workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +195,7 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
     """
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    processes = [context.Process(target=_process, args=(sweep, threads, queue), daemon=False) for _ in range(workers)]
+    processes = [context.Process(target=_process, args=(sweep, THREADS, queue), daemon=False) for _ in range(workers)]
     report = report or (lambda *_: None)
     errors = []
     with stop_on_signal() as stop:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import gpu, gradients, in_backward
+from . import gpu, gradients
 from .declare import call
 from .layout import Layout
 from .updates import Read, Updates
@@ -40,11 +40,12 @@ def lookup(
         call("count_invalid_", ids, None, invalid, layout)
         invalid = None
     collector = updates.collector_of(stored)
+    op, counted = ("lookup", ()) if invalid is None else ("lookup_counting", (invalid,))
     if collector is not None:
-        read = partial(_read, ids, stored, layout, invalid, names)
-        return in_backward.collected(read, collector, Read("lookup", (ids,), (layout,)))
+        read = partial(call, op, ids, stored, layout, *counted, names=names)
+        return collector.read(read, Read("lookup", (ids,), (layout,)))
     if not _differentiated(stored):
-        return _read(ids, stored, layout, invalid, names)
+        return call(op, ids, stored, layout, *counted, names=names)
     return _Lookup.apply(ids, stored, *layout, invalid, names, sparse)
 
 
@@ -64,7 +65,8 @@ def bag(
     updates.catch_up_(ids, offsets, stored, layout)
     collector = updates.collector_of(stored)
     if collector is not None:
-        return _bag_in_backward(ids, offsets, sample_weights, layout, collector, mean, names)
+        out = _Bag.apply(ids, offsets, sample_weights, stored.detach(), *layout, mean, names, False)
+        return collector.read(out, Read("bag", (ids, offsets, sample_weights), (layout,), {"mean": mean}))
     if not _differentiated(stored, sample_weights):
         return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
     return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse)
@@ -74,7 +76,7 @@ def gather(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False)
     """``rows`` of ``stored`` as they are, ``[..., W]``."""
     collector = updates.collector_of(stored)
     if collector is not None:
-        return in_backward.collected(F.embedding(rows, stored.detach()), collector, Read("rows", (rows,)))
+        return collector.read(F.embedding(rows, stored.detach()), Read("rows", (rows,)))
     return F.embedding(rows, stored, sparse=sparse)
 
 
@@ -100,27 +102,6 @@ def path_is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
     from .gpu import path as fused
 
     return fused.can_fuse(vectors, layers, networks)
-
-
-def _read(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor | None, names: str) -> Tensor:
-    if invalid is None:
-        return call("lookup", ids, stored, layout, names=names)
-    return call("lookup_counting", ids, stored, layout, invalid, names=names)
-
-
-@in_backward.outside_the_graph
-def _bag_in_backward(
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    layout: Layout,
-    collector: in_backward.Collector,
-    mean: bool,
-    names: str,
-) -> Tensor:
-    out = _Bag.apply(ids, offsets, sample_weights, collector.stored.detach(), *layout, mean, names, False)
-    read = Read("bag", (ids, offsets, sample_weights), (layout,), {"mean": mean})
-    return in_backward.collected(out, collector, read)
 
 
 def _differentiated(*inputs: Tensor | None) -> bool:
@@ -150,7 +131,8 @@ class _Lookup(torch.autograd.Function):
         names: str,
         sparse: bool,
     ) -> Tensor:
-        return _read(ids, stored, Layout(slots, parts, maps, spans), invalid, names)
+        op, counted = ("lookup", ()) if invalid is None else ("lookup_counting", (invalid,))
+        return call(op, ids, stored, Layout(slots, parts, maps, spans), *counted, names=names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

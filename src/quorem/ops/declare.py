@@ -1,7 +1,7 @@
 """Every op, declared once: its schema, the shapes that it gives the compiler, and its kernels by device.
 
 Kernels take a ``Layout`` and a ``State`` whole. torch's dispatcher takes flat tensors, so ``call`` unpacks them and
-``_packed`` packs them again, here and nowhere else. A kernel of ``cpu`` or ``gpu`` that cannot take its arguments
+``_entry`` packs them again, here and nowhere else. A kernel of ``cpu`` or ``gpu`` that cannot take its arguments
 returns NotImplemented; the truth then runs.
 """
 
@@ -135,7 +135,7 @@ OPS = {
 }
 _MAPPED = ("lookup", "lookup_backward", "bag", "bag_backward", "bag_sample_weights_backward")  # by torch.vmap
 _library = torch.library.Library("quorem", "DEF")
-_one_at_a_time = threading.RLock()  # two threads that bring the same row up to date would move it twice
+_catching_up = threading.RLock()  # two threads that bring the same row up to date would move it twice
 
 
 def call(name: str, *args: Any, **options: Any) -> Any:
@@ -174,9 +174,9 @@ def _is_direct(args: tuple[Any, ...]) -> bool:
     return not torch._C._autograd._profiler_enabled()
 
 
-def _packed(op: Op, kernel: Kernel) -> Kernel:
-    """``kernel`` as the dispatcher calls it, with flat tensors."""
-    names = [argument.split()[-1] for argument in op.arguments.split(", *")[0].split(", ")]
+def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
+    """What the dispatcher calls: packs flat tensors, and runs the kernel of ``cpu`` or ``gpu``, or else ``plain``."""
+    names = [argument.split()[-1] for argument in OPS[name].arguments.split(", *")[0].split(", ")]
     layout = names.index("slots") if "spans" in names else None
     state = names.index("state") if "state" in names else None
 
@@ -187,25 +187,15 @@ def _packed(op: Op, kernel: Kernel) -> Kernel:
         if state is not None:
             packed[state] = STATES[options["rule"]](*args[state])
             options["constants"] = CONSTANTS[options["rule"]](*options["constants"])
-        return kernel(*packed, **options)
-
-    return run
-
-
-def _fused(name: str, device: Any) -> Kernel:
-    """The op as ``cpu`` or ``gpu`` runs it: its kernel, or the truth where there is none for the arguments."""
-    truth = OPS[name].truth
-
-    def run(*args: Any, **options: Any) -> Any:
-        kernel = device.kernels().get(name)
-        result = NotImplemented if kernel is None else kernel(*args, **options)
-        return truth(*args, **options) if result is NotImplemented else result
+        kernel = None if device is None else device.kernels().get(name)
+        result = NotImplemented if kernel is None else kernel(*packed, **options)
+        return plain(*packed, **options) if result is NotImplemented else result
 
     def run_alone(*args: Any, **options: Any) -> Any:
-        with _one_at_a_time:
+        with _catching_up:
             return run(*args, **options)
 
-    return run_alone if "catch_up" in name and device is cpu else run
+    return run_alone if device is cpu and "catch_up" in name else run
 
 
 def _map(name: str) -> None:
@@ -227,9 +217,9 @@ def _map(name: str) -> None:
 
 for _name, _op in OPS.items():
     _library.define(f"{_name}({_op.arguments}) -> {_op.returns}")
-    _library.impl(_name, _packed(_op, _op.truth), "CompositeExplicitAutograd")
-    _library.impl(_name, _packed(_op, _fused(_name, cpu)), "CPU")
-    _library.impl(_name, _packed(_op, _fused(_name, gpu)), "CUDA")
-    torch.library.register_fake(f"quorem::{_name}", _packed(_op, _op.shapes), lib=_library)
+    _library.impl(_name, _entry(_name, _op.truth), "CompositeExplicitAutograd")
+    _library.impl(_name, _entry(_name, _op.truth, cpu), "CPU")
+    _library.impl(_name, _entry(_name, _op.truth, gpu), "CUDA")
+    torch.library.register_fake(f"quorem::{_name}", _entry(_name, _op.shapes), lib=_library)
 for _name in _MAPPED:
     _map(_name)

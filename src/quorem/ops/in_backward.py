@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -23,10 +22,20 @@ class Collector:
         self.stored, self.apply = stored, apply
         # A pass is kept alive by the engine alone, so that one that fails takes its reads with it.
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
-        for function in _eager:
-            _eager[function] = torch.compiler.disable(
-                function, reason="a lookup after apply_in_backward is not compiled"
-            )
+        self._apply_outside_the_graph = torch.compiler.disable(  # loads the compiler, which takes seconds
+            _Collected.apply, reason="a lookup after apply_in_backward is not compiled"
+        )
+
+    def read(self, vectors: Tensor | Callable[[], Tensor], read: Read) -> Tensor:
+        """``vectors`` such that their gradient comes here.
+
+        Args:
+            vectors: what was read, or a function that reads it, if nothing but ``stored`` gets a gradient.
+            read: how it was read; the gradient is put into ``read.before``.
+        """
+        if torch.compiler.is_compiling():
+            return self._apply_outside_the_graph(self.stored, vectors, self, read)
+        return _Collected.apply(self.stored, vectors, self, read)
 
     def collect(self, read: Read, version: int) -> None:
         """Note a read whose gradient has come; ``version`` is that of ``stored`` at the time it was read."""
@@ -58,34 +67,6 @@ class _Pass:
     def __call__(self) -> None:
         self.collector.check(self.version)
         self.collector.apply(self.reads)
-
-
-_eager: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}  # each function as it runs under the compiler
-
-
-def outside_the_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``function``, not compiled once there is a ``Collector``: to mark it so loads the compiler and takes seconds."""
-
-    @wraps(function)
-    def run(*args: Any, **options: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            return _eager[function](*args, **options)
-        return function(*args, **options)
-
-    _eager[function] = function
-    return run
-
-
-@outside_the_graph
-def collected(vectors: Tensor | Callable[[], Tensor], collector: Collector, read: Read) -> Tensor:
-    """``vectors`` such that their gradient goes to ``collector``.
-
-    Args:
-        vectors: what was read, or a function that reads it, if nothing but ``collector.stored`` gets a gradient.
-        collector: where the gradient goes.
-        read: how it was read; the gradient is put into ``read.before``.
-    """
-    return _Collected.apply(collector.stored, vectors, collector, read)
 
 
 class _Collected(torch.autograd.Function):

@@ -1,5 +1,6 @@
 """Updates of the rows that were read, and of rows that lag behind."""
 
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ class Updates:
         self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # those that share ``stored``
         self.lagging: RowRule | None = None  # the rule under which rows lag behind, if there is one
         self.collector: Collector | None = None  # where gradients go, if not into ``stored.grad``
-        _registry.add(self)
+        with _registering:
+            _registry.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Updates, ()
@@ -70,11 +72,13 @@ class Updates:
 
 
 _registry: weakref.WeakSet[Updates] = weakref.WeakSet()
+_registering = threading.Lock()  # a set must not grow while another thread goes through it
 
 
 def updates_of(stored: Tensor) -> Updates | None:
     """The ``Updates`` of a module's ``stored``: the one way from a parameter, which optimizers get, to its module."""
-    return next((updates for updates in _registry if updates.stored is stored), None)
+    with _registering:
+        return next((updates for updates in _registry if updates.stored is stored), None)
 
 
 @dataclass

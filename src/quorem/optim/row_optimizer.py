@@ -33,7 +33,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self.clip_value: float | None = None
         self.loss_scale: float | Tensor | None = None
         self._row_rules: dict[Tensor, RowRule] = {}
-        self._updates: dict[Tensor, Updates] = {}  # of the same parameters
+        self._updates: dict[Tensor, Updates] = {}  # of the parameters that it updates by rows
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **defaults)
         super().__init__(params, self._dense.defaults)
@@ -42,7 +42,8 @@ class RowOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("clip_value", None)
         self.__dict__.setdefault("loss_scale", None)
-        self._row_rules, self._updates = {}, {}
+        self.__dict__.setdefault("_updates", {})
+        self._row_rules = {}
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **self.defaults)
 
@@ -205,6 +206,5 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def remove(self) -> None:
         """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` takes the steps."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                self._updates[p].collector = None
+        for updates in self._updates.values():
+            updates.collector = None

@@ -24,11 +24,11 @@ class Feed:
 
     def __init__(self, prepared: Prepared, device: torch.device | str = "cpu") -> None:
         self.prepared, self.device = prepared, torch.device(device)
-        self.rows = {name: prepared.split(name) for name in SPLITS}
+        self.rows = {name: prepared.split(name, check=False) for name in SPLITS}  # blocks are checked as they are read
         size = sum(num_bytes(rows) for rows in self.rows.values())
         self.resident = self.device.type == "cuda" and size <= RESIDENT * torch.cuda.mem_get_info(self.device)[0]
         if self.resident:
-            self.rows = {name: self._checked(rows.to(self.device)) for name, rows in self.rows.items()}
+            self.rows = {name: self._checked(prepared.split(name).to(self.device)) for name in SPLITS}
 
     def training(
         self, config: RunConfig, first_step: int = 0, together: int = 1, due: Sequence[int | None] = ()
@@ -49,7 +49,7 @@ class Feed:
         for epoch in range(first_step // per_epoch, config.epochs):
             skip = max(0, first_step - epoch * per_epoch) * config.batch_size
             order = epoch_order(config, epoch, len(rows)) if config.shuffle else None
-            for block in self._blocks(rows, config.batch_size, skip, order):
+            for block in self._blocks("train", rows, config.batch_size, skip, order):
                 start = 0
                 while start < len(block):
                     count = min([together, *(every - step % every for every in due if every)])
@@ -60,23 +60,27 @@ class Feed:
 
     def evaluation(self, split: str, size: int) -> Iterator[Batch]:
         """The batches of ``"validation"`` or ``"test"``, in order."""
-        for block in self._blocks(self.rows[split], size):
+        for block in self._blocks(split, self.rows[split], size):
             yield from block.batches(size)
 
-    def _blocks(self, rows: Batch, size: int, skip: int = 0, order: Tensor | None = None) -> Iterator[Batch]:
+    def _blocks(
+        self, split: str, rows: Batch, size: int, skip: int = 0, order: Tensor | None = None
+    ) -> Iterator[Batch]:
         if not self.resident:
-            yield from self._ahead(rows, size, skip, order)
+            yield from self._ahead(split, rows, size, skip, order)
         elif order is None:
             yield rows.rows(skip, len(rows))
         else:
             yield rows.take(order[skip:].to(self.device))
 
-    def _ahead(self, rows: Batch, size: int, skip: int, order: Tensor | None) -> Iterator[Batch]:
+    def _ahead(self, split: str, rows: Batch, size: int, skip: int, order: Tensor | None) -> Iterator[Batch]:
         """Blocks of whole batches; while one is used the next is read, and is on its way to the GPU."""
         step = max(size, BLOCK_ROWS // size * size)
+        first = self.prepared.meta["split"][split][0]
 
         def read(start: int) -> Batch:
             stop = min(start + step, len(rows))
+            self.prepared.check(*(first + start, first + stop) if order is None else (first, first + len(rows)))
             block = self._checked(rows.take(torch.arange(start, stop) if order is None else order[start:stop]))
             return block.pin_memory() if self.device.type == "cuda" else block
 
@@ -88,11 +92,13 @@ class Feed:
                 yield block.to(self.device, non_blocking=True)
 
     def _checked(self, rows: Batch) -> Batch:
-        """The rows, once their ids are found to be in range.
+        """The rows, once their labels and ids are found to be in range.
 
         Raises:
-            ValueError: if an id is not.
+            ValueError: if a label or an id is not.
         """
+        if len(rows) and (label := int(rows.labels.max())) > 1:
+            raise ValueError(f"{self.prepared.path} has a label {label} but labels must be 0 or 1")
         single = [name for name in self.prepared.names if name not in rows.bags]
         columns = {**dict(zip(single, rows.ids.unbind(1), strict=True)), **{n: b.values for n, b in rows.bags.items()}}
         filled = {name: ids for name, ids in columns.items() if len(ids)}

@@ -1,7 +1,7 @@
 """A run's folder: what is being trained, its checkpoints, its metrics line by line, and at the end its result.
 
 run.json            configuration
-metrics.jsonl       one JSON object a line: step, and training loss or metrics of a split
+metrics.jsonl       one JSON object a line: step, training loss or metrics of a split, and a checksum
 checkpoints/        the last few, each one file
 model.safetensors   the trained model, as ``state_dict`` names it
 result.json         written last: with it the run is finished
@@ -10,9 +10,10 @@ result.json         written last: with it the run is finished
 import dataclasses
 import json
 import os
+import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -23,6 +24,7 @@ from .config import RunConfig
 from .trial import Trial
 
 MODEL_FORMAT = "quorem-model-1"
+RESULT_KEYS = {"validation", "test", "parameters", "rows_per_second", "device", "versions", "commit"}
 
 
 class RunFolder:
@@ -65,7 +67,7 @@ class RunFolder:
             self.lock()
         try:
             self._claim()
-            self.metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
+            self._open_metrics()
         except BaseException:
             self._release()
             raise
@@ -76,7 +78,10 @@ class RunFolder:
         for folder in (self.path, self.path / "checkpoints"):
             files.clear_drafts(folder)
         if about.exists():
-            found = RunConfig.from_json(about.read_text(encoding="utf-8"))
+            try:
+                found = RunConfig.from_json(files.read(about))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{about} is damaged: {error}") from None
             if found != self.config:
                 raise ValueError(f"{self.path} holds another run: {difference(found, self.config)}")
             return
@@ -95,10 +100,20 @@ class RunFolder:
         if self._unlock_at_exit:
             self.unlock()
 
+    def _open_metrics(self) -> None:
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            files.check_is_file(path)
+        self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
+
     def result(self) -> dict[str, Any] | None:
-        """The result, if the run is finished."""
+        """The result, if the run is finished.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
         path = self.path / "result.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_result(path) if path.exists() else None
 
     def resume(self, trial: Trial) -> tuple[int, dict[str, Any]]:
         """Put the trial into the state of the latest whole checkpoint; its step and progress, or 0 and nothing.
@@ -119,18 +134,16 @@ class RunFolder:
         return last.step, last.meta["progress"]
 
     def _forget_after(self, step: int) -> None:
-        """Drop the metrics of steps that are about to be taken again, and a last line that was cut off."""
+        """Drop the metrics of steps that are about to be taken again, and lines that are damaged, with a word."""
         path = self.path / "metrics.jsonl"
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except ValueError:
-                break
+        metrics = read_metrics(path)
+        # A line that is cut off was being written when the run was stopped: its step is taken again.
+        if numbers := metrics.damaged[:-1] if metrics.is_cut else metrics.damaged:
+            shown = ", ".join(map(str, numbers[:3]))
+            warnings.warn(f"{path} is damaged in line {shown}: what it held is left out", stacklevel=4)
         self.metrics.close()
-        files.write(path, "".join(kept))
-        self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
+        files.write(path, "".join(_line(values) for values in metrics.lines if values["step"] <= step))
+        self._open_metrics()
 
     def save(self, trial: Trial, step: int, progress: dict[str, Any], *, keep: int = 2) -> None:
         """Write a checkpoint; metrics up to it are on the disk before it is.
@@ -145,7 +158,7 @@ class RunFolder:
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
-        self.metrics.write(json.dumps({"step": step, **values}) + "\n")
+        self.metrics.write(_line({"step": step, **values}))
         self.metrics.flush()
 
     def finish(self, model: nn.Module | None, result: dict[str, Any]) -> None:
@@ -158,9 +171,54 @@ class RunFolder:
         if model is not None:
             about = {"config": self.config.to_json()}
             checkpoint.write_tensors(self.path / "model.safetensors", MODEL_FORMAT, model.state_dict(), about)
-        files.write(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+        files.write_json(self.path / "result.json", result)
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
+
+
+class Metrics(NamedTuple):
+    """The lines of a ``metrics.jsonl``, the numbers of those that are damaged, and whether the last is cut off."""
+
+    lines: list[dict[str, Any]]
+    damaged: list[int]
+    is_cut: bool
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read a ``metrics.jsonl``.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is not a file.
+    """
+    files.check_is_file(path)
+    lines, damaged, text = [], [], path.read_bytes()
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            values = files.unsealed(json.loads(line))
+            if type(values["step"]) is not int:
+                raise ValueError("step must be an integer")
+            lines.append(values)
+        except (ValueError, KeyError, RecursionError):
+            damaged.append(number)
+    return Metrics(lines, damaged, is_cut=not text.endswith(b"\n"))
+
+
+def _line(values: dict[str, Any]) -> str:
+    return json.dumps(files.sealed(values)) + "\n"
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a ``result.json``.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is damaged.
+    """
+    result = files.read_json(path)
+    if missing := sorted(RESULT_KEYS - result.keys()):
+        raise ValueError(f"{path} is damaged: it has no {', '.join(missing[:3])}")
+    return result
 
 
 def difference(found: RunConfig, wanted: RunConfig) -> str:

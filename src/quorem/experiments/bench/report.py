@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ...files import replacing
 from .grid import FULL, PROVIDERS
 
 if TYPE_CHECKING:
@@ -176,7 +177,8 @@ def _short(x: float) -> str:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draw time against batch size into a file, see ``figure``."""
-    figure(rows).savefig(path, dpi=120)
+    with replacing(path) as file:
+        figure(rows).savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=120)
 
 
 def figure(rows: Sequence[Row]) -> "Figure":

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ...files import write
+from ...files import replacing, write
 from .. import words
 from ..figures import Axes, Figure
 from .lines import Line, panels, span, ticks
@@ -27,8 +27,10 @@ def draw(figure: Figure, out_stem: Path) -> None:
     out_stem.parent.mkdir(parents=True, exist_ok=True)
     canvas = drawing(figure)
     # The same numbers give the same files: no date, no version of what wrote them.
-    canvas.savefig(f"{out_stem}.png", dpi=160, metadata={"Software": None})
-    canvas.savefig(f"{out_stem}.pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    with replacing(f"{out_stem}.png") as file:
+        canvas.savefig(file, format="png", dpi=160, metadata={"Software": None})
+    with replacing(f"{out_stem}.pdf") as file:
+        canvas.savefig(file, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
     if figure.axes.name == "table1":
         write(Path(f"{out_stem}.md"), markdown(hidden_layers(figure)))
 

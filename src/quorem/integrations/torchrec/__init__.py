@@ -15,5 +15,13 @@ except ModuleNotFoundError as error:
 
 from .collections import EmbeddingBagCollection, EmbeddingCollection
 from .convert import from_collection, load_collection_, to_collection
+from .plans import constraints
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "from_collection", "load_collection_", "to_collection"]
+__all__ = [
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "constraints",
+    "from_collection",
+    "load_collection_",
+    "to_collection",
+]

@@ -6,16 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.types import ShardingType
 from torchrec.modules import embedding_modules as stock
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from ... import collection as quorem
+from ... import collection as single
 from ...checks import InvalidIdMode, Pooling
 from ...paths import PathNetworks
 from .rows import Feature, Ids, RowNumbers, lengths_of
 from .start import Uniform, matched_bounds
 
+CPU = torch.device("cpu")
+REPLICATED = ShardingType.DATA_PARALLEL.value
 DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16}
 
 
@@ -47,7 +50,7 @@ class EmbeddingBagCollection(nn.Module):
 
     def __init__(
         self,
-        tables: Sequence[quorem.Table],
+        tables: Sequence[single.Table],
         *,
         mode: Pooling = "sum",
         is_weighted: bool = False,
@@ -75,7 +78,9 @@ class EmbeddingBagCollection(nn.Module):
             ValueError: if weights are missing, or keys have batch sizes of their own.
             TypeError: if the ids are not integers.
             IndexError: if an id on the CPU is outside its table.
+            RuntimeError: if unpooled tables were replicated on the CPU.
         """
+        _check_plan(self.vectors)
         rows = self.rows(features)
         pooled = None if self.bags is None else self.bags(rows.bags)
         vectors = [group(rows.vectors[i]) for i, group in enumerate(self.vectors)]
@@ -105,7 +110,7 @@ class EmbeddingCollection(nn.Module):
 
     def __init__(
         self,
-        tables: Sequence[quorem.Table],
+        tables: Sequence[single.Table],
         *,
         on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
@@ -128,7 +133,9 @@ class EmbeddingCollection(nn.Module):
             ValueError: if keys have batch sizes of their own.
             TypeError: if the ids are not integers.
             IndexError: if an id on the CPU is outside its table.
+            RuntimeError: if unpooled tables were replicated on the CPU.
         """
+        _check_plan(self.vectors)
         rows = self.rows(features)
         return self.compose(rows.features, [group(rows.vectors[i]) for i, group in enumerate(self.vectors)])
 
@@ -186,9 +193,10 @@ class Pooled(Unpooled):
     ) -> KeyedTensor:
         """Compose and pool what TorchRec did not, and put the features in order."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
+        num_samples = len(batches[0].lengths)  # of an empty batch, TorchRec was given one sample
         if pooled is not None and self.mode == "sum" and pooled.keys() == self.order:
-            return KeyedTensor(names, widths, pooled.values())
-        columns = {} if pooled is None else pooled.to_dict()
+            return KeyedTensor(names, widths, pooled.values()[:num_samples])
+        columns = {} if pooled is None else {key: part[:num_samples] for key, part in pooled.to_dict().items()}
         by_key = _by_key(vectors)
         out = []
         for f, batch in zip(self.features, batches, strict=True):
@@ -233,8 +241,22 @@ def _by_key(vectors: list[Any]) -> dict[str, Tensor]:
     return {key: jagged.values() for group in vectors for key, jagged in group.items()}
 
 
+def _check_plan(vectors: nn.ModuleList) -> None:
+    """Raise RuntimeError where the plan replicates unpooled tables on the CPU: FBGEMM pools them there."""
+    for group in vectors:
+        plan = getattr(group, "module_sharding_plan", None)
+        if plan is not None and getattr(group, "_device", CPU) == CPU:
+            replicated = [name for name, table in plan.items() if table.sharding_type == REPLICATED]
+            if replicated:
+                tables = ", ".join(map(repr, replicated))
+                raise RuntimeError(
+                    f"tables {tables} are replicated on the CPU, where FBGEMM would pool their vectors: plan with"
+                    " quorem.integrations.torchrec.constraints(model, ...)"
+                )
+
+
 def _checked(
-    tables: Sequence[quorem.Table],
+    tables: Sequence[single.Table],
     mode: Pooling,
     on_invalid_id: InvalidIdMode,
     dtype: torch.dtype | None,
@@ -243,7 +265,7 @@ def _checked(
     """The features of the tables and the networks of path-based ones, which are made even on the meta device."""
     if dtype not in (None, *DATA_TYPES):
         raise ValueError(f"dtype ({dtype}) must be torch.float32 or torch.float16")
-    template = quorem.EmbeddingCollection(tables, mode=mode, on_invalid_id=on_invalid_id, device="meta")
+    template = single.EmbeddingCollection(tables, mode=mode, on_invalid_id=on_invalid_id, device="meta")
     features = [
         Feature(table.name, table.name, spec, padding)
         for table, spec, padding in zip(tables, template.specs, template.padding, strict=True)

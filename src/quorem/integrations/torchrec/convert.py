@@ -9,26 +9,26 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignor
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
-from ... import collection as quorem
+from ... import collection as single
 from .collections import EmbeddingBagCollection, EmbeddingCollection
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
 
 
 def from_collection(
-    collection: quorem.EmbeddingCollection, *, is_weighted: bool = False, device: torch.device | str | None = None
+    collection: single.EmbeddingCollection, *, is_weighted: bool = False, device: torch.device | str | None = None
 ) -> EmbeddingBagCollection:
     """The tables of a single-device collection as TorchRec's, with their weights.
 
     ``DistributedModelParallel`` starts tables on the CPU afresh: ``load_collection_`` puts the weights back.
 
-    >>> tables = quorem.EmbeddingCollection([quorem.Table("user", 1000, 16)])
+    >>> tables = single.EmbeddingCollection([single.Table("user", 1000, 16)])
     >>> torch.equal(to_collection(from_collection(tables)).dense(0), tables.dense(0))
     True
     """
     _, table = next(collection.named_tables())
     tables = [
-        quorem.Table(name, spec.num_embeddings, spec.embedding_dim, spec.scheme, padding)
+        single.Table(name, spec.num_embeddings, spec.embedding_dim, spec.scheme, padding)
         for name, spec, padding in zip(collection.names, collection.specs, collection.padding, strict=True)
     ]
     module = EmbeddingBagCollection(
@@ -43,7 +43,7 @@ def from_collection(
     return module
 
 
-def load_collection_(module: nn.Module, collection: quorem.EmbeddingCollection) -> None:
+def load_collection_(module: nn.Module, collection: single.EmbeddingCollection) -> None:
     """Copy the weights of a single-device collection into TorchRec's tables, each rank its shards.
 
     Args:
@@ -61,7 +61,7 @@ def load_collection_(module: nn.Module, collection: quorem.EmbeddingCollection) 
     module.load_state_dict({**stored, **paths})
 
 
-def to_collection(module: nn.Module) -> quorem.EmbeddingCollection:
+def to_collection(module: nn.Module) -> single.EmbeddingCollection:
     """A single-device collection with the weights of TorchRec's tables.
 
     Where the tables are sharded all ranks must call it, and each gets the whole.
@@ -78,7 +78,7 @@ def to_collection(module: nn.Module) -> quorem.EmbeddingCollection:
     tables.update({key.removeprefix("compose."): value for key, value in state.items()})
     mode = module.mode if isinstance(module, EmbeddingBagCollection) else "sum"
     dtype = next(iter(tables.values())).dtype
-    collection = quorem.EmbeddingCollection(
+    collection = single.EmbeddingCollection(
         module.tables, mode=mode, on_invalid_id=module.rows.on_invalid_id, device="meta", dtype=dtype
     )
     collection.load_state_dict(tables, assign=True)

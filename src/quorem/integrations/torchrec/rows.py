@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import InvalidIdMode, check_ids
 from ...schemes import TableSpec
@@ -241,10 +241,10 @@ def lengths_of(counts: Tensor, lengths: Tensor) -> Tensor:
 def _keyed(
     keys: list[str], jagged: dict[str, tuple[Tensor, Tensor, Tensor | None]], stride: int, weighted: bool = True
 ) -> KeyedJaggedTensor:
+    """The batch of some keys. TorchRec takes no empty batch: it becomes one of a single sample without ids."""
     values, lengths, weights = zip(*(jagged[key] for key in keys), strict=True)
-    by_key = None
-    if not stride:  # TorchRec does not split an empty batch by itself
-        by_key = {key: JaggedTensor(v, n, w, v.new_zeros(1)) for key, (v, n, w) in jagged.items() if key in keys}
+    if not stride:
+        stride, lengths = 1, tuple(length.new_zeros(1) for length in lengths)
     return KeyedJaggedTensor(
         keys=keys,
         values=torch.cat(values),
@@ -252,5 +252,4 @@ def _keyed(
         weights=torch.cat(weights) if weighted and weights[0] is not None else None,
         stride=stride,
         length_per_key=[len(v) for v in values],
-        jt_dict=by_key,
     )

@@ -1,0 +1,123 @@
+"""Checksums of prepared files: a CRC-32 of every block, made while the file is written, checked when it is first read.
+
+All of a prepared Criteo log, 7 GB, is checked in about two seconds once it is in memory, and each block once only. So
+it is done where the rows are read anyway: no damage is trained on, and opening a folder still reads nothing.
+"""
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import files
+
+BLOCK_BYTES = 1 << 22
+DIGITS = 8  # of a checksum, in hex
+
+
+class BlockChecksums:
+    """The checksums of a stream of bytes.
+
+    >>> checksums = BlockChecksums()
+    >>> checksums.update(memoryview(b"123456789"))
+    >>> checksums.text()
+    'cbf43926'
+    """
+
+    def __init__(self) -> None:
+        self._whole: list[int] = []  # of blocks that are full
+        self._last, self._filled = 0, 0
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes."""
+        while len(data):
+            part = data[: BLOCK_BYTES - self._filled]
+            self._last = zlib.crc32(part, self._last)
+            self._filled += len(part)
+            if self._filled == BLOCK_BYTES:
+                self._whole.append(self._last)
+                self._last, self._filled = 0, 0
+            data = data[len(part) :]
+
+    def text(self) -> str:
+        """Eight hex digits for each block."""
+        return "".join(f"{crc:0{DIGITS}x}" for crc in [*self._whole, *[self._last] * bool(self._filled)])
+
+
+def of_bytes(data: memoryview) -> str:
+    """The checksums of some bytes."""
+    checksums = BlockChecksums()
+    checksums.update(data)
+    return checksums.text()
+
+
+class CheckedArray:
+    """An array of a prepared file; each of its blocks is compared with its checksum once, before it is first used.
+
+    Args:
+        path: of the file, for messages.
+        array: its values.
+        checksums: what ``meta.json`` says; None for data of an earlier version, of which nothing is checked.
+    """
+
+    def __init__(self, path: Path, array: NDArray[Any], checksums: str | None) -> None:
+        self.path, self.array, self._checksums = path, array, checksums
+        self._data = _bytes(array)
+        self._is_checked = np.zeros(-(-len(self._data) // BLOCK_BYTES), bool)
+        if checksums is not None and len(checksums) != DIGITS * len(self._is_checked):
+            raise ValueError(f"{path}: meta.json is damaged: it has checksums of another number of blocks")
+
+    def check(self, start: int, stop: int) -> None:
+        """Check the blocks that rows ``[start, stop)`` lie in, as far as they are not yet checked.
+
+        Raises:
+            ValueError: if a block differs from its checksum.
+        """
+        if self._checksums is None or stop <= start:
+            return
+        row = self.array[:1].nbytes
+        for block in range(start * row // BLOCK_BYTES, -(-stop * row // BLOCK_BYTES)):
+            if not self._is_checked[block]:
+                data = self._data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+                if of_bytes(data) != self._checksums[DIGITS * block : DIGITS * (block + 1)]:
+                    raise damaged(self.path)
+                self._is_checked[block] = True
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values, in the same memory."""
+        return torch.from_numpy(self.array)
+
+    @property
+    def checksums(self) -> str:
+        """Those that ``meta.json`` has; where it has none, those of the values."""
+        return of_bytes(self._data) if self._checksums is None else self._checksums
+
+
+def damaged(path: Path) -> ValueError:
+    """The error of a file that is not what was written."""
+    return ValueError(
+        f"{path} differs from its checksum: it is damaged, or was replaced while in use; prepare it again"
+    )
+
+
+def checked_bytes(path: Path, checksums: str | None) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if they differ from their checksums.
+    """
+    files.check_is_file(path)
+    data = path.read_bytes()
+    if checksums is not None and of_bytes(memoryview(data)) != checksums:
+        raise damaged(path)
+    return data
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")

@@ -1,0 +1,68 @@
+"""What TorchRec's planner should know of composed tables."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.types import ParameterConstraints
+
+from .collections import REPLICATED, EmbeddingBagCollection, EmbeddingCollection
+
+
+def constraints(
+    model: nn.Module,
+    *,
+    batch_size: int,
+    ids_per_sample: Mapping[str, float] | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, ParameterConstraints]:
+    """Constraints for ``EmbeddingShardingPlanner``: how many rows a sample reads, and which tables are replicated.
+
+    A table is replicated (data-parallel) where it has at most as many rows as a rank's batch reads of it: its gradient
+    is then no larger than the vectors that ranks would exchange. All others get any other type that TorchRec has for
+    the device. Unpooled tables are never replicated on the CPU, where FBGEMM pools them (torchrec#1255).
+
+    Args:
+        model: contains collections of ``quorem.integrations.torchrec``, not yet sharded.
+        batch_size: of each rank.
+        ids_per_sample: mean number of ids by feature; 1 where absent.
+        device: that the tables will be on.
+
+    Raises:
+        ValueError: if the model contains no such collection, or ``ids_per_sample`` names a feature that none has.
+
+    >>> from quorem import QR, Table
+    >>> bags = EmbeddingBagCollection([Table("user", 1_000_000, 16, QR(4, operation="add")), Table("day", 7, 16)])
+    >>> found = constraints(bags, batch_size=2048)
+    >>> found["user"].pooling_factors, found["user"].sharding_types, found["day"].sharding_types
+    ([2], ['table_wise', 'column_wise', 'table_column_wise'], ['data_parallel'])
+    """
+    device_type = torch.device(device).type
+    ids_per_sample = {} if ids_per_sample is None else ids_per_sample
+    collections = [m for m in model.modules() if isinstance(m, EmbeddingBagCollection | EmbeddingCollection)]
+    if not collections:
+        raise ValueError(f"model ({type(model).__name__}) must contain a collection of quorem.integrations.torchrec")
+    known = {f.name for collection in collections for f in collection.rows.features}
+    if unknown := sorted(set(ids_per_sample) - known):
+        raise ValueError(f"ids_per_sample names {', '.join(map(repr, unknown))} but must name features of the model")
+    found: dict[str, ParameterConstraints] = {}
+    for collection in collections:
+        bag_keys = set(collection.rows.bags)
+        reads: dict[str, list[float]] = {}
+        for f in collection.rows.features:
+            for key, stored in zip(f.keys, f.stored, strict=True):
+                rows = ids_per_sample.get(f.name, 1) * (len(f.spec.shapes) if f.merged else 1)
+                reads.setdefault(stored.name, []).append(rows)
+                sharder = EmbeddingBagCollectionSharder() if key in bag_keys else EmbeddingCollectionSharder()
+                types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]
+                may_replicate = key in bag_keys or device_type != "cpu"
+                if may_replicate and stored.num_rows <= batch_size * sum(reads[stored.name]):
+                    types = [REPLICATED]
+                found[stored.name] = ParameterConstraints(
+                    sharding_types=types,
+                    pooling_factors=reads[stored.name],
+                    is_weighted=collection.rows.weighted,
+                )
+    return found

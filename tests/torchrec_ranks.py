@@ -1,0 +1,370 @@
+"""What two ranks do together: each case is run by both, and must leave both at the same point.
+
+Started by ``test_torchrec_ranks.py`` as ``python torchrec_ranks.py FOLDER CASE ...``, once for each rank.
+"""
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import oracles
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+import quorem
+from quorem.integrations import torchrec as integration
+from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection
+from quorem.partitions import ExplicitPartition, Partition
+
+N, D, B = 90, 16, 4
+GROUPS = ExplicitPartition([i * i % 7 for i in range(N)])
+SCHEMES = {
+    "full": quorem.Full(),
+    "hash": quorem.Hash(4),
+    "add": quorem.QR(4, operation="add"),
+    "add3": quorem.ChineseRemainder(3, operation="add", permute=1),
+    "mult": quorem.QR(4),
+    "mult3": quorem.Custom((Partition(1, 10), Partition(10, 9), GROUPS)),
+    "concat": quorem.GeneralizedQR(2, operation="concat"),
+    "feature": quorem.QR(4, operation="feature"),
+    "path": quorem.Path(4, (8,), force=True),
+}
+TABLES = [quorem.Table(n, N, D, s, padding_idx=5 if n[0] in "mp" else None) for n, s in SCHEMES.items()]
+NAMES = [table.name for table in TABLES]
+CPU = torch.device("cpu")
+
+
+def reference(tables: list[quorem.Table] = TABLES, **options: Any) -> quorem.EmbeddingCollection:
+    """A single-device collection, the same on every rank."""
+    made = quorem.EmbeddingCollection(tables, **{"mode": "sum", **options})
+    oracles.fill_(made)
+    return made
+
+
+def jagged(
+    rank: int, step: int = 0, batch: int = B, names: list[str] = NAMES, weighted: bool = False, n: int = N
+) -> KeyedJaggedTensor:
+    """A rank's batch: zero to three ids in each bag."""
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    lengths = torch.randint(0, 4, (len(names) * batch,), generator=draw)
+    ids = torch.randint(0, n, (int(lengths.sum()),), generator=draw)
+    weights = torch.rand(ids.shape, generator=draw) if weighted else None
+    return KeyedJaggedTensor(names, ids, lengths=lengths, weights=weights, stride=batch)
+
+
+def slope(rank: int, step: int, shape: torch.Size) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + rank + 50))
+
+
+def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor) -> Tensor:
+    offsets = F.pad(features.lengths().cumsum(0), (1, 0))
+    return collection(features.values(), offsets, features.weights_or_none()).flatten(1)
+
+
+def near(actual: Tensor, wanted: Tensor, name: str) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5, msg=lambda m: f"{name}: {m}")
+
+
+def same_tables(sharded: nn.Module, collection: quorem.EmbeddingCollection, case: str) -> None:
+    wanted = collection.state_dict()
+    for name, value in integration.to_collection(sharded).state_dict().items():
+        near(value, wanted[name], f"{case} {name}")
+
+
+def shard(module: nn.Module, constraints: Mapping[str, ParameterConstraints]) -> DistributedModelParallel:
+    topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=dict(constraints), batch_size=B)
+    plan = planner.collective_plan(module, get_default_sharders(), dist.group.WORLD)
+    return DistributedModelParallel(module, plan=plan, device=CPU)
+
+
+def all_of(module: Any, bags: str, vectors: str) -> dict[str, ParameterConstraints]:
+    """Constraints that shard every pooled table in one way, and every unpooled one in another."""
+    tables = {} if getattr(module, "bags", None) is None else dict.fromkeys(module.bags.embedding_bags, bags)
+    tables |= {name: vectors for group in module.vectors for name in group.embeddings}
+    return {name: ParameterConstraints(sharding_types=[kind], min_partition=4) for name, kind in tables.items()}
+
+
+def dense_optimizer(model: nn.Module, make: Callable[[Any], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """For what is not updated in the backward pass: networks, and tables that are replicated."""
+    return KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), make)
+
+
+def step_of_both(rank: int, model: nn.Module, collection: quorem.EmbeddingCollection, step: int = 0, **options: Any):
+    """Backward on this rank's batch, and on all ranks' batches by the single-device collection; their outputs too."""
+    features = jagged(rank, step, **options)
+    out = model(features).values()
+    near(out, expected(collection, features), f"output of step {step}")
+    (out * slope(rank, step, out.shape)).sum().backward()
+    loss = torch.zeros(())
+    for r in range(dist.get_world_size()):
+        wanted = expected(collection, jagged(r, step, **options))
+        loss = loss + (wanted * slope(r, step, wanted.shape)).sum() / dist.get_world_size()
+    loss.backward()
+
+
+def sharded_with_sgd(module: Any, collection: quorem.EmbeddingCollection, bags: str, vectors: str) -> nn.Module:
+    tables = [*module.vectors.parameters(), *([] if module.bags is None else module.bags.parameters())]
+    apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": 0.5})
+    model = shard(module, all_of(module, bags, vectors))
+    integration.load_collection_(model, collection)
+    return model
+
+
+TYPES = {
+    "data_parallel": ("data_parallel", "table_wise"),
+    "table_wise": ("table_wise", "table_wise"),
+    "column_wise": ("column_wise", "column_wise"),
+    "table_column_wise": ("table_column_wise", "column_wise"),
+    "row_wise": ("table_wise", "row_wise"),
+}
+
+
+def every_type(rank: int) -> None:
+    """Outputs, gradients and one update of every scheme under every sharding type that there is on the CPU."""
+    for kind, (bags, vectors) in TYPES.items():
+        collection = reference()
+        model = sharded_with_sgd(EmbeddingBagCollection(TABLES), collection, bags, vectors)
+        assert model(jagged(rank)).keys() == NAMES
+        optimizers = [dense_optimizer(model, lambda p: torch.optim.SGD(p, lr=0.5))]
+        optimizers.append(torch.optim.SGD(collection.parameters(), lr=0.5))
+        step_of_both(rank, model, collection)
+        for optimizer in optimizers:
+            optimizer.step()
+        same_tables(model, collection, kind)
+
+
+def unpooled(rank: int) -> None:
+    """Vectors of every scheme, and their gradients."""
+    for kind in ("table_wise", "column_wise", "row_wise"):
+        collection = reference()
+        module = EmbeddingCollection(TABLES)
+        apply_optimizer_in_backward(torch.optim.SGD, module.vectors.parameters(), {"lr": 0.5})
+        model = shard(module, all_of(module, "", kind))
+        integration.load_collection_(model, collection)
+        optimizers = [dense_optimizer(model, lambda p: torch.optim.SGD(p, lr=0.5))]
+        optimizers.append(torch.optim.SGD(collection.parameters(), lr=0.5))
+        features = jagged(rank)
+        out = model(features)
+        assert list(out) == NAMES
+        for f, name in enumerate(NAMES):
+            near(out[name].values(), collection.dense(f).flatten(1)[features[name].values()], name)
+            assert torch.equal(out[name].lengths(), features[name].lengths())
+        vectors = torch.cat([out[name].values().flatten() for name in NAMES])
+        (vectors * slope(rank, 0, vectors.shape)).sum().backward()
+        for r in range(2):
+            other = jagged(r)
+            parts = [collection.dense(f)[other[name].values()].flatten() for f, name in enumerate(NAMES)]
+            wanted = torch.cat(parts)
+            ((wanted * slope(r, 0, wanted.shape)).sum() / 2).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        same_tables(model, collection, kind)
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, quorem.optim.SGD, {"lr": 0.1}),
+    "adagrad": (torch.optim.Adagrad, quorem.optim.Adagrad, {"lr": 0.1, "eps": 1e-8}),
+    "rowwise": (RowWiseAdagrad, quorem.optim.RowWiseAdagrad, {"lr": 0.1, "eps": 1e-8}),
+}
+
+
+def optimizers(rank: int) -> None:
+    """Three steps of each optimizer in TorchRec's backward pass, under the plan that its planner makes."""
+    tables = [*TABLES, quorem.Table("tiny", 4, D)]
+    names = [table.name for table in tables]
+    for name, (theirs, ours, options) in OPTIMIZERS.items():
+        collection = reference(tables, sparse=True)
+        module = EmbeddingBagCollection(tables)
+        apply_optimizer_in_backward(theirs, [*module.bags.parameters(), *module.vectors.parameters()], dict(options))
+        model = shard(module, integration.constraints(module, batch_size=B))
+        kinds = {table: plan.sharding_type for group in model.plan.plan.values() for table, plan in group.items()}
+        assert {table for table, kind in kinds.items() if kind == "data_parallel"} == {"tiny", "feature:1"}, kinds
+        integration.load_collection_(model, collection)
+        replicated, networks = [], []
+        for key, parameter in in_backward_optimizer_filter(model.named_parameters()):
+            (networks if "paths" in key else replicated).append(parameter)
+        whole = torch.optim.Adagrad if theirs is RowWiseAdagrad else theirs  # as quorem.optim does for networks
+        both = [theirs(replicated, **options), whole(networks, **options), ours(collection.parameters(), **options)]
+        for step in range(3):
+            for optimizer in both:
+                optimizer.zero_grad()
+            step_of_both(rank, model, collection, step, names=names, n=4)
+            for optimizer in both:
+                optimizer.step()
+        same_tables(model, collection, name)
+
+
+def odd_batches(rank: int) -> None:
+    """Batches of other sizes, an empty one, keys in another order, features without ids, weights, the mean."""
+    collection = reference()
+    model = sharded_with_sgd(EmbeddingBagCollection(TABLES), collection, "table_wise", "row_wise")
+    for step, sizes in enumerate([(3, 5), (1, 0), (0, 2), (0, 0), (4, 4)]):
+        names = NAMES if step % 2 == rank else NAMES[::-1]
+        drawn = jagged(rank, step, batch=sizes[rank], names=names)
+        lengths = drawn.lengths() * (0 if step == 4 and rank else 1)
+        features = KeyedJaggedTensor(names, drawn.values()[: int(lengths.sum())], lengths=lengths, stride=sizes[rank])
+        in_order = [features[name] for name in NAMES] if sizes[rank] else []
+        out = model(features)
+        assert out.keys() == NAMES and out.values().shape == (sizes[rank], (len(NAMES) + 1) * D)
+        if in_order:
+            ids, lengths = torch.cat([p.values() for p in in_order]), torch.cat([p.lengths() for p in in_order])
+            near(out.values(), collection(ids, F.pad(lengths.cumsum(0), (1, 0))).flatten(1), f"sizes {sizes}")
+    for mode in ("sum", "mean"):
+        collection = reference(mode=mode)
+        module = EmbeddingBagCollection(TABLES, mode=mode, is_weighted=True)
+        model = sharded_with_sgd(module, collection, "column_wise", "table_wise")
+        step_of_both(rank, model, collection, weighted=True)
+        torch.optim.SGD(collection.parameters(), lr=0.5).step()
+        dense_optimizer(model, lambda p: torch.optim.SGD(p, lr=0.5)).step()
+        same_tables(model, collection, mode)
+
+
+def refused(rank: int) -> None:
+    """An id out of range raises on its rank, and replicated unpooled tables on the CPU on all."""
+    module = EmbeddingBagCollection(TABLES)
+    model = shard(module, all_of(module, "data_parallel", "data_parallel"))
+    raises(RuntimeError, "are replicated on the CPU, where FBGEMM would pool", lambda: model(jagged(rank)))
+    vectors = EmbeddingCollection(TABLES)
+    sharded = shard(vectors, all_of(vectors, "", "data_parallel"))
+    raises(RuntimeError, "are replicated on the CPU, where FBGEMM would pool", lambda: sharded(jagged(rank)))
+    module = EmbeddingBagCollection(TABLES)
+    model = shard(module, integration.constraints(module, batch_size=B))
+    ids = torch.full((len(NAMES),), N)
+    features = KeyedJaggedTensor(NAMES, ids, lengths=torch.ones_like(ids))
+    raises(IndexError, f"id {N} is outside [0, {N}) of table full", lambda: model(features))
+
+
+def raises(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def starts(rank: int) -> None:
+    """Shards of rows or columns and whole tables start in the interval of their partition, from the meta device too."""
+    tables = [
+        quorem.Table("add", 1000, D, quorem.QR(10, operation="add")),
+        quorem.Table("mult", 1000, D, quorem.QR(10)),
+    ]
+    bound = (1 / 1000) ** 0.5
+    for device in ("cpu", "meta"):
+        for kind in ("row_wise", "column_wise", "table_wise"):
+            module = EmbeddingCollection(tables, device=device)
+            made = dict(integration.to_collection(shard(module, all_of(module, "", kind))).named_tables())
+            spans = {name: float(table.max() - table.min()) / 2 for name, table in made.items()}
+            wanted = {
+                "tables.add.0": bound,
+                "tables.add.1": 0.01 * bound,
+                "tables.mult.0": bound,
+                "tables.mult.1": 0.01,
+            }
+            for name, span in wanted.items():
+                assert 0.85 * span < spans[name] <= 1.001 * span, (device, kind, name, spans[name], span)
+            assert abs(float(made["tables.mult.1"].mean()) - 1) < 0.01
+
+
+@dataclass
+class Batch(Pipelineable):
+    """What a training pipeline copies to the device ahead of time."""
+
+    features: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return Batch(self.features.to(device, non_blocking))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.features.record_stream(stream)
+
+
+class Scores(nn.Module):
+    """A model as pipelines want it: a batch in, a loss and outputs out."""
+
+    def __init__(self, bags: nn.Module) -> None:
+        super().__init__()
+        self.bags = bags
+        self.top = nn.Linear((len(NAMES) + 1) * D, 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        scores = self.top(self.bags(batch.features).values())
+        return scores.square().mean(), scores
+
+
+def pipeline(rank: int) -> None:
+    """``TrainPipelineSparseDist`` maps and sends the ids of the next batch ahead, and trains to the same losses."""
+    losses = {}
+    for ahead in (False, True):
+        torch.manual_seed(0)
+        module = Scores(EmbeddingBagCollection(TABLES))
+        tables = [*module.bags.bags.parameters(), *module.bags.vectors.parameters()]
+        apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": 0.01})
+        model = shard(module, all_of(module.bags, "table_wise", "row_wise"))
+        integration.load_collection_(model.module.bags, reference())
+        optimizer = dense_optimizer(model, lambda p: torch.optim.SGD(p, lr=0.01))
+        batches = [Batch(jagged(rank, step)) for step in range(5)]
+        if ahead:
+            trainer = TrainPipelineSparseDist(model, optimizer, CPU, pipeline_postproc=True)
+            source = iter(batches)
+            losses[ahead] = [float(trainer.progress(source).square().mean()) for _ in batches]
+            assert [module.fqn for module in trainer._pipelined_postprocs] == ["bags.rows"]
+            assert len(trainer._pipelined_modules) == 2  # the pooled tables and the unpooled ones
+        else:
+            losses[ahead] = []
+            for batch in batches:
+                optimizer.zero_grad()
+                loss, _ = model(batch)
+                loss.backward()
+                optimizer.step()
+                losses[ahead].append(float(loss.detach()))
+    torch.testing.assert_close(losses[True], losses[False], rtol=1e-5, atol=1e-6)
+
+
+CASES: dict[str, Callable[[int], None]] = {
+    f.__name__: f for f in (every_type, unpooled, optimizers, odd_batches, refused, starts, pipeline)
+}
+
+
+def main() -> None:
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    rank = int(os.environ["RANK"])
+    logging.disable(logging.CRITICAL)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", timeout=timedelta(seconds=60), store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2
+    )
+    for name in names:
+        try:
+            CASES[name](rank)
+        except BaseException:
+            (folder / f"error{rank}").write_text(f"{name}, rank {rank}: {traceback.format_exc()}")
+            os._exit(1)  # the other rank may wait for this one: no farewell
+        dist.barrier()
+        (folder / f"done{rank}").open("a").write(f"{name}\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
