@@ -7,6 +7,8 @@ import shlex
 
 import pytest
 import torch
+from made_up_results import figure as made_up
+from made_up_results import result
 from runs_of_training import CARDINALITIES, small_log, small_run
 from typer.testing import CliRunner
 
@@ -44,7 +46,7 @@ def finish(folder, config: RunConfig, validation: float, test: float, curve: dic
 
 
 def test_mean_and_sample_deviation():
-    assert mean_and_deviation([0.5]) == (0.5, 0.0)
+    assert mean_and_deviation([0.5]) == (0.5, None)
     mean, deviation = mean_and_deviation([1.0, 2.0, 6.0])
     assert (mean, deviation) == (3.0, pytest.approx(math.sqrt((4 + 1 + 9) / 2)))
 
@@ -113,7 +115,7 @@ def test_missing_and_failed_trials_are_counted(tmp_path):
     (tmp_path / "errors" / f"{made.runs[0][3].key()}.json").write_text("{}")
     figure = aggregate(made, tmp_path)
     (point,) = figure.points
-    assert (point.trials, point.missing, point.failed, point.test_sd) == (1, 3, 1, 0.0)
+    assert (point.trials, point.missing, point.failed, point.test_sd) == (1, 3, 1, None)
     assert figure.made["commit"] == "c0ffee" and figure.made["command"] == MADE["command"]
 
 
@@ -156,6 +158,15 @@ def test_csv_has_a_line_a_point(tmp_path):
     assert (row["figure"], row["series"], row["test_mean"]) == ("figure7", "mult", "")
     assert json.loads(row["scheme"]) == {"scheme": "QR"}
     assert int(row["parameters"]) == figure.points[0].parameters
+
+
+@pytest.mark.parametrize(("trials", "deviation"), [(1, ""), (2, "0.001")])
+def test_csv_has_no_deviation_for_one_trial_and_says_the_rows(tmp_path, trials, deviation):
+    write_csv(made_up([result(trials=trials)]), tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert [row[name] for name in ("test_sd", "validation_sd", "auc_sd")] == [deviation] * 3
+    assert (row["test_mean"], row["rows"], row["epochs"], row["batch_size"]) == ("0.45", "1200", "1", "128")
 
 
 def test_plans_are_refused_where_they_make_no_sense(tmp_path):

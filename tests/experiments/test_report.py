@@ -12,7 +12,7 @@ import pytest
 from made_up_results import DATA, figure, result, sweep
 
 from quorem.experiments.report import draw, page
-from quorem.experiments.report.document import by_data, html
+from quorem.experiments.report.document import html, sections
 from quorem.experiments.report.lines import panels, span, ticks
 from quorem.experiments.report.paper import drawing
 from quorem.experiments.report.styles import FIXED, OTHERS, styles
@@ -186,7 +186,7 @@ def test_missing_and_failed_trials_are_said():
 def test_figures_stand_by_their_data():
     other = {**DATA, "identity": "2"}
     figures = [sweep(), sweep(data=other), sweep(data={**DATA, "path": "elsewhere"}), sweep(data=None)]
-    assert {name: [figures.index(f) for f in found] for name, found in by_data(figures).items()} == {
+    assert {name: [figures.index(f) for f in found] for name, found in sections(figures).items()} == {
         "made-up": [0, 2],
         "made-up (2)": [1],
         "data": [3],
@@ -324,17 +324,18 @@ def test_a_drawing_of_curves_has_bands_and_keeps_a_dollar_sign():
 
 def test_table_1_is_a_table_too(tmp_path):
     points = [
-        result("path", hidden, loss=loss, network=network)
+        result("path", hidden, loss=loss, sd=0.00002, network=network)
         for network, values in LOSSES.items()
         for hidden, loss in values.items()
     ]
     shown = figure(points, name="table1", title="Table 1", x_label="hidden layer", x_log=True)
     head, *rows = hidden_layers(shown)
     assert head == ["network", "hidden layer", "16", "32", "64", "128"] and len(rows) == 6
-    assert rows[1][4] == "**0.45252 ± 0.00100**" and rows[2][4] == "**0.45252**" and rows[1][2] == "0.45263 ± 0.00100"
+    assert rows[1][4] == "**0.45252 ± 0.00002**" and rows[2][4] == "**0.45252**" and rows[1][2] == "0.45263 ± 0.00002"
+    assert rows[1][3] == "**0.45254 ± 0.00002**" and rows[2][3] == "0.45254"  # a tie, which needs deviations
     draw(shown, tmp_path / "table1")
     assert (tmp_path / "table1.md").read_text(encoding="utf-8") == markdown([head, *rows])
-    assert "<strong>0.45306 ± 0.00100</strong>" in html([shown])
+    assert "<strong>0.45306 ± 0.00002</strong>" in html([shown])
 
 
 def test_markdown_keeps_a_bar_in_its_cell():

@@ -100,7 +100,9 @@ def test_tables_for_documents(whole):
     first = points["dcn", "full", None]
     assert full == f"| full | {first.test_mean:.4f} ± {first.test_sd:.4f} |  |  |  |  |"
     assert hash_.split(" | ")[3] == "{p.test_mean:.4f} ± {p.test_sd:.4f}".format(p=points["dcn", "hash", 200])
-    assert done.stdout.endswith("2 trials after the last step; * with AMSGrad, otherwise Adagrad.\n")
+    assert done.stdout.endswith(
+        "2 trials after the last step; * with AMSGrad, otherwise Adagrad. Trained on 256 rows, 1 epoch, batch 128.\n"
+    )
     counted = invoke("report", out / "results", "--table", "figure7").stdout
     assert f"| full | {first.parameters:,} |  |" in counted and "±" not in counted
     curves = invoke("report", out / "results", "--table", "figure4").stdout
@@ -126,6 +128,21 @@ def test_a_smaller_command_leaves_what_a_larger_one_trained(whole, log):
     assert done.exit_code == 0, done.output
     figure = Figure.read(out / "results" / "figure5.json")
     assert len(figure.points) == 72 and {point.trials for point in figure.points} == {2}
+
+
+def test_other_rows_in_one_folder_are_never_pooled(log, tmp_path):
+    out = tmp_path / "runs"
+    options = ("--trials", 1, "--optimizers", "adagrad", "--networks", "dcn", "--device", "cpu", "--out", out)
+    for rows in (256, 128):
+        done = invoke("reproduce", "figure4", "--data", log, "--rows", rows, *options)
+        assert done.exit_code == 0, done.output
+    figures = reproduce.figures_in(out)
+    assert [[point.config["max_rows"] for point in figure.points] for figure in figures] == [[128] * 3, [256] * 3]
+    files = sorted(path.name for path in (out / "results").glob("*.csv"))
+    assert len(files) == 2 and "-128-rows-" in files[0] and "-256-rows-" in files[1]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("<h3>What a byte buys</h3>") == 2
+    assert "trained on 128 rows" in page and "trained on 256 rows" in page
 
 
 def test_failures_are_told_and_end_with_an_error(log, tmp_path):
@@ -168,7 +185,7 @@ def test_training_here_and_the_page_there(log, tmp_path):
     options = ("--trials", 1, "--optimizers", "adagrad", "--networks", "dcn", "--rows", 128, "--device", "cpu")
     done = invoke("reproduce", "figure5", "--data", log, "--collisions", "4,60", *options, "--train-only", "--out", out)
     assert done.exit_code == 0, done.output
-    assert sorted(path.name for path in out.iterdir()) == ["locks", "plans", "runs"]
+    assert sorted(path.name for path in out.iterdir()) == ["plans", "runs"]
     done = invoke("report", out)
     assert done.exit_code == 0 and (out / "report.html").exists(), done.output
     assert len(Figure.read(out / "results" / "figure5.json").points) == 11

@@ -110,11 +110,12 @@ def report(
 
         figures = reproduce.figures_in(runs)
         if table is not None:
-            for figure in figures:
-                if figure.axes.name == table:
-                    typer.echo(markdown(figure), nl=False)
-                    return
-            raise ValueError(f"table ({table!r}) must be one of {', '.join(f.axes.name for f in figures)}")
+            texts = [markdown(figure) for figure in figures if figure.axes.name == table]
+            if not texts:
+                names = ", ".join(dict.fromkeys(figure.axes.name for figure in figures))
+                raise ValueError(f"table ({table!r}) must be one of {names}")
+            typer.echo("\n".join(texts), nl=False)
+            return
         from ..experiments.report import page
 
         if out is None and (runs / "plans").exists():

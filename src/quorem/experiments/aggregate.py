@@ -20,6 +20,7 @@ from ..schemes import to_json
 from ..training.config import RunConfig
 from ..training.run import read_metrics, read_result
 from ..training.tables import tables_of
+from .conditions import conditions_of
 from .figures import Figure, Plan, Point, Result
 
 
@@ -136,16 +137,16 @@ def _counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
     )
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation (n - 1); the deviation of a single value is 0.
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation (n - 1), which a single value does not have.
 
-    >>> mean_and_deviation([1.0, 2.0, 4.0, 5.0])
-    (3.0, 1.8257418583505538)
+    >>> mean_and_deviation([1.0, 2.0, 4.0, 5.0]), mean_and_deviation([3.0])
+    ((3.0, 1.8257418583505538), (3.0, None))
     """
-    return mean(values), stdev(values) if len(values) > 1 else 0.0
+    return mean(values), stdev(values) if len(values) > 1 else None
 
 
-def curve(metrics: Sequence[Path]) -> list[list[float]]:
+def curve(metrics: Sequence[Path]) -> list[list[float | None]]:
     """``[step, mean, deviation]`` of the validation loss at the steps where every trial has one."""
     trials = []
     for path in metrics:
@@ -173,20 +174,26 @@ def command_of(config: RunConfig, data: str) -> str:
 COLUMNS = (
     *("figure", "network", "series", "x", "optimizer", "trials", "test_mean", "test_sd", "validation_mean"),
     *("validation_sd", "auc_mean", "auc_sd", "parameters", "bytes", "embedding_parameters", "embedding_bytes"),
-    *("missing", "failed", "scheme", "threshold", "command"),
+    *("missing", "failed", "rows", "epochs", "batch_size", "scheme", "threshold", "command"),
 )
 
 
 def write_csv(figure: Figure, path: Path) -> None:
-    """One line a point."""
+    """One line a point; a deviation is empty for a single trial, which has none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for point in figure.points:
+        trained = conditions_of(point, figure.made)
         values = vars(point) | {
             "figure": figure.axes.name,
+            "rows": trained.rows,
+            "epochs": trained.epochs,
+            "batch_size": trained.batch_size,
             "scheme": json.dumps(point.config["scheme"]),
             "threshold": point.config["threshold"],
         }
+        if point.trials < 2:
+            values |= dict.fromkeys(("test_sd", "validation_sd", "auc_sd"))
         writer.writerow(["" if values[name] is None else values[name] for name in COLUMNS])
     write(path, text.getvalue())

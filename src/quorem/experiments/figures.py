@@ -83,6 +83,7 @@ class Result:
         others: mean validation and test loss with each optimizer, the chosen one among them.
         test_losses: of each trial.
         curve: ``[step, mean, deviation]`` of the validation loss during training; empty if it was not followed.
+            Here as in ``test_sd`` and its like, the deviation of a single trial is None.
         trials: how many were finished; ``missing`` (of any optimizer) are not, ``failed`` among them. With none, as
             where a figure only counts parameters, means and deviations are None.
         config: of the runs, without seed.
@@ -111,7 +112,7 @@ class Result:
     runs: list[str]
     command: str
     test_losses: list[float] = field(default_factory=list)
-    curve: list[list[float]] = field(default_factory=list)
+    curve: list[list[float | None]] = field(default_factory=list)
     missing: int = 0
     failed: int = 0
 

@@ -1,12 +1,11 @@
 """A figure's numbers as Markdown tables, one a network: for documents, which a test holds to the files."""
 
-from collections.abc import Sequence
-
 from . import words
+from .conditions import all_conditions
 from .figures import Figure, Result
 
 MARKS = {"adagrad": "", "amsgrad": "*"}
-NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad."
+NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad. Trained on {rows}."
 
 
 def markdown(figure: Figure) -> str:
@@ -29,7 +28,7 @@ def markdown(figure: Figure) -> str:
             text.append(f"| {series} | " + " | ".join(cells) + " |")
         text.append("")
     if axes.y != "parameters":
-        text.append(note(figure.points))
+        text.append(note(figure))
     return "\n".join(text).rstrip() + "\n"
 
 
@@ -44,15 +43,16 @@ def cell(figure: Figure, point: Result | None) -> str:
         if figure.axes.y == "validation"
         else (point.test_mean, point.test_sd)
     )
-    if mean is None or deviation is None:
+    if mean is None:
         return ""
     size = f", {words.size(point.embedding_bytes)}" if figure.axes.x == "embedding_bytes" else ""
-    spread = f" ± {deviation:.4f}" if point.trials > 1 else ""
+    spread = f" ± {deviation:.4f}" if point.trials > 1 and deviation is not None else ""
     return f"{mean:.4f}{spread}{MARKS.get(point.optimizer, '')}{size}"
 
 
-def note(points: Sequence[Result]) -> str:
-    """What the cells are."""
-    trials = sorted({point.trials for point in points})
+def note(figure: Figure) -> str:
+    """What the cells are, and what the models were trained on."""
+    trials = sorted({point.trials for point in figure.points})
     many = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
-    return NOTE.format(what="One trial" if trials == [1] else f"Mean and standard deviation over {many} trials")
+    what = "One trial" if trials == [1] else f"Mean and standard deviation over {many} trials"
+    return NOTE.format(what=what, rows="; ".join(found.text() for found in all_conditions(figure)))

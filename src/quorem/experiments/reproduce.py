@@ -17,6 +17,7 @@ from ..training.config import OPTIMIZERS, RunConfig
 from ..training.model import data_identity
 from . import budgets, figure4, figure5, figure6, figure7, sweep, table1
 from .aggregate import aggregate, write_csv
+from .conditions import file_names, split
 from .figures import Axes, Figure, Plan, Point
 from .progress import showing
 
@@ -170,9 +171,9 @@ def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, consol
 
 
 def joined(before: Plan, now: Plan) -> Plan | None:
-    """A plan for the points of both: a smaller command leaves what a larger one trained. None if on other data.
+    """A plan for the points of both: a command leaves what earlier ones trained. None if on other data.
 
-    Points are kept of earlier commands over as many rows; a point of both has the runs of both.
+    A point of both has the runs of both. Points over unlike rows become figures of their own (``conditions.split``).
     """
     if before.made["datasets"].keys() != now.made["datasets"].keys():
         return None
@@ -180,12 +181,10 @@ def joined(before: Plan, now: Plan) -> Plan | None:
     def setting(configs: Sequence[RunConfig]) -> RunConfig:
         return dataclasses.replace(configs[0], optimizer="adagrad", seed=0)
 
-    rows = {configs[0].max_rows for configs in now.runs}
     points = {setting(configs): (point, list(configs)) for point, configs in zip(now.points, now.runs, strict=True)}
     for point, configs in zip(before.points, before.runs, strict=True):
-        if configs[0].max_rows in rows:
-            _, own = points.setdefault(setting(configs), (point, []))
-            own += [config for config in configs if config not in own]
+        _, runs = points.setdefault(setting(configs), (point, []))
+        runs += [config for config in configs if config not in runs]
     found = list(points.values())
     return dataclasses.replace(now, points=[point for point, _ in found], runs=[runs for _, runs in found])
 
@@ -204,6 +203,8 @@ def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunC
 def figures_in(folder: Path) -> list[Figure]:
     """The figures of a sweep's folder, or of a folder of figures already aggregated.
 
+    One whose runs were trained under unlike conditions is several (``conditions.split``).
+
     Raises:
         FileNotFoundError: if there are none.
         ValueError: if a file is not what it should be.
@@ -216,16 +217,23 @@ def figures_in(folder: Path) -> list[Figure]:
     if not found:
         raise FileNotFoundError(f"{folder} has no figures: neither plans/*.json nor *.json")
     order = list(FIGURES)
-    return sorted(found, key=lambda f: order.index(f.axes.name) if f.axes.name in order else len(order))
+    found.sort(key=lambda f: order.index(f.axes.name) if f.axes.name in order else len(order))
+    return [part for figure in found for part in split(figure)]
 
 
 def publish(figures: Sequence[Figure], out: Path) -> None:
-    """Write each figure as JSON, CSV, PNG and PDF."""
+    """Write each figure as JSON, CSV, PNG and PDF.
+
+    Where a figure has become several, of unlike conditions, the files of the one that it was go.
+    """
     from .report import draw
 
     out.mkdir(parents=True, exist_ok=True)
-    for figure in figures:
-        figure.write(out / f"{figure.axes.name}.json")
-        write_csv(figure, out / f"{figure.axes.name}.csv")
+    for name, figure in zip(file_names(figures), figures, strict=True):
+        if name != figure.axes.name:
+            for ending in ("json", "csv", "png", "pdf", "md"):
+                (out / f"{figure.axes.name}.{ending}").unlink(missing_ok=True)
+        figure.write(out / f"{name}.json")
+        write_csv(figure, out / f"{name}.csv")
         if figure.points:
-            draw(figure, out / figure.axes.name)
+            draw(figure, out / name)

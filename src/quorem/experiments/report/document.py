@@ -13,12 +13,16 @@ from plotly.offline import get_plotlyjs
 
 from ...files import write
 from .. import words
+from ..conditions import Conditions, all_conditions, conditions_of, dataset_of, split
 from ..figures import Figure, Result
 from .lines import networks, panels
 from .plots import figure_plots, tradeoff_plots
 from .styles import Style, styles
-from .tables import copyable, hidden_layers_html, points_html, swatch, winners_html
-from .tradeoff import distinct, is_full, winners
+from .tables import Row, copyable, hidden_layers_html, points_html, swatch, winners_html
+from .tradeoff import distinct, is_clear, is_full, winners
+
+PAPER = ("figure4", "figure5", "figure6", "table1")
+PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
 
 
 def page(figures: Sequence[Figure], out: Path) -> None:
@@ -39,26 +43,29 @@ def page(figures: Sequence[Figure], out: Path) -> None:
 
 def html(figures: Sequence[Figure]) -> str:
     """The page as text."""
+    figures = [part for figure in figures for part in split(figure)]
     looks = styles(point.series for figure in figures for point in figure.points)
-    groups = by_data(figures)
+    groups = sections(figures)
     plots: dict[str, str] = {}
-    sections = [_dataset(k, name, members, looks, plots) for k, (name, members) in enumerate(groups.items())]
+    parts = [_section(k, name, members, looks, plots) for k, (name, members) in enumerate(groups.items())]
     rows = [
-        (short_name(figure), name, point) for name, members in groups.items() for figure in members
+        Row(short_name(figure), name, conditions_of(point, figure.made).rows, point)
+        for name, members in groups.items()
+        for figure in members
         for point in figure.points
-    ]  # fmt: skip
-    parts = {
+    ]
+    values = {
         "style": _file("report.css") + _series_css(looks),
         "summary": _summary(figures, groups),
         "links": _links(groups),
-        "main": "".join(sections) + _all_points(rows, groups, looks),
+        "main": "".join(parts) + _all_points(rows, groups, looks),
         "made": _made(figures),
         "plotly": get_plotlyjs().replace("</script", r"<\/script"),
         "plots": "{" + ",".join(f"{json.dumps(k)}:{v}" for k, v in plots.items()).replace("<", r"\u003c") + "}",
         "colours": json.dumps({name: [s.light, s.dark] for name, s in looks.items()}).replace("<", r"\u003c"),
         "script": _file("report.js"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("report.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _file("report.html"))
 
 
 def _file(name: str) -> str:
@@ -71,24 +78,35 @@ def _series_css(looks: Mapping[str, Style]) -> str:
     )
 
 
-def by_data(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
-    """The figures of each dataset; datasets of one name are told apart by a number."""
-    found: dict[str, list[Figure]] = {}
-    names: dict[str, str] = {}
+def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
+    """The figures that may be compared, by heading: those of one dataset, trained under the same conditions.
+
+    Datasets of one name are told apart by a number; conditions are named where a dataset has several.
+    """
+    names: dict[str, str] = {}  # of datasets, by identity
+    groups: dict[tuple[str, tuple[Conditions, ...]], list[Figure]] = {}
     for figure in figures:
-        data = figure.made.get("data")
-        known = data if isinstance(data, Mapping) else {"name": data or "data"}
-        name, key = (
-            str(known.get("name", "data")),
-            json.dumps(known.get("identity", known), sort_keys=True, default=str),
-        )
-        if key not in names:
-            same = sum(
-                other == name or re.fullmatch(re.escape(name) + r" \(\d+\)", other) is not None for other in found
-            )
-            names[key] = f"{name} ({same + 1})" if same else name
-        found.setdefault(names[key], []).append(figure)
-    return found
+        data = dataset_of(figure.made, figure.points[0].config.get("data") if figure.points else None)
+        identity = json.dumps(data.get("identity", data), sort_keys=True, default=str)
+        if identity not in names:
+            name = str(data.get("name", "data"))
+            same = sum(re.fullmatch(re.escape(name) + r"( \(\d+\))?", other) is not None for other in names.values())
+            names[identity] = f"{name} ({same + 1})" if same else name
+        groups.setdefault((names[identity], tuple(all_conditions(figure))), []).append(figure)
+    for name, conditions in [key for key in groups if not key[1]]:  # figures without points join others of their data
+        for other in groups:
+            if other[0] == name and other[1]:
+                groups[other] += groups.pop((name, conditions))
+                break
+    several = {name for name in names.values() if sum(key[0] == name for key in groups) > 1}
+    return {
+        f"{name}: {_trained_on(members)}" if name in several else name: members for (name, _), members in groups.items()
+    }
+
+
+def _trained_on(figures: Sequence[Figure]) -> str:
+    """Rows, epochs and batch size of the figures in words."""
+    return "; ".join(dict.fromkeys(found.text() for figure in figures for found in all_conditions(figure)))
 
 
 def short_name(figure: Figure) -> str:
@@ -103,12 +121,14 @@ def _title(figure: Figure) -> str:
     return title[:1].upper() + title[1:]
 
 
-def _dataset(
+def _section(
     number: int, name: str, figures: Sequence[Figure], looks: Mapping[str, Style], plots: dict[str, str]
 ) -> str:
     data = figures[0].made.get("data")
-    known = words.data(data) if isinstance(data, Mapping) else ""
-    about = f'<p class="quiet">{escape(known)}</p>' if known else ""
+    facts = [words.data(data)] if isinstance(data, Mapping) else []
+    if any(figure.points for figure in figures):
+        facts.append(f"trained on {_trained_on(figures)}")
+    about = f'<p class="quiet">{escape("; ".join(filter(None, facts)))}</p>' if any(facts) else ""
     inner = _tradeoff(number, figures, looks, plots)
     inner += "".join(_figure(f"d{number}f{k}", figure, looks, plots) for k, figure in enumerate(figures))
     head = f'<h2 id="d{number}h">{escape(name)}</h2>{about}'
@@ -117,7 +137,7 @@ def _dataset(
 
 def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     points = distinct(figures)
-    if not points:
+    if not points or _varies(figures):
         return ""
     wins = {name: winners([p for p in points if p.network == name]) for name in networks(points)}
     drawn = tradeoff_plots(points, looks)
@@ -134,10 +154,15 @@ def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]
     )
 
 
+def _varies(figures: Sequence[Figure]) -> bool:
+    """Whether the runs of some figures were trained under unlike conditions, so that no best can be named."""
+    return len({found for figure in figures for found in all_conditions(figure)}) > 1
+
+
 def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     name, title = escape(short_name(figure)), escape(_title(figure))
-    paper = figure.axes.paper
-    claim = f'<div class="claim"><h4>The paper</h4><p>{escape(paper)}</p></div>' if paper else ""
+    trained = f"trained on {_trained_on([figure])}" if figure.points and figure.axes.y != "parameters" else ""
+    claim = _claim(figure)
     measured = _measured(figure)
     aside = f'<div class="aside">{claim}{measured}</div>' if claim or measured else ""
     if figure.points:
@@ -147,7 +172,8 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[st
         body = '<p class="note">No point of this figure is trained yet.</p>'
     table = hidden_layers_html(figure) if figure.axes.name == "table1" and figure.points else ""
     return (
-        f'<article class="card figure" id="{key}"><header><p class="kicker">{name}</p><h3>{title}</h3></header>'
+        f'<article class="card figure" id="{key}"><header><p class="kicker">{name}</p><h3>{title}</h3>'
+        f'<p class="trained">{escape(trained)}</p></header>'
         f'<div class="beside">{aside}<div class="drawn">{body}</div></div>{table}</article>'
     )
 
@@ -175,28 +201,45 @@ def _panels(key: str, drawn: Mapping[str, str], label: str, plots: dict[str, str
     return f'<div class="panels">{"".join(parts)}</div>'
 
 
+def _claim(figure: Figure) -> str:
+    """What the paper says, and on how many rows; nothing for a figure that is not the paper's."""
+    if not figure.axes.paper:
+        return ""
+    rows = "" if figure.axes.y == "parameters" or figure.axes.name not in PAPER else f" {PAPER_ROWS}"
+    return f'<div class="claim"><h4>The paper</h4><p>{escape(figure.axes.paper + rows)}</p></div>'
+
+
 def _measured(figure: Figure) -> str:
     """The best of each network in a sentence, beside what the paper found."""
-    axes, rows = figure.axes, []
-    if axes.y == "parameters":
+    if figure.axes.y == "parameters" or _varies([figure]):
         return ""
+    rows = []
     for network in networks(figure.points):
         points = [p for p in figure.points if p.network == network and math.isfinite(words.known(p.test_mean))]
-        if not points:
-            continue
-        best = min((p for p in points if not is_full(p)), key=lambda p: words.known(p.test_mean), default=points[0])
-        full = next((p for p in points if is_full(p)), None)
-        than = ""
-        if full is not None and best is not full and full.test_mean:
-            change = words.known(best.test_mean) / full.test_mean - 1
-            than = f", {abs(change):.2%} {'above' if change >= 0 else 'below'} full tables"
-        at = f" at {axes.x_label} {best.x:,.6g}" if axes.x == "x" and best.x is not None else ""
-        at = at or (f" at {words.count(best.parameters)} parameters" if axes.x == "parameters" else "")
-        rows.append(
-            f"<li><strong>{escape(words.network(network))}</strong>: {escape(best.series)}{escape(at)},"
-            f" test {words.spread(best.test_mean, best.test_sd, best.trials)}{than}</li>"
-        )
+        if points:
+            rows.append(f"<li><strong>{escape(words.network(network))}</strong>: {escape(_best(figure, points))}</li>")
     return f'<div class="measured"><h4>Here, the best</h4><ul>{"".join(rows)}</ul></div>' if rows else ""
+
+
+def _best(figure: Figure, points: Sequence[Result]) -> str:
+    """The best point of one network, those that tie with it, and its distance from the full tables."""
+    axes, full = figure.axes, next((p for p in points if is_full(p)), None)
+    ranked = sorted((p for p in points if not is_full(p)), key=lambda p: words.known(p.test_mean)) or points[:1]
+    best = ranked[0]
+    place = f" at {axes.x_label} {best.x:,.6g}" if axes.x == "x" and best.x is not None else ""
+    place = place or (f" at {words.count(best.parameters)} parameters" if axes.x == "parameters" else "")
+    text = f"{best.series}{place}, test {words.spread(best.test_mean, best.test_sd, best.trials)}"
+    if full is not None and best is not full and full.test_mean:
+        change = words.known(best.test_mean) / full.test_mean - 1
+        tie = ", a tie" if is_clear(best, full) is False else ""
+        text += f", {abs(change):.2%} {'above' if change >= 0 else 'below'} full tables{tie}"
+    others = dict.fromkeys(p.series for p in ranked if p.series != best.series)
+    first = {series: next(p for p in ranked if p.series == series) for series in others}
+    if ties := [series for series, point in first.items() if is_clear(best, point) is False]:
+        text += f"; ties with {', '.join(ties)}"
+    if others and all(is_clear(best, point) is None for point in first.values()):
+        text += "; one trial, so whether it is a tie is not known"
+    return text
 
 
 def _missing(figure: Figure) -> str:
@@ -227,7 +270,8 @@ def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) 
 def _links(groups: Mapping[str, Sequence[Figure]]) -> str:
     parts = []
     for number, (name, figures) in enumerate(groups.items()):
-        links = [f'<a href="#d{number}t">What a byte buys</a>'] if distinct(figures) else []
+        compared = distinct(figures) and not _varies(figures)
+        links = [f'<a href="#d{number}t">What a byte buys</a>'] if compared else []
         links += [f'<a href="#d{number}f{k}">{escape(short_name(figure))}</a>' for k, figure in enumerate(figures)]
         label = f'<span class="quiet">{escape(name)}</span>' if len(groups) > 1 else ""
         parts.append(f"<div>{label}{''.join(links)}</div>")
@@ -235,13 +279,13 @@ def _links(groups: Mapping[str, Sequence[Figure]]) -> str:
     return "".join(parts)
 
 
-def _all_points(rows: Sequence[tuple[str, str, Result]], groups: Mapping[str, Any], looks: Mapping[str, Style]) -> str:
+def _all_points(rows: Sequence[Row], groups: Mapping[str, Any], looks: Mapping[str, Style]) -> str:
     if not rows:
         return ""
     choices = {
-        "figure": {name: name for name, _, _ in rows},
-        "data": {name: name for _, name, _ in rows},
-        "network": {name: words.network(name) for name in networks([point for _, _, point in rows])},
+        "figure": {row.figure: row.figure for row in rows},
+        "data": {row.data: row.data for row in rows},
+        "network": {name: words.network(name) for name in networks([row.point for row in rows])},
         "series": {name: name for name in looks},
     }
     selects = "".join(

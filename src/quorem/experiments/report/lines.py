@@ -71,9 +71,9 @@ def _line(axes: Axes, series: str, kind: Literal["points", "level"], points: Seq
 
 
 def _curve(point: Result) -> Line:
-    rows = [row for row in point.curve if math.isfinite(row[1])]
+    rows = [(known(step), mean, _finite(sd)) for step, loss, sd in point.curve if math.isfinite(mean := known(loss))]
     x, y, spread = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
-    return Line(series=point.series, kind="curve", points=[point], x=x, y=y, spread=[_finite(s) for s in spread])
+    return Line(series=point.series, kind="curve", points=[point], x=x, y=y, spread=spread)
 
 
 def _x(axes: Axes, point: Result) -> float:

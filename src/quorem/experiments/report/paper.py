@@ -10,6 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ...files import replacing, write
 from .. import words
+from ..conditions import all_conditions
 from ..figures import Axes, Figure
 from .lines import Line, panels, span, ticks
 from .styles import Style, styles
@@ -60,6 +61,9 @@ def drawing(figure: Figure) -> Canvas:
         panel.set_xlim(*reach)
         if marks is not None:
             _marks(panel.xaxis, marks, "B" if axes.x == "embedding_bytes" else "")
+    if axes.y != "parameters":
+        trained = "; ".join(conditions.text() for conditions in all_conditions(figure))
+        canvas.suptitle(f"trained on {trained}", fontsize=9, color="0.35")
     if handles:
         canvas.legend(
             handles.values(),

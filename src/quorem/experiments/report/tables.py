@@ -4,20 +4,32 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import NamedTuple
 
 from .. import words
 from ..figures import Figure, Result
 from ..table1 import LOSSES
 from .lines import networks
 from .styles import Style
-from .tradeoff import Win
+from .tradeoff import Win, is_clear
 
 BEST = "**"  # around a number that is the best of its row
+
+
+class Row(NamedTuple):
+    """A point in the table of all: the names of its figure and section, and the rows that it was trained on."""
+
+    figure: str
+    data: str
+    rows: int | None
+    point: Result
+
 
 Column = tuple[str, str]  # heading, and "text" or "number"
 COLUMNS: tuple[Column, ...] = (
     ("figure", "text"),
     ("data", "text"),
+    ("rows", "number"),
     ("network", "text"),
     ("series", "text"),
     ("x", "number"),
@@ -36,7 +48,7 @@ COLUMNS: tuple[Column, ...] = (
 def hidden_layers(figure: Figure) -> list[list[str]]:
     """Table 1: a row each for parameters, our test loss and the paper's, for each network; the first row is the head.
 
-    The best of a row stands between two asterisks.
+    The best of a row, and what ties with it, stands between two asterisks.
     """
     widths = sorted({point.x for point in figure.points if point.x is not None})
     rows = [["network", "hidden layer", *(f"{width:,.6g}" for width in widths)]]
@@ -45,19 +57,23 @@ def hidden_layers(figure: Figure) -> list[list[str]]:
         found = [points.get(width) for width in widths]
         name = words.network(network)
         rows.append([name, "parameters", *(f"{p.parameters:,}" if p else words.NONE for p in found)])
-        texts = [words.spread(p.test_mean, p.test_sd, p.trials) if p else words.NONE for p in found]
-        rows.append(
-            [name, "test log loss", *_starred(texts, [words.known(p.test_mean) if p else math.nan for p in found])]
-        )
+        trained = [p for p in found if p and math.isfinite(words.known(p.test_mean))]
+        best = min(trained, key=lambda p: words.known(p.test_mean), default=None)
+        rows.append([name, "test log loss", *(_loss(p, best) for p in found)])
         printed = [LOSSES.get(network, {}).get(int(width), math.nan) for width in widths]
         if any(map(math.isfinite, printed)):
-            rows.append([name, "the paper's", *_starred([words.loss(value) for value in printed], printed)])
+            least = min(filter(math.isfinite, printed))
+            texts = [f"{BEST}{words.loss(v)}{BEST}" if v == least else words.loss(v) for v in printed]
+            rows.append([name, "the paper's, 39.3 M rows", *texts])
     return rows
 
 
-def _starred(texts: Sequence[str], values: Sequence[float]) -> list[str]:
-    best = min((value for value in values if math.isfinite(value)), default=None)
-    return [f"{BEST}{t}{BEST}" if value == best else t for t, value in zip(texts, values, strict=True)]
+def _loss(point: Result | None, best: Result | None) -> str:
+    """A test loss, starred if it is the best or ties with it."""
+    if point is None or best is None:
+        return words.NONE
+    text = words.spread(point.test_mean, point.test_sd, point.trials)
+    return f"{BEST}{text}{BEST}" if point is best or is_clear(best, point) is False else text
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -132,9 +148,10 @@ def swatch(series: str, looks: Mapping[str, Style]) -> str:
     return f'<span class="mark s{list(looks).index(series)}" aria-hidden="true">{glyph}</span> {escape(series)}'
 
 
-def points_html(rows: Sequence[tuple[str, str, Result]], looks: Mapping[str, Style], *, several_data: bool) -> str:
-    """Every point, with its command and configuration; ``rows`` are name of the figure, of the data, and the point."""
-    columns = [column for column in COLUMNS if column[0] != "data" or several_data]
+def points_html(rows: Sequence[Row], looks: Mapping[str, Style], *, several_data: bool) -> str:
+    """Every point, with its command and configuration; columns that are the same in all rows are left out."""
+    alike = {"data": not several_data, "rows": len({row.rows for row in rows}) < 2}
+    columns = [column for column in COLUMNS if not alike.get(column[0], False)]
     head = "".join(
         f'<th scope="col" class="{kind}" aria-sort="none" data-kind="{kind}">'
         f'<button type="button">{escape(name)}<span class="arrow" aria-hidden="true"></span></button></th>'
@@ -145,8 +162,8 @@ def points_html(rows: Sequence[tuple[str, str, Result]], looks: Mapping[str, Sty
     return scrolling("All points", table, tall=True)
 
 
-def _point(row: tuple[str, str, Result], columns: Sequence[Column], looks: Mapping[str, Style]) -> str:
-    figure, data, point = row
+def _point(row: Row, columns: Sequence[Column], looks: Mapping[str, Style]) -> str:
+    figure, data, trained, point = row
     threshold = point.config.get("threshold")
     threshold = threshold if isinstance(threshold, int) else None
     dashed = words.NONE
@@ -154,6 +171,7 @@ def _point(row: tuple[str, str, Result], columns: Sequence[Column], looks: Mappi
     cells: dict[str, tuple[str, str | float]] = {
         "figure": (escape(figure), figure),
         "data": (escape(data), data),
+        "rows": (dashed if trained is None else f"{trained:,}", number if trained is None else trained),
         "network": (escape(words.network(point.network)), point.network),
         "series": (swatch(point.series, looks), point.series),
         "x": (dashed if point.x is None else f"{point.x:,.6g}", number if point.x is None else point.x),

@@ -76,11 +76,17 @@ def is_full(point: Result) -> bool:
     return isinstance(scheme, dict) and scheme.get("scheme") == "Full"
 
 
+def is_clear(one: Result, other: Result) -> bool | None:
+    """Whether two test losses differ by more than both deviations together; None where one is of a single trial."""
+    if min(one.trials, other.trials) < 2:
+        return None
+    apart = abs(known(one.test_mean) - known(other.test_mean))
+    return apart > known(one.test_sd) + known(other.test_sd)
+
+
 def _win(power: int, points: Sequence[Result]) -> Win:
     ranked = sorted(points, key=lambda p: known(p.test_mean))
     best, second = ranked[0], next((p for p in ranked if p.series != ranked[0].series), None)
-    clear = None
-    if second is not None and min(best.trials, second.trials) > 1:
-        clear = known(second.test_mean) - known(best.test_mean) > known(best.test_sd) + known(second.test_sd)
+    clear = None if second is None else is_clear(best, second)
     sizes = [point.embedding_bytes for point in points]
     return Win(power=power, low=min(sizes), high=max(sizes), best=best, second=second, clear=clear)

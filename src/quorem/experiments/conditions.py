@@ -1,0 +1,93 @@
+"""What runs must share to be compared: their data, and how many rows, epochs and rows a step they were trained with."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .figures import Figure, Result
+
+
+class Conditions(NamedTuple):
+    """The data by its identity, the training rows of an epoch (None if unknown), the epochs and the batch size."""
+
+    data: str
+    rows: int | None
+    epochs: int
+    batch_size: int
+
+    def text(self) -> str:
+        """In words.
+
+        >>> Conditions("log", 3000, 1, 128).text()
+        '3,000 rows, 1 epoch, batch 128'
+        """
+        rows = "an unknown number of rows" if self.rows is None else f"{self.rows:,} rows"
+        return f"{rows}, {self.epochs} epoch{'s' * (self.epochs != 1)}, batch {self.batch_size}"
+
+    def file_suffix(self) -> str:
+        """For names of files that only these tell apart.
+
+        >>> Conditions("log", 3000, 2, 128).file_suffix()
+        '-3000-rows-2-epochs-batch-128-log'
+        """
+        rows = "unknown" if self.rows is None else str(self.rows)
+        return f"-{rows}-rows-{self.epochs}-epochs-batch-{self.batch_size}-{self.data[:8]}"
+
+
+def dataset_of(made: Mapping[str, Any], identity: str | None) -> Mapping[str, Any]:
+    """What is known of the data with that identity; of a figure's only data where it has no such entry."""
+    datasets = made.get("datasets")
+    if isinstance(datasets, Mapping) and isinstance(found := datasets.get(identity), Mapping):
+        return found
+    data = made.get("data")
+    return data if isinstance(data, Mapping) else {"name": data or "data"}
+
+
+def conditions_of(point: Result, made: Mapping[str, Any]) -> Conditions:
+    """Under which conditions a point was trained."""
+    config = point.config
+    data = dataset_of(made, config.get("data"))
+    splits = data.get("rows")
+    rows = splits.get("train") if isinstance(splits, Mapping) else None
+    limit = config.get("max_rows")
+    if isinstance(limit, int):
+        rows = limit if not isinstance(rows, int) else min(limit, rows)
+    identity = str(data.get("identity", data.get("name", "data")))
+    return Conditions(identity, rows, int(config.get("epochs", 1)), int(config.get("batch_size", 128)))
+
+
+def all_conditions(figure: Figure) -> list[Conditions]:
+    """The conditions of a figure's points, each once, in the order of the points."""
+    return list(dict.fromkeys(conditions_of(point, figure.made) for point in figure.points))
+
+
+def split(figure: Figure) -> list[Figure]:
+    """The figure, or one for each of its conditions, so that runs under unlike conditions are never compared.
+
+    A figure stays whole if its conditions change along x alone, as where x is the number of rows: then no two points
+    at one x differ in them, and nothing is drawn across all x.
+    """
+    parts: dict[Conditions, list[Result]] = {}
+    by_x: dict[float | None, set[Conditions]] = {}
+    for point in figure.points:
+        conditions = conditions_of(point, figure.made)
+        parts.setdefault(conditions, []).append(point)
+        by_x.setdefault(point.x, set()).add(conditions)
+    along_x = None not in by_x and figure.axes.x == "x" and all(len(found) == 1 for found in by_x.values())
+    if len(parts) < 2 or along_x:
+        return [figure]
+    return [dataclasses.replace(figure, made=_made_of(figure, points), points=points) for points in parts.values()]
+
+
+def _made_of(figure: Figure, points: Sequence[Result]) -> dict[str, Any]:
+    """What a part of a figure says of its making: its own data first."""
+    return {**figure.made, "data": dict(dataset_of(figure.made, points[0].config.get("data")))}
+
+
+def file_names(figures: Sequence[Figure]) -> list[str]:
+    """A name for the files of each figure: its own, with the conditions where several figures share one."""
+    names = [figure.axes.name for figure in figures]
+    return [
+        name if names.count(name) == 1 else name + all_conditions(figure)[0].file_suffix()
+        for name, figure in zip(names, figures, strict=True)
+    ]

@@ -1,0 +1,107 @@
+"""Runs of unlike data, rows, epochs or batch are never in one comparison."""
+
+import dataclasses
+
+import pytest
+from made_up_results import DATA, figure, result, sweep
+
+from quorem.experiments.conditions import Conditions, all_conditions, conditions_of, file_names, split
+from quorem.experiments.figures import Figure
+from quorem.experiments.markdown import markdown
+from quorem.experiments.report.document import html, sections
+from quorem.experiments.report.tradeoff import winners
+
+LIMITS = {"max_rows": 300, "epochs": 2, "batch_size": 64}
+
+
+def changed(shown: Figure, **options: object) -> Figure:
+    """The figure with options of every configuration changed."""
+    points = [dataclasses.replace(p, config={**p.config, **options}) for p in shown.points]
+    return dataclasses.replace(shown, points=points)
+
+
+def both(one: Figure, other: Figure) -> Figure:
+    return dataclasses.replace(one, points=[*one.points, *other.points])
+
+
+def test_conditions_are_those_of_the_configuration_and_the_data():
+    (whole,) = all_conditions(sweep())
+    assert whole == Conditions("1", 1200, 1, 128)
+    (part,) = all_conditions(changed(sweep(), **LIMITS))
+    assert part == Conditions("1", 300, 2, 64) and part.text() == "300 rows, 2 epochs, batch 64"
+    (more,) = all_conditions(changed(sweep(), max_rows=5000))
+    assert more.rows == 1200  # there are no more
+    assert conditions_of(result(), {}).rows is None
+    assert conditions_of(result(), {}).text().startswith("an unknown number of rows")
+
+
+@pytest.mark.parametrize(("option", "value"), LIMITS.items())
+def test_a_figure_of_unlike_runs_is_split(option, value):
+    other = changed(sweep(), **{option: value})
+    parts = split(both(sweep(), other))
+    assert [part.points for part in parts] == [sweep().points, other.points]
+    assert [len(all_conditions(part)) for part in parts] == [1, 1]
+    assert split(sweep()) == [sweep()]
+    names = file_names([*parts, sweep(name="figure4")])
+    assert len(set(names)) == 3 and names[2] == "figure4" and all(name.startswith("figure6-") for name in names[:2])
+
+
+def test_a_figure_over_two_datasets_is_split_and_each_part_names_its_own():
+    datasets = {"1": DATA, "2": {**DATA, "name": "other", "identity": "2", "rows": {"train": 50}}}
+    points = [result(x=1), result(x=1, network="dlrm")]
+    points = [dataclasses.replace(p, config={**p.config, "data": k}) for p, k in zip(points, "12", strict=True)]
+    shown = figure(points)
+    parts = split(dataclasses.replace(shown, made={**shown.made, "datasets": datasets}))
+    assert [part.made["data"]["name"] for part in parts] == ["made-up", "other"]
+    assert [conditions_of(part.points[0], part.made).rows for part in parts] == [1200, 50]
+
+
+def test_a_figure_along_the_rows_stays_whole_and_names_no_best():
+    points = [result(series, x, loss=0.5 - x / 1e4) for series in ("hash", "mult") for x in (100, 200)]
+    points = [dataclasses.replace(p, config={**p.config, "max_rows": int(p.x)}) for p in points]
+    shown = figure(points, name="rows", x_label="rows")
+    assert split(shown) == [shown]
+    text = html([shown])
+    assert "Here, the best" not in text and "What a byte buys" not in text
+    assert "trained on 100 rows, 1 epoch, batch 128; 200 rows, 1 epoch, batch 128" in text
+    level = dataclasses.replace(shown, points=[*points, result("full", None)])
+    assert len(split(level)) == 3  # a level is drawn across all x
+
+
+def test_sections_of_the_page_keep_unlike_runs_apart():
+    short = changed(sweep(name="figure5"), max_rows=300)
+    found = sections([sweep(), short])
+    assert list(found) == ["made-up: 1,200 rows, 1 epoch, batch 128", "made-up: 300 rows, 1 epoch, batch 128"]
+    assert list(sections([sweep(), sweep(name="figure5")])) == ["made-up"]
+    text = html([both(sweep(), changed(sweep(), max_rows=300))])
+    assert text.count("<h3>What a byte buys</h3>") == 2
+    assert "trained on 300 rows, 1 epoch, batch 128" in text and "trained on 1,200 rows" in text
+    assert 'data-value="300">300</td>' in text  # a column of the table, since rows differ
+    assert 'data-value="1200">' not in html([sweep()])
+
+
+def test_a_figure_without_points_stands_with_its_data():
+    assert [len(members) for members in sections([sweep(), figure([])]).values()] == [2]
+
+
+def test_every_figure_says_its_rows_and_the_papers():
+    text = html([sweep(paper="mult is best.")])
+    assert '<p class="trained">trained on 1,200 rows, 1 epoch, batch 128</p>' in text
+    assert "mult is best. The paper trained on one epoch of 39.3 million rows." in text
+    assert "39.3 million" not in html([sweep(name="mine", paper="")])
+    assert markdown(sweep()).endswith("otherwise Adagrad. Trained on 1,200 rows, 1 epoch, batch 128.\n")
+
+
+def test_the_best_carries_the_tie_rule_of_the_winners():
+    def best(*points):
+        text = html([figure(list(points))])
+        return text[text.index("<h4>Here, the best") : text.index('<div class="drawn">')]
+
+    near = (result("add", 1, loss=0.4500, sd=0.001), result("mult", 1, loss=0.4515, sd=0.001))
+    assert winners(near)[0].clear is False and "add at threshold 1, test 0.45000 ± 0.00100; ties with mult" in best(
+        *near
+    )
+    far = (near[0], result("mult", 1, loss=0.4525, sd=0.001))
+    assert winners(far)[0].clear is True and "ties" not in best(*far)
+    single = [dataclasses.replace(p, trials=1, test_sd=None) for p in far]
+    assert "one trial, so whether it is a tie is not known" in best(*single)
