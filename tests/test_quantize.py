@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from test_frequency import varied
+from varied import varied
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, quantize_
 from quorem.ops.quantized import dequantize, quantize

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from varied import varied
 
 from quorem import (
     QR,
@@ -51,15 +52,6 @@ def cold(request):
 def frequencies(request):
     torch.manual_seed(0)
     return None if request.param == "by rank" else torch.randint(0, 9, (N,))
-
-
-def varied(module):
-    """Parameters that differ from one another, so that a wrong row shows."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn_like(p))
-    return module
 
 
 @pytest.mark.parametrize("num_rest", [0, 40])
