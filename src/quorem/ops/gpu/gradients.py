@@ -157,8 +157,9 @@ def touched_rows(
     n = block.to(tl.int64) * T + tl.arange(0, T)
     slot = slot_at(slots, pair // K)
     part = part_at(parts, pair)
-    _, count, _, claimed = run_of(places, pair)
-    active = n < count
+    run = run_of(places, pair)
+    claimed = run[3]
+    active = n < run[1]
     if claimed != 0:
         i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
         active = active & is_valid(i, slot)

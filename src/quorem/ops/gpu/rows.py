@@ -94,8 +94,7 @@ def row_of(ids, slot, part, maps):
             )  # fmt: skip
             bucket = small.to(tl.int64)
         else:
-            i = permuted(ids, multiplier, shift, limit)
-            bucket = bucket_of(unsigned(i), unsigned(stride), unsigned(size), unsigned(limit), True).to(tl.int64)
+            bucket = bucket_of(permuted(ids, multiplier, shift, limit), stride, size, limit, False)
     return base + bucket * tl.load(part + PITCH), base >= 0
 
 
