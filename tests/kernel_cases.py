@@ -124,7 +124,7 @@ def fresh(rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99)) -> tu
     step, averages = torch.tensor(0), [torch.zeros(stored.shape, dtype=accumulator(stored)) for _ in range(3)]
     largest = averages[2] if "amsgrad" in rule else None
     if rule == "sgd":
-        return state.SGDState(), state.SGDConstants()
+        return state.SGDState(torch.tensor(0)), state.SGDConstants()
     if rule == "adagrad":
         return state.AdagradState(averages[0], step), state.AdagradConstants(0.01, 1e-10)
     if rule == "rowwise_adagrad":

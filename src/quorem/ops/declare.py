@@ -24,7 +24,7 @@ _BAG = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor stored"
 _STEP = f"Tensor(a!) stored, Tensor lr, Tensor(b!)[] state, {_LAYOUT}"
 _LAGGING = f"Tensor(a!) stored, Tensor(b!)[] state, {_LAYOUT}"
 _QUANTIZED = "int width, int bits, ScalarType dtype"
-_RULE = "str rule, float[] constants"
+_RULE = "str rule, float[] constants, int? rounding_seed=None"
 _UPDATE = f"{_RULE}, float? clip_value=None, Tensor? loss_scale=None"
 _PATH = "Tensor vectors, Tensor ids, Tensor[] layers, Tensor slots, Tensor parts, Tensor columns"
 _NETWORKS = "int networks, str activation"
@@ -170,8 +170,10 @@ def call(name: str, *args: Any, **options: Any) -> Any:
     On a GPU its kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a
     mode or a profiler has to see the op.
     """
+    if options.get("rounding_seed", 0) is None:
+        del options["rounding_seed"]
     if _is_direct(args):
-        kernel = gpu.kernels().get(name)
+        kernel = _kernel(gpu, name, options)
         result = NotImplemented if kernel is None else kernel(*args, **options)
         if result is not NotImplemented:
             return result
@@ -186,6 +188,11 @@ def call(name: str, *args: Any, **options: Any) -> Any:
     if "constants" in options:
         options["constants"] = list(options["constants"])
     return getattr(torch.ops.quorem, name)(*flat, **options)
+
+
+def _kernel(device: Any, name: str, options: dict[str, Any]) -> Kernel | None:
+    """The fused kernel of ``cpu`` or ``gpu``. None of them rounds at random."""
+    return None if options.get("rounding_seed") is not None else device.kernels().get(name)
 
 
 def _is_direct(args: tuple[Any, ...]) -> bool:
@@ -211,10 +218,12 @@ def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
         if layout is not None:
             end = layout + len(Layout._fields)
             packed[layout:end] = [Layout(*args[layout:end])]
+        if options.get("rounding_seed", 0) is None:
+            del options["rounding_seed"]
         if state is not None:
             packed[state] = STATES[options["rule"]](*args[state])
             options["constants"] = CONSTANTS[options["rule"]](*options["constants"])
-        kernel = None if device is None else device.kernels().get(name)
+        kernel = None if device is None else _kernel(device, name, options)
         result = NotImplemented if kernel is None else kernel(*packed, **options)
         return plain(*packed, **options) if result is NotImplemented else result
 

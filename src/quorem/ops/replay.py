@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .layout import Layout
+from .rounding import Rounding
 from .rows import bag_reads, lookup_reads, subtract_
 from .state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, AdamState
 
@@ -33,10 +34,19 @@ TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err less t
 
 
 def lookup_catch_up_(
-    ids: Tensor, stored: Tensor, state: AdamState, layout: Layout, *, rule: str, constants: AdamConstants
+    ids: Tensor,
+    stored: Tensor,
+    state: AdamState,
+    layout: Layout,
+    *,
+    rule: str,
+    constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> None:
     """Bring the rows that a lookup will read up to date; rows that are already do not change."""
-    rows_catch_up_(lookup_reads(ids, layout).rows, stored, state, rule=rule, constants=constants)
+    rows_catch_up_(
+        lookup_reads(ids, layout).rows, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed
+    )
 
 
 def bag_catch_up_(
@@ -48,18 +58,32 @@ def bag_catch_up_(
     *,
     rule: str,
     constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> None:
     """Bring the rows that a bag will read up to date; rows that are already do not change."""
-    rows_catch_up_(bag_reads(ids, offsets, layout)[0].rows, stored, state, rule=rule, constants=constants)
+    rows_catch_up_(
+        bag_reads(ids, offsets, layout)[0].rows,
+        stored,
+        state,
+        rule=rule,
+        constants=constants,
+        rounding_seed=rounding_seed,
+    )
 
 
 def rows_catch_up_(
-    rows: Tensor | None, stored: Tensor, state: AdamState, *, rule: str, constants: AdamConstants
+    rows: Tensor | None,
+    stored: Tensor,
+    state: AdamState,
+    *,
+    rule: str,
+    constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> None:
     """Take the steps that ``rows`` missed, repeated or not; every row if None. Rows below 0 are left out."""
     if rows is None:
         for chunk in torch.arange(len(stored), device=stored.device).split(CHUNK):
-            rows_catch_up_(chunk, stored, state, rule=rule, constants=constants)
+            rows_catch_up_(chunk, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
         return
     rows = rows[rows >= 0]
     since = state.last[rows]
@@ -69,7 +93,8 @@ def rows_catch_up_(
         return
     highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
     exp_avg, root = state.exp_avg[rows], highest[rows].sqrt()
-    subtract_(stored, rows, exp_avg * missed(root, since, state, constants))
+    rounding = None if rounding_seed is None else Rounding(~rounding_seed, state.step)  # other bits than the step's own
+    subtract_(stored, rows, exp_avg * missed(root, since, state, constants), rounding)
     gap = (state.step - since).double()[:, None]
     state.exp_avg[rows] = (exp_avg * constants.beta1**gap).to(exp_avg.dtype)
     state.exp_avg_sq[rows] = (state.exp_avg_sq[rows] * constants.beta2**gap).to(exp_avg.dtype)

@@ -29,6 +29,7 @@ from .layout import (
     STRIDE,
     Layout,
 )
+from .rounding import Rounding, random_bits, round_at_random
 
 
 class Reads(NamedTuple):
@@ -189,9 +190,16 @@ def accumulator(stored: Tensor) -> torch.dtype:
     return torch.float32 if stored.dtype in (torch.bfloat16, torch.float16) else stored.dtype
 
 
-def subtract_(stored: Tensor, rows: Tensor, change: Tensor) -> None:
-    """Subtract ``change`` ``[N, W]`` from ``rows`` ``[N]``, all different, in the accumulator's dtype."""
-    stored[rows] = (stored[rows].to(accumulator(stored)) - change).to(stored.dtype)
+def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding | None = None) -> None:
+    """Subtract ``change`` ``[N, W]`` from ``rows`` ``[N]``, all different, in the accumulator's dtype.
+
+    Half precision is rounded to the nearest, or at random where ``rounding`` is given.
+    """
+    numbers = (stored[rows].to(accumulator(stored)) - change).to(accumulator(stored))
+    if rounding is None:
+        stored[rows] = numbers.to(stored.dtype)
+    else:
+        stored[rows] = round_at_random(numbers, random_bits(rows, stored.shape[1], rounding), stored.dtype)
 
 
 def larger(a: int | torch.SymInt, b: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import gradients, replay
 from .layout import Layout
+from .rounding import Rounding
 from .rows import accumulator, subtract_
 from .state import (
     AdagradConstants,
@@ -69,31 +70,54 @@ def rows_update_(
     constants: Constants,
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
+    rounding_seed: int | None = None,
 ) -> None:
     """One step on ``rows`` ``[N]``, repeated or not, with gradients ``[N, W]``; rows below 0 are left out."""
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored))
     rows, sums = gradients.sum_by_row(rows.flatten(), values, clip_value, loss_scale)
-    RULES[rule](rows, sums, stored, lr, state, constants)
+    rounding = None if rounding_seed is None else Rounding(rounding_seed, state.step)
+    RULES[rule](rows, sums, stored, lr, state, constants, rounding)
 
 
-def sgd(rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: SGDState, constants: SGDConstants) -> None:
+def sgd(
+    rows: Tensor,
+    grad: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: SGDState,
+    constants: SGDConstants,
+    rounding: Rounding | None,
+) -> None:
     """``torch.optim.SGD`` without momentum."""
-    subtract_(stored, rows, lr * grad)
+    subtract_(stored, rows, lr * grad, rounding)
+    state.step.add_(1)
 
 
 def adagrad(
-    rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: AdagradState, constants: AdagradConstants
+    rows: Tensor,
+    grad: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: AdagradState,
+    constants: AdagradConstants,
+    rounding: Rounding | None,
 ) -> None:
     """``torch.optim.Adagrad``."""
     squares = state.sum[rows] + grad**2
     state.sum[rows] = squares
     rate = lr / (1 + state.step.double() * constants.lr_decay)
-    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps))
+    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps), rounding)
     state.step.add_(1)
 
 
 def rowwise_adagrad(
-    rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: RowWiseAdagradState, constants: AdagradConstants
+    rows: Tensor,
+    grad: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: RowWiseAdagradState,
+    constants: AdagradConstants,
+    rounding: Rounding | None,
 ) -> None:
     """Adagrad with one number per row of a table: the sum of the mean of its squared gradient."""
     extents = state.extents
@@ -103,31 +127,46 @@ def rowwise_adagrad(
     squares = state.sum[rows] + mean
     state.sum[rows] = squares
     rate = lr / (1 + state.step.double() * constants.lr_decay)
-    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps)[:, None])
+    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps)[:, None], rounding)
     state.step.add_(1)
 
 
-def adam(rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
+def adam(
+    rows: Tensor,
+    grad: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: AdamState,
+    constants: AdamConstants,
+    rounding: Rounding | None,
+) -> None:
     """``torch.optim.Adam`` on the dense gradient, which is zero in other rows: those lag behind (see ``replay``)."""
+    seed = None if rounding is None else rounding.seed
     due = torch.cat([rows, replay.rows_in_turn(stored, state)])
-    replay.rows_catch_up_(due, stored, state, rule="adam", constants=constants)
+    replay.rows_catch_up_(due, stored, state, rule="adam", constants=constants, rounding_seed=seed)
     exp_avg, root = _averaged(rows, grad, state, constants)
     t = (state.step + 1).double()
     denominator = root / (1 - constants.beta2**t).sqrt() + constants.eps
-    subtract_(stored, rows, lr / (1 - constants.beta1**t) * exp_avg / denominator)
+    subtract_(stored, rows, lr / (1 - constants.beta1**t) * exp_avg / denominator, rounding)
     replay.advance_(lr, state, constants)
     state.last[rows] = state.step.to(state.last.dtype)
 
 
 def lazy_adam(
-    rows: Tensor, grad: Tensor, stored: Tensor, lr: Tensor, state: LazyAdamState, constants: LazyAdamConstants
+    rows: Tensor,
+    grad: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: LazyAdamState,
+    constants: LazyAdamConstants,
+    rounding: Rounding | None,
 ) -> None:
     """``torch.optim.SparseAdam``: a row moves, and its averages decay, only when a gradient reaches it."""
     state.step.add_(1)
     exp_avg, root = _averaged(rows, grad, state, constants)
     t = state.step.double()
     rate = lr * (1 - constants.beta2**t).sqrt() / (1 - constants.beta1**t)
-    subtract_(stored, rows, rate * exp_avg / (root + constants.eps))
+    subtract_(stored, rows, rate * exp_avg / (root + constants.eps), rounding)
 
 
 RULES: dict[str, Callable[..., None]] = {

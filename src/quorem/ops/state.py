@@ -16,7 +16,9 @@ NODE_COLUMN = 4
 
 
 class SGDState(NamedTuple):
-    """SGD without momentum keeps nothing."""
+    """Of ``sgd``, which needs it to round at random only."""
+
+    step: Tensor
 
 
 class AdagradState(NamedTuple):

@@ -25,6 +25,7 @@ class RowRule:
     constants: Constants
     lr: DeviceScalar
     state: State
+    rounding_seed: int | None = None  # of half-precision rows that are rounded at random
 
 
 class Updates:
@@ -65,7 +66,8 @@ class Updates:
 
     def _call(self, name: str, *inputs: Tensor | None, rest: tuple[Layout, ...] = ()) -> None:
         assert self.stored is not None and self.lagging is not None
-        options = {"rule": self.lagging.rule, "constants": self.lagging.constants}
+        rule = self.lagging
+        options = {"rule": rule.rule, "constants": rule.constants, "rounding_seed": rule.rounding_seed}
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
         with torch.no_grad():
             declare.call(name, *inputs, self.stored.data, self.lagging.state, *rest, **options)
@@ -123,6 +125,7 @@ def update_(
             **read.options,
             rule=row_rule.rule,
             constants=row_rule.constants,
+            rounding_seed=row_rule.rounding_seed,
             clip_value=clip_value,
             loss_scale=loss_scale,
         )

@@ -19,6 +19,7 @@ def apply_in_backward(
     *,
     clip_value: float | None = None,
     loss_scale: float | Tensor | None = None,
+    rounding_seed: int | None = 0,
     **options: Any,
 ) -> RowOptimizer:
     """Update the tables in ``module`` within each backward pass, so that no gradient of theirs is ever stored.
@@ -33,6 +34,8 @@ def apply_in_backward(
         clip_value: clamp each element of the summed gradient to ``[-clip_value, clip_value]``.
         loss_scale: what the loss was multiplied by, number or tensor: gradients are divided by it, and a row whose
             gradient is not finite takes it as zero. It may be set anew, as ``optimizer.loss_scale``.
+        rounding_seed: tables in half precision are rounded at random, by this seed, so that small updates arrive in
+            the mean; None rounds them to the nearest.
         options: of the optimizer, such as ``lr``.
 
     Returns:
@@ -72,7 +75,7 @@ def apply_in_backward(
         if not stored.requires_grad:
             raise ValueError("module has a table that is frozen: its parameter stored must require a gradient")
     optimizer = optimizer_class(list(tables), **options)
-    optimizer.clip_value, optimizer.loss_scale = clip_value, loss_scale
+    optimizer.clip_value, optimizer.loss_scale, optimizer.rounding_seed = clip_value, loss_scale, rounding_seed
     for stored, owner in tables.items():
         optimizer._row_rule(optimizer.param_groups[0], stored)
         apply = partial(_apply, optimizer, stored, DeviceScalar(stored.device))

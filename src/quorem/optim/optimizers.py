@@ -47,7 +47,7 @@ class SGD(RowOptimizer):
         return {}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        return SGDState()
+        return SGDState(torch.zeros((), dtype=torch.int64, device=p.device))
 
 
 class Adagrad(RowOptimizer):

@@ -32,6 +32,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self.clip_value: float | None = None
         self.loss_scale: float | Tensor | None = None
+        self.rounding_seed: int | None = 0
         self._row_rules: dict[Tensor, RowRule] = {}
         self._updates: dict[Tensor, Updates] = {}  # of the parameters that it updates by rows
         self._foreach = Foreach()
@@ -42,6 +43,7 @@ class RowOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("clip_value", None)
         self.__dict__.setdefault("loss_scale", None)
+        self.__dict__.setdefault("rounding_seed", 0)
         self.__dict__.setdefault("_updates", {})
         self._row_rules = {}
         self._foreach = Foreach()
@@ -110,6 +112,7 @@ class RowOptimizer(torch.optim.Optimizer):
             self._row_rules[p], self._updates[p] = row_rule, updates
             updates.lagging = row_rule if self.rule in CATCHES_UP else None
         row_rule.lr.set(group["lr"])
+        row_rule.rounding_seed = self.rounding_seed if p.dtype in (torch.bfloat16, torch.float16) else None
         return row_rule
 
     def _start_dense(self, p: Tensor) -> None:
