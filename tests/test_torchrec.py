@@ -18,7 +18,7 @@ pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the l
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from quorem.integrations import torchrec as integration
-from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, convert, rows
+from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, names, rows
 
 N, D = oracles.N, 48  # every stored width has to be a multiple of 4
 CASES = {name: scheme for name, scheme in oracles.CASES.items() if "dims" not in name}
@@ -41,14 +41,14 @@ def collection_of(tables: list[quorem.Table], mode: str = "sum") -> quorem.Embed
     return made
 
 
-def jagged(names: list[str], batch: int, seed: int = 0, weighted: bool = False) -> KeyedJaggedTensor:
+def jagged(keys: list[str], batch: int, seed: int = 0, weighted: bool = False) -> KeyedJaggedTensor:
     """Zero to three ids in each bag, some of them the padding id."""
     draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, 4, (len(names) * batch,), generator=draw)
+    lengths = torch.randint(0, 4, (len(keys) * batch,), generator=draw)
     ids = torch.randint(0, N, (int(lengths.sum()),), generator=draw)
     ids[torch.rand(ids.shape, generator=draw) < 0.1] = 7
     weights = torch.rand(ids.shape, generator=draw) if weighted else None
-    return KeyedJaggedTensor(names, ids, lengths=lengths, weights=weights)
+    return KeyedJaggedTensor(keys, ids, lengths=lengths, weights=weights)
 
 
 def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor) -> Tensor:
@@ -63,10 +63,8 @@ def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor
 def gradients(module: EmbeddingBagCollection | EmbeddingCollection) -> dict[str, Tensor]:
     """Gradients by quorem's names of the stored tables and the networks."""
     grads = {}
-    for key, names in convert.table_names(module).items():
-        grad = module.get_parameter(key).grad
-        sizes = [convert.num_rows(module)[name] for name in names]
-        grads.update(zip(names, grad.split(sizes), strict=True))
+    for key, sizes in names.table_rows(module).items():
+        grads.update(zip(sizes, module.get_parameter(key).grad.split(list(sizes.values())), strict=True))
     return grads | {name: p.grad for name, p in module.compose.named_parameters()}
 
 
@@ -109,7 +107,7 @@ def test_vectors_of_every_scheme_equal_the_dense_tables() -> None:
     tables = all_tables()
     collection = collection_of(tables)
     module = EmbeddingCollection(tables)
-    integration.load_collection_(module, collection)
+    integration.copy_state_(module, collection)
     features = jagged([t.name for t in tables], 5)
     out = module(features)
     assert list(out) == [t.name for t in tables]
@@ -184,9 +182,9 @@ def test_an_empty_batch() -> None:
 
 def test_keys_may_come_in_any_order_and_be_more() -> None:
     collection, module = few()
-    names = ["day", "unknown", "word", "user", "shop", "item"]
+    keys = ["day", "unknown", "word", "user", "shop", "item"]
     lengths = torch.tensor([1, 2, 3, 1, 0, 2, 2, 0, 1, 1, 0, 1])
-    features = KeyedJaggedTensor(names, torch.arange(14) % 7, lengths=lengths)
+    features = KeyedJaggedTensor(keys, torch.arange(14) % 7, lengths=lengths)
     out = module(features)
     assert out.keys() == NAMES
     torch.testing.assert_close(out.values(), expected(collection, features), rtol=1e-5, atol=1e-6)
@@ -255,7 +253,7 @@ def test_collections_convert_both_ways() -> None:
     for key, value in collection.state_dict().items():
         assert torch.equal(back.state_dict()[key], value), key
     unpooled = EmbeddingCollection(all_tables())
-    integration.load_collection_(unpooled, collection)
+    integration.copy_state_(unpooled, collection)
     again = integration.to_collection(unpooled).state_dict()
     assert all(torch.equal(again[key], value) for key, value in collection.state_dict().items())
 

@@ -4,11 +4,23 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+import quorem
 
 pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
+
+import torchrec_ranks as ranks
+
+from quorem.integrations import torchrec as integration
+from quorem.integrations.torchrec import EmbeddingBagCollection
+
 TESTS = Path(__file__).parent
 LIMIT = 300  # seconds; a minute is usual
 
@@ -42,4 +54,62 @@ def run_two_ranks(folder: Path, *cases: str) -> None:
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    run_two_ranks(tmp_path, "every_type", "unpooled", "optimizers", "odd_batches", "refused", "starts", "pipeline")
+    run_two_ranks(tmp_path, *(case.__name__ for case in ranks.ALONE))
+
+
+@contextmanager
+def one_rank(folder: Path) -> Iterator[None]:
+    """This process as the only rank."""
+    store = dist.FileStore(str(folder / "one"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_checkpoints_go_from_two_ranks_to_one_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving, loading = tmp_path / "saving", tmp_path / "loading"
+    saving.mkdir()
+    loading.mkdir()
+    run_two_ranks(saving, "save_on_two")
+    monkeypatch.setattr(sys, "argv", ["", str(saving)])
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    with one_rank(tmp_path):
+        for kind in ("adagrad", "rowwise"):
+            for plan in ("tables", "planner"):
+                model, optimizers = ranks.sharded_to_train(kind, ranks.PLANS[plan])
+                assert integration.load(tmp_path / f"two-{kind}", model, optimizers) == 2
+                ranks.check_training(model, optimizers, kind, 2, f"one rank, {plan}")
+            integration.save(tmp_path / f"one-{kind}", model, optimizers, step=4)
+    run_two_ranks(loading, "load_from_one")
+    for kind in ("adagrad", "rowwise"):
+        _, ours, options = ranks.OPTIMIZERS[kind]
+        collection = ranks.reference(ranks.TRAINED, sparse=True)
+        optimizer = ours(collection.parameters(), **options)
+        assert integration.load(tmp_path / f"two-{kind}", collection, [optimizer]) == 2
+        ranks.go_on(collection, [optimizer], range(2, 4))
+        wanted, _ = ranks.trained_reference(kind, 4)
+        served = quorem.EmbeddingCollection(ranks.TRAINED)
+        state = served.state_dict()
+        dcp.load(state, checkpoint_id=tmp_path / f"one-{kind}")  # without quorem's help: the names are its own
+        for name, value in wanted.state_dict().items():
+            ranks.near(collection.state_dict()[name], value, f"{kind} {name}")
+            ranks.near(served.state_dict()[name], value, f"{kind} {name}")
+
+
+def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    tables = [quorem.Table("user", 100, 8, quorem.QR(4)), quorem.Table("day", 7, 8)]
+    with pytest.raises(FileNotFoundError, match="has no complete checkpoint"):
+        integration.load(tmp_path, EmbeddingBagCollection(tables))
+    integration.save(tmp_path, EmbeddingBagCollection(tables[:1]))
+    with pytest.raises(ValueError, match=r"the saved state must have tables\.day\.0"):
+        integration.load(tmp_path, EmbeddingBagCollection(tables))
+    with pytest.raises(ValueError, match=r"tables\.user\.0 is \(25, 8\) in the saved state and \(50, 8\) here"):
+        integration.load(tmp_path, EmbeddingBagCollection([quorem.Table("user", 100, 8, quorem.QR(2))]))
+    before = EmbeddingBagCollection([quorem.Table("user", 100, 8, quorem.QR(4, permute=3))])
+    state = {name: value.clone() for name, value in before.state_dict().items()}
+    with pytest.raises(ValueError, match=r"tables\.user must have the partitions, operation and permutation that were"):
+        integration.load(tmp_path, before)
+    assert all(value.equal(state[name]) for name, value in before.state_dict().items())

@@ -126,7 +126,7 @@ def sharded_with_sgd(module: Any, collection: quorem.EmbeddingCollection, bags: 
     tables = [*module.vectors.parameters(), *([] if module.bags is None else module.bags.parameters())]
     apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": 0.5})
     model = shard(module, all_of(module, bags, vectors))
-    integration.load_collection_(model, collection)
+    integration.copy_state_(model, collection)
     return model
 
 
@@ -160,7 +160,7 @@ def unpooled(rank: int) -> None:
         module = EmbeddingCollection(TABLES)
         apply_optimizer_in_backward(torch.optim.SGD, module.vectors.parameters(), {"lr": 0.5})
         model = shard(module, all_of(module, "", kind))
-        integration.load_collection_(model, collection)
+        integration.copy_state_(model, collection)
         optimizers = [dense_optimizer(model, lambda p: torch.optim.SGD(p, lr=0.5))]
         optimizers.append(torch.optim.SGD(collection.parameters(), lr=0.5))
         features = jagged(rank)
@@ -199,7 +199,7 @@ def optimizers(rank: int) -> None:
         model = shard(module, integration.constraints(module, batch_size=B))
         kinds = {table: plan.sharding_type for group in model.plan.plan.values() for table, plan in group.items()}
         assert {table for table, kind in kinds.items() if kind == "data_parallel"} == {"tiny", "feature:1"}, kinds
-        integration.load_collection_(model, collection)
+        integration.copy_state_(model, collection)
         replicated, networks = [], []
         for key, parameter in in_backward_optimizer_filter(model.named_parameters()):
             (networks if "paths" in key else replicated).append(parameter)
@@ -321,7 +321,7 @@ def pipeline(rank: int) -> None:
         tables = [*module.bags.bags.parameters(), *module.bags.vectors.parameters()]
         apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": 0.01})
         model = shard(module, all_of(module.bags, "table_wise", "row_wise"))
-        integration.load_collection_(model.module.bags, reference())
+        integration.copy_state_(model.module.bags, reference())
         optimizer = dense_optimizer(model, lambda p: torch.optim.SGD(p, lr=0.01))
         batches = [Batch(jagged(rank, step)) for step in range(5)]
         if ahead:
@@ -341,9 +341,128 @@ def pipeline(rank: int) -> None:
     torch.testing.assert_close(losses[True], losses[False], rtol=1e-5, atol=1e-6)
 
 
-CASES: dict[str, Callable[[int], None]] = {
-    f.__name__: f for f in (every_type, unpooled, optimizers, odd_batches, refused, starts, pipeline)
+TRAINED = [*TABLES, quorem.Table("tiny", 4, D)]
+
+
+def trained_reference(kind: str, steps: int) -> tuple[quorem.EmbeddingCollection, torch.optim.Optimizer]:
+    """A single-device collection after some steps on the batches of two ranks."""
+    _, ours, options = OPTIMIZERS[kind]
+    collection = reference(TRAINED, sparse=True)
+    optimizer = ours(collection.parameters(), **options)
+    go_on(collection, [optimizer], range(steps))
+    return collection, optimizer
+
+
+def global_batch(step: int) -> KeyedJaggedTensor:
+    """The batches of two ranks, one after the other."""
+    names = [table.name for table in TRAINED]
+    parts = [jagged(rank, step, names=names, n=4) for rank in range(2)]
+    by_key = [[part[name] for part in parts] for name in names]
+    return KeyedJaggedTensor(
+        names,
+        torch.cat([p.values() for group in by_key for p in group]),
+        lengths=torch.cat([p.lengths() for group in by_key for p in group]),
+    )
+
+
+def go_on(model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: range) -> None:
+    """Train on this rank's part of the global batches, or on all of it where there is one rank or none."""
+    ranks = dist.get_world_size() if dist.is_initialized() and not isinstance(model, quorem.EmbeddingCollection) else 1
+    for step in steps:
+        names = [table.name for table in TRAINED]
+        batch = global_batch(step) if ranks == 1 else jagged(dist.get_rank(), step, names=names, n=4)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        out = expected(model, batch) if isinstance(model, quorem.EmbeddingCollection) else model(batch).values()
+        full = slope(0, step, torch.Size([2 * B, out.shape[1]]))
+        part = full if ranks == 1 else full[dist.get_rank() * B :][:B]
+        ((out * part).sum() * ranks / 2).backward()  # TorchRec takes the mean over ranks
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def sharded_to_train(kind: str, constraints: Callable[[Any], Any]) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """A sharded model of its own start, with its optimizers of networks and of replicated tables."""
+    theirs, _, options = OPTIMIZERS[kind]
+    module = EmbeddingBagCollection(TRAINED)
+    apply_optimizer_in_backward(theirs, [*module.bags.parameters(), *module.vectors.parameters()], dict(options))
+    model = shard(module, constraints(module))
+    rest = dict(in_backward_optimizer_filter(model.named_parameters()))
+    whole = torch.optim.Adagrad if theirs is RowWiseAdagrad else theirs
+    groups = [
+        ({k: p for k, p in rest.items() if "paths" in k}, whole),
+        ({k: p for k, p in rest.items() if "paths" not in k}, theirs),
+    ]
+    return model, [KeyedOptimizerWrapper(g, lambda p, c=c: c(p, **options)) for g, c in groups if g]
+
+
+PLANS: dict[str, Callable[[Any], Any]] = {
+    "planner": lambda module: integration.constraints(module, batch_size=B),
+    "columns": lambda module: all_of(module, "column_wise", "column_wise"),
+    "replicated": lambda module: all_of(module, "data_parallel", "row_wise"),
+    "tables": lambda module: all_of(module, "table_wise", "table_wise"),
 }
+
+
+def check_training(model: nn.Module, optimizers: list[torch.optim.Optimizer], kind: str, done: int, case: str) -> None:
+    """The model goes on from ``done`` steps as the single-device collection does."""
+    collection, optimizer = trained_reference(kind, done)
+    same_tables(model, collection, f"{case} {kind} loaded")
+    go_on(model, optimizers, range(done, done + 2))
+    go_on(collection, [optimizer], range(done, done + 2))
+    same_tables(model, collection, f"{case} {kind} after")
+
+
+def checkpoint_folder(name: str) -> Path:
+    return Path(sys.argv[1]).parent / name
+
+
+def save_on_two(rank: int) -> None:
+    """Two ranks train, save, and load into other plans; the replicated tables' optimizer state included."""
+    for kind, plans in {"adagrad": list(PLANS), "rowwise": ["replicated"]}.items():
+        model, optimizers = sharded_to_train(kind, PLANS["planner"])
+        integration.copy_state_(model, reference(TRAINED))
+        go_on(model, optimizers, range(2))
+        integration.save(checkpoint_folder(f"two-{kind}"), model, optimizers, step=2)
+        check_training(model, optimizers, kind, 2, "the saved")
+        for plan in plans:
+            other, its = sharded_to_train(kind, PLANS[plan])
+            assert integration.load(checkpoint_folder(f"two-{kind}"), other, its) == 2
+            check_training(other, its, kind, 2, plan)
+
+
+def load_from_one(rank: int) -> None:
+    """What one rank saved goes on with two."""
+    for kind, plan in {"adagrad": "planner", "rowwise": "replicated"}.items():
+        model, optimizers = sharded_to_train(kind, PLANS[plan])
+        assert integration.load(checkpoint_folder(f"one-{kind}"), model, optimizers) == 4
+        check_training(model, optimizers, kind, 4, plan)
+
+
+def refuse_columns(rank: int) -> None:
+    """Row-wise Adagrad over shards of columns keeps numbers that no other plan has."""
+    model, optimizers = sharded_to_train("rowwise", PLANS["columns"])
+    folder = checkpoint_folder("columns")
+    raises(ValueError, "row-wise Adagrad over shards of columns", lambda: integration.save(folder, model, optimizers))
+
+
+def copies(rank: int) -> None:
+    """Weights and optimizer state from a single device to ranks and back, without a file."""
+    for kind, plan in {"sgd": "planner", "adagrad": "replicated", "rowwise": "planner"}.items():
+        collection, optimizer = trained_reference(kind, 2)
+        model, optimizers = sharded_to_train(kind, PLANS[plan])
+        integration.copy_state_(model, collection, target_optimizers=optimizers, source_optimizers=[optimizer])
+        check_training(model, optimizers, kind, 2, f"to {plan}")
+        back, its = trained_reference(kind, 0)
+        integration.copy_state_(back, model, target_optimizers=[its], source_optimizers=optimizers)
+        go_on(back, [its], range(4, 5))
+        wanted, _ = trained_reference(kind, 5)
+        for name, value in back.state_dict().items():
+            near(value, wanted.state_dict()[name], f"back from {plan} {kind} {name}")
+
+
+ALONE = (every_type, unpooled, optimizers, odd_batches, refused, starts, pipeline, copies, refuse_columns)
+CASES: dict[str, Callable[[int], None]] = {f.__name__: f for f in (*ALONE, save_on_two, load_from_one)}
 
 
 def main() -> None:

@@ -13,15 +13,19 @@ except ModuleNotFoundError as error:
         " torchmetrics==1.0.3 tqdm pyre-extensions iopath && pip install --no-deps torchrec==1.8.0"
     ) from error
 
+from .checkpoint import load, save
 from .collections import EmbeddingBagCollection, EmbeddingCollection
-from .convert import from_collection, load_collection_, to_collection
+from .convert import from_collection, to_collection
 from .plans import constraints
+from .state import copy_state_
 
 __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingCollection",
     "constraints",
     "from_collection",
-    "load_collection_",
     "to_collection",
+    "copy_state_",
+    "save",
+    "load",
 ]

@@ -1,0 +1,108 @@
+"""Checkpoints for any number of ranks, any plan and the single-device model, by torch.distributed.checkpoint."""
+
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torchrec.distributed.model_parallel import get_unwrapped_module
+
+from ...saved import meaning
+from ...tables import Tables
+from .names import collections
+from .state import Optimizers, State, state_of, targets_of
+
+STEP = "step"
+MEANING = "meaning."
+
+
+def save(path: str | Path, model: nn.Module, optimizers: Optimizers = (), *, step: int = 0) -> None:
+    """Save a model's weights and what optimizers keep for them, each rank its part; all ranks must call it.
+
+    The names are those of the single-device model, whatever the plan. A folder without ``.metadata``, which is written
+    last, is not complete.
+
+    Args:
+        path: a folder, the same for all ranks.
+        model: sharded or on a single device. The fused optimizers of sharded tables are found by themselves.
+        optimizers: of the other parameters.
+        step: a number that ``load`` gives back.
+
+    Raises:
+        ValueError: if a fused optimizer is not SGD, Adagrad or row-wise Adagrad, or is row-wise over shards of columns.
+
+    >>> import tempfile
+    >>> from quorem import QR, EmbeddingCollection, Table
+    >>> from quorem.integrations.torchrec import EmbeddingBagCollection
+    >>> tables = [Table("user", 1000, 16, QR(4))]
+    >>> folder = tempfile.mkdtemp()
+    >>> save(folder, EmbeddingBagCollection(tables), step=7)
+    >>> load(folder, EmbeddingCollection(tables))
+    7
+    """
+    state = state_of(model, optimizers) | _meanings(model) | {STEP: torch.tensor(step)}
+    with _quiet():
+        state_dict_saver.save(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+
+
+def load(path: str | Path, model: nn.Module, optimizers: Optimizers = ()) -> int:
+    """Load what ``save`` saved into a model of the same tables, sharded in any way, or on a single device.
+
+    Args:
+        path: the folder.
+        model: to be filled. The fused optimizers of its sharded tables are found by themselves.
+        optimizers: of the other parameters; they must be of the kind that was saved.
+
+    Returns:
+        The step that was saved.
+
+    Raises:
+        FileNotFoundError: if the folder has no complete checkpoint.
+        ValueError: if a weight, or the state of a fused optimizer, is missing or has another size, or ids of a table
+            read other rows than they did.
+    """
+    if not (Path(path) / ".metadata").exists():
+        raise FileNotFoundError(f"{path} has no complete checkpoint: .metadata is missing")
+    saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    sizes = {name: entry.size for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
+    targets = targets_of(model, optimizers, sizes)
+    meanings = _meanings(model)
+    here = {name: int(value) for name, value in meanings.items()}
+    step = torch.tensor(0)
+    _load(path, meanings | {STEP: step})
+    if other := [name.removeprefix(MEANING) for name, value in meanings.items() if int(value) != here[name]]:
+        raise ValueError(f"{', '.join(other)} must have the partitions, operation and permutation that were saved")
+    _load(path, targets.tensors)
+    for finish in targets.finish:
+        finish()
+    return int(step)
+
+
+def _load(path: str | Path, tensors: State) -> None:
+    with torch.no_grad(), _quiet():
+        state_dict_loader.load(tensors, checkpoint_id=path, no_dist=not dist.is_initialized())
+
+
+def _meanings(model: nn.Module) -> State:
+    """A number for what the rows of each table are, so that rows of the same shape are not taken for others."""
+    found = {f"{prefix}tables.{f.table}": f.spec for prefix, c in collections(model) for f in c.rows.features}
+    for name, module in get_unwrapped_module(model).named_modules():
+        if isinstance(module, Tables):
+            specs = zip(module.names, module.specs, strict=True)
+            found |= {f"{name}{'.' * bool(name)}tables.{table}": spec for table, spec in specs}
+    return {f"{MEANING}{name}": torch.tensor(zlib.crc32(meaning(spec).encode())) for name, spec in found.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's word that a single process is assumed, where there is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield

@@ -1,0 +1,91 @@
+"""Names that no plan changes: those of the single-device model.
+
+Whatever the number of ranks and the sharding, the rows of partition j of table ``user`` are ``tables.user.j``.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defined]
+    Shard,
+    ShardedTensor,
+    ShardedTensorMetadata,
+)
+from torchrec.distributed.model_parallel import get_unwrapped_module
+
+from .collections import EmbeddingBagCollection, EmbeddingCollection
+
+Collection = EmbeddingBagCollection | EmbeddingCollection
+
+
+def collections(model: nn.Module) -> Iterator[tuple[str, Collection]]:
+    """The collections of TorchRec's tables in a model, each with the prefix of its names."""
+    for name, module in get_unwrapped_module(model).named_modules():
+        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+            yield f"{name}." if name else "", module
+
+
+def table_rows(collection: Collection) -> dict[str, dict[str, int]]:
+    """Names and rows of the stored tables, in order, by the name of TorchRec's weight that has them.
+
+    >>> from quorem import QR, Table
+    >>> table_rows(EmbeddingBagCollection([Table("user", 1000, 16, QR(4, operation="add"))]))
+    {'bags.embedding_bags.user.weight': {'tables.user.0': 250, 'tables.user.1': 4}}
+    """
+    prefixes = {}
+    for i, group in enumerate(collection.vectors):
+        tables = dict(group.get_submodule("embeddings").named_children())
+        prefixes.update(dict.fromkeys(tables, f"vectors.{i}.embeddings"))
+    if isinstance(collection, EmbeddingBagCollection) and collection.bags is not None:
+        prefixes.update(dict.fromkeys(collection.bags.embedding_bags, "bags.embedding_bags"))
+    found: dict[str, dict[str, int]] = {}
+    for f in collection.rows.features:
+        rows = {f"tables.{f.table}.{j}": size for j, (size, _) in enumerate(f.spec.shapes)}
+        parts = [rows] if f.merged else [{name: size} for name, size in rows.items()]
+        for stored, part in zip(f.stored, parts, strict=True):
+            found[f"{prefixes[stored.name]}.{stored.name}.weight"] = part
+    return found
+
+
+def split_rows(value: Any, rows: Sequence[int]) -> list[Any]:
+    """``value``, a tensor or a sharded one, cut into runs of rows; each is a view."""
+    if not isinstance(value, ShardedTensor):
+        return list(value.split(list(rows)))
+    metadata = value.metadata()
+    parts, first = [], 0
+    for size in rows:
+        pieces = [_cut(shard, first, size) for shard in metadata.shards_metadata]
+        local = [(shard.tensor, shard.metadata, _cut(shard.metadata, first, size)) for shard in value.local_shards()]
+        whole = ShardedTensorMetadata(
+            shards_metadata=[piece for piece in pieces if piece is not None],
+            size=torch.Size([size, *metadata.size[1:]]),
+            tensor_properties=metadata.tensor_properties,
+        )
+        parts.append(
+            ShardedTensor._init_from_local_shards_and_global_metadata(
+                [Shard(t.narrow(0, *_span(m, first, size)), piece) for t, m, piece in local if piece is not None],
+                whole,
+                process_group=value._process_group,
+            )
+        )
+        first += size
+    return parts
+
+
+def _cut(shard: ShardMetadata, first: int, size: int) -> ShardMetadata | None:
+    """The part of a shard in rows ``[first, first + size)``, its offset counted from ``first``; None if empty."""
+    start, length = _span(shard, first, size)
+    if length <= 0:
+        return None
+    offsets = [shard.shard_offsets[0] + start - first, *shard.shard_offsets[1:]]
+    return ShardMetadata(offsets, [length, *shard.shard_sizes[1:]], shard.placement)
+
+
+def _span(shard: ShardMetadata, first: int, size: int) -> tuple[int, int]:
+    """The rows of a shard in ``[first, first + size)``: the first of them, counted within the shard, and how many."""
+    begin, end = shard.shard_offsets[0], shard.shard_offsets[0] + shard.shard_sizes[0]
+    low, high = max(begin, first), min(end, first + size)
+    return low - begin, high - low

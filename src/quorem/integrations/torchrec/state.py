@@ -1,0 +1,272 @@
+"""Weights and optimizer state by plan-independent names, to be saved, loaded, or copied to another model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Size, Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from ...ops.layout import Extent
+from ...optim import RowOptimizer
+from ...tables import Tables
+from .names import collections, split_rows, table_rows
+
+State = dict[str, Any]  # tensors and sharded ones, by name
+Optimizers = Sequence[torch.optim.Optimizer]
+
+
+def weights(model: nn.Module) -> State:
+    """Every weight of a model, sharded or not, by its plan-independent name; a write into one changes the model.
+
+    >>> from quorem import QR, Table
+    >>> from quorem.integrations.torchrec import EmbeddingBagCollection
+    >>> list(weights(EmbeddingBagCollection([Table("user", 1000, 16, QR(4, operation="add"))])))
+    ['tables.user.0', 'tables.user.1']
+    """
+    state: State = dict(model.state_dict())
+    for prefix, collection in collections(model):
+        for key, rows in table_rows(collection).items():
+            parts = split_rows(state.pop(prefix + key), list(rows.values()))
+            state.update({prefix + name: part for name, part in zip(rows, parts, strict=True)})
+        networks = f"{prefix}compose."
+        for key in [key for key in state if key.startswith(networks)]:
+            state[prefix + key.removeprefix(networks)] = state.pop(key)
+    return state
+
+
+def state_of(model: nn.Module, optimizers: Optimizers = ()) -> State:
+    """Weights, and what optimizers keep for them under ``optimizer.``, by plan-independent names.
+
+    Args:
+        model: a model with TorchRec's tables, sharded or not, or a single-device one. The fused optimizers of sharded
+            tables are found by themselves.
+        optimizers: of the other parameters: of ``torch.optim``, ``quorem.optim``, or TorchRec's wrappers of those.
+
+    Raises:
+        ValueError: if a fused optimizer is not SGD, Adagrad or row-wise Adagrad, or is row-wise over shards of columns.
+    """
+    state = weights(model) | _fused_state(model)
+    parameters = _parameters(model)
+    for optimizer in optimizers:
+        saved = optimizer.state_dict()["state"] if isinstance(optimizer, RowOptimizer) else None
+        for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            kept = optimizer.state.get(parameter, {}) if saved is None else saved.get(i, {})
+            for key, value in kept.items():
+                if isinstance(value, Tensor):
+                    state |= parameters[parameter].parts(key, value.detach())
+    return state
+
+
+@dataclass
+class Targets:
+    """Where a state goes: tensors to write into, and what has to be done once they are written."""
+
+    tensors: State
+    finish: list[Callable[[], None]] = field(default_factory=list)
+
+
+def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Size]) -> Targets:
+    """Where the state of ``sizes`` goes, names as in ``state_of``.
+
+    Where it has weights only, optimizers are left as they are.
+
+    Raises:
+        ValueError: if a weight, or the state of a fused optimizer, is missing or has another size.
+    """
+    needed = weights(model)
+    if any(name.startswith("optimizer.") for name in sizes):
+        needed |= _fused_state(model)
+    if missing := sorted(set(needed) - set(sizes)):
+        raise ValueError(f"the saved state must have {', '.join(missing[:4])}{', ...' * (len(missing) > 4)}")
+    for name, value in needed.items():
+        if value.size() != sizes[name]:
+            raise ValueError(f"{name} is {tuple(sizes[name])} in the saved state and {tuple(value.size())} here")
+    targets = Targets(needed)
+    parameters = _parameters(model)
+    for optimizer in optimizers:
+        loaded: dict[int, dict[str, Tensor]] = {}
+        named = [parameters[p] for group in optimizer.param_groups for p in group["params"]]
+        for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            for key, size in named[i].sizes(sizes).items():
+                dtype, device = torch.promote_types(parameter.dtype, torch.float32), parameter.device
+                value = torch.zeros(size, dtype=dtype, device=device) if size else torch.zeros(())  # a count of steps
+                loaded.setdefault(i, {})[key] = value
+                targets.tensors |= named[i].parts(key, loaded[i][key])
+        targets.finish.append(partial(_give, optimizer, loaded, named))
+    return targets
+
+
+def copy_state_(
+    target: nn.Module,
+    source: nn.Module,
+    *,
+    target_optimizers: Optimizers = (),
+    source_optimizers: Optimizers = (),
+) -> None:
+    """Copy the weights, and what optimizers keep for them, from one model to another with the same tables.
+
+    Either may be sharded by TorchRec, unsharded, or a single-device model. Where one is sharded all ranks must call it.
+    Where the source's optimizers keep nothing, or are not given, those of the target are left as they are.
+
+    Args:
+        target: the model to fill. The fused optimizers of its sharded tables are found by themselves.
+        source: the model to read; the same on every rank unless it is sharded.
+        target_optimizers: of the target's other parameters.
+        source_optimizers: of the source's other parameters.
+
+    Raises:
+        ValueError: if a weight, or the state of a fused optimizer of the target, is missing or has another size.
+    """
+    state = gathered(state_of(source, source_optimizers))
+    targets = targets_of(target, target_optimizers, {name: value.size() for name, value in state.items()})
+    with torch.no_grad():
+        for name, value in targets.tensors.items():
+            fill_(value, state[name])
+    for finish in targets.finish:
+        finish()
+
+
+def gathered(state: State) -> dict[str, Tensor]:
+    """The same state with every tensor whole, on every rank; a rank may have names that others lack."""
+    if not any(isinstance(value, ShardedTensor) for value in state.values()):  # a sharded model has some on every rank
+        return state
+    sharded = {k: (tuple(v.size()), v.dtype) for k, v in state.items() if isinstance(v, ShardedTensor)}
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, sharded)
+    sharded = {name: shape for of_rank in of_ranks for name, shape in of_rank.items()}
+    whole = {name: value for name, value in state.items() if name not in sharded}
+    for name, (size, dtype) in sorted(sharded.items()):
+        value = torch.zeros(size, dtype=dtype)
+        for shard in state[name].local_shards() if name in state else ():
+            _part(value, shard.metadata).copy_(shard.tensor)
+        dist.all_reduce(value)
+        whole[name] = value
+    return whole
+
+
+def fill_(target: Any, value: Tensor) -> None:
+    """Copy ``value`` into a tensor, or the part that a rank has of it into a sharded one."""
+    if isinstance(target, ShardedTensor):
+        for shard in target.local_shards():
+            shard.tensor.copy_(_part(value, shard.metadata))
+    else:
+        target.copy_(value)
+
+
+def _part(value: Tensor, shard: Any) -> Tensor:
+    """The view of ``value`` that a shard is."""
+    for dim, (offset, size) in enumerate(zip(shard.shard_offsets, shard.shard_sizes, strict=True)):
+        value = value.narrow(dim, offset, size)
+    return value
+
+
+def _fused_state(model: nn.Module) -> State:
+    """What the fused optimizers of sharded tables keep; a rank has that of its own tables."""
+    if not isinstance(model, DistributedModelParallel):
+        return {}
+    fused = model.fused_optimizer.state_dict()["state"]
+    state: State = {}
+    for prefix, collection in collections(model):
+        for key, rows in table_rows(collection).items():
+            kept = {name.rpartition(".")[2]: value for name, value in fused.get(prefix + key, {}).items()}
+            if not kept:
+                continue
+            if set(kept) != {"momentum1"}:
+                raise ValueError(f"the optimizer of {prefix}{key} must be SGD, Adagrad or row-wise Adagrad")
+            total = kept["momentum1"].size()[0]
+            if total != sum(rows.values()):
+                raise ValueError(
+                    f"{prefix}{key} has row-wise Adagrad over shards of columns: no other plan can go on so"
+                )
+            parts = split_rows(kept["momentum1"], list(rows.values()))
+            state.update({f"optimizer.{prefix}{name}.sum": part for name, part in zip(rows, parts, strict=True)})
+    return state
+
+
+@dataclass(frozen=True)
+class Named:
+    """The plan-independent names of a parameter, and which part of a tensor shaped like it each of them is."""
+
+    shape: Size
+    names: tuple[str, ...]
+    cut: Callable[[Tensor], Sequence[Tensor]]
+    extents: Sequence[Extent] = ()  # of quorem's storage
+
+    def parts(self, key: str, value: Tensor) -> State:
+        """The tensor ``key`` that an optimizer keeps for the parameter, by name; each is a view."""
+        parts = [value] * len(self.names) if value.dim() == 0 else self.cut(value)
+        return {f"optimizer.{name}.{key}": part for name, part in zip(self.names, parts, strict=True)}
+
+    def sizes(self, sizes: Mapping[str, Size]) -> dict[str, Size]:
+        """The size of each tensor that was saved for the parameter."""
+        heads = [f"optimizer.{name}." for name in self.names]
+        keys = [name.removeprefix(heads[0]) for name in sizes if name.startswith(heads[0])]
+        dims = {key: len(sizes[heads[0] + key]) for key in keys if all(head + key in sizes for head in heads)}
+        if self.cut is _alone:
+            return {key: sizes[heads[0] + key] for key in dims}
+        return {key: self.shape[:dim] for key, dim in dims.items()}
+
+
+def _alone(value: Tensor) -> Sequence[Tensor]:
+    return [value]
+
+
+def _parameters(model: nn.Module) -> dict[Tensor, Named]:
+    """The names of every parameter."""
+    module = get_unwrapped_module(model)
+    named: dict[Tensor, Named] = {}
+    by_name = dict(model.named_parameters() if module is not model else module.named_parameters())
+    for name, parameter in by_name.items():
+        named[parameter] = Named(parameter.shape, (name,), _alone)
+    for prefix, collection in collections(model):
+        for key, rows in table_rows(collection).items():
+            parameter, sizes = by_name[prefix + key], list(rows.values())
+            names = tuple(prefix + name for name in rows)
+            named[parameter] = Named(parameter.shape, names, partial(_cut_rows, sizes))
+        for key, parameter in collection.compose.named_parameters():
+            named[parameter] = Named(parameter.shape, (prefix + key,), _alone)
+    for name, tables in module.named_modules():
+        if isinstance(tables, Tables):
+            (stored,) = tables.parameters(recurse=False)
+            names = tuple(f"{name}.{table}" if name else table for table, _ in tables.named_tables())
+            extents = [extent for feature in tables.extents for extent in feature]
+            named[stored] = Named(stored.shape, names, partial(_cut_extents, extents), extents)
+    return named
+
+
+def _cut_rows(rows: list[int], value: Tensor) -> Sequence[Tensor]:
+    """Parts of a tensor for TorchRec's table; its row-wise Adagrad for replicated ones keeps a column."""
+    return (value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value).split(rows)
+
+
+def _cut_extents(extents: list[Extent], value: Tensor) -> Sequence[Tensor]:
+    """Parts of a tensor for quorem's storage, where a number for each row of a table is there ``pitch`` times."""
+    if value.dim() == 1:
+        return [value[e.base : e.base + e.rows * e.pitch : e.pitch] for e in extents]
+    return [e.of(value) for e in extents]
+
+
+def _give(optimizer: torch.optim.Optimizer, loaded: dict[int, dict[str, Tensor]], named: list[Named]) -> None:
+    """Let the optimizer go on from the loaded tensors, by the position of their parameters."""
+    for i, state in loaded.items():
+        for value in state.values():
+            if value.dim() == 1:
+                for e in named[i].extents:  # the first of each row's numbers was written
+                    rows = value[e.base : e.base + e.rows * e.pitch].view(e.rows, e.pitch)
+                    rows[:, 1:] = rows[:, :1]
+    if isinstance(optimizer, RowOptimizer):
+        saved = optimizer.state_dict()
+        # A fused Adagrad counts no steps, and the count matters for a decay of the learning rate only.
+        with_step = {i: {"step": torch.zeros(()), **tensors} for i, tensors in loaded.items()}
+        optimizer.load_state_dict({**saved, "state": saved["state"] | with_step})
+        return
+    rowwise = isinstance(getattr(optimizer, "_optimizer", optimizer), RowWiseAdagrad)
+    for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for key, value in loaded.get(i, {}).items():
+            optimizer.state[parameter][key] = value[:, None] if rowwise and value.dim() == 1 else value
