@@ -80,7 +80,31 @@ def test_prepare_table(tmp_path):
     assert prepared.all.dense.tolist() == [[2.5, -1], [0, 4]]
     assert prepared.all.ids.tolist() == [[1], [2]]
     assert prepared.all.bags["d"].values.tolist() == [1, 2, 3]
-    assert quorem("prepare", "table", tmp_path / "t.csv", tmp_path / "new", "--label", "y").exit_code == 2
+    assert quorem("prepare", "table", tmp_path / "t.csv", tmp_path / "new").exit_code == 2
+
+
+def test_columns_that_are_not_named_are_taken_for_what_they_look_like(tmp_path):
+    rows = "".join(f"{k % 2 > 0},{100 - k},{k},{k - 50}.5,u{k % 9},{'a|b' if k % 2 else 'c'}\n" for k in range(100))
+    (tmp_path / "t.csv").write_text("y,when,row,x,user,tags\n" + rows)
+    where = [tmp_path / "t.csv", tmp_path / "out"]
+    done = quorem("prepare", "table", *where, "--label", "y", "--time", "when", "--drop", "row", "--transform", "log")
+    assert done.exit_code == 0, done.output
+    prepared = Prepared(tmp_path / "out")
+    assert (prepared.dense_names, prepared.names, prepared.meta["bags"]) == (["x"], ["user", "tags"], ["tags"])
+    shown = [line.split() for line in done.output.splitlines()]
+    assert ["x", "numbers", "numbers", "with", "fractions"] in shown
+    assert ["user", "categories", "text"] in shown
+    assert ["tags", "lists", "50%", "of", "the", "texts", "have", "'|'", "in", "them"] in shown
+    assert "x: 50 numbers below 0 became 0, by the transform log" in done.output
+    assert "split by when: the file is not in time order (99 rows are earlier than the row before them)" in done.output
+    named = quorem("prepare", "table", *where, "--label", "y", "--categorical", "user", "--overwrite")
+    assert named.exit_code == 0 and Prepared(tmp_path / "out").names == ["user"]
+    assert "left out, since no option names them (--infer takes them too): when, row, x, tags" in named.output
+    both = ["--categorical", "row", "--infer", "--transform", "x=none,when=log"]
+    assert quorem("prepare", "table", *where, "--label", "y", *both, "--overwrite").exit_code == 0
+    prepared = Prepared(tmp_path / "out")
+    assert (prepared.dense_names, prepared.names) == (["when", "x"], ["row", "user", "tags"])
+    assert prepared.meta["transforms"] == {"when": "log", "x": "none"}
 
 
 def test_synthesize(tmp_path):

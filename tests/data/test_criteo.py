@@ -1,7 +1,10 @@
 """``prepare_criteo`` against a line-by-line oracle, on every oddity a file can have."""
 
 import gzip
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from click_logs import SAMPLE, assert_prepared, line, oracle, random_lines
@@ -245,3 +248,41 @@ def test_sample_with_native_tokens_equals_the_oracle(tmp_path):
     assert result.all.ids.tolist() == expected["ids"].tolist()
     assert result.all.labels.tolist() == expected["labels"]
     assert all(len(token) == 8 for name in result.names for token in result.vocabulary(name)[1:] if token is not None)
+
+
+MEMORY = """
+import resource, sys
+from quorem.data.criteo import prepare_criteo
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    prepare_criteo(sys.argv[1], sys.argv[2])
+except ValueError as error:
+    print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_of_line_ends_takes_little_memory(packed, tmp_path):
+    """It took 4 GB plain, and 8 GiB as a gzip file of 1 MB."""
+    lines = b"\n" * (1 << 24)
+    (tmp_path / "raw").write_bytes(gzip.compress(lines * 16, 1) if packed else lines)
+    command = [sys.executable, "-c", MEMORY, tmp_path / "raw", tmp_path / "out"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    error, megabytes = run.stdout.splitlines()
+    assert re.search(r"raw has 16777216 malformed lines so far.*line 1: 1 fields where 40 are expected", error)
+    assert int(megabytes) < 1500
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "raw")
+    with pytest.raises(ValueError, match="raw is a pipe and must be a file"):
+        prepare_criteo(tmp_path / "raw", tmp_path / "out")
+
+
+def test_the_papers_transform_says_what_it_clipped(tmp_path):
+    lines = [line(integers=["-1", "-3", "0", "2", *[""] * 9]), line(integers=["5", "-2", *["1"] * 11])]
+    (tmp_path / "raw").write_text("".join(text + "\n" for text in lines))
+    result = prepare_criteo(tmp_path / "raw", tmp_path / "out")
+    assert result.meta["clipped"] == {"I1": 1, "I2": 2}
+    assert result.meta["transforms"] == {f"I{k}": "log" for k in range(1, 14)}

@@ -1,12 +1,17 @@
 """``prepare_table`` on CSV and Parquet: quoting, lists, types, malformed lines and missing columns."""
 
 import math
+import os
+import random
+import subprocess
+import sys
 
 import polars as pl
 import pytest
+import torch
 
 from quorem.data.prepare import PrepareConfig
-from quorem.data.table import prepare_table
+from quorem.data.table import infer_columns, prepare_table
 
 COLUMNS = {"label": "click", "dense": ["price"], "categorical": ["user", "tags", "shop"]}
 
@@ -24,10 +29,18 @@ def prepared(tmp_path, text, name="table.csv", **options):
     return prepare_table(tmp_path / name, tmp_path / "out", **{**COLUMNS, "multi": ["tags"], **options})
 
 
-def check_contents(result, log=True):
+TRANSFORMS = {
+    "log": lambda x: math.log(max(x, 0) + 1),
+    "signed_log": lambda x: math.log(x + 1) if x > 0 else -math.log(-x + 1),
+    "none": lambda x: x,
+}
+
+
+def check_contents(result, transform="signed_log"):
     assert result.all.labels.tolist() == [1, 0, 1, 0]
-    raw = [2.5, 0, -3, 0]
-    expected = [math.log(max(x, 0) + 1) if log else x for x in raw]
+    expected = list(map(TRANSFORMS[transform], [2.5, 0, -3, 0]))
+    assert result.meta["transforms"] == {"price": transform}
+    assert result.meta["clipped"] == ({"price": 1} if transform == "log" else {})
     assert result.all.dense[:, 0].tolist() == pytest.approx(expected, rel=2**-23)
     assert result.all.ids[:, 0].tolist() == [1, 2, 1, 0]
     assert result.all.bags["tags"].values.tolist() == [1, 2, 2, 0, 3, 1]
@@ -50,8 +63,59 @@ def test_csv(end, block_bytes, tmp_path, monkeypatch):
         check_contents(result)
 
 
-def test_dense_features_as_they_are(tmp_path):
-    check_contents(prepared(tmp_path, CSV, config=PrepareConfig(days=4, log_dense=False)), log=False)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_dense_features(transform, tmp_path):
+    check_contents(prepared(tmp_path, CSV, config=PrepareConfig(days=4, transform=transform)), transform)
+    single = PrepareConfig(days=4, transform="log", transforms={"price": transform})
+    check_contents(prepared(tmp_path, CSV, config=single, overwrite=True), transform)
+
+
+def test_what_a_float32_does_not_hold_is_malformed(tmp_path):
+    config = PrepareConfig(days=4, transform="none")
+    result = prepared(tmp_path, CSV + "1,x,1e39,u1,a,s\n", config=config)
+    assert result.meta["malformed"]["first"] == [[7, "price is too large for float32"]]
+
+
+def test_a_stray_quote_is_a_character(tmp_path):
+    stray = '1,19" monitor,2.5,6" tall,a,"say ""hi"""\n'
+    lines = CSV.splitlines(keepends=True)
+    result = prepared(tmp_path, "".join([*lines[:2], stray, *lines[2:]]), config=PrepareConfig(max_malformed=0))
+    assert result.num_rows == 5
+    assert result.vocabulary("user") == [None, "u1", '6" tall', "u2"]
+    assert result.vocabulary("shop") == [None, "north, old", 'say "hi"', "two\nlines"]
+
+
+@pytest.mark.parametrize("block_bytes", [40, 1 << 26])
+def test_a_line_whose_quotes_do_not_end_is_malformed_alone(tmp_path, block_bytes):
+    bad = ['1,x,2.5,"u,a,s\n', '1,x,2.5,"u"v,a,s\n']
+    lines = CSV.splitlines(keepends=True)
+    text = "".join([*lines[:3], *bad, *lines[3:], '0,z,1,"u9,a,\n'])
+    result = prepared(tmp_path, text, config=PrepareConfig(days=4), block_bytes=block_bytes)
+    flaw = "a quote that is not closed, or text after a closing quote"
+    assert result.meta["malformed"] == {"count": 3, "first": [[4, flaw], [5, flaw], [9, flaw]]}
+    check_contents(result)
+
+
+def test_an_empty_list_is_an_empty_bag_quoted_or_not(tmp_path):
+    text = 'click,price,user,tags,shop\n1,1,u,"",s\n0,1,u,,s\n1,1,u,"a|b",s\n'
+    result = prepared(tmp_path, text)
+    assert result.all.bags["tags"].offsets.tolist() == [0, 0, 0, 2]
+    assert result.vocabulary("tags") == [None, "a", "b"]
+    assert result.frequencies("tags")[0] == 0
+
+
+@pytest.mark.parametrize("words", [("true", "false"), ("True", "FALSE"), ("1.0", "0"), (" 1", "0 ")])
+def test_labels_in_other_words(tmp_path, words):
+    yes, no = words
+    lines = CSV.splitlines(keepends=True)
+    text = lines[0] + "".join({"1": yes, "0": no}.get(line[0], line[0]) + line[1:] for line in lines[1:])
+    check_contents(prepared(tmp_path, text, config=PrepareConfig(days=4)))
+
+
+def test_wrong_labels_are_malformed(tmp_path):
+    bad = "".join(f"{label},x,1,u,t,s\n" for label in ("2", "yes", "nan", "t"))
+    result = prepared(tmp_path, CSV + bad, config=PrepareConfig(days=4))
+    assert result.meta["malformed"]["first"] == [[k, "click is neither 0 nor 1"] for k in (7, 8, 9, 10)]
 
 
 def test_other_separators(tmp_path):
@@ -136,6 +200,13 @@ def test_malformed_rows_of_a_parquet(tmp_path):
         ({"multi": ["price"]}, r"multi \(price\) must be among the categorical columns"),
         ({"separator": "::"}, r"separator \('::'\) must be one ASCII character"),
         ({"multi_separator": ""}, r"multi_separator \(''\) must be one ASCII character"),
+        ({"separator": '"'}, r"separator \('\"'\) must be one ASCII character, and no quote"),
+        ({"time": "price"}, r"names of columns \('price'\) must be unique"),
+        ({"time": "when"}, "has no column when"),
+        (
+            {"config": PrepareConfig(transforms={"user": "log"})},
+            r"transforms \(user\) must be of dense columns \(price\)",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(options, message, tmp_path):
@@ -149,7 +220,8 @@ def test_wrong_arguments_are_refused(options, message, tmp_path):
     [
         ("", "is empty"),
         ("click,price,user,tags,shop\n", "has no well-formed rows"),
-        ("click,price,user,tags,shop,user\n1,1,a,b,c,d\n", "has more than one column user"),
+        ("click,price,user,tags,shop,user\n1,1,a,b,c,d\n", "has more than one column 'user'"),
+        ('click,price,user,tags,shop,"x\n1,1,a,b,c,d\n', "the header has a quote that is not closed"),
     ],
 )
 def test_unusable_csv_is_refused(text, message, tmp_path):
@@ -161,3 +233,154 @@ def test_text_is_no_dense_feature(tmp_path):
     parquet(tmp_path / "t.parquet")
     with pytest.raises(ValueError, match=r"shop of .* is Categorical.* but must be numeric"):
         prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="click", dense=["shop"], categorical=["user"])
+
+
+def test_a_transform_must_be_known():
+    with pytest.raises(ValueError, match=r"transform of price \('cube'\) must be one of 'log', 'signed_log', 'none'"):
+        PrepareConfig(transforms={"price": "cube"})
+    with pytest.raises(ValueError, match=r"transform of transform \('cube'\) must be one of"):
+        PrepareConfig(transform="cube")
+
+
+def timed(rows):
+    return "click,when,user,tags\n" + "".join(f"{k % 2},{when},u{user},{tags}\n" for k, when, user, tags in rows)
+
+
+@pytest.mark.parametrize("kind", ["number", "date", "datetime"])
+def test_rows_are_split_by_time_and_sorted_if_they_are_not_in_order(tmp_path, monkeypatch, kind):
+    """Against the same rows sorted beforehand, several groups of them."""
+    monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 7)
+    rng = random.Random(0)
+    days = {"number": "{:02}.5", "date": "2024-05-{:02}", "datetime": "2024-05-{:02}T10:00:00Z"}[kind]
+    rows = [(k, rng.randrange(1, 25), rng.randrange(9), "|".join(rng.choices("abcdef", k=k % 4))) for k in range(60)]
+    options = {"label": "click", "categorical": ["user", "tags"], "multi": ["tags"], "time": "when"}
+    results = []
+    for name, given in (("sorted", sorted(rows, key=lambda row: row[1])), ("given", rows)):
+        text = timed([(k, days.format(when), user, tags) for k, when, user, tags in given])
+        (tmp_path / f"{name}.csv").write_text(text)
+        config = PrepareConfig(ids="frequency", vocabulary="train", days=4)
+        results.append(prepare_table(tmp_path / f"{name}.csv", tmp_path / name, **options, config=config))
+    whole, own = results
+    whole.verify()
+    own.verify()
+    assert (whole.meta["time"]["steps_back"], own.meta["time"]["steps_back"] > 10) == (0, True)
+    for part in ("labels", "dense", "ids"):
+        assert torch.equal(getattr(whole.all, part), getattr(own.all, part)), part
+    assert torch.equal(whole.all.bags["tags"].values, own.all.bags["tags"].values)
+    assert torch.equal(whole.all.bags["tags"].offsets, own.all.bags["tags"].offsets)
+    assert (whole.meta["split"], whole.cardinalities) == (own.meta["split"], own.cardinalities)
+    for name in whole.names:
+        assert whole.vocabulary(name) == own.vocabulary(name)
+        assert whole.frequencies(name).tolist() == own.frequencies(name).tolist()
+    times = sorted(row[1] for row in rows)
+    for _, stop in list(whole.meta["split"].values())[:2]:
+        assert times[stop - 1] < times[stop]  # no time is in two splits
+
+
+def test_times_of_a_parquet_file(tmp_path):
+    when = pl.Series([3, 1, None, 2], dtype=pl.Int64).cast(pl.Datetime("ms"))
+    pl.DataFrame({"y": [0, 1, 0, 1], "c": ["a", "b", "c", "d"], "when": when}).write_parquet(tmp_path / "t.parquet")
+    result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["c"], time="when")
+    assert result.vocabulary("c") == [None, "b", "d", "a"]
+    assert result.meta["malformed"]["first"] == [[3, "when is not a time"]]
+
+
+def test_a_single_time_is_split_by_rows(tmp_path):
+    (tmp_path / "t.csv").write_text(timed([(k, 5, k, "") for k in range(8)]))
+    options = {"label": "click", "categorical": ["user"], "time": "when", "config": PrepareConfig(days=2)}
+    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", **options)
+    assert result.meta["split"] == {"train": [0, 4], "validation": [4, 6], "test": [6, 8]}
+
+
+def test_columns_are_taken_for_what_they_look_like(tmp_path):
+    rows = [
+        f"{k % 3 > 0},{k},{k / 4},{k * 7},{k},{k:05},{k % 5},word{k % 6},{'a|b' if k % 2 else 'c'},,x|{k}"
+        for k in range(100)
+    ]
+    header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare"
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]).replace("x|7", "x/7") + "\n")
+    found = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv", label="y", time="row")}
+    assert found == {
+        "price": ("number", "numbers with fractions"),
+        "clicks": ("number", "whole numbers"),
+        "user_id": ("category", "whole numbers under a name of ids"),
+        "postcode": ("category", "whole numbers with leading zeros"),
+        "weekday": ("category", "whole numbers, only 5 of them"),
+        "shop": ("category", "text"),
+        "tags": ("list", "50% of the texts have '|' in them"),
+        "nothing": ("none", "no value in the first 100,000 rows"),
+        "rare": ("list", "89% of the texts have '|' in them"),
+    }
+    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", time="row")
+    assert result.dense_names == ["price", "clicks"]
+    assert result.names == ["user_id", "postcode", "weekday", "shop", "tags", "rare"]
+    assert result.meta["bags"] == ["tags", "rare"]
+    assert result.all.labels.tolist() == [int(k % 3 > 0) for k in range(100)]
+
+
+def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
+    pl.DataFrame(
+        {
+            "y": [True, False],
+            "when": pl.Series([1, 2]).cast(pl.Datetime),
+            "list": [[1], [2, 3]],
+            "flag": [True, None],
+            "x": [0.5, None],
+            "text": ["a", ""],
+            "struct": [{"a": 1}, {"a": 2}],
+        }
+    ).write_parquet(tmp_path / "t.parquet")
+    found = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", label="y")}
+    kinds = {"when": "none", "list": "list", "flag": "category", "x": "number", "text": "category", "struct": "none"}
+    assert found == kinds
+
+
+def test_a_table_without_categories_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("y,x\n1,0.5\n0,0.7\n")
+    with pytest.raises(ValueError, match=r"t\.csv has no column that looks like categories"):
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y")
+    with pytest.raises(ValueError, match=r"t\.csv has no column z; it has y, x"):
+        infer_columns(tmp_path / "t.csv", label="y", drop=["z"])
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_a_pipe_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match="is a pipe and must be a file"):
+        prepare_table(tmp_path / name, tmp_path / "out", label="y", categorical=["c"])
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(ValueError, match=r"t\.parquet is not a Parquet file, or damaged"):
+        prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["c"])
+
+
+MANY_COLUMNS = """
+import os, resource, sys
+from quorem.data.table import prepare_table
+os.fsync = lambda descriptor: None
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+names = [f"c{k}" for k in range(150)]
+with open(sys.argv[1], "w") as file:
+    file.write("y," + ",".join(names) + "\\n")
+    for k in range(4):
+        file.write(f"{k % 2}," + ",".join(f"a{k % 3}" for _ in names) + "\\n")
+prepare_table(sys.argv[1], sys.argv[2], label="y", categorical=names, multi=names[:60]).verify()
+"""
+
+
+def test_more_columns_than_files_may_be_open(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", MANY_COLUMNS, tmp_path / "t.csv", tmp_path / "out"], capture_output=True
+    )
+    assert run.returncode == 0, run.stderr.decode()
+
+
+def test_a_header_of_many_columns_takes_time_in_their_number(tmp_path):
+    """Would take an hour if each name were compared with each."""
+    names = [f"c{k}" for k in range(30_000)]
+    (tmp_path / "t.csv").write_text("y," + ",".join(names) + "\n1" + ",a" * len(names) + "\n")
+    with pytest.raises(ValueError, match="has no column x; it has y, c0, "):
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="x", categorical=names)
+    assert prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", categorical=names[:1]).num_rows == 1

@@ -49,18 +49,31 @@ def prepare_criteo(
 
 
 @prepare.command(
-    "table", epilog="Example: quorem prepare table clicks.csv data/clicks --label click --categorical user,item"
+    "table", epilog="Example: quorem prepare table clicks.csv data/clicks --label click --time when --drop row"
 )
 def prepare_table(
     file: Annotated[Path, typer.Argument(help="CSV with a header line (plain or gzip), or .parquet.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    label: Annotated[str, typer.Option(help="Column of 0 and 1.")],
-    categorical: Annotated[list[str], typer.Option(help="Columns of categories, with commas between; repeatable.")],
+    label: Annotated[str, typer.Option(help="Column of 0 and 1, or of true and false.")],
+    categorical: Annotated[
+        list[str] | None, typer.Option(help="Columns of categories, with commas between; repeatable.")
+    ] = None,
     dense: Annotated[list[str] | None, typer.Option(help="Columns of numbers, likewise.")] = None,
     multi: Annotated[list[str] | None, typer.Option(help="Those of --categorical with several values a row.")] = None,
+    infer: Annotated[
+        bool, typer.Option("--infer", help="Take the columns that are not named too, for what they look like.")
+    ] = False,
+    drop: Annotated[list[str] | None, typer.Option(help="Columns to leave out, likewise.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Column of numbers or ISO times, by which the rows are split.")
+    ] = None,
     separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
     multi_separator: Annotated[str, typer.Option(help="Between the values of a multi-valued field.")] = "|",
-    raw_dense: Annotated[bool, typer.Option("--raw-dense", help="Keep numbers, without log(x + 1).")] = False,
+    transform: Annotated[
+        list[str] | None,
+        typer.Option(help="Of numbers: signed_log (the default), log or none; or COLUMN=TRANSFORM; repeatable."),
+    ] = None,
+    raw_dense: Annotated[bool, typer.Option("--raw-dense", help="The same as --transform none.")] = False,
     ids: Ids = "appearance",
     buckets: Buckets = None,
     vocabulary: Vocabulary = "all",
@@ -68,7 +81,7 @@ def prepare_table(
     max_malformed: MaxMalformed = 10,
     overwrite: Overwrite = False,
 ) -> None:
-    """Any CSV or Parquet file, multi-valued columns included."""
+    """Any CSV or Parquet file. Without --dense and --categorical, columns are taken for what they look like."""
     with plain_errors():
         from rich.console import Console
 
@@ -77,13 +90,16 @@ def prepare_table(
         preparing.need_polars()
         from ..data.prepare import PrepareConfig
 
+        named = [name.rpartition("=") for name in _names(transform)]
+        whole = [kind for column, _, kind in named if not column] + ["none"] * raw_dense
         config = PrepareConfig(
             ids=ids,
             buckets=buckets,
             vocabulary=vocabulary,
             days=days,
             max_malformed=max_malformed,
-            log_dense=not raw_dense,
+            transform=whole[-1] if whole else None,
+            transforms={column: kind for column, _, kind in named if column},
         )
         preparing.table(
             file,
@@ -93,6 +109,9 @@ def prepare_table(
             categorical=_names(categorical),
             dense=_names(dense),
             multi=_names(multi),
+            infer=infer,
+            drop=_names(drop),
+            time=time,
             separator=separator,
             multi_separator=multi_separator,
             overwrite=overwrite,

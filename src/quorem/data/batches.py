@@ -1,5 +1,6 @@
 """Prepared data as tensors: memory-mapped, split by days, in contiguous batches. Needs torch and numpy only."""
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -294,8 +295,7 @@ class Prepared:
             raise FileNotFoundError(f"{path} is missing: prepare the data again")
         files.check_is_file(path)
         try:
-            # Copy on write: tensors want writable memory, the file stays as it is.
-            array = np.load(path, mmap_mode="c" if 0 not in shape else None, allow_pickle=False)
+            array = _mapped(path)
         except OSError:
             raise
         except Exception as error:  # NumPy parses the header as Python, so it may be any
@@ -303,7 +303,22 @@ class Prepared:
         if array.shape != shape or array.dtype not in map(np.dtype, dtypes) or not array.flags.c_contiguous:
             expected = " or ".join(str(np.dtype(dtype)) for dtype in dtypes)
             raise ValueError(f"{path} is {array.dtype} {array.shape} but meta.json says {expected} {shape}")
-        return CheckedArray(path, np.asarray(array), self._recorded(name))
+        return CheckedArray(path, array, self._recorded(name))
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """The array of a file, mapped copy-on-write: tensors want writable memory, the file stays as it is.
+
+    Unlike ``np.load`` it keeps no file open, of which a process may have a thousand.
+    """
+    with open(path, "rb") as file:
+        np.lib.format.read_magic(file)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        start, end = file.tell(), os.fstat(file.fileno()).st_size
+    if end - start != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{end - start:,} bytes where {dtype} {shape} are to be")
+    data = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8).numpy()[start:]
+    return data.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _inode(path: Path) -> int | None:

@@ -60,6 +60,18 @@ class Column:
             file.write(numbered.ids[word].data)
         return numbered
 
+    def reordered(self, order: NDArray[np.int64], folder: Path) -> "Column":
+        """The column with its values in another order, as if they had been set aside so."""
+        groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
+        word, tokens = by_appearance(joined([group["word"] for group in groups]))
+        first = np.cumsum([0, *self.num_words])
+        values = np.concatenate([word[start:][self.codes(g)] for g, start in enumerate(first[:-1].tolist())])[order]
+        column = Column(self.name, folder)
+        for start, size in zip(np.cumsum([0, *self.num_values]).tolist(), self.num_values, strict=False):
+            places = pl.Series(values[start : start + size], dtype=pl.Int64) - 1
+            column.add([tokens.gather(places.replace(-1, None))])
+        return column
+
     def codes(self, group: int) -> NDArray[Any]:
         """The code of each value of a group."""
         return np.fromfile(self._file(group, "codes"), self._dtype(self.num_words[group]))

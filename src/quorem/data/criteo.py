@@ -11,7 +11,8 @@ from .folder import Progress
 from .prepare import Columns, PrepareConfig, write
 from .text import BLOCK_BYTES, Layout, Malformed, blocks, parse
 
-LAYOUT = Layout({name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMNS})
+TYPES = {name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMNS}
+LAYOUT = Layout(shape.COLUMNS, TYPES)
 COLUMNS = Columns("label", shape.DENSE_NAMES, shape.CATEGORICAL_NAMES)
 
 

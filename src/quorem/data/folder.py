@@ -141,6 +141,16 @@ class Folder:
         """Write a whole array."""
         self.array(name, values.dtype, values.shape[1:]).append(values)
 
+    def reorder(self, name: str, order: NDArray[np.int64], step: int = 1 << 20) -> None:
+        """Put the rows of an array into another order."""
+        old = self.arrays[name]
+        rows = np.load(old.path, mmap_mode="r")
+        old.path.unlink()  # the rows stay mapped
+        array = self.array(name, old.dtype, old.row)
+        for start in range(0, len(order), step):
+            array.append(rows[order[start : start + step]])
+        array.close()
+
     def save_counts(self, name: str, counts: NDArray[np.int64]) -> None:
         """Write how often each id of a feature occurs in training."""
         largest = int(counts.max(initial=0))

@@ -8,7 +8,7 @@ are given ids, and the codes become rows of ids. So memory holds a group of rows
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ..provenance import versions
-from . import ids, shape
+from . import ids, ordering, shape
 from .column import Column
-from .folder import Folder, Progress, file_name
-from .text import Malformed, Rows, ahead
+from .dense import TRANSFORMS, Dense
+from .folder import ArrayFile, Folder, Progress, file_name
+from .text import SHOWN, Malformed, Rows, ahead
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
@@ -35,15 +36,18 @@ class PrepareConfig(ids.IdConfig):
     Args:
         days: equal parts of the log; all but the last train, the last is halved into validation and test.
         max_malformed: malformed lines that are left out before the run stops.
-        log_dense: dense features become ``log(max(x, 0) + 1)``; a missing one is 0 either way.
+        transform: of dense features: ``"log"``, ``log(max(x, 0) + 1)`` as in the paper; ``"signed_log"``,
+            ``sign(x) log(|x| + 1)``; or ``"none"``. By default the first for Criteo and the second for other tables.
+        transforms: of single dense features, by name.
 
     Raises:
-        ValueError: if a value is out of range, or as ``IdConfig`` says.
+        ValueError: if a value is out of range or unknown, or as ``IdConfig`` says.
     """
 
     days: int = 7
     max_malformed: int = 10
-    log_dense: bool = True
+    transform: str | None = None
+    transforms: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -52,22 +56,32 @@ class PrepareConfig(ids.IdConfig):
             raise ValueError(f"days ({self.days}) must be at least 2")
         if self.max_malformed < 0:
             raise ValueError(f"max_malformed ({self.max_malformed}) must be at least 0")
+        for name, kind in {"transform": self.transform, **self.transforms}.items():
+            if kind not in TRANSFORMS and not (kind is None and name == "transform"):
+                known = ", ".join(map(repr, TRANSFORMS))
+                raise ValueError(f"transform of {name} ({kind!r}) must be one of {known}")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what; ``bags`` are the categorical columns with several values a row."""
+    """Which column is what: ``bags`` are the categorical ones with several values a row, ``time`` orders the rows."""
 
     label: str
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
     bags: tuple[str, ...] = ()
+    time: str | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""
-        shape.check_names([self.label, *self.dense, *self.categorical], "names of columns")
+        shape.check_names(self.all, "names of columns")
         if not self.categorical:
             raise ValueError("categorical must name at least one column")
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every column that is read."""
+        return (self.label, *self.dense, *self.categorical, *([] if self.time is None else [self.time]))
 
     @property
     def single(self) -> tuple[str, ...]:
@@ -98,11 +112,15 @@ def write(
         scratch = folder.partial / "scratch"
         scratch.mkdir()
         parts = {name: Column(name, scratch) for name in columns.categorical}
-        checked = ahead(_checked(batch, columns, malformed) for batch in rows)
-        num_rows = _set_aside(folder, columns, parts, checked, config, report)
+        dense = Dense(columns.dense, config.transform or "log", config.transforms)
+        checked = ahead(_checked(batch, columns, dense, malformed) for batch in rows)
+        num_rows = _set_aside(folder, columns, parts, checked, dense, report)
         if num_rows == 0:
             raise ValueError(f"{source} has no well-formed rows ({malformed.count} malformed)")
-        split = shape.day_split(num_rows, config.days)
+        times = time_meta = None
+        if columns.time is not None:
+            times, time_meta = ordering.by_time(folder, columns.time, parts, columns.bags, report)
+        split = shape.day_split(num_rows, config.days, times)
         cardinalities = []
         with ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
             encode = partial(_number, folder, columns.bags, split["train"][1], config)
@@ -120,7 +138,10 @@ def write(
                 "bags": list(columns.bags),
                 "cardinalities": cardinalities,
                 "split": {name: list(bounds) for name, bounds in split.items()},
-                "day_starts": shape.day_starts(num_rows, config.days),
+                "day_starts": shape.day_starts(num_rows, config.days, times),
+                "time": time_meta,
+                "transforms": dense.kinds,
+                "clipped": dense.clipped,
                 "null_id": ids.NULL,
                 "unknown_id": 1 if config.vocabulary == "train" else None,
                 "first_token_id": None if config.ids == "hash" else config.first_token,
@@ -137,12 +158,13 @@ def _set_aside(
     columns: Columns,
     parts: Mapping[str, Column],
     rows: Iterator[Rows],
-    config: PrepareConfig,
+    dense: Dense,
     report: Progress,
 ) -> int:
     """Write labels, dense features and the bags' offsets, set categories aside; return the number of rows."""
     labels = folder.array("labels.npy", np.uint8)
-    dense = folder.array("dense.npy", np.float32, (len(columns.dense),))
+    numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
+    times = ArrayFile(folder.partial / "scratch" / ordering.TIMES, np.float64)
     offsets = {name: folder.array(f"bags/{file_name(name)}.offsets.npy", np.int64) for name in columns.bags}
     for array in offsets.values():
         array.append(np.zeros(1, np.int64))
@@ -154,7 +176,9 @@ def _set_aside(
     with ThreadPoolExecutor(threads) as pool, Groups(parts, threads) as groups:
         for frame, _, part in rows:
             labels.append(frame[columns.label].fill_null(0).cast(pl.UInt8).to_numpy())
-            dense.append(dense_array(frame, columns.dense, config.log_dense))
+            numbers.append(dense.array(frame))
+            if columns.time is not None:
+                times.append(frame[columns.time].to_numpy())
             for name in columns.bags:
                 lengths = frame[name].list.len().fill_null(0).to_numpy()
                 offsets[name].append(ends[name] + np.cumsum(lengths, dtype=np.int64))
@@ -163,7 +187,7 @@ def _set_aside(
             done = part
             folder.check_space()
             report("parse", done, labels.rows)
-    for array in offsets.values():
+    for array in (labels, numbers, times, *offsets.values()):
         array.close()
     return labels.rows
 
@@ -207,29 +231,19 @@ class Groups:
                 self._wait()
 
 
-def _checked(batch: Rows, columns: Columns, malformed: Malformed) -> Rows:
-    """The rows whose label is 0, 1 or missing and whose dense features are finite or missing."""
+def _checked(batch: Rows, columns: Columns, dense: Dense, malformed: Malformed) -> Rows:
+    """The rows whose label is 0, 1 or missing, whose dense features are finite or missing, and that have a time."""
     frame, numbers, done = batch
     reasons = {f"{columns.label} is neither 0 nor 1": (pl.col(columns.label) != 0) & (pl.col(columns.label) != 1)}
-    for name in columns.dense:
-        if frame[name].dtype.is_float():
-            reasons[f"{name} is not finite"] = pl.col(name).is_infinite()
+    reasons |= dense.malformed(frame)
+    if columns.time is not None:
+        reasons[f"{columns.time} is not a time"] = pl.col(columns.time).is_null() | ~pl.col(columns.time).is_finite()
     for reason, condition in reasons.items():
         bad = frame.select(condition.fill_null(False)).to_series()
         if bad.any():
-            malformed.add(numbers[bad.to_numpy()], [reason] * int(bad.sum()))
+            malformed.add(numbers[bad.to_numpy()], [reason] * min(int(bad.sum()), SHOWN))
             frame, numbers = frame.filter(~bad), numbers[~bad.to_numpy()]
     return Rows(frame, numbers, done)
-
-
-def dense_array(frame: pl.DataFrame, names: Sequence[str], log: bool) -> NDArray[np.float32]:
-    """The dense features ``[N, F]``: 0 where missing, and ``log(max(x, 0) + 1)`` if asked for."""
-    if not names:
-        return np.empty((frame.height, 0), np.float32)
-    values = frame.select(pl.col(names).cast(pl.Float64).fill_nan(None).fill_null(0)).to_numpy(order="c")
-    if log:
-        values = np.log1p(np.maximum(values, 0))
-    return values.astype(np.float32)
 
 
 def compact(values: pl.Series) -> pl.Series:

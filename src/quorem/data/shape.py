@@ -1,6 +1,10 @@
 """The shape of the Criteo Kaggle click log (section 5): its columns, cardinalities and days."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 DENSE_NAMES = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL_NAMES = tuple(f"C{i}" for i in range(1, 27))
@@ -31,17 +35,19 @@ def scaled_cardinalities(scale: float, least: int = 100) -> tuple[int, ...]:
     return tuple(max(min(n, least), round(n * scale)) for n in CARDINALITIES)
 
 
-def day_starts(num_rows: int, days: int = 7) -> list[int]:
+def day_starts(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> list[int]:
     """First row of each day, and ``num_rows``: days of equal row counts, up to one row.
 
-    >>> day_starts(10, 4)
-    [0, 3, 6, 8, 10]
+    With the rows' ``times``, which ascend, a day begins where the time changes, if it does nearby.
+
+    >>> day_starts(10, 4), day_starts(10, 4, np.array([1, 1, 1, 1, 2, 2, 2, 2, 3, 3]))
+    ([0, 3, 6, 8, 10], [0, 4, 8, 8, 10])
     """
     even, extra = divmod(num_rows, days)
-    return [day * even + min(day, extra) for day in range(days + 1)]
+    return [_at_change(day * even + min(day, extra), 0, num_rows, times) for day in range(days + 1)]
 
 
-def day_split(num_rows: int, days: int = 7) -> dict[str, tuple[int, int]]:
+def day_split(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> dict[str, tuple[int, int]]:
     """Rows ``[start, stop)`` of each split: all days but the last train, the last is halved (section 5.2).
 
     Raises:
@@ -52,13 +58,22 @@ def day_split(num_rows: int, days: int = 7) -> dict[str, tuple[int, int]]:
     """
     if days < 2:
         raise ValueError(f"days ({days}) must be at least 2")
-    last = day_starts(num_rows, days)[-2]
-    middle = last + -(-(num_rows - last) // 2)
+    last = day_starts(num_rows, days, times)[-2]
+    middle = _at_change(last + -(-(num_rows - last) // 2), last, num_rows, times)
     return {"train": (0, last), "validation": (last, middle), "test": (middle, num_rows)}
+
+
+def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | None) -> int:
+    """The next row in ``(first, stop)`` at which the time changes, or else the last before; ``row`` if none does."""
+    if times is None or row in (first, stop):
+        return row
+    after = int(np.searchsorted(times, times[row - 1], "right"))
+    before = int(np.searchsorted(times, times[row - 1], "left"))
+    return after if after < stop else before if before > first else row
 
 
 def check_names(names: Sequence[str], what: str) -> None:
     """Raise ValueError unless ``names`` are unique and not empty strings."""
-    repeated = sorted({name for name in names if not name or list(names).count(name) > 1})
+    repeated = sorted(name for name, count in Counter(names).items() if not name or count > 1)
     if repeated:
         raise ValueError(f"{what} ({', '.join(map(repr, repeated))}) must be unique and not empty")

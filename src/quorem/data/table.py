@@ -1,19 +1,24 @@
 """``quorem prepare table``: any CSV or Parquet file with a label, dense and categorical columns."""
 
 import csv
+import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
+from .. import files
 from .batches import Prepared
 from .folder import Progress
+from .infer import ROWS, Inferred, infer
 from .prepare import Columns, PrepareConfig, write
-from .text import BLOCK_BYTES, Layout, Malformed, Rows, blocks, parse
+from .text import BLOCK_BYTES, Block, Layout, Malformed, Rows, blocks, line_ends, parse, without_head
 
 PARQUET_ROWS = 1 << 18
+TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # with T for the space, Z or an offset too
 
 
 def prepare_table(
@@ -22,8 +27,9 @@ def prepare_table(
     *,
     label: str,
     dense: Sequence[str] = (),
-    categorical: Sequence[str],
+    categorical: Sequence[str] = (),
     multi: Sequence[str] = (),
+    time: str | None = None,
     multi_separator: str = "|",
     separator: str = ",",
     config: PrepareConfig | None = None,
@@ -36,14 +42,16 @@ def prepare_table(
     Args:
         file: CSV with a header line (plain or gzip), or Parquet (a name that ends in ``.parquet``).
         out: folder to write; it appears under this name only once it is complete.
-        label: column of 0 and 1.
+        label: column of 0 and 1, or of true and false.
         dense: numeric columns.
-        categorical: columns of any text or integers; an empty text is missing.
+        categorical: columns of any text or integers; an empty text is missing. Without these and ``dense``, all
+            columns are taken for what ``infer_columns`` says.
         multi: those among ``categorical`` with several values a row: lists in Parquet, text to split elsewhere.
             List columns are found without being named. A missing list is an empty bag.
+        time: column of numbers, dates or times, by which the rows are split; they are sorted if they are not in order.
         multi_separator: between the values of a row.
         separator: between the fields of a CSV file.
-        config: ids, vocabulary, days, the dense transform and the limit of malformed lines.
+        config: ids, vocabulary, days, the dense transforms and the limit of malformed lines.
         overwrite: replace prepared data of that name.
         progress: called with the stage, the part of it that is done, and the rows so far.
         block_bytes: text parsed at a time; changes memory and speed, not the result.
@@ -54,78 +62,169 @@ def prepare_table(
         OSError: if the disk is full.
     """
     source, config = Path(file), config or PrepareConfig()
-    for name, value in (("separator", separator), ("multi_separator", multi_separator)):
-        if len(value) != 1 or not value.isascii():
-            raise ValueError(f"{name} ({value!r}) must be one ASCII character")
-    extra = sorted(set(multi) - set(categorical))
-    if extra:
+    config = dataclasses.replace(config, transform=config.transform or "signed_log")
+    if not dense and not categorical:
+        found = infer_columns(file, label=label, time=time, separator=separator, multi_separator=multi_separator)
+        dense = [column.name for column in found if column.kind == "number"]
+        categorical = [column.name for column in found if column.kind in ("category", "list")]
+        multi = [column.name for column in found if column.kind == "list"]
+        if not categorical:
+            raise ValueError(
+                f"{source} has no column that looks like categories: name them (categorical=, --categorical)"
+            )
+    _check_separators(separator, multi_separator)
+    if extra := sorted(set(multi) - set(categorical)):
         raise ValueError(f"multi ({', '.join(extra)}) must be among the categorical columns")
+    files.check_is_file(source)
     parquet = source.suffix == ".parquet"
     lists = _list_columns(source) if parquet else []
     bags = tuple(name for name in categorical if name in multi or name in lists)
-    columns = Columns(label, tuple(dense), tuple(categorical), bags)
+    columns = Columns(label, tuple(dense), tuple(categorical), bags, time)
     malformed = Malformed(source.name, config.max_malformed, "row" if parquet else "line")
-    found = _parquet(source, columns) if parquet else _csv(source, columns, separator, malformed, block_bytes)
-    rows = (batch._replace(frame=_typed(batch.frame, columns, multi_separator)) for batch in found)
+    found_rows = _parquet(source, columns) if parquet else _csv(source, columns, separator, malformed, block_bytes)
+    rows = (batch._replace(frame=_typed(batch.frame, columns, multi_separator)) for batch in found_rows)
     write(source, Path(out), columns, rows, malformed, config, overwrite=overwrite, progress=progress)
     return Prepared(out)
 
 
-def _csv(path: Path, columns: Columns, separator: str, malformed: Malformed, block_bytes: int) -> Iterator[Rows]:
-    head = next(blocks(path, quote='"', size=block_bytes), None)
+def infer_columns(
+    file: str | os.PathLike[str],
+    *,
+    label: str,
+    time: str | None = None,
+    drop: Sequence[str] = (),
+    separator: str = ",",
+    multi_separator: str = "|",
+) -> list[Inferred]:
+    """What the columns of a table are, but the label, the time and those to drop, judged by its first 100,000 rows.
+
+    Args:
+        file: CSV with a header line (plain or gzip), or Parquet.
+        label: column of 0 and 1.
+        time: column of times.
+        drop: columns to leave out.
+        separator: between the fields of a CSV file.
+        multi_separator: between the values of a row.
+
+    Raises:
+        ValueError: if the file is empty, or has no column of a name that was given.
+    """
+    source = Path(file)
+    _check_separators(separator, multi_separator)
+    files.check_is_file(source)
+    if source.suffix == ".parquet":
+        frame = _scan(source).head(ROWS).collect()
+    else:
+        names, head = _header(source, separator, BLOCK_BYTES)
+        layout = Layout(names, dict.fromkeys(names, pl.String), separator, quoted=True)
+        frame = parse(head, layout, Malformed(source.name, len(head.data))).frame.head(ROWS)
+    given = (label, *drop, *[name for name in [time] if name is not None])
+    _check_present(source, given, frame.columns)
+    return infer(frame, [name for name in frame.columns if name not in given], multi_separator)
+
+
+def _check_separators(separator: str, multi_separator: str) -> None:
+    for name, value in (("separator", separator), ("multi_separator", multi_separator)):
+        if len(value) != 1 or not value.isascii() or value in '"\r\n\0':
+            raise ValueError(f"{name} ({value!r}) must be one ASCII character, and no quote or line end")
+
+
+def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Block]:
+    """The names of a CSV file's columns, and its first block without them."""
+    head = next(blocks(path, separator=separator, size=block_bytes), None)
     if head is None:
         raise ValueError(f"{path} is empty")
-    names = next(
-        csv.reader(head.data[: 1 << 20].decode(errors="replace").splitlines(keepends=True), delimiter=separator)
-    )
-    _check_present(path, columns, names)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"{path} has more than one column {', '.join(repeated)}")
-    numbers = {columns.label, *columns.dense}
-    layout = Layout({name: pl.Float64 if name in numbers else pl.String for name in names}, separator, '"')
-    for block in blocks(path, quote='"', skip=1, size=block_bytes):
+    if head.first_line in head.broken:
+        raise ValueError(f"{path}: the header has a quote that is not closed, or text after a closing quote")
+    end = int(line_ends(head.data, quoted=True)[0]) + 1
+    text = head.data[:end].decode(errors="replace")
+    names = next(csv.reader(text.splitlines(keepends=True), delimiter=separator))
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise ValueError(f"{path} has more than one column {', '.join(map(repr, repeated[:5]))}")
+    return names, without_head(head, 1, separator)
+
+
+def _csv(path: Path, columns: Columns, separator: str, malformed: Malformed, block_bytes: int) -> Iterator[Rows]:
+    names, _ = _header(path, separator, block_bytes)
+    _check_present(path, columns.all, names)
+    types = {name: pl.Float64 if name in columns.dense else pl.String for name in columns.all}
+    layout = Layout(names, types, separator, quoted=True)
+    for block in blocks(path, separator=separator, skip=1, size=block_bytes):
         yield parse(block, layout, malformed)
 
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Rows]:
-    names = [columns.label, *columns.dense, *columns.categorical]
-    table = pl.scan_parquet(path)
+    table = _scan(path)
     schema = table.collect_schema()
-    _check_present(path, columns, list(schema))
+    _check_present(path, columns.all, list(schema))
     for name in (columns.label, *columns.dense):
         if not (schema[name].is_numeric() or schema[name] == pl.Boolean):
             raise ValueError(f"{name} of {path} is {schema[name]} but must be numeric")
     total = table.select(pl.len()).collect().item()
     for start in range(0, total, PARQUET_ROWS):
-        frame = table.select(names).slice(start, PARQUET_ROWS).collect()
+        frame = table.select(columns.all).slice(start, PARQUET_ROWS).collect()
         yield Rows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
 
 
+def _scan(path: Path) -> pl.LazyFrame:
+    try:
+        table = pl.scan_parquet(path)
+        table.collect_schema()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path} is not a Parquet file, or damaged: {error}") from None
+    return table
+
+
 def _list_columns(path: Path) -> list[str]:
-    return [name for name, dtype in pl.scan_parquet(path).collect_schema().items() if dtype == pl.List]
+    return [name for name, dtype in _scan(path).collect_schema().items() if dtype == pl.List]
 
 
-def _check_present(path: Path, columns: Columns, names: Sequence[str]) -> None:
-    missing = [name for name in (columns.label, *columns.dense, *columns.categorical) if name not in names]
-    if missing:
-        raise ValueError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names)}")
+def _check_present(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
+    if missing := sorted(set(wanted) - set(names)):
+        shown = ", ".join(names[:20]) + ", ..." * (len(names) > 20)
+        raise ValueError(f"{path} has no column {', '.join(missing[:5])}; it has {shown}")
 
 
 def _typed(frame: pl.DataFrame, columns: Columns, multi_separator: str) -> pl.DataFrame:
     """Numbers as floats, categories as integers or text without empty ones, bags as lists of such text."""
-    numbers = [pl.col(name).cast(pl.Float64) for name in (columns.label, *columns.dense)]
-    categories = []
+    typed = [_label(frame.schema[columns.label], columns.label)]
+    typed += [pl.col(name).cast(pl.Float64) for name in columns.dense]
     for name in columns.categorical:
         values, dtype = pl.col(name), frame.schema[name]
         if name in columns.bags:
-            lists = values if dtype == pl.List else values.cast(pl.String).str.split(multi_separator)
-            categories.append(lists.list.eval(_text(pl.element())))
+            lists = values if dtype == pl.List else _text(values).str.split(multi_separator)
+            typed.append(lists.list.eval(_text(pl.element())).alias(name))
         else:
-            categories.append(values if dtype.is_integer() else _text(values).alias(name))
-    return frame.select(*numbers, *categories)
+            typed.append(values if dtype.is_integer() else _text(values).alias(name))
+    if columns.time is not None:
+        typed.append(_time(frame.schema[columns.time], columns.time))
+    return frame.select(*typed)
 
 
 def _text(values: pl.Expr) -> pl.Expr:
     text = values.cast(pl.String)
     return pl.when(text != "").then(text)
+
+
+def _label(dtype: pl.DataType, name: str) -> pl.Expr:
+    """A label as a float; one that is neither a number nor true or false is not a number."""
+    values = pl.col(name)
+    if dtype != pl.String:
+        return values.cast(pl.Float64)
+    text = values.str.strip_chars().str.to_lowercase()
+    number = text.replace({"true": "1", "false": "0"}).cast(pl.Float64, strict=False)
+    return pl.when(number.is_null() & (text != "")).then(float("nan")).otherwise(number).alias(name)
+
+
+def _time(dtype: pl.DataType, name: str) -> pl.Expr:
+    """A time as a float: a number as it is, an ISO date or time in microseconds; null where it is none."""
+    values = pl.col(name)
+    if dtype == pl.String:
+        number = values.str.strip_chars().cast(pl.Float64, strict=False)
+        text = values.str.strip_chars().str.replace("T", " ", literal=True).str.replace("Z$", "")
+        local = [text.str.to_datetime(form, time_unit="us", strict=False) for form in TIME_FORMATS]
+        zoned = text.str.to_datetime(TIME_FORMATS[0] + "%z", time_unit="us", strict=False).dt.replace_time_zone(None)
+        return pl.coalesce(number, *(moment.cast(pl.Int64).cast(pl.Float64) for moment in (*local, zoned))).alias(name)
+    if dtype.is_temporal():
+        return values.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)
+    return values.cast(pl.Float64, strict=False)

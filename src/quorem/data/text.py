@@ -7,7 +7,7 @@ line by line.
 
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +18,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-NEWLINE = ord("\n")
+from .. import files
+from . import quoting
+from .quoting import NEWLINE
+
 BLOCK_BYTES = 1 << 24
 SHOWN = 5
 
@@ -67,6 +70,7 @@ class Block(NamedTuple):
     num_breaks: int
     done: float
     cut: bool  # the file ends without a line break
+    broken: tuple[int, ...] = ()  # numbers of lines that were no rows, because of their quotes, and are blank now
 
 
 class Rows(NamedTuple):
@@ -79,26 +83,29 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns of a text file with their types, and how fields are set apart."""
+    """Columns of a text file, the types of those that are wanted, and how fields are set apart."""
 
-    columns: Mapping[str, type[pl.DataType]]
+    names: Sequence[str]
+    types: Mapping[str, type[pl.DataType]]
     separator: str = "\t"
-    quote: str | None = None
+    quoted: bool = False
 
 
-def blocks(path: Path, *, quote: str | None = None, skip: int = 0, size: int = BLOCK_BYTES) -> Iterator[Block]:
+def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int = BLOCK_BYTES) -> Iterator[Block]:
     """Blocks of about ``size`` bytes of a plain or gzip file, cut at line ends; the next is read ahead.
 
     Args:
         path: the file.
-        quote: a line break between two of these characters does not end a line.
+        separator: of a file with quoted fields, whose line breaks end no line; its quotes are then ``quoting.cut``'s.
         skip: lines to leave out at the start.
         size: bytes of a block.
 
     Raises:
-        ValueError: if the gzip stream is damaged or cut off, or a line is longer than a block.
+        ValueError: if it is not a file, if the gzip stream is damaged or cut off, or a line is longer than a block.
     """
+    files.check_is_file(path)
     line, rest = 1, b""
+    most = 2 * (size if separator is None else max(size, quoting.MOST_QUOTED))
     with open(path, "rb") as file:
         chunks = ahead(_chunks(file, size))
         while True:
@@ -110,17 +117,23 @@ def blocks(path: Path, *, quote: str | None = None, skip: int = 0, size: int = B
                 break
             if line == 1 and not rest:
                 chunk = chunk.removeprefix(b"\xef\xbb\xbf")
-            data, rest = _cut(rest, chunk, quote)
-            if not data and len(rest) > 2 * size:
-                raise ValueError(f"{path}: line {line} is longer than {2 * size:,} bytes: this is not a text file")
-            block = Block(data, line, _count(data, NEWLINE), done, cut=False)
+            made = _cut(rest, chunk, separator)
+            if not made.rows and len(made.rest) > most:
+                raise ValueError(f"{path}: line {line} is longer than {most:,} bytes: this is not a text file")
+            block, rest = _block(made, line, done, is_cut=False), made.rest
             line += block.num_breaks
             if block.data:
-                yield _without_head(block, skip, quote)
+                yield without_head(block, skip, separator)
                 skip = 0
     if rest:
-        rest += b"\n"
-        yield _without_head(Block(rest, line, _count(rest, NEWLINE), 1.0, cut=True), skip, quote)
+        is_cut = not rest.endswith(b"\n")
+        made = _cut(rest, b"\n" * is_cut, separator, is_end=True)
+        yield without_head(_block(made, line, 1.0, is_cut=is_cut), skip, separator)
+
+
+def _block(made: quoting.Cut, line: int, done: float, *, is_cut: bool) -> Block:
+    broken = tuple(line + number for number in made.broken)
+    return Block(made.rows, line, _count(made.rows, NEWLINE), done, is_cut, broken)
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
@@ -138,51 +151,70 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
     total = max(os.fstat(file.fileno()).st_size, 1)
     gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
-    if not gzip:
-        end = 0
-        while end < total:
-            start = file.seek(end + size)
-            end = start + len(file.readline(2 * size))  # up to a line end, so that nothing has to be joined
-            file.seek(start - size)
-            if not (data := file.read(end - start + size)):
-                return
-            yield min(end / total, 1.0), data
+    if gzip:
+        for piece in _decompressed(file, size):
+            yield min(file.tell() / total, 1.0), piece
         return
-    member, whole, parts = zlib.decompressobj(wbits=31), False, []
-    while data := file.read(1 << 20):
-        while data:
-            whole = False
-            parts.append(member.decompress(data))
-            data = b""
-            if member.eof:
-                data, member, whole = member.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31), True
-        if sum(map(len, parts)) >= size:
-            yield min(file.tell() / total, 1.0), b"".join(parts)
-            parts = []
-    yield 1.0, b"".join(parts)
-    if not whole:
-        raise EOFError("the end of the stream is missing")
+    end = 0
+    while end < total:
+        start = file.seek(end + size)
+        end = start + len(file.readline(2 * size))  # up to a line end, so that nothing has to be joined
+        file.seek(start - size)
+        if not (data := file.read(end - start + size)):
+            return
+        yield min(end / total, 1.0), data
 
 
-def _without_head(block: Block, skip: int, quote: str | None) -> Block:
+def _decompressed(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The text of a gzip file of one or more members in pieces of ``size`` bytes, however well it is packed.
+
+    Raises:
+        EOFError: if the end of the stream is missing.
+    """
+    member, parts, filled, is_whole = zlib.decompressobj(wbits=31), [], 0, False
+    while True:
+        data = file.read(1 << 20)
+        is_end = not data
+        while data or (is_end and not is_whole):
+            part = member.decompress(data, size - filled)
+            data, is_whole = member.unconsumed_tail, member.eof
+            if member.eof:  # zeros may fill up a tape, another member may follow
+                data, member = member.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31)
+            elif is_end and not part:
+                raise EOFError("the end of the stream is missing")
+            parts.append(part)
+            filled += len(part)
+            if filled == size:
+                yield b"".join(parts)
+                parts, filled = [], 0
+        if is_end:
+            break
+    yield b"".join(parts)
+
+
+def without_head(block: Block, skip: int, separator: str | None) -> Block:
+    """The block without its first lines; ``separator`` as in ``blocks``."""
     if skip == 0:
         return block
-    ends = _line_ends(np.frombuffer(block.data, np.uint8), quote)
+    ends = line_ends(block.data, separator is not None)
     end = int(ends[min(skip, len(ends)) - 1]) + 1
     breaks = _count(block.data[:end], NEWLINE)
-    return Block(block.data[end:], block.first_line + breaks, block.num_breaks - breaks, block.done, block.cut)
+    return block._replace(
+        data=block.data[end:], first_line=block.first_line + breaks, num_breaks=block.num_breaks - breaks
+    )
 
 
 def parse(block: Block, layout: Layout, malformed: Malformed) -> Rows:
     """The block's well-formed lines; the others go to ``malformed``.
 
-    A line is malformed if it has another number of fields, a NUL byte, bytes that are not UTF-8, or a field that
-    is not of its column's type. Both line ends, ``\\n`` and ``\\r\\n``, are accepted; an empty field is missing.
+    A line is malformed if it has another number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
+    closed, or a field that is not of its column's type. Both line ends, ``\\n`` and ``\\r\\n``, are accepted; an empty
+    field is missing.
     """
-    if b"\0" not in block.data and _all_whole(block, layout):
+    if not block.broken and b"\0" not in block.data and _all_whole(block, layout):
         with suppress(pl.exceptions.PolarsError):
-            frame = _read(block.data, layout.columns, layout)
-            numbers = _line_numbers(block, layout.quote)
+            frame = _read(block.data, layout.types, layout)
+            numbers = _line_numbers(block, line_ends(block.data, layout.quoted), layout.quoted)
             if frame.height == len(numbers):
                 return Rows(frame, numbers, block.done)
     return _parse_lines(block, layout, malformed)
@@ -190,104 +222,124 @@ def parse(block: Block, layout: Layout, malformed: Malformed) -> Rows:
 
 def _all_whole(block: Block, layout: Layout) -> bool:
     """Whether all lines have the right number of fields, provided that none has too many (which Polars refuses)."""
-    if not _has_quotes(block.data, layout.quote):
-        return _count(block.data, ord(layout.separator)) == (len(layout.columns) - 1) * block.num_breaks
-    return bool((_num_fields(np.frombuffer(block.data, np.uint8), layout) == len(layout.columns)).all())
+    if not (layout.quoted and b'"' in block.data):
+        return _count(block.data, ord(layout.separator)) == (len(layout.names) - 1) * block.num_breaks
+    ends = line_ends(block.data, layout.quoted)
+    return bool((_num_fields(block.data, ends, layout) == len(layout.names)).all())
 
 
 def _parse_lines(block: Block, layout: Layout, malformed: Malformed) -> Rows:
+    ends = line_ends(block.data, layout.quoted)
+    numbers = _line_numbers(block, ends, layout.quoted)
+    fields, expected = _num_fields(block.data, ends, layout), len(layout.names)
     data = np.frombuffer(block.data, np.uint8)
-    numbers, fields = _line_numbers(block, layout.quote), _num_fields(data, layout)
-    ends = (_line_ends(data, layout.quote) + 1).tolist()
-    lines = [block.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    reasons: dict[int, str] = {}
-    expected = len(layout.columns)
-    for i, (line, count) in enumerate(zip(lines, fields.tolist(), strict=True)):
-        if count != expected:
-            reasons[i] = f"{count} fields where {expected} are expected"
-            if block.cut and i == len(lines) - 1:
-                reasons[i] += ", and the file ends inside the line"
-        elif b"\0" in line:
-            reasons[i] = "a NUL byte"
-        elif not _is_utf8(line):
-            reasons[i] = "not UTF-8"
-    kept = np.array([i for i in range(len(lines)) if i not in reasons], np.int64)
-    text = _read(b"".join(lines[i] for i in kept), dict.fromkeys(layout.columns, pl.String), layout)
-    frame = text
-    for name, dtype in layout.columns.items():
+    flaws = {
+        "a quote that is not closed, or text after a closing quote": np.isin(numbers, block.broken),
+        f"where {expected} fields are expected": fields != expected,
+        "a NUL byte": _has_any(np.flatnonzero(data == 0), ends),
+        "not UTF-8": _has_any(_not_utf8(block.data, ends), ends),
+    }
+
+    def reason(i: int) -> str:
+        text = next(flaw for flaw, has in flaws.items() if has[i])
+        if text.startswith("where"):
+            text = f"{fields[i]} fields {text.replace('fields ', '')}"
+            if block.cut and i == len(ends) - 1:
+                text += ", and the file ends inside the line"
+        return text
+
+    bad = np.any(list(flaws.values()), axis=0)
+    first_bad = np.flatnonzero(bad)[:SHOWN].tolist()
+    malformed.add(numbers[bad], [reason(i) for i in first_bad])
+    kept = data[np.repeat(~bad, np.diff(ends, prepend=-1))].tobytes()
+    return _typed(_read(kept, dict.fromkeys(layout.types, pl.String), layout), numbers[~bad], layout, malformed, block)
+
+
+def _typed(text: pl.DataFrame, numbers: NDArray[np.int64], layout: Layout, malformed: Malformed, block: Block) -> Rows:
+    """The rows of which every field is of its column's type."""
+    frame, reasons = text, np.full(len(numbers), "", object)
+    for name, dtype in layout.types.items():
         if dtype != pl.String:
             column = text[name].str.strip_chars_start(" ").cast(dtype, strict=False)
             frame = frame.with_columns(column)
             what = "an integer" if dtype.is_integer() else "a number"
-            for i in kept[(column.is_null() & text[name].is_not_null()).to_numpy()]:
-                reasons.setdefault(int(i), f"{name} is not {what}")
-    bad = np.array(sorted(reasons), np.int64)
-    malformed.add(numbers[bad], [reasons[int(i)] for i in bad])
-    whole = ~np.isin(kept, bad)
-    return Rows(frame.filter(pl.Series(whole)), numbers[kept[whole]], block.done)
+            wrong = (column.is_null() & text[name].is_not_null()).to_numpy()
+            reasons[wrong & (reasons == "")] = f"{name} is not {what}"
+    bad = reasons != ""
+    malformed.add(numbers[bad], reasons[bad][:SHOWN].tolist())
+    return Rows(frame.filter(pl.Series(~bad)), numbers[~bad], block.done)
 
 
-def _read(data: bytes, columns: Mapping[str, type[pl.DataType]], layout: Layout) -> pl.DataFrame:
+def _read(data: bytes, types: Mapping[str, type[pl.DataType]], layout: Layout) -> pl.DataFrame:
     if not data:
-        return pl.DataFrame(schema=dict(columns))
-    return pl.read_csv(
-        data, has_header=False, schema=dict(columns), separator=layout.separator, quote_char=layout.quote
+        return pl.DataFrame(schema=dict(types))
+    frame = pl.read_csv(
+        data,
+        has_header=False,
+        schema={name: types.get(name, pl.String) for name in layout.names},
+        separator=layout.separator,
+        quote_char='"' if layout.quoted else None,
     )
+    return frame.select(*types)
 
 
-def _num_fields(data: NDArray[np.uint8], layout: Layout) -> NDArray[np.int64]:
+def _num_fields(data: bytes, ends: NDArray[np.int64], layout: Layout) -> NDArray[np.int64]:
     """Number of fields of each line."""
-    separators = np.flatnonzero((data == ord(layout.separator)) & _outside_quotes(data, layout.quote))
-    before = np.searchsorted(separators, _line_ends(data, layout.quote))
-    return np.diff(before, prepend=0) + 1
+    array = np.frombuffer(data, np.uint8)
+    separators = np.flatnonzero(array == ord(layout.separator))
+    if layout.quoted:
+        separators = quoting.outside(separators, np.flatnonzero(array == quoting.QUOTE))
+    return np.diff(np.searchsorted(separators, ends), prepend=0) + 1
 
 
-def _line_numbers(block: Block, quote: str | None) -> NDArray[np.int64]:
+def _line_numbers(block: Block, ends: NDArray[np.int64], quoted: bool) -> NDArray[np.int64]:
     """Number of each line; of its first one, where a quoted field has line breaks."""
-    if not _has_quotes(block.data, quote):
+    if len(ends) == block.num_breaks:
         return np.arange(block.first_line, block.first_line + block.num_breaks)
-    data = np.frombuffer(block.data, np.uint8)
-    starts = np.concatenate([[0], _line_ends(data, quote)[:-1] + 1])
-    return block.first_line + np.searchsorted(np.flatnonzero(data == NEWLINE), starts)
+    breaks = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NEWLINE)
+    return block.first_line + np.searchsorted(breaks, np.concatenate([[0], ends[:-1] + 1]))
 
 
-def _line_ends(data: NDArray[np.uint8], quote: str | None) -> NDArray[np.int64]:
-    return np.flatnonzero((data == NEWLINE) & _outside_quotes(data, quote))
+def line_ends(data: bytes, quoted: bool) -> NDArray[np.int64]:
+    """Where the lines of a text end; in quoted, regular text those line breaks count that are not quoted."""
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == NEWLINE)
+    return quoting.outside(ends, np.flatnonzero(array == quoting.QUOTE)) if quoted else ends
 
 
-def _cut(rest: bytes, chunk: bytes, quote: str | None) -> tuple[bytes, bytes]:
+def _has_any(places: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which lines hold one of the places."""
+    has = np.zeros(len(ends), bool)
+    has[np.searchsorted(ends, places)] = True
+    return has
+
+
+def _not_utf8(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A place in each line that is not UTF-8."""
+    places: list[int] = []
+    start = 0
+    while True:
+        try:
+            str(memoryview(data)[start:], "utf-8")
+            return np.array(places, np.int64)
+        except UnicodeDecodeError as error:
+            places.append(start + error.start)
+            start = int(ends[np.searchsorted(ends, places[-1])]) + 1
+
+
+def _cut(rest: bytes, chunk: bytes, separator: str | None, *, is_end: bool = False) -> quoting.Cut:
     """The whole lines of ``rest`` and ``chunk`` together, and what is left."""
-    if _has_quotes(rest, quote) or _has_quotes(chunk, quote):
-        both = rest + chunk
-        ends = _line_ends(np.frombuffer(both, np.uint8), quote)
-        end = int(ends[-1]) + 1 if len(ends) else 0
-        return both[:end], both[end:]
+    if separator is not None and (b'"' in rest or b'"' in chunk):
+        return quoting.cut(rest + chunk, separator, is_end=is_end)
     end = chunk.rfind(b"\n") + 1
     if end == len(chunk) and not rest:
-        return chunk, b""
+        return quoting.Cut(chunk, b"")
     if end == 0:
-        return b"", rest + chunk
-    return b"".join((rest, memoryview(chunk)[:end])), chunk[end:]
-
-
-def _has_quotes(data: bytes, quote: str | None) -> bool:
-    return quote is not None and quote.encode() in data
-
-
-def _outside_quotes(data: NDArray[np.uint8], quote: str | None) -> NDArray[np.bool_] | bool:
-    # A doubled quote inside a quoted field toggles twice, so the parity still holds after it.
-    return True if quote is None else np.cumsum(data == ord(quote)) % 2 == 0
+        return quoting.Cut(b"", rest + chunk)
+    return quoting.Cut(b"".join((rest, memoryview(chunk)[:end])), chunk[end:])
 
 
 def _count(data: bytes, byte: int, step: int = 1 << 18) -> int:
     # In pieces that stay in the cache, several times faster than bytes.count for a frequent byte.
     array = np.frombuffer(data, np.uint8)
     return sum(int(np.count_nonzero(array[at : at + step] == byte)) for at in range(0, len(array), step))
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..data.batches import Prepared
 from ..data.folder import Progress as Report
 from ..data.raw import write_raw
 from ..data.synthetic import ClickLog, synthesize
 
-if TYPE_CHECKING:
-    from ..data.prepare import PrepareConfig  # loads polars
+if TYPE_CHECKING:  # these load polars
+    from ..data.infer import Inferred
+    from ..data.prepare import PrepareConfig
+
+RATE_SECONDS = 0.5  # below, rows a second are noise
 
 
 def need_polars() -> None:
@@ -48,14 +52,31 @@ def table(
     categorical: Sequence[str],
     dense: Sequence[str],
     multi: Sequence[str],
+    infer: bool,
+    drop: Sequence[str],
+    time: str | None,
     separator: str,
     multi_separator: str,
     overwrite: bool,
     console: Console,
 ) -> None:
-    """Prepare a CSV or Parquet file."""
-    from ..data.table import prepare_table
+    """Prepare a CSV or Parquet file; columns that are not named are inferred, if asked for or if none are named."""
+    from ..data.table import infer_columns, prepare_table
 
+    named = {*dense, *categorical, *multi, *drop, label, time}
+    inferred = infer_columns(
+        file, label=label, time=time, drop=drop, separator=separator, multi_separator=multi_separator
+    )
+    rest = [column for column in inferred if column.name not in named]
+    if infer or not (dense or categorical):
+        dense = [*dense, *(column.name for column in rest if column.kind == "number")]
+        categorical = [*categorical, *(column.name for column in rest if column.kind in ("category", "list"))]
+        multi = [*multi, *(column.name for column in rest if column.kind == "list")]
+        show_inferred(rest, console)
+    elif rest:
+        names = ", ".join(column.name for column in rest[:10]) + ", ..." * (len(rest) > 10)
+        text = f"left out, since no option names them (--infer takes them too): {names}"
+        console.print(text, highlight=False, soft_wrap=True)
     with bar(console) as report:
         prepared = prepare_table(
             file,
@@ -64,6 +85,7 @@ def table(
             dense=dense,
             categorical=categorical,
             multi=multi,
+            time=time,
             multi_separator=multi_separator,
             separator=separator,
             config=config,
@@ -71,6 +93,16 @@ def table(
             progress=report,
         )
     summary(prepared, console)
+
+
+def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
+    """What each column is taken for, and why."""
+    table = Table("column", "taken for", "why", box=None, pad_edge=False)
+    words = {"number": "numbers", "category": "categories", "list": "lists", "none": "nothing, left out"}
+    for column in columns:
+        table.add_row(Text(column.name), words[column.kind], Text(column.reason))
+    console.print(table)
+    console.print("Otherwise: name it in --dense, --categorical, --multi or --drop, and add --infer.", highlight=False)
 
 
 def synthetic(log: ClickLog, rows: int, out: Path, *, days: int, raw: bool, overwrite: bool, console: Console) -> None:
@@ -94,7 +126,7 @@ def bar(console: Console) -> Iterator[Report]:
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[rows]:,} rows"),
-        TextColumn("{task.fields[speed]:,.0f} rows/s"),
+        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
@@ -102,14 +134,21 @@ def bar(console: Console) -> Iterator[Report]:
 
         def report(stage: str, done: float, rows: int) -> None:
             if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=1.0, rows=0, speed=0.0)
+                tasks[stage] = progress.add_task(stage, total=1.0, rows=0, rate="")
+            counted = rows if stage in ("parse", "draw") else round(done * rows)  # these do not know how many will come
             seconds = progress.tasks[tasks[stage]].elapsed or 0.0
-            finished = (
-                rows if stage in ("parse", "draw") else round(done * rows)
-            )  # these do not know how many are to come
-            progress.update(tasks[stage], completed=done, rows=finished, speed=finished / seconds if seconds else 0.0)
+            progress.update(tasks[stage], completed=done, rows=counted, rate=rate(counted, seconds))
 
         yield report
+
+
+def rate(rows: int, seconds: float) -> str:
+    """Rows a second, once there is something to measure.
+
+    >>> rate(50_000, 2.0), rate(50_000, 0.001)
+    ('25,000 rows/s', '')
+    """
+    return f"{rows / seconds:,.0f} rows/s" if seconds >= RATE_SECONDS else ""
 
 
 def features(prepared: Prepared, console: Console) -> None:
@@ -138,4 +177,9 @@ def summary(prepared: Prepared, console: Console) -> None:
     if malformed["count"]:
         shown = "; ".join(f"{number}: {reason}" for number, reason in malformed["first"])
         lines.append(f"{malformed['count']} malformed lines left out, the first: {shown}")
+    for name, count in meta.get("clipped", {}).items():
+        lines.append(f"{name}: {count:,} numbers below 0 became 0, by the transform log")
+    if (time := meta.get("time")) is not None:
+        order = f"not in time order ({time['steps_back']:,} rows are earlier than the row before them), and was sorted"
+        lines.append(f"split by {time['column']}: the file is {order if time['steps_back'] else 'in time order'}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -1,0 +1,74 @@
+"""Dense features: from the numbers of a table to what a network takes."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+TRANSFORMS = ("log", "signed_log", "none")
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Dense:
+    """Turns columns of numbers into an array, each by its transform; a missing number is 0.
+
+    Args:
+        names: of the columns.
+        transform: ``"log"``, ``log(max(x, 0) + 1)``: the paper's, which makes numbers below 0 into 0; ``"signed_log"``,
+            ``sign(x) log(|x| + 1)``, the same for other numbers; or ``"none"``.
+        transforms: those of single columns.
+
+    Raises:
+        ValueError: if ``transforms`` names a column that is not dense.
+
+    >>> dense = Dense(["a", "b"], "log", {"b": "signed_log"})
+    >>> dense.array(pl.DataFrame({"a": [-3, None, 1], "b": [-3, None, 1]})).round(2)
+    array([[ 0.  , -1.39],
+           [ 0.  ,  0.  ],
+           [ 0.69,  0.69]], dtype=float32)
+    >>> dense.clipped
+    {'a': 1}
+    """
+
+    def __init__(self, names: Sequence[str], transform: str, transforms: Mapping[str, str]) -> None:
+        if strangers := sorted(set(transforms) - set(names)):
+            raise ValueError(f"transforms ({', '.join(strangers)}) must be of dense columns ({', '.join(names)})")
+        self.kinds = {name: transforms.get(name, transform) for name in names}
+        self.clipped: dict[str, int] = {}  # how many numbers below 0 became 0, by column
+
+    def array(self, frame: pl.DataFrame) -> NDArray[np.float32]:
+        """The dense features ``[N, F]`` of some rows."""
+        if not self.kinds:
+            return np.empty((frame.height, 0), np.float32)
+        names = list(self.kinds)
+        values = frame.select(pl.col(names).cast(pl.Float64).fill_nan(None).fill_null(0)).to_numpy(order="c")
+        kinds = np.array(list(self.kinds.values()))
+        for name, below in zip(names, np.count_nonzero(values < 0, axis=0).tolist(), strict=True):
+            if below and self.kinds[name] == "log":
+                self.clipped[name] = self.clipped.get(name, 0) + below
+        if len(set(kinds)) == 1:
+            return transformed(values, str(kinds[0])).astype(np.float32)
+        for kind in TRANSFORMS:
+            values[:, kinds == kind] = transformed(values[:, kinds == kind], kind)
+        return values.astype(np.float32)
+
+    def malformed(self, frame: pl.DataFrame) -> dict[str, pl.Expr]:
+        """By reason, which rows have a number that no float32 holds."""
+        reasons = {}
+        for name, kind in self.kinds.items():
+            if frame[name].dtype.is_float():
+                reasons[f"{name} is not finite"] = pl.col(name).is_infinite()
+            if kind == "none":
+                size = pl.col(name).cast(pl.Float64).abs().fill_nan(None)
+                reasons[f"{name} is too large for float32"] = size > LARGEST
+        return reasons
+
+
+def transformed(numbers: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
+    """Numbers under one of ``TRANSFORMS``."""
+    if kind == "log":
+        return np.log1p(np.maximum(numbers, 0))
+    if kind == "signed_log":
+        return np.copysign(np.log1p(np.abs(numbers)), numbers)
+    return numbers

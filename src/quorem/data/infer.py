@@ -1,0 +1,75 @@
+"""What the columns of a table are, judged by its first rows: numbers, categories or lists of categories."""
+
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import polars as pl
+
+ROWS = 100_000  # that are looked at
+FEW = 32  # distinct whole numbers, at most, that are categories
+LISTS = 0.1  # share of texts with a separator in them, at least, that makes lists
+ID_NAME = re.compile(r"(^|[_\W])(id|ids|code|zip)$|[a-z](Id|ID)$", re.IGNORECASE)
+
+Kind = Literal["number", "category", "list", "none"]
+
+
+class Inferred(NamedTuple):
+    """What a column is taken for, and why."""
+
+    name: str
+    kind: Kind
+    reason: str
+
+
+def infer(frame: pl.DataFrame, names: Iterable[str], multi_separator: str = "|") -> list[Inferred]:
+    """What the columns of a table are.
+
+    Args:
+        frame: its first rows, as text (of a CSV file) or typed (of a Parquet file).
+        names: the columns in question.
+        multi_separator: between the values of a list.
+
+    >>> frame = pl.DataFrame({"price": ["2.5", ""], "user_id": ["17", "4"], "tags": ["a|b", "c"]})
+    >>> [(column.name, column.kind) for column in infer(frame, frame.columns)]
+    [('price', 'number'), ('user_id', 'category'), ('tags', 'list')]
+    """
+    return [Inferred(name, *_kind(frame[name], multi_separator)) for name in names]
+
+
+def _kind(values: pl.Series, multi_separator: str) -> tuple[Kind, str]:
+    dtype = values.dtype
+    if dtype == pl.List:
+        return "list", "a list"
+    if dtype.is_nested() or dtype.is_temporal() or dtype == pl.Binary:
+        return "none", f"of type {dtype}"
+    if dtype == pl.Boolean:
+        return "category", "true or false"
+    values = values.drop_nulls()
+    text = values.cast(pl.String).str.strip_chars()
+    values = values.filter(text != "")
+    text = text.filter(text != "")
+    if not len(text):
+        return "none", f"no value in the first {ROWS:,} rows"
+    numbers = text.cast(pl.Float64, strict=False)
+    if numbers.null_count() == 0:
+        return _kind_of_numbers(text, values.name)
+    with_separator = text.str.contains(multi_separator, literal=True).mean()
+    assert isinstance(with_separator, float)
+    if with_separator >= LISTS:
+        return "list", f"{with_separator:.0%} of the texts have {multi_separator!r} in them"
+    if text.n_unique() == len(text) > 1000:
+        return "category", "text; no value occurs twice, so it may be no use"
+    return "category", "text"
+
+
+def _kind_of_numbers(text: pl.Series, name: str) -> tuple[Kind, str]:
+    if not text.str.contains(r"^[+-]?\d+$").all():
+        return "number", "numbers with fractions"
+    if text.str.contains(r"^[+-]?0\d").any():
+        return "category", "whole numbers with leading zeros"
+    if ID_NAME.search(name):
+        return "category", "whole numbers under a name of ids"
+    if (distinct := text.n_unique()) <= FEW:
+        return "category", f"whole numbers, only {distinct} of them"
+    return "number", "whole numbers"

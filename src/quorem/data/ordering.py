@@ -1,0 +1,63 @@
+"""Rows in the order of their times, where a file has them in another."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .column import Column
+from .folder import Folder, Progress, file_name
+
+TIMES = "times.npy"  # of the rows as they were read, among what is set aside
+
+
+def by_time(
+    folder: Folder, name: str, parts: dict[str, Column], bags: Sequence[str], report: Progress
+) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Sort the rows that are set aside by time, unless they are in order; rows of one time stay in theirs.
+
+    It takes memory for the order and for one column at a time: some twenty bytes a row.
+
+    Args:
+        folder: with labels, dense features, offsets of bags, and the times.
+        name: of the column of times.
+        parts: the categorical columns; those that are sorted are replaced.
+        bags: those with several values a row.
+        report: called as each is sorted.
+
+    Returns:
+        The times in order, and what ``meta.json`` says of them.
+    """
+    scratch = folder.partial / "scratch"
+    times: NDArray[np.float64] = np.load(scratch / TIMES)
+    steps_back = int(np.count_nonzero(np.diff(times) < 0))
+    about = {"column": name, "first": float(times.min()), "last": float(times.max()), "steps_back": steps_back}
+    if not steps_back:
+        return times, about
+    order = np.argsort(times, kind="stable")
+    for array in ("labels.npy", "dense.npy"):
+        folder.reorder(array, order)
+    for done, (part, column) in enumerate(list(parts.items()), 1):
+        values = _reorder_bags(folder, part, order) if part in bags else order
+        parts[part] = column.reordered(values, _subfolder(scratch, "sorted"))
+        report("sort", done / len(parts), len(order))
+    return times[order], about
+
+
+def _reorder_bags(folder: Folder, name: str, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Write the offsets of bags in another order of rows; return the order that their values have then."""
+    file = f"bags/{file_name(name)}.offsets.npy"
+    old = np.load(folder.arrays[file].path)
+    lengths = np.diff(old)[order]
+    new = np.concatenate([[0], np.cumsum(lengths)])
+    folder.arrays[file].path.unlink()
+    folder.save(file, new)
+    folder.arrays[file].close()
+    return np.arange(new[-1]) + np.repeat(old[:-1][order] - new[:-1], lengths)
+
+
+def _subfolder(folder: Path, name: str) -> Path:
+    (folder / name).mkdir(exist_ok=True)
+    return folder / name
