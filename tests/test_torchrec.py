@@ -234,16 +234,17 @@ def test_ids_out_of_range_give_zeros_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert [bool(vectors[name].values()[1].eq(0).all()) for name in NAMES] == [True, False, True, False, True]
 
 
-def test_tables_start_as_the_single_device_collection() -> None:
-    tables = [quorem.Table(name, 2000, 16, scheme) for name, scheme in
-              {"add": quorem.QR(4, operation="add"), "mult": quorem.QR(4), "concat": quorem.QR(4, operation="concat"),
-               "full": quorem.Full(), "path": quorem.Path(4, ())}.items()]  # fmt: skip
+def test_tables_are_drawn_as_the_single_device_collection() -> None:
+    schemes = {op: quorem.QR(100, operation=op) for op in ("add", "mult", "concat")}
+    schemes |= {"full": quorem.Full(), "path": quorem.Path(4, ())}
+    tables = [quorem.Table(name, 10_000, 16, scheme) for name, scheme in schemes.items()]
+    torch.manual_seed(0)
     made = dict(integration.to_collection(EmbeddingBagCollection(tables)).named_tables())
     for name, table in quorem.EmbeddingCollection(tables).named_tables():
         low, high = table.min().item(), table.max().item()
-        slack = 0.2 * (high - low)
+        slack = 0.1 * (high - low)
         assert made[name].min() > low - slack and made[name].max() < high + slack, name
-        assert made[name].std().item() == pytest.approx(table.std().item(), rel=0.2), name
+        assert made[name].std().item() == pytest.approx(table.std().item(), rel=0.2), name  # of 800 numbers or more
 
 
 def test_collections_convert_both_ways() -> None:

@@ -62,6 +62,7 @@ class EmbeddingBagCollection(nn.Module):
         device = torch.device("cpu" if device is None else device)
         features, paths = _checked(tables, mode, on_invalid_id, dtype, device)
         self.tables, self.mode = tuple(tables), mode
+        self.embedding_dims = tuple(f.spec.embedding_dim for f in features for _ in range(f.spec.num_vectors))
         configs = _configs([f for f in features if f.summed], dtype)
         bags = [EmbeddingBagConfig(**config, pooling=PoolingType.SUM) for config in configs]
         self.vectors = _collections([f for f in features if not f.summed], dtype, device)
@@ -166,7 +167,8 @@ class Unpooled(nn.Module):
             out = torch.cat(_placed(rows, _columns(batch.used, len(rows)), 0), 1)
         if feature.spec.hidden is not None:
             group, position = self.member[feature.table]
-            out = self.paths[group](out, batch.ids, torch.full_like(batch.ids, position))
+            member = torch.full_like(batch.ids, position)
+            out = self.paths[group](out, batch.ids, member, batch.ids.new_empty(0))
         elif batch.used is not None:
             out = torch.where(batch.used.any(1, keepdim=True), out, 0)
         return out
