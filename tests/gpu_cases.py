@@ -73,7 +73,7 @@ def rule_state(rule: str, stored: Tensor) -> tuple[state.State, state.Constants]
     """State and constants of a rule before its first step."""
     step = torch.zeros((), dtype=torch.int64, device=DEVICE)
     if rule == "sgd":
-        return state.SGDState(torch.tensor(0)), state.SGDConstants()
+        return state.SGDState(step), state.SGDConstants()
     if rule == "adagrad":
         return state.AdagradState(torch.rand_like(stored) * 0.1, step), state.AdagradConstants(0.01, 1e-10)
     if rule == "rowwise_adagrad":

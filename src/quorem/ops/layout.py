@@ -71,7 +71,8 @@ def is_plain(layout: Layout) -> bool:
     if plain is None:
         slots = layout.slots.cpu()
         shared = slots[:, GROUP] != torch.arange(len(slots), device="cpu")
-        plain = _plain.set(layout.slots, not bool((shared | (slots[:, OWN] > 0) | (slots[:, BITS] > 0)).any()))
+        made_up = (slots[:, GROUP] >= len(slots)).any()  # integers of no layout: left to the kernels, which refuse them
+        plain = _plain.set(layout.slots, bool(made_up | ~(shared | (slots[:, OWN] > 0) | (slots[:, BITS] > 0)).any()))
     return plain
 
 

@@ -112,7 +112,7 @@ def test_a_layout_of_another_dtype_is_refused(op):
         fused(op, *each_op(case, case.stored, layout)[op], **options(op, case))
 
 
-@pytest.mark.parametrize("name", Layout._fields)
+@pytest.mark.parametrize("name", Layout._fields[:4])
 def test_a_layout_of_uninitialized_integers_is_refused(name):
     case = Case([MIX[0], MIX[8]])
     layout = case.layout._replace(**{name: torch.full_like(getattr(case.layout, name), 2**62 + 12345)})

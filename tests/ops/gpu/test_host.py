@@ -39,7 +39,7 @@ def calls(stored: Tensor, layout: Layout, rule: str = "adagrad"):  # type: ignor
     }
 
 
-OPS = list(calls(torch.zeros(1, 4), Layout(*[torch.empty(0)] * 4)))
+OPS = list(calls(torch.zeros(1, 4), Layout(*[torch.empty(0)] * len(Layout._fields))))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -66,7 +66,7 @@ def test_integers_of_another_dtype_are_refused(op: str) -> None:
 def test_integers_that_were_never_initialized_are_refused(op: str, value: int) -> None:
     """As after ``to_empty()``."""
     module = collection(4, names="qr map")
-    layout = Layout(*(torch.full_like(tensor, value) for tensor in module.layout))
+    layout = Layout(*(torch.full_like(tensor, value, dtype=torch.int64) for tensor in module.layout))
     with pytest.raises(ValueError, match=NOT_A_LAYOUT):
         calls(module.stored.detach(), layout)[op]()
     with pytest.raises(ValueError, match=NOT_A_LAYOUT):

@@ -7,8 +7,8 @@ from torch import Tensor
 
 import quorem
 from quorem.ops import autograd, path
-from quorem.ops.layout import BASE, FEATURE
-from quorem.ops.rows import rows_of
+from quorem.ops.layout import FEATURE
+from quorem.ops.rows import buckets_of, numbers_of
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -70,8 +70,9 @@ def test_path_lists_every_id_once(networks: int, b: int, others: str, monkeypatc
     counts, lists = check_path(inputs, options, grad)
     assert options["networks"] == networks
     _, ids, _, slots, parts, _ = inputs
-    rows, valid = rows_of(ids[:, slots[:, FEATURE]], slots, parts, slots.new_zeros(0))
-    listed_in = torch.where(valid, rows[..., 0] - parts[:, 0, BASE], networks)
+    none = slots.new_zeros(0)
+    numbers = numbers_of(ids[:, slots[:, FEATURE]], slots, none)
+    listed_in = torch.where(numbers.valid, buckets_of(numbers, parts, none)[..., 0], networks)
     for k, (count, listed) in enumerate(zip(counts.tolist(), lists, strict=True)):
         m, j = divmod(k, networks + 1)
         assert listed[:count].sort()[0].tolist() == (listed_in[:, m] == j).nonzero()[:, 0].tolist()

@@ -111,9 +111,9 @@ def fused_layout(
         return None
     if any_order and torch.are_deterministic_algorithms_enabled():
         return None
+    known = host_layout(layout)
     if not is_plain(layout):
         return None
-    known = host_layout(layout)
     if stored.shape[0] < known.num_rows:
         raise ValueError(f"stored has {stored.shape[0]} rows but must have {known.num_rows}: the layout reads them")
     return known
