@@ -158,6 +158,24 @@ def test_the_quick_check_compares_lookup_and_step(monkeypatch):
     assert check.differences(CPU).startswith("QR(4), step")
 
 
+@pytest.mark.parametrize("option", ["out", "plot"])
+def test_a_folder_that_cannot_be_written_is_one_line_before_anything_is_measured(option, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "kernels_are_wrong", lambda *_: pytest.fail("it was too late"))
+    (tmp_path / "file").touch()
+    value = tmp_path / "file" / "x.png" if option == "plot" else tmp_path / "file"
+    done = CliRunner().invoke(app, [*TINY, f"--{option}", str(value)])
+    folder = tmp_path / "file"
+    assert (done.exit_code, done.stderr) == (
+        1,
+        f"quorem: {option} ({folder}) must be a folder, and {folder} is a file\n",
+    )
+    monkeypatch.setattr(command.os, "access", lambda *_: False)  # as on a disk that is mounted read-only
+    value = tmp_path / "new" / "x.png" if option == "plot" else tmp_path / "new"
+    done = CliRunner().invoke(app, [*TINY, f"--{option}", str(value)])
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert f"{option} ({tmp_path / 'new'}) must be a folder that can be written, and {tmp_path} cannot" in done.stderr
+
+
 def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     def measured(*_, **__):
         yield row()
