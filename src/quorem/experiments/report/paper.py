@@ -34,8 +34,10 @@ def draw(figure: Figure, out_stem: Path) -> None:
     with replacing(f"{out_stem}.png") as file:
         canvas.savefig(file, format="png", dpi=160, metadata={"Software": None})
     unsaid = {"CreationDate": None, "Creator": None, "Producer": None}
-    fonts = {"pdf.fonttype": 42, "ps.fonttype": 42}  # matplotlib 3.11 asks for both
-    with replacing(f"{out_stem}.pdf") as file, rc_context(fonts):
+    with (
+        replacing(f"{out_stem}.pdf") as file,
+        rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}),
+    ):  # 3.11 asks for both
         canvas.savefig(file, format="pdf", metadata=unsaid)
     if figure.axes.name == "table1":
         write(Path(f"{out_stem}.md"), markdown(hidden_layers(figure)))
