@@ -150,11 +150,12 @@ def test_the_kernels_of_every_mode_have_tests(device):
 
 def test_the_quick_check_compares_lookup_and_step(monkeypatch):
     assert check.differences(CPU) is None
-    lookup, rule = check.reference.lookup, check.rules.adagrad
-    monkeypatch.setattr(check.reference, "lookup", lambda *args: lookup(*args) + 1)
+    lookup, update = check.lookup.lookup, check.rules.lookup_update_
+    monkeypatch.setattr(check.lookup, "lookup", lambda *args: lookup(*args) + 1)
     assert check.differences(CPU).startswith("QR(4), lookup")
     monkeypatch.undo()
-    monkeypatch.setattr(check.rules, "adagrad", lambda *args: rule(*args[:3], 2 * args[3], *args[4:]))
+    twice = lambda grad, ids, stored, lr, *rest, **options: update(grad, ids, stored, 2 * lr, *rest, **options)  # noqa: E731
+    monkeypatch.setattr(check.rules, "lookup_update_", twice)
     assert check.differences(CPU).startswith("QR(4), step")
 
 
@@ -222,7 +223,7 @@ def test_every_provider_takes_the_same_step(provider):
 
 def test_a_provider_of_other_vectors_is_refused(monkeypatch):
     def wrong(source, rule):
-        source.weight.data.mul_(2)
+        source.stored.data.mul_(2)
         return run.Contender(source)
 
     monkeypatch.setitem(run.BUILD, "loop", wrong)
