@@ -150,12 +150,31 @@ def test_the_kernels_of_every_mode_have_tests(device):
 
 def test_the_quick_check_compares_lookup_and_step(monkeypatch):
     assert check.differences(CPU) is None
-    lookup, rule = check.reference.lookup, check.rules.adagrad
-    monkeypatch.setattr(check.reference, "lookup", lambda *args: lookup(*args) + 1)
+    lookup, update = check.lookup.lookup, check.rules.lookup_update_
+    monkeypatch.setattr(check.lookup, "lookup", lambda *args: lookup(*args) + 1)
     assert check.differences(CPU).startswith("QR(4), lookup")
     monkeypatch.undo()
-    monkeypatch.setattr(check.rules, "adagrad", lambda *args: rule(*args[:3], 2 * args[3], *args[4:]))
+    twice = lambda grad, ids, stored, lr, *rest, **options: update(grad, ids, stored, 2 * lr, *rest, **options)  # noqa: E731
+    monkeypatch.setattr(check.rules, "lookup_update_", twice)
     assert check.differences(CPU).startswith("QR(4), step")
+
+
+@pytest.mark.parametrize("option", ["out", "plot"])
+def test_a_folder_that_cannot_be_written_is_one_line_before_anything_is_measured(option, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "kernels_are_wrong", lambda *_: pytest.fail("it was too late"))
+    (tmp_path / "file").touch()
+    value = tmp_path / "file" / "x.png" if option == "plot" else tmp_path / "file"
+    done = CliRunner().invoke(app, [*TINY, f"--{option}", str(value)])
+    folder = tmp_path / "file"
+    assert (done.exit_code, done.stderr) == (
+        1,
+        f"quorem: {option} ({folder}) must be a folder, and {folder} is a file\n",
+    )
+    monkeypatch.setattr(command.os, "access", lambda *_: False)  # as on a disk that is mounted read-only
+    value = tmp_path / "new" / "x.png" if option == "plot" else tmp_path / "new"
+    done = CliRunner().invoke(app, [*TINY, f"--{option}", str(value)])
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert f"{option} ({tmp_path / 'new'}) must be a folder that can be written, and {tmp_path} cannot" in done.stderr
 
 
 def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
@@ -204,7 +223,7 @@ def test_every_provider_takes_the_same_step(provider):
 
 def test_a_provider_of_other_vectors_is_refused(monkeypatch):
     def wrong(source, rule):
-        source.weight.data.mul_(2)
+        source.stored.data.mul_(2)
         return run.Contender(source)
 
     monkeypatch.setitem(run.BUILD, "loop", wrong)

@@ -4,8 +4,12 @@ import dataclasses
 import json
 import math
 import re
+import signal
+import subprocess
+import sys
 from html import escape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import matplotlib.image
 import pytest
@@ -18,6 +22,7 @@ from quorem.experiments.report.paper import drawing
 from quorem.experiments.report.styles import FIXED, OTHERS, styles
 from quorem.experiments.report.tables import hidden_layers, markdown
 from quorem.experiments.report.tradeoff import distinct, front, winners
+from quorem.experiments.reproduce import publish
 from quorem.experiments.table1 import LOSSES
 from quorem.schemes import Full
 
@@ -299,6 +304,45 @@ def test_a_report_that_is_stopped_leaves_the_pictures_of_the_one_before(tmp_path
             draw(sweep(series=("hash", "mult")), tmp_path / "figure6")
         assert sorted(before) == sorted(path.name for path in tmp_path.iterdir())
         assert (tmp_path / f"figure6.{kind}").read_bytes() == before[f"figure6.{kind}"]
+
+
+def test_fonts_of_the_pdf_are_truetype(tmp_path):
+    draw(sweep(), tmp_path / "figure6")
+    data = (tmp_path / "figure6.pdf").read_bytes()
+    assert b"/Type3" not in data and (b"/TrueType" in data or b"/CIDFontType2" in data)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from made_up_results import sweep
+from matplotlib.figure import Figure
+from quorem.experiments.reproduce import publish
+
+save = Figure.savefig
+
+def killed(self, file, *, format, **options):
+    if format == {format!r}:
+        file.write(b"half")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(self, file, format=format, **options)
+
+Figure.savefig = killed
+publish([sweep()], Path({out!r}))
+"""
+
+
+@pytest.mark.parametrize("format", ["png", "pdf"])
+def test_a_report_that_is_killed_leaves_nothing_half_written(tmp_path, format):
+    program = KILLED.format(tests=str(Path(__file__).parents[1]), format=format, out=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / f"figure6.{format}").exists() and list(tmp_path.glob("*.tmp"))
+    publish([sweep()], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"figure6.{e}" for e in ("csv", "json", "pdf", "png")]
+    assert (tmp_path / "figure6.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_drawing_has_a_panel_a_network_and_a_line_a_series():

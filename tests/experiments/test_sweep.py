@@ -66,7 +66,7 @@ def start(log, folder: Path, runs: int, workers: int = 1, epochs: int = 1, befor
     tests = str(Path(__file__).parents[1])
     program = folder.with_suffix(f".{len(list(folder.parent.iterdir()))}.py")  # a file: workers are spawned from it
     text = PROGRAM.format(tests=tests, log=str(log.path), out=str(folder), runs=runs, workers=workers, epochs=epochs)
-    program.write_text(text.replace("if __name__", f"{before}\nif __name__"))
+    program.write_text(text.replace("if __name__", f"{before}\nif __name__", 1))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, str(program)], start_new_session=True, **pipes)
 
@@ -194,6 +194,50 @@ def test_a_killed_sweep_goes_on_where_it_was(log, tmp_path):
     assert trained_once(folder)
 
 
+DYING = """
+import os, signal
+from multiprocessing.connection import Connection
+
+send = Connection._send_bytes
+
+
+def dying(self, data):
+    try:
+        os.close(os.open({flag!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return send(self, data)
+    os.write(self.fileno(), (1000).to_bytes(4, "big") + b"half a report")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__mp_main__":  # in a worker
+    Connection._send_bytes = dying
+"""
+
+
+def test_a_worker_killed_in_the_middle_of_a_report_hangs_nothing(log, tmp_path):
+    folder = tmp_path / "runs"
+    process = start(log, folder, 4, workers=2, before=DYING.format(flag=str(tmp_path / "killed")))
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    assert "RuntimeError: 1 of 2 workers died (exit code -9); the same command goes on" in err
+    assert len(results(folder)) == 4 and trained_once(folder)  # the other worker took its run over
+
+
+def test_a_clock_that_is_set_back_does_not_repeat_a_failure(log, tmp_path, monkeypatch):
+    bad = small_run(log, lr=1e30, scheme=Full(), epochs=4)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    made = made_of(log, tmp_path, [bad])
+    monkeypatch.undo()
+    stop = threading.Event()
+    threading.Timer(60, stop.set).start()
+    reports = work(made, stop)
+    assert made.has_failed(bad) and [value for kind, value in reports if kind == "settled"] == [bad]
+
+
 def test_workers_end_with_the_process_that_began_them(log, tmp_path):
     folder = tmp_path / "runs"
     process = start(log, folder, 500)
@@ -263,6 +307,9 @@ def test_the_view_counts_done_running_failed_and_left(log, tmp_path):
         console.print(view.table())
     assert "1 of 4 runs done, 1 running, 1 to do, 1 failed" in shown.get()
     assert "50%" in shown.get() and "loss 0.5000" in shown.get()
+    view.take("status", 8, Status(configs[3], 5, 10, 123.0, 0.5))
+    view.take("ended", 8, None)  # a worker that was killed trains nothing
+    assert list(view.running[7]) == [configs[1]] and not view.running[8]
     work(made_of(log, tmp_path, configs[1:2]))
     view.take("settled", 7, configs[1])
     view.survey()

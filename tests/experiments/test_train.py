@@ -11,10 +11,11 @@ import torch
 from runs_of_training import assert_same_model, small_log, small_run
 from typer.testing import CliRunner
 
-from quorem import GeneralizedQR, schemes
+from quorem import QR, GeneralizedQR, schemes
 from quorem.cli import app
-from quorem.experiments.train import scheme_from
-from quorem.training import checkpoint
+from quorem.experiments import watch
+from quorem.experiments.train import busy_hint, scheme_from
+from quorem.training import checkpoint, clock
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
@@ -52,11 +53,79 @@ def test_options_make_the_configuration(log, tmp_path):
     assert RunConfig.from_json(json.dumps(result["config"])) == expected
     assert f"test: log loss {result['test']['log_loss']:.5f}, AUC {result['test']['auc']:.5f}" in done.output
     assert f"{result['parameters']:,} parameters" in done.output
+    assert (
+        "training  2,000 rows, 2 epochs, batch 64, AMSGrad, lr 0.002, seed 3\ndevice    cpu, 1 thread\n" in done.output
+    )
 
 
 def test_a_scheme_may_be_given_as_json():
     scheme = GeneralizedQR(3, operation="add")
     assert scheme_from(schemes.to_json(scheme)) == scheme
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"scheme": "QR", "num_collisions": "4"}',
+        '{"scheme": "QR", "num_collisions": [4]}',
+        '{"scheme": "QR", "operation": ["add"]}',
+        '{"scheme": "QR", "dims": 5}',
+        '{"scheme": "Custom", "partitions": 3}',
+        '{"scheme": "Path", "hidden": 5}',
+        '{"scheme": 5}',
+        '{"scheme": "QR"',
+    ],
+)
+def test_json_of_the_wrong_type_is_told_in_one_line(log, tmp_path, text):
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", "--scheme", text, *SMALL)
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"quorem: scheme ({text}) must be the JSON of a scheme: ")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_table_that_would_not_shrink_stays_full_unless_forced(log, tmp_path, force):
+    options = ["--rows", 64, *(["--force"] if force else [])]
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, *options)
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    kept = [n for n in log.cardinalities if QR(4).spec(n, 4).fallback is not None]
+    assert len(kept) > 0 and result["tables_kept_full"] == (0 if force else len(kept))
+    told = f"{len(kept)} of 4 tables stay full, because the scheme would not shrink them (--force compresses them too)"
+    assert (told in done.output) is not force
+    tables = [QR(4, force=force).spec(n, 4) for n in log.cardinalities]
+    assert result["embedding_parameters"] == sum(spec.num_parameters for spec in tables)
+
+
+def test_a_run_has_a_header_and_a_finished_one_says_so(log, tmp_path):
+    out = tmp_path / "run"
+    first = quorem("train", "--data", log.path, "--out", out, "--rows", 64, *SMALL)
+    again = quorem("train", "--data", log.path, "--out", out, "--rows", 64, *SMALL)
+    for done in (first, again):
+        assert done.exit_code == 0, done.output
+        assert [line[:10].strip() for line in done.output.splitlines()[:4]] == ["data", "model", "tables", ""]
+        assert f"data      {log.path}: 3,429 train, 286 validation and 285 test rows;" in done.output
+        assert "times smaller than full tables" in done.output
+        assert done.output.endswith(f"\nNext: quorem report {out}\n")
+    finished = f"{out} is finished: nothing is trained again."
+    assert finished not in first.output and finished in again.output and "rows/s" not in again.output
+
+
+def test_without_a_terminal_there_are_lines_at_intervals(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(clock, "REPORT_SECONDS", 0.0)
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", "--rows", 256, *SMALL)
+    lines = [line for line in done.output.splitlines() if line.startswith("DLRM: step")]
+    assert [line.split(",")[0] for line in lines] == [f"DLRM: step {k} of 4 ({25 * k}%)" for k in (1, 2, 3, 4)]
+    assert all("rows/s" in line for line in lines)
+
+
+@pytest.mark.parametrize(("load", "threads", "hint"), [(4.0, None, True), (0.1, None, False), (4.0, 1, False)])
+def test_a_busy_machine_is_hinted_at_threads(monkeypatch, load, threads, hint):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert ("--threads 1 may be faster" in busy_hint("cpu", threads)) is hint
+    assert busy_hint("cuda", threads) == ""
 
 
 def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_path):

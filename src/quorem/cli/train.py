@@ -19,6 +19,9 @@ def train(
         str, typer.Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON.")
     ] = "mult",
     collisions: Annotated[int, typer.Option(min=1, help="Ids that share a row, for a scheme given by name.")] = 4,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compress tables even where that does not shrink them, as the paper does.")
+    ] = False,
     threshold: Annotated[int, typer.Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
     network: Annotated[Literal["dlrm", "dcn"], typer.Option(help="The network.")] = "dlrm",
     preset: Annotated[Literal["text", "table1"], typer.Option(help="Its architecture.")] = "text",
@@ -31,7 +34,9 @@ def train(
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Train in a random order.")] = False,
     precision: Annotated[Literal["float32", "tf32", "bfloat16"], typer.Option(help="Of matrix products.")] = "float32",
     validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between two validations.")] = None,
-    max_rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", "--max-rows", min=1, help="Train on the first rows only.")
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="The same bits on a GPU too.")] = False,
@@ -50,7 +55,7 @@ def train(
         prepared = Prepared(data)
         config = RunConfig(
             data=data_identity(prepared),
-            scheme=train.scheme_from(scheme, collisions),
+            scheme=train.scheme_from(scheme, collisions, force=force),
             threshold=threshold,
             network=network,
             preset=preset,
@@ -63,7 +68,7 @@ def train(
             shuffle=shuffle,
             precision=precision,
             validate_every=validate_every,
-            max_rows=max_rows,
+            max_rows=rows,
         )
         train.run(
             config,

@@ -164,7 +164,8 @@ def command_of(config: RunConfig, data: str) -> str:
     """The command that trains one run by itself."""
     words = ["quorem", "train", "--data", data, "--out", f"runs/{config.key()}", "--scheme", to_json(config.scheme)]
     for field in dataclasses.fields(RunConfig):
-        value, option = getattr(config, field.name), field.name.replace("embedding_dim", "dim").replace("_", "-")
+        option = {"embedding_dim": "dim", "max_rows": "rows"}.get(field.name, field.name).replace("_", "-")
+        value = getattr(config, field.name)
         if field.name in ("data", "scheme") or (value == field.default and field.name != "seed"):
             continue
         words += [f"--{option}"] if value is True else [f"--{option}", str(value)]

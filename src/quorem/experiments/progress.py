@@ -1,4 +1,4 @@
-"""A sweep on the terminal: what is done, running and left, and the time left."""
+"""A sweep while it trains: what is done, running and left, and the time left; without a terminal, in plain lines."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +14,17 @@ from ..training.config import RunConfig
 from .sweep import Sweep
 
 SURVEY_SECONDS = 2.0
+LINE_SECONDS = 30.0  # between two lines, where there is no terminal
 
 
 @contextmanager
 def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any], None]]:
     """Show a sweep until the block ends; what is yielded takes the reports of ``sweep.run``."""
     view = View(sweep)
+    if not console.is_terminal:
+        with _lines(console, view) as report:
+            yield report
+        return
     with Live(view.table(), console=console, refresh_per_second=4, transient=False) as live:
 
         def report(kind: str, worker: int, value: Any) -> None:
@@ -29,6 +34,28 @@ def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any]
         yield report
         view.survey()
         live.update(view.table())
+
+
+@contextmanager
+def _lines(console: Console, view: "View") -> Iterator[Callable[[str, int, Any], None]]:
+    """A line at the beginning, every ``LINE_SECONDS`` if it says something new, and at the end."""
+    shown, printed = "", float("-inf")
+
+    def show() -> None:
+        nonlocal shown, printed
+        if view.head() != shown:
+            shown, printed = view.head(), time.monotonic()
+            console.print(shown, highlight=False, soft_wrap=True)
+
+    def report(kind: str, worker: int, value: Any) -> None:
+        view.take(kind, worker, value)
+        if time.monotonic() - printed >= LINE_SECONDS:
+            show()
+
+    show()
+    yield report
+    view.survey()
+    show()
 
 
 class View:
@@ -51,6 +78,8 @@ class View:
             own[value.config] = value
         elif kind == "settled":
             own.pop(value, None)
+        elif kind == "ended":
+            own.clear()  # however it ended: what it trained is no longer running
         if time.monotonic() - self.surveyed > SURVEY_SECONDS:
             self.survey()
 
@@ -68,20 +97,27 @@ class View:
         left = len(self.open) - len(self.failed)
         return (time.monotonic() - self.began) / own * left if own else None
 
-    def table(self) -> Group:
-        """What is shown."""
-        running = {config: status for own in self.running.values() for config, status in own.items()}
-        left = max(0, len(self.open) - len(self.failed) - len(running))
+    def current(self) -> dict[RunConfig, Any]:
+        """The runs that own workers train, with their status."""
+        return {config: status for runs in self.running.values() for config, status in runs.items()}
+
+    def head(self) -> str:
+        """Counts and the time left, in one line."""
+        running = len(self.current())
+        left = max(0, len(self.open) - len(self.failed) - running)
         seconds = self.seconds_left
-        ahead = "" if seconds is None else f", {int(seconds) // 60}:{int(seconds) % 60:02} left"
-        head = f"{self.done} of {self.total} runs done, {len(running)} running, {left} to do"
-        head += f", {len(self.failed)} failed" * bool(self.failed) + ahead
+        ahead = "" if seconds is None or not left + running else f", {int(seconds) // 60}:{int(seconds) % 60:02} left"
+        text = f"{self.done} of {self.total} runs done, {running} running, {left} to do"
+        return text + f", {len(self.failed)} failed" * bool(self.failed) + ahead
+
+    def table(self) -> Group:
+        """What a terminal shows."""
         rows = Table.grid(padding=(0, 2))
-        for config, status in running.items():
+        for config, status in self.current().items():
             loss = "" if status.loss is None else f"loss {status.loss:.4f}"
             rate = f"{status.rows_per_second:,.0f} rows/s"
             rows.add_row(name_of(config), f"{100 * status.step // status.steps}%", rate, loss)
-        return Group(Text(head), rows)
+        return Group(Text(self.head()), rows)
 
 
 def name_of(config: RunConfig) -> str:

@@ -6,16 +6,16 @@ errors/KEY.json    why a run failed; the next sweep tries it again
 
 import json
 import multiprocessing
-import os
+import pickle
 import signal
 import threading
-import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
@@ -40,14 +40,15 @@ class Sweep:
         runs: configurations, in the order of training; those of one inner list may share a GPU.
         data: folder of prepared data by its identity.
         device: of the runs.
-        began: failures before this time are tried again.
+        failed_before: text of the errors, by key of the run, that were there when the sweep began; those runs are tried
+            again. A clock is not asked: it may be set back.
     """
 
     folder: Path
     runs: Sequence[Sequence[RunConfig]]
     data: Mapping[str, Path]
     device: str
-    began: float
+    failed_before: Mapping[str, str]
 
     def is_done(self, config: RunConfig) -> bool:
         """Whether a run is finished."""
@@ -59,10 +60,8 @@ class Sweep:
 
     def has_failed(self, config: RunConfig) -> bool:
         """Whether a run failed since the sweep began."""
-        try:
-            return self.error(config).stat().st_mtime >= self.began
-        except FileNotFoundError:
-            return False
+        text = _text(self.error(config))
+        return text is not None and text != self.failed_before.get(config.key())
 
     def error(self, config: RunConfig) -> Path:
         """Where a failure is written."""
@@ -154,30 +153,34 @@ def _train(
                     _train(sweep, [folder], feeds, report, stop)
             return
         sweep.error(configs[0]).parent.mkdir(exist_ok=True)
-        text = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        write(sweep.error(configs[0]), json.dumps(text | {"config": configs[0].to_json()}, indent=1) + "\n")
+        about = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        about |= {"config": configs[0].to_json(), "attempt": uuid.uuid4().hex}  # no two failures have the same text
+        write(sweep.error(configs[0]), json.dumps(about, indent=1) + "\n")
     for config in configs:
         if sweep.is_done(config):
             sweep.error(config).unlink(missing_ok=True)
         report("settled", config)
 
 
-def _process(sweep: Sweep, threads: int, queue: Any) -> None:
-    parent = multiprocessing.parent_process()
+def _process(sweep: Sweep, threads: int, pipe: Connection) -> None:
+    """A worker. It has a pipe of its own: one that several shared would stay locked if one of them were killed."""
+    sending = threading.Lock()  # several runs may report at once
     with stop_on_signal() as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process tells the others to stop
 
         def report(kind: str, value: Any) -> None:
-            if parent is not None and not parent.is_alive():
-                stop.set()  # nobody is left to stop this process
-            queue.put((kind, os.getpid(), value))
+            try:
+                with sending:
+                    pipe.send((kind, value))
+            except OSError:  # nobody reads any more: the first process is gone, and cannot stop this one
+                stop.set()
 
         try:
             work(sweep, threads, report, stop)
         except KeyboardInterrupt:
             pass
         except OSError as error:  # such as a full disk
-            queue.put(("error", os.getpid(), str(error)))
+            report("error", str(error))
 
 
 def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] | None = None) -> None:
@@ -186,7 +189,8 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
     Args:
         sweep: what to train.
         workers: processes.
-        report: called in this process with what the workers report and their number, and ``("tick", 0, None)``.
+        report: called in this process with what the workers report and their number, with ``("ended", worker, None)``
+            when one has ended, however that was, and now and then with ``("tick", 0, None)``.
 
     Raises:
         KeyboardInterrupt: if interrupted.
@@ -194,27 +198,36 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
         RuntimeError: if a worker died.
     """
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=_process, args=(sweep, THREADS, queue), daemon=False) for _ in range(workers)]
     report = report or (lambda *_: None)
-    errors = []
+    processes, pipes, errors = [], {}, []
     with stop_on_signal() as stop:
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the workers inherit while they start
-        for process in processes:
-            process.start()
+        for worker in range(workers):
+            reader, writer = context.Pipe(duplex=False)
+            processes.append(context.Process(target=_process, args=(sweep, THREADS, writer), daemon=False))
+            processes[-1].start()
+            writer.close()  # the worker has its own end: once that is closed, the pipe ends
+            pipes[reader] = worker
         signal.signal(signal.SIGINT, handler)
         told = False
-        while any(process.is_alive() for process in processes) or not queue.empty():
+        while pipes:
             if stop.is_set() and not told:
                 told = True
                 for process in processes:
                     process.terminate()  # each saves what it trains, then ends
-            with suppress(Empty):
-                kind, worker, value = queue.get(timeout=WAIT)
+            for ready in wait(list(pipes), timeout=WAIT):
+                assert isinstance(ready, Connection)
+                try:
+                    kind, value = ready.recv()
+                except (EOFError, OSError, pickle.UnpicklingError):  # ended, or killed in the middle of a report
+                    kind, value = "ended", None
                 if kind == "error":
                     errors.append(value)
                 else:
-                    report(kind, worker, value)
+                    report(kind, pipes[ready], value)
+                if kind == "ended":
+                    del pipes[ready]
+                    ready.close()
             report("tick", 0, None)
         for process in processes:
             process.join()
@@ -236,4 +249,14 @@ def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Pa
         if fresh:
             groups.append(fresh)
     folder.mkdir(parents=True, exist_ok=True)
-    return Sweep(folder=folder, runs=groups, data=data, device=device, began=time.time())
+    errors = {path.stem: _text(path) for path in (folder / "errors").glob("*.json")}
+    failed_before = {key: text for key, text in errors.items() if text is not None}
+    return Sweep(folder=folder, runs=groups, data=data, device=device, failed_before=failed_before)
+
+
+def _text(path: Path) -> str | None:
+    """What a file holds; None if there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None

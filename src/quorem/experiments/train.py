@@ -1,37 +1,49 @@
 """``quorem train``: one run on the terminal."""
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
 
 from .. import schemes
+from ..collection import EmbeddingCollection
 from ..data.batches import Prepared
 from ..schemes import Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
+from ..training.model import build_model
 from ..training.tables import METHODS, scheme_of
+from . import words
 from .watch import watching
 
 
-def scheme_from(text: str, num_collisions: int = 4) -> Scheme:
+def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> Scheme:
     """A scheme by the paper's name for its method, or by its JSON.
 
-    Raises:
-        ValueError: if it is neither.
+    Args:
+        text: name or JSON.
+        num_collisions: ids that share a row, for a name.
+        force: for a name: compress a table even where that does not shrink it, as the paper does.
 
-    >>> scheme_from("hash", 60) == scheme_of("hash", 60), scheme_from('{"scheme": "Full"}')
-    (True, Full())
+    Raises:
+        ValueError: if it is neither a name nor the JSON of a scheme.
+
+    >>> scheme_from("hash", 60), scheme_from('{"scheme": "Full"}')
+    (Hash(num_collisions=60), Full())
     """
     if text.startswith("{"):
-        return schemes.from_json(text)
+        try:
+            return schemes.from_json(text)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"scheme ({text}) must be the JSON of a scheme: {error}") from None
     if text not in METHODS:
         known = ", ".join(map(repr, METHODS))
         raise ValueError(
             f"scheme ({text!r}) must be one of {known}, or JSON such as '{schemes.to_json(schemes.QR(4))}'"
         )
-    return scheme_of(text, num_collisions)
+    return scheme_of(text, num_collisions, force=force)
 
 
 def run(
@@ -63,7 +75,14 @@ def run(
         torch.set_num_threads(threads)
     if deterministic:
         torch.use_deterministic_algorithms(True)
-    with stop_on_signal() as stop, watching(console, {config: config.network}) as report:
+    finished = (out / "result.json").exists()
+    for line in header(config, prepared, device):
+        console.print(line, highlight=False, soft_wrap=True)
+    if finished:
+        console.print(f"{out} is finished: nothing is trained again.", highlight=False, soft_wrap=True)
+    elif hint := busy_hint(device, threads):
+        console.print(hint, highlight=False, soft_wrap=True)
+    with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
         options = Options(checkpoint_seconds=checkpoint_seconds, report=report, tensorboard=tensorboard)
         try:
             result = train(config, prepared, out, device=device, options=options, stop=stop)
@@ -71,15 +90,42 @@ def run(
             console.print(f"Interrupted; the same command goes on from the checkpoint in {out}", highlight=False)
             raise
     for split in ("validation", "test"):
-        found = result[split]
-        console.print(
-            f"{split}: log loss {found['log_loss']:.5f}, AUC {found['auc']:.5f}, accuracy {found['accuracy']:.4f},"
-            f" calibration {found['calibration']:.4f}",
-            highlight=False,
-        )
-    console.print(
-        f"{result['parameters']:,} parameters, {result['embedding_bytes'] / 1e6:,.2f} MB of tables,"
-        f" {result['rows_per_second']:,.0f} rows/s; {out / 'result.json'}",
-        highlight=False,
-    )
+        console.print(words.metrics(split, result[split]), highlight=False, soft_wrap=True)
+    if not finished:
+        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s", highlight=False)
+    console.print(f"Next: quorem report {out}", highlight=False, soft_wrap=True)
     return result
+
+
+def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
+    """What is about to be trained: data, model, tables, training and device, a line each."""
+    model = build_model(config, prepared, "meta")
+    tables = cast(EmbeddingCollection, model.embeddings)
+    parameters = sum(p.numel() for p in model.parameters())
+    size = words.size(4 * tables.num_parameters)
+    rows = {split: len(prepared.split(split)) for split in ("train", "validation", "test")}
+    trained = min(config.max_rows or rows["train"], rows["train"])
+    about = {"rows": rows, "num_dense": len(prepared.dense_names), "cardinalities": list(prepared.cardinalities)}
+    kept_full = sum(spec.fallback is not None for spec in tables.specs)
+    why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
+    threads = torch.get_num_threads()
+    return [
+        f"data      {prepared.path}: {words.data(about)}",
+        f"model     {words.network(config.network)}, {parameters:,} parameters",
+        f"tables    {config.scheme!r}, D = {config.embedding_dim}: {tables.num_parameters:,} parameters, {size},"
+        f" {tables.compression:,.3g} times smaller than full tables",
+        *([f"          {why} (--force compresses them too)"] if kept_full else []),
+        f"training  {trained:,} rows, {config.epochs} epoch{'s' * (config.epochs != 1)}, batch {config.batch_size},"
+        f" {words.optimizer(config.optimizer)}, lr {config.learning_rate:g}, seed {config.seed}",
+        f"device    {device}" + (f", {threads} thread{'s' * (threads != 1)}" if device == "cpu" else ""),
+    ]
+
+
+def busy_hint(device: str, threads: int | None) -> str:
+    """A hint at ``--threads`` where other processes keep the cores busy; empty otherwise."""
+    if device != "cpu" or threads is not None or torch.get_num_threads() == 1 or not hasattr(os, "getloadavg"):
+        return ""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < 0.75 * cores:
+        return ""
+    return f"Other processes are busy (load {load:.1f} on {cores} cores): --threads 1 may be faster."

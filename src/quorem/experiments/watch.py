@@ -1,6 +1,7 @@
-"""Runs on the terminal: a bar for each, with its rate, its loss and the time left."""
+"""Runs while they train: on a terminal a bar for each, elsewhere a plain line now and then."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -9,15 +10,26 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ..training.config import RunConfig
 from ..training.loop import Status
 
+LINE_SECONDS = 10.0  # between two lines of a run, where there is no terminal
+
 
 @contextmanager
-def watching(console: Console, names: dict[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
+def watching(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
     """Show the runs that report until the block ends.
 
     Args:
         console: to draw on.
         names: of the runs.
     """
+    if console.is_terminal:
+        with _bars(console, names) as report:
+            yield report
+    else:
+        yield _lines(console, names)
+
+
+@contextmanager
+def _bars(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(14),
@@ -40,3 +52,33 @@ def watching(console: Console, names: dict[RunConfig, str]) -> Iterator[Callable
             progress.update(task, total=status.steps, completed=status.step, rate=rate, loss=loss)
 
         yield report
+
+
+def _lines(console: Console, names: Mapping[RunConfig, str]) -> Callable[[Status], None]:
+    """A line for each run every ``LINE_SECONDS``, and one when it is finished."""
+    printed: dict[RunConfig, float] = {}
+
+    def report(status: Status) -> None:
+        seconds = time.monotonic()
+        since = seconds - printed.setdefault(status.config, seconds)
+        if since >= LINE_SECONDS or status.step == status.steps:
+            printed[status.config] = seconds
+            console.print(f"{names[status.config]}: {line(status)}", highlight=False, soft_wrap=True)
+
+    return report
+
+
+def line(status: Status) -> str:
+    """How far a run is, in one line.
+
+    >>> line(Status(RunConfig(data="log"), 300, 400, 12800.0, 0.4567))
+    'step 300 of 400 (75%), 12,800 rows/s, loss 0.4567, 0:01 left'
+    """
+    left = (status.steps - status.step) * status.config.batch_size / max(status.rows_per_second, 1e-9)
+    parts = [
+        f"step {status.step:,} of {status.steps:,} ({100 * status.step // status.steps}%)",
+        f"{status.rows_per_second:,.0f} rows/s",
+        *([] if status.loss is None else [f"loss {status.loss:.4f}"]),
+        *([f"{int(left) // 60}:{int(left) % 60:02} left"] if status.step < status.steps else []),
+    ]
+    return ", ".join(parts)

@@ -37,6 +37,18 @@ def spread(mean: float | None, deviation: float | None, trials: int) -> str:
     return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(known(deviation)) else "")
 
 
+def metrics(split: str, values: Mapping[str, float]) -> str:
+    """The metrics of a split in one line.
+
+    >>> metrics("test", {"log_loss": 0.45, "auc": 0.75, "accuracy": 0.8, "calibration": 1.01})
+    'test: log loss 0.45000, AUC 0.75000, accuracy 0.8000, calibration 1.0100'
+    """
+    return (
+        f"{split}: log loss {values['log_loss']:.5f}, AUC {values['auc']:.5f},"
+        f" accuracy {values['accuracy']:.4f}, calibration {values['calibration']:.4f}"
+    )
+
+
 def count(value: float, unit: str = "") -> str:
     """A number in three digits with its prefix.
 

@@ -10,15 +10,14 @@ from ..schemes import QR, Composed, Full, Hash, Path, Scheme
 METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
 
 
-def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64) -> Scheme:
+def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64, force: bool = True) -> Scheme:
     """The scheme behind a name in the paper's figures and table.
-
-    Compressed tables are stored so even where that does not shrink them, as in the paper.
 
     Args:
         method: ``"full"``, ``"hash"``, an operation of the quotient-remainder trick, or ``"path"``.
         num_collisions: ids that share a row; without meaning for ``"full"``.
         hidden: width of the hidden layer of each network of ``"path"``.
+        force: compress a table even where that does not shrink it, as in the paper.
 
     Raises:
         ValueError: if ``method`` is unknown.
@@ -31,10 +30,10 @@ def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64) -> Sche
     if method == "full":
         return Full()
     if method == "hash":
-        return Hash(num_collisions, force=True)
+        return Hash(num_collisions, force=force)
     if method == "path":
-        return Path(num_collisions, hidden=(hidden,), force=True)
-    return QR(num_collisions, operation=cast(Operation, method), force=True)
+        return Path(num_collisions, hidden=(hidden,), force=force)
+    return QR(num_collisions, operation=cast(Operation, method), force=force)
 
 
 def tables_of(

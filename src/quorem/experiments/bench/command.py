@@ -1,6 +1,7 @@
 """The command: options to grids, the check before, rows to files as they come, tables and a plot after."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,7 +65,11 @@ def run(
 
     Raises:
         WrongKernelsError: then nothing is measured.
+        OSError: if ``out`` or the folder of ``plot`` cannot be written; told before anything is measured.
     """
+    for option, folder in (("out", out), ("plot", plot and plot.parent)):
+        if folder is not None:
+            check_folder(option, folder)
     done: list[report.Row] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -95,8 +100,22 @@ def run(
                 )
         finally:
             if plot is not None and done:
+                plot.parent.mkdir(parents=True, exist_ok=True)
                 report.plot(done, plot)
     return done
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder in which no file could be written.
+
+    Raises:
+        OSError: then.
+    """
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{option} ({folder}) must be a folder, and {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"{option} ({folder}) must be a folder that can be written, and {existing} cannot")
 
 
 def selected(rows: Sequence[report.Row], choice: Choice) -> tuple[list[report.Row], list[str]]:

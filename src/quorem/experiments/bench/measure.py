@@ -140,7 +140,7 @@ def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: s
     total = 0
     for ids in batches:
         reads = lookup_reads(ids, integers)
-        distinct = len(reads.rows[:, reads.used].unique()) * storage.width * 4
+        distinct = len(reads.rows[reads.used.expand_as(reads.rows)].unique()) * storage.width * 4
         inputs = ids.numel() * ids.element_size() + distinct + networks * 4
         vectors = len(ids) * len(integers.slots) * storage.width * 4
         total += inputs + vectors
