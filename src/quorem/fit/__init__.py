@@ -1,0 +1,169 @@
+"""The fit of a trained table by a scheme: the stored tables whose composition is nearest to it, by least squares.
+
+The largest table of a scheme is never a variable: given the others, its rows are weighted means over buckets, which one
+pass over the ids finds. So a fit keeps only the small tables in memory, in float64, reads the trained table in blocks,
+and writes the largest table in its last pass. ``docs/compress.md`` has the mathematics.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..partitions import Permutation
+from ..schemes import Full, TableSpec
+from . import products, sums
+from .target import Target, run_pass, weights_of
+
+__all__ = ["fit_", "check_frequencies"]
+
+MEMORY = 2**27  # bytes that a fit may take beside the tables, or a quarter of the trained table where that is more
+COPIES = 16  # of the small tables that a fit holds, at most
+
+
+def fit_(
+    tables: Sequence[Tensor],
+    spec: TableSpec,
+    dense: Tensor,
+    frequencies: Tensor | None = None,
+    *,
+    padding_idx: int | None = None,
+) -> None:
+    """Fill the tables of one spec with the least-squares fit of a trained table.
+
+    ``concat`` and ``feature`` take means over buckets; ``add`` solves the normal equations; ``mult`` alternates, from a
+    start that is the answer where the table is a product. A table that the scheme can hold is recovered to float
+    precision. The largest table holds the scale: of the others, those that add have mean zero, those that multiply mean
+    square one.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: what they are.
+        dense: the trained table, ``[n, D]``, on the device of ``tables``.
+        frequencies: how often each id occurs, ``[n]``: the weight of its error; all alike where None. An id that
+            never occurs has next to no weight: it decides only what no other id decides.
+        padding_idx: an id that is left out, since its vector is never read.
+
+    Raises:
+        TypeError: if ``frequencies`` does not hold numbers.
+        ValueError: if ``dense`` or ``frequencies`` has the wrong shape or values, or the scheme is path-based: networks
+            have no such fit.
+
+    >>> from quorem import QR
+    >>> remainder, quotient = torch.empty(3, 1), torch.empty(2, 1)
+    >>> trained = torch.tensor([[1.0], [2], [3], [11], [12], [13]])
+    >>> fit_([remainder, quotient], QR(2, operation="add").spec(6, 1), trained)
+    >>> remainder.flatten().tolist(), quotient.flatten().tolist()
+    ([6.0, 7.0, 8.0], [-5.0, 5.0])
+    """
+    if spec.hidden is not None:
+        raise ValueError(f"scheme ({spec.scheme}) must not be path-based: its networks have no closed-form fit")
+    n, d = spec.num_embeddings, spec.embedding_dim
+    if dense.shape != (n, d):
+        raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [num_embeddings, embedding_dim] ({n}, {d})")
+    if frequencies is not None:
+        frequencies = check_frequencies(frequencies, n)
+    if dense.is_meta or tables[0].is_meta:
+        return
+    with torch.no_grad(), _one_thread_an_op(dense.device) as threads:
+        dense = dense.detach()
+        if isinstance(spec.scheme, Full):
+            _copy_(tables[0], dense, spec.permutation)
+            return
+        padding = None if padding_idx is None else padding_idx % n
+        weights = weights_of(frequencies, dense.device)
+        target = Target(dense, _scale(dense, padding), spec.partitions, spec.permutation, weights, padding, threads)
+        if spec.operation in ("concat", "feature") or len(tables) == 1:
+            _fit_means_(target, tables, spec)
+            return
+        order = sorted(range(len(tables)), key=lambda j: -len(tables[j]))
+        target = target.with_partitions([spec.partitions[j] for j in order])
+        operation = sums if spec.operation == "add" else products
+        for columns in _chunks(dense, sum(target.sizes[1:])):
+            largest, *small = (tables[j][:, columns] for j in order)
+            operation.fit_(target.columns(columns), largest, small)
+
+
+def check_frequencies(frequencies: Tensor, n: int) -> Tensor:
+    """``frequencies`` as a tensor: one number >= 0 for each of ``n`` ids, not all of them 0.
+
+    Raises:
+        TypeError: if they are not numbers.
+        ValueError: if there are not ``n``, or one is negative or not finite, or all are 0.
+    """
+    frequencies = torch.as_tensor(frequencies).detach()
+    if frequencies.is_complex() or frequencies.dtype == torch.bool:
+        raise TypeError(f"frequencies ({frequencies.dtype}) must hold integers or floating-point numbers")
+    if frequencies.shape != (n,):
+        raise ValueError(f"frequencies has shape {tuple(frequencies.shape)} but must be [num_embeddings] ({n})")
+    if frequencies.is_meta:
+        return frequencies
+    low, high = (float(bound) for bound in frequencies.aminmax())
+    if not math.isfinite(low) or not math.isfinite(high):
+        first = int(frequencies.isfinite().logical_not().nonzero()[0])
+        raise ValueError(f"frequencies[{first}] ({float(frequencies[first])}) must be finite")
+    if low < 0:
+        raise ValueError(f"frequencies[{int(frequencies.argmin())}] ({low}) must be >= 0")
+    if high == 0:
+        raise ValueError("frequencies (all 0) must have one above 0")
+    return frequencies
+
+
+@contextmanager
+def _one_thread_an_op(device: torch.device) -> Iterator[int]:
+    """Torch's threads are taken off single operations, for passes to share: blocks are too small to be split.
+
+    On a busy machine two threads that wait for each other at every operation were thirty times slower than one.
+    """
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if threads == 1:
+        yield 1
+        return
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _copy_(table: Tensor, dense: Tensor, permutation: Permutation | None) -> None:
+    if permutation is None:
+        table.copy_(dense)
+        return
+    for ids in torch.arange(len(dense), device=dense.device).split(2**16):
+        table.index_copy_(0, permutation(ids), dense[ids].to(table.dtype))
+
+
+def _scale(dense: Tensor, padding: int | None) -> Tensor:
+    """For each column a power of two near its largest size, float64; ValueError unless all entries are finite."""
+    largest = torch.zeros(dense.shape[1], dtype=torch.float64, device=dense.device)
+    for begin in range(0, len(dense), 2**16):
+        rows = dense[begin : begin + 2**16].abs()
+        if padding is not None and begin <= padding < begin + len(rows):
+            rows[padding - begin] = 0
+        values = rows.amax(0)
+        if not values.isfinite().all():
+            row = begin + int(rows.isfinite().all(1).logical_not().nonzero()[0])
+            raise ValueError(f"dense, the table to fit, must be finite, but row {row} is {dense[row].tolist()[:8]}")
+        largest = torch.maximum(largest, values.double())
+    return torch.where(largest > 0, torch.exp2(largest.log2().floor()), 1)
+
+
+def _fit_means_(target: Target, tables: Sequence[Tensor], spec: TableSpec) -> None:
+    """Each table by itself: means over the buckets of its partition."""
+    start = 0
+    for table, partition in zip(tables, spec.partitions, strict=True):
+        columns = slice(start, start + table.shape[1])
+        run_pass(target.columns(columns).with_partitions([partition]), [], "add", largest=table)
+        start += table.shape[1] if spec.operation == "concat" else 0
+
+
+def _chunks(dense: Tensor, num_buckets: int) -> Iterator[slice]:
+    """Columns that are fitted together, so that the small tables fit in memory."""
+    n, d = dense.shape
+    memory = max(MEMORY, n * d * dense.element_size() // 4)
+    width = min(d, max(1, memory // (8 * COPIES * num_buckets)))
+    for start in range(0, d, width):
+        yield slice(start, min(start + width, d))

@@ -1,0 +1,185 @@
+"""``mult``: alternating least squares, from a start that is the answer where the table is a product.
+
+For two tables the best product is the best matrix of rank one, for each dimension. On a full grid of buckets that is an
+eigenvector, or what alternation converges to from any start. On a grid with holes alternation can get stuck, so several
+starts are tried there: *growth* from one id, by which each bucket's value follows from its neighbours'; and for small
+tables logarithms, by which a product is a sum, with the signs from a system over the integers modulo two.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from . import sums
+from .target import Target, run_pass
+
+PASSES = 100  # over all small tables, at most
+GAIN = 1e-4  # of a pass over all small tables, relative, below which they have converged
+EXACT = 1e-13  # error, relative to the entries of the table, that is taken for none
+MEMORY = 5  # rounds that the next is extrapolated from
+FEW_BUCKETS = 128  # up to which the best product of two tables comes from an eigenvector
+FEW_SIGNS = 2**24  # ids times buckets up to which the signs of a product are solved for
+
+
+def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
+    """Fill the stored tables with the best product found."""
+    even = replace(target, weights=None)
+    values = alternate(even, _start(even), PASSES)
+    if target.weights is not None:
+        values = alternate(target, values, PASSES)
+    for table, factor in zip(small, values, strict=True):
+        size = factor.square().mean(0).sqrt()
+        sign = torch.where(factor.sum(0) < 0, -1.0, 1.0)
+        table.copy_(torch.where(size > 0, factor * sign / size, 1))
+    run_pass(target, [table.double() for table in small], "mult", largest=largest)
+
+
+def alternate(target: Target, small: Sequence[Tensor], passes: int) -> list[Tensor]:
+    """Improve the small tables in turn, until a round over them gains next to nothing.
+
+    Rounds converge slowly where weights differ much, so each column is extrapolated from its last rounds (Anderson's
+    mixing); where that made it worse, it goes back to the plain round.
+    """
+    state, plain = torch.cat(tuple(small)), torch.cat(tuple(small))
+    least, idle = torch.full_like(target.scale, math.inf), 0
+    points: list[Tensor] = []  # where rounds ended
+    steps: list[Tensor] = []  # and how far they went
+    for _ in range(passes):
+        tables = [table.clone() for table in state.split(target.sizes[1:])]
+        error = torch.stack([_improve(target, tables, j) for j in range(len(tables))])[0]
+        after, better, before = torch.cat(tables), error <= least, least.sum()
+        least, plain = torch.where(better, error, least), torch.where(better, after, plain)
+        idle = idle + 1 if before - least.sum() <= GAIN * least.sum() else 0
+        if idle == 2 or least.sum() <= EXACT**2 * target.total_weight:  # one idle round may be a bad extrapolation
+            break
+        points, steps = [*points[-MEMORY:], after], [*steps[-MEMORY:], after - state]
+        state = torch.where(better, _extrapolated(points, steps), plain)
+    return list(plain.split(target.sizes[1:]))
+
+
+def _extrapolated(points: list[Tensor], steps: list[Tensor]) -> Tensor:
+    """The mixture of the points whose mixed step is shortest, for each column."""
+    if len(points) == 1:
+        return points[0]
+    point, step = points[-1], steps[-1]
+    between = torch.stack([step - other for other in steps[:-1]]).permute(2, 1, 0)  # [D, P, m]
+    gram = between.transpose(1, 2) @ between
+    ridge = 1e-12 * gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None] + 1e-300
+    slope = between.transpose(1, 2) @ step.T[:, :, None]
+    share = torch.linalg.solve(gram + ridge * torch.eye(len(steps) - 1, device=gram.device), slope)
+    moved = torch.stack([point - other for other in points[:-1]]).permute(2, 1, 0) @ share
+    return point - moved[:, :, 0].T
+
+
+def _improve(target: Target, small: list[Tensor], j: int) -> Tensor:
+    """Set one small table to its best values; returns the error ``[D]`` before."""
+    error, (gradient,), (curvature,) = run_pass(target, small, "mult", [j])
+    small[j] += torch.where(curvature > 0, gradient / curvature, 0)
+    return error
+
+
+def _start(target: Target) -> list[Tensor]:
+    """The small tables to alternate from: for each dimension those of several starts whose error is least."""
+    n, sizes = len(target.dense), target.sizes
+    dense_grid, full = math.prod(sizes) <= 2 * n, math.prod(sizes) == n and target.padding is None
+    starts = []
+    if len(sizes) == 2 and sizes[1] <= FEW_BUCKETS and dense_grid:
+        starts.append([_eigenvectors(target)])
+    if not full or not starts:
+        starts.append(_grow(target))
+    if full:
+        return starts[0]
+    draw = torch.Generator().manual_seed(0)
+    starts.append([torch.rand(t.shape, generator=draw, dtype=t.dtype).add_(0.5).to(t.device) for t in starts[0]])
+    if n * sum(sizes) <= FEW_SIGNS:
+        starts.append(_from_logarithms(target))
+    starts = [alternate(target, start, 1) for start in starts]
+    best = torch.stack([run_pass(target, start, "mult", []).error for start in starts]).argmin(0)
+    return [torch.stack(tables).gather(0, best.expand(1, *tables[0].shape))[0] for tables in zip(*starts, strict=True)]
+
+
+def _eigenvectors(target: Target) -> Tensor:
+    """The small table of the best product of two on a full grid, weights aside: for each dimension an eigenvector."""
+    size, d = target.sizes[1], len(target.scale)
+    gram = torch.zeros(d, size, size, dtype=torch.float64, device=target.dense.device)
+    for first, last in target.ranges():
+        grid = gram.new_zeros((last - first) * size, d)
+        for block in target.blocks(first, last):
+            cell = (block.buckets[0] * size + block.buckets[1]).flatten()
+            grid.index_add_(0, cell, block.rows.flatten(0, 1))
+        grid = grid.view(last - first, size, d).permute(2, 1, 0)
+        gram.baddbmm_(grid, grid.transpose(1, 2))
+    return torch.linalg.eigh(gram).eigenvectors[:, :, -1].T.contiguous()
+
+
+def _grow(target: Target) -> list[Tensor]:
+    """From the id with the largest entry of each dimension: one in its buckets, and elsewhere what follows from it."""
+    d = len(target.scale)
+    largest, seed = torch.zeros_like(target.scale), torch.zeros(d, dtype=torch.int64, device=target.dense.device)
+    for begin in range(0, len(target.dense), target.block_ids):
+        rows = target.dense[begin : begin + target.block_ids].abs()
+        if target.padding is not None and begin <= target.padding < begin + len(rows):
+            rows[target.padding - begin] = 0
+        values, ids = rows.double().max(0)
+        seed = torch.where(values > largest, ids + begin, seed)
+        largest = torch.maximum(values, largest)
+    places = seed if target.permutation is None else target.permutation(seed)
+    small = target.zeros()
+    for table, part in zip(small, target.partitions[1:], strict=True):
+        table[part(places), torch.arange(d, device=places.device)] = 1
+    known = 0
+    for _ in range(PASSES):
+        for j in range(len(small)):
+            _improve(target, small, j)
+        before, known = known, sum(int(t.count_nonzero()) for t in small)
+        if known in (before, sum(t.numel() for t in small)):
+            break
+    return small
+
+
+def _from_logarithms(target: Target) -> list[Tensor]:
+    """Sizes from the best sum of logarithms, signs from the signs of the rows."""
+    rows = target.dense.double() / target.scale
+    if target.padding is not None:
+        rows[target.padding] = 0
+    logarithms = replace(target, dense=rows.abs().clamp_(min=1e-30).log_(), scale=torch.ones_like(target.scale))
+    sizes = [table.exp() for table in sums.solve(logarithms)]
+    ids = torch.arange(len(rows), device=rows.device)
+    places = ids if target.permutation is None else target.permutation(ids)
+    signs = _signs([part(places) for part in target.partitions], target.sizes, rows < 0)
+    return [size * sign.to(size) for size, sign in zip(sizes, signs[1:], strict=True)]
+
+
+def _signs(buckets: list[Tensor], sizes: list[int], negative: Tensor) -> list[Tensor]:
+    """Signs ``[size, D]`` of each table whose products are negative where asked; contradictions are passed over.
+
+    Gauss's elimination modulo two, all dimensions at once: a row is an integer whose bits are the buckets of an id.
+    """
+    d, total = negative.shape[1], sum(sizes)
+    # Small tables lie at the low bits, so that the largest is eliminated first.
+    starts = [total - sum(sizes[: j + 1]) for j in range(len(sizes))]
+    columns = zip(*(b.add(s).tolist() for b, s in zip(buckets, starts, strict=True)), strict=True)
+    pivots: dict[int, tuple[int, int]] = {}
+    for bits, row in zip(columns, negative.tolist(), strict=True):
+        mask = reduce(int.__xor__, (1 << bit for bit in bits))
+        value = sum(1 << c for c in range(d) if row[c])
+        while mask:
+            pivot = mask.bit_length() - 1
+            if pivot not in pivots:
+                pivots[pivot] = mask, value
+                break
+            mask, value = mask ^ pivots[pivot][0], value ^ pivots[pivot][1]
+    solution = [0] * total
+    for pivot in sorted(pivots):
+        mask, value = pivots[pivot]
+        mask ^= 1 << pivot
+        while mask:
+            bit = mask.bit_length() - 1
+            value, mask = value ^ solution[bit], mask ^ (1 << bit)
+        solution[pivot] = value
+    signs = torch.tensor([[-1.0 if value >> c & 1 else 1.0 for c in range(d)] for value in solution])
+    return [signs[start : start + size].to(negative.device) for start, size in zip(starts, sizes, strict=True)]

@@ -1,0 +1,272 @@
+"""A trained table read in blocks of ids, and the pass over it that every fit is made of."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..partitions import Partition, Permutation
+from ..schemes import AnyPartition
+
+BLOCK = 2**17  # numbers of the trained table that are worked on at a time
+MANY = 2**20  # numbers from which on threads share a pass
+UNSEEN = 1e-9  # weight of an id that never occurs, relative to the smallest frequency above zero
+
+
+class Block(NamedTuple):
+    """A grid of ids ``[T, W]``: their rows ``[T, W, D]`` in float64, weights (None: all one), and buckets by partition.
+
+    Buckets that do not change along a side of the grid are given once: as ``[T, 1]`` or ``[1, W]``.
+    """
+
+    rows: Tensor
+    weights: Tensor | None
+    buckets: list[Tensor]
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """``values`` times the weights."""
+        return values if self.weights is None else values * self.weights
+
+    def sum_into_(self, table: Tensor, j: int, values: Tensor) -> None:
+        """Add ``values``, of a shape that expands to ``[T, W, D]``, to their rows of table ``j``."""
+        bucket = self.buckets[j]
+        values = values.expand(*self.rows.shape[:2], -1)
+        for side in (0, 1):
+            if bucket.shape[side] == 1:
+                values = values.sum(side, keepdim=True)
+        table.index_add_(0, bucket.flatten(), values.flatten(0, 1))
+
+    def sum_weighted_into_(self, table: Tensor, j: int, values: Tensor) -> None:
+        """The same for ``values`` times the weights, by a matrix product where values change along one side only."""
+        (t, w, _), bucket, weights = self.rows.shape, self.buckets[j], self.weights
+        if weights is not None and bucket.shape == (t, 1) and values.shape[0] == 1:
+            table.index_add_(0, bucket[:, 0], weights[..., 0] @ values[0].expand(w, -1))
+        elif weights is not None and bucket.shape == (1, w) and values.shape[1] == 1:
+            table.index_add_(0, bucket[0], weights[..., 0].T @ values[:, 0].expand(t, -1))
+        else:
+            self.sum_into_(table, j, self.weighted(values))
+
+
+class Pass(NamedTuple):
+    """The squared error ``[D]``, and for each small table the gradient of half of it, downhill, and the curvature."""
+
+    error: Tensor
+    gradients: list[Tensor]
+    curvatures: list[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The table to fit, and how its ids fall into buckets.
+
+    Args:
+        dense: the trained table ``[n, D]``, or some of its columns.
+        scale: what each column is divided by, ``[D]``.
+        partitions: the largest first.
+        permutation: of the ids, before they are partitioned.
+        weights: of the ids, float64 ``[n]``; all alike where None.
+        padding: an id that counts for nothing.
+        threads: that share a pass.
+        members: the ids in order of their buckets in the first partition; None where two integers give them.
+        starts: where the members of each bucket start, one entry more than there are buckets.
+    """
+
+    dense: Tensor
+    scale: Tensor
+    partitions: tuple[AnyPartition, ...]
+    permutation: Permutation | None
+    weights: Tensor | None
+    padding: int | None
+    threads: int = 1
+    members: Tensor | None = None
+    starts: Tensor | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Buckets of each partition."""
+        return [part.size for part in self.partitions]
+
+    def with_partitions(self, partitions: Sequence[AnyPartition]) -> "Target":
+        """The same table under other partitions."""
+        target = replace(self, partitions=tuple(partitions), members=None, starts=None)
+        if self.permutation is None and isinstance(partitions[0], Partition):
+            return target
+        n, size = len(self.dense), partitions[0].size
+        buckets = torch.empty(n, dtype=torch.int32 if size < 2**31 else torch.int64, device=self.dense.device)
+        counts = torch.zeros(size, dtype=torch.int64, device=self.dense.device)
+        for begin in range(0, n, BLOCK):
+            ids = torch.arange(begin, min(begin + BLOCK, n), device=buckets.device)
+            bucket = partitions[0](ids if self.permutation is None else self.permutation(ids))
+            counts.index_add_(0, bucket, torch.ones_like(bucket))
+            buckets[begin : begin + BLOCK] = bucket
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
+        return replace(target, members=buckets.argsort(stable=True), starts=starts)
+
+    def columns(self, some: slice) -> "Target":
+        """Some columns of the table."""
+        return replace(self, dense=self.dense[:, some], scale=self.scale[some])
+
+    @property
+    def block_ids(self) -> int:
+        """Ids of a block, at most."""
+        return max(1, BLOCK // self.dense.shape[1])
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Ranges ``[first, last)`` of the first partition's buckets, with about a block of ids each."""
+        size = self.partitions[0].size
+        step = max(1, self.block_ids * size // len(self.dense))
+        for first in range(0, size, step):
+            yield first, min(first + step, size)
+
+    def blocks(self, first: int, last: int) -> Iterator[Block]:
+        """The ids of the buckets in ``[first, last)``, buckets of the first partition counted from ``first``."""
+        if self.members is not None and self.starts is not None:
+            for ids in self.members[int(self.starts[first]) : int(self.starts[last])].split(self.block_ids):
+                yield self._block(ids[None], self.dense[ids][None], first)
+            return
+        part, n = self.partitions[0], len(self.dense)
+        assert isinstance(part, Partition)
+        # Of every ``period`` ids, those from ``first * stride`` to ``last * stride`` are in these buckets.
+        period = part.size * part.stride
+        rounds = n // period
+        whole = self.dense[: rounds * period].unflatten(0, (rounds, period))
+        rest = self.dense[rounds * period :]  # of the last round, which is cut off
+        for start in range(first * part.stride, last * part.stride, self.block_ids):
+            end = min(start + self.block_ids, last * part.stride)
+            across = torch.arange(start, end, device=self.dense.device)[None]
+            for begin in range(0, rounds, step := max(1, self.block_ids // (end - start))):
+                rows = whole[begin : begin + step, start:end]
+                down = torch.arange(begin, begin + len(rows), device=rows.device)[:, None] * period
+                yield self._block(down + across, rows, first)
+            if start < len(rest):
+                rows = rest[start:end]
+                yield self._block(rounds * period + across[:, : len(rows)], rows[None], first)
+
+    def _block(self, ids: Tensor, rows: Tensor, first: int) -> Block:
+        """``ids`` ``[T, W]`` with their rows ``[T, W, D]``."""
+        rows = rows / self.scale  # in float64, as the scale is
+        weights = None if self.weights is None else self.weights[ids][..., None]
+        if self.padding is not None and (absent := (ids == self.padding)[..., None]).any():
+            weights = torch.where(absent, 0, rows.new_ones(()) if weights is None else weights)
+            rows = rows.masked_fill(absent, 0)  # whatever it holds, NaN included
+        places = ids if self.permutation is None else self.permutation(ids)
+        largest, *others = self.partitions
+        if self.members is not None or not isinstance(largest, Partition):
+            return Block(rows, weights, [largest(places) - first, *(part(places) for part in others)])
+        period = largest.size * largest.stride
+        above = [isinstance(part, Partition) and part.stride % period == 0 for part in others]
+        # A digit above the largest table's is the same for all ids of one round.
+        buckets = [part(places[:, :1] if same else places) for part, same in zip(others, above, strict=True)]
+        return Block(rows, weights, [largest(places[:1]) - first, *buckets])
+
+    @property
+    def total_weight(self) -> float:
+        """Of all ids."""
+        return float(len(self.dense)) if self.weights is None else float(self.weights.sum())
+
+    def zeros(self) -> list[Tensor]:
+        """Small tables of zeros, ``[size, D]`` for each partition but the first."""
+        d, device = self.dense.shape[1], self.dense.device
+        return [torch.zeros(size, d, dtype=torch.float64, device=device) for size in self.sizes[1:]]
+
+
+def weights_of(frequencies: Tensor | None, device: torch.device) -> Tensor | None:
+    """Weights in (0, 1] that are as the frequencies; an id that never occurs has next to none."""
+    if frequencies is None:
+        return None
+    weights = frequencies.to(device, torch.float64)
+    weights = weights / weights.max()
+    return weights.clamp_(min=UNSEEN * float(weights[weights > 0].min()))
+
+
+def run_pass(
+    target: Target,
+    small: Sequence[Tensor],
+    operation: str,
+    wanted: Sequence[int] | None = None,
+    *,
+    largest: Tensor | None = None,
+    of_zeros: bool = False,
+) -> Pass:
+    """Compose each id's row of the small tables, and add or multiply by the best row of the largest table.
+
+    Args:
+        target: the table to fit.
+        small: rows of each partition but the first, float64 ``[size, D]``.
+        operation: ``"add"`` or ``"mult"``.
+        wanted: the small tables whose derivatives are returned; all where None.
+        largest: takes the rows of the largest table, where given.
+        of_zeros: fit zeros in place of the target's rows.
+    """
+    wanted = range(len(small)) if wanted is None else wanted
+    ranges = list(target.ranges())
+    workers = 1 if target.dense.numel() < MANY else min(target.threads, len(ranges))
+    work = partial(_pass_over, target, small, operation, wanted, largest=largest, of_zeros=of_zeros)
+    if workers == 1:
+        return work(ranges)
+    with ThreadPoolExecutor(workers) as pool:
+        first, *others = pool.map(work, [ranges[worker::workers] for worker in range(workers)])
+    for other in others:
+        first.error.add_(other.error)
+        for mine, theirs in zip(first.gradients + first.curvatures, other.gradients + other.curvatures, strict=True):
+            mine.add_(theirs)
+    return first
+
+
+@torch.no_grad()
+def _pass_over(
+    target: Target,
+    small: Sequence[Tensor],
+    operation: str,
+    wanted: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    *,
+    largest: Tensor | None,
+    of_zeros: bool,
+) -> Pass:
+    """The pass over some ranges of buckets."""
+    found = Pass(torch.zeros_like(target.scale), [], [])
+    one = target.scale.new_ones(1, 1, 1)
+    for j in wanted:
+        found.gradients.append(torch.zeros_like(small[j]))
+        found.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
+    keep = len(target.dense) // target.partitions[0].size <= 4 * target.block_ids
+    for first, last in ranges:
+        blocks = list(target.blocks(first, last)) if keep else None
+        above = target.scale.new_zeros(last - first, len(target.scale))
+        below = torch.zeros_like(above if operation == "mult" else above[:, :1])
+        for block in blocks or target.blocks(first, last):
+            rest, factor = _split(block, small, operation, of_zeros)
+            rest = block.weighted(rest)
+            block.sum_into_(above, 0, rest if factor is None else rest * factor)
+            block.sum_weighted_into_(below, 0, one if factor is None else factor * factor)
+        rows = torch.where(below > 0, above / below, 0)
+        if largest is not None:
+            largest[first:last] = rows * target.scale
+        for block in blocks or target.blocks(first, last):
+            rest, factor = _split(block, small, operation, of_zeros)
+            row = rows[block.buckets[0]]
+            rest = rest - (row if factor is None else row * factor)
+            weighted = block.weighted(rest)
+            found.error.add_((weighted * rest).sum((0, 1)))
+            for j, gradient, curvature in zip(wanted, found.gradients, found.curvatures, strict=True):
+                slope = None
+                if operation == "mult":
+                    others = (t[b] for i, (t, b) in enumerate(zip(small, block.buckets[1:], strict=True)) if i != j)
+                    slope = reduce(torch.mul, others, row)
+                block.sum_into_(gradient, 1 + j, weighted if slope is None else weighted * slope)
+                block.sum_weighted_into_(curvature, 1 + j, one if slope is None else slope * slope)
+    return found
+
+
+def _split(block: Block, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor | None]:
+    """What is left for the largest table to fit, and what its rows are multiplied by (None: one)."""
+    rows = block.rows.new_zeros(1, 1, 1) if of_zeros else block.rows
+    others = [table[bucket] for table, bucket in zip(small, block.buckets[1:], strict=True)]
+    if operation == "mult":
+        return rows, reduce(torch.mul, others) if others else None
+    return reduce(torch.sub, others, rows), None

@@ -1,0 +1,291 @@
+"""Fits of trained tables: exact where a scheme can hold the table, the least squares of an oracle where not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracles import CASES, D, N
+from torch import Tensor
+
+import quorem.fit.target
+from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash
+from quorem.fit import fit_
+from quorem.operations import OPERATIONS
+from quorem.partitions import ExplicitPartition, Partition
+from quorem.schemes import Scheme, TableSpec
+
+FITTED = {name: scheme for name, scheme in CASES.items() if not name.startswith("path")}
+
+
+def compose(tables: list[Tensor], spec: TableSpec) -> Tensor:
+    """The full table, from the stored ones."""
+    buckets = buckets_of(spec)
+    return OPERATIONS[spec.operation](*(table[bucket] for table, bucket in zip(tables, buckets, strict=True)))
+
+
+def buckets_of(spec: TableSpec) -> list[Tensor]:
+    ids = torch.arange(spec.num_embeddings)
+    ids = ids if spec.permutation is None else spec.permutation(ids)
+    return [part(ids) for part in spec.partitions]
+
+
+def fitted(spec: TableSpec, dense: Tensor, frequencies: Tensor | None = None, **options: int) -> list[Tensor]:
+    tables = [torch.full(shape, torch.nan, dtype=dense.dtype) for shape in spec.shapes]
+    fit_(tables, spec, dense, frequencies, **options)
+    return tables
+
+
+def made_by(spec: TableSpec, seed: int = 0) -> Tensor:
+    """A table that the scheme can hold, with entries of both signs."""
+    draw = torch.Generator().manual_seed(seed)
+    return compose([torch.randn(shape, generator=draw, dtype=torch.float64) for shape in spec.shapes], spec)
+
+
+def noise(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def uneven(n: int, seed: int = 0) -> Tensor:
+    """Frequencies over many orders of magnitude, a third of them zero."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(n, generator=draw).pow(6) * (torch.rand(n, generator=draw) > 1 / 3)
+
+
+@pytest.mark.parametrize("frequencies", [None, uneven(N)], ids=["even", "uneven"])
+@pytest.mark.parametrize("permute", [None, 4])
+@pytest.mark.parametrize("case", [name for name in FITTED if "feature" not in name])
+def test_what_a_scheme_can_hold_is_recovered(case: str, permute: int | None, frequencies: Tensor | None) -> None:
+    """Ids of frequency zero too, since nothing else is nearer to the rest."""
+    spec = replace(FITTED[case], permute=permute).spec(N, D)
+    dense = made_by(spec)
+    torch.testing.assert_close(compose(fitted(spec, dense, frequencies), spec), dense, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("operation", ["add", "mult"])
+@pytest.mark.parametrize("collisions", [None, 4])
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("family", [GeneralizedQR, ChineseRemainder])
+def test_recovered_on_full_and_sparse_grids(
+    family: type[GeneralizedQR], k: int, collisions: int | None, operation: str
+) -> None:
+    """With rows to spend, few of the combinations of buckets occur: there alternation alone gets stuck."""
+    spec = family(k, num_collisions=collisions, operation=operation).spec(1000, 3)
+    dense = made_by(spec).float()
+    tables = fitted(spec, dense, uneven(1000))
+    torch.testing.assert_close(compose(tables, spec), dense, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("operation", ["add", "mult"])
+def test_recovered_where_the_last_round_is_cut_off(operation: str) -> None:
+    """One id more or less than a full grid has."""
+    for n in (999, 1000, 1001):
+        spec = QR(4, operation=operation).spec(n, 2)
+        dense = made_by(spec)
+        torch.testing.assert_close(compose(fitted(spec, dense), spec), dense, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["hash", "explicit", "qr-concat", "generalized-dims", "mixed-concat", "mixed-feature"])
+@pytest.mark.parametrize("permute", [None, 4])
+def test_means_over_buckets(case: str, permute: int | None) -> None:
+    spec = replace(FITTED[case], permute=permute).spec(N, D)
+    dense, frequencies = noise(N, D), uneven(N)
+    columns = dense.split([width for _, width in spec.shapes], 1) if spec.operation == "concat" else [dense] * 3
+    for table, bucket, rows in zip(fitted(spec, dense, frequencies), buckets_of(spec), columns, strict=False):
+        for b in range(len(table)):
+            ids = (bucket == b).nonzero()[:, 0]
+            weights = frequencies[ids].double() if frequencies[ids].any() else torch.ones(len(ids))
+            expected = (rows[ids] * weights[:, None]).sum(0) / weights.sum() if len(ids) else torch.zeros(len(table[b]))
+            torch.testing.assert_close(table[b], expected.double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("frequencies", [None, uneven(N) + 1e-3], ids=["even", "uneven"])
+@pytest.mark.parametrize("scheme", [QR(4), QR(7), GeneralizedQR(3), ChineseRemainder(3), CASES["mixed-add"]], ids=str)
+def test_sums_are_least_squares(scheme: Scheme, frequencies: Tensor | None) -> None:
+    """Against ``lstsq`` over the indicator matrix of the buckets."""
+    spec = replace(scheme, operation="add", force=True).spec(N, D)
+    dense = noise(N, D)
+    root = torch.ones(N, 1) if frequencies is None else frequencies.double().sqrt()[:, None]
+    hot = [torch.eye(p.size, dtype=torch.float64)[b] for p, b in zip(spec.partitions, buckets_of(spec), strict=True)]
+    matrix = torch.cat(hot, 1)
+    best = matrix @ torch.linalg.lstsq(matrix * root, dense * root, driver="gelsd").solution
+    torch.testing.assert_close(compose(fitted(spec, dense, frequencies), spec), best, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(("m", "q"), [(15, 4), (200, 150), (6, 10)])
+@pytest.mark.parametrize("sigma", [0.3, 1.0])
+def test_products_of_two_tables_are_the_best_rank_one(m: int, q: int, sigma: float) -> None:
+    """By Eckart and Young: for each dimension the table ``[q, m]`` loses all but its first singular value."""
+    grid = noise(q, 4, 1)[:, None] * noise(m, 4, 2) + sigma * noise(q * m, 4).view(q, m, 4)
+    values = torch.linalg.svdvals(grid.permute(2, 0, 1))
+    spec = QR(q, force=True).spec(q * m, 4)
+    dense = grid.flatten(0, 1)
+    error = (compose(fitted(spec, dense), spec) - dense).pow(2).sum()
+    assert float(error) == pytest.approx(float(values[:, 1:].pow(2).sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize("scheme", [QR(4), GeneralizedQR(3), ChineseRemainder(2)], ids=str)
+def test_weighted_products_are_no_worse_than_plain_alternation(scheme: Scheme) -> None:
+    """For each dimension, the best of six random starts, alternated one bucket at a time for as long as it takes."""
+    spec = replace(scheme, force=True).spec(N, 2)
+    dense, weights = noise(N, 2) + 1, uneven(N).double()[:, None] + 0.01
+    buckets, errors = buckets_of(spec), []
+    for seed in range(6):
+        tables = [noise(size, 2, seed) for size, _ in spec.shapes]
+        for _ in range(100):
+            for j, table in enumerate(tables):
+                others = [t[b] for i, (t, b) in enumerate(zip(tables, buckets, strict=True)) if i != j]
+                factor = torch.stack(others).prod(0)
+                for b in range(len(table)):
+                    ids = buckets[j] == b
+                    table[b] = (weights * dense * factor)[ids].sum(0) / (weights * factor * factor)[ids].sum(0)
+        errors.append((weights * (compose(tables, spec) - dense) ** 2).sum(0))
+    error = (weights * (compose(fitted(spec, dense, weights[:, 0]), spec) - dense) ** 2).sum(0)
+    assert float(error.sum()) <= 1.01 * float(torch.stack(errors).amin(0).sum())
+
+
+@pytest.mark.parametrize("operation", ["add", "mult", "concat"])
+def test_ids_that_never_occur_move_nothing_but_what_is_theirs(operation: str) -> None:
+    """Quotient 3 never occurs: the rest is fitted as if it were not there, and its rows to what they can be."""
+    spec, three = QR(4, operation=operation).spec(40, 2), QR(3, operation=operation, force=True).spec(30, 2)
+    dense = noise(40, 2) + 3
+    frequencies = torch.arange(40.0).add(1)
+    frequencies[30:] = 0
+    tables = fitted(spec, dense, frequencies)
+    alone = fitted(three, dense[:30], frequencies[:30])
+    torch.testing.assert_close(compose(tables, spec)[:30], compose(alone, three), rtol=1e-4, atol=1e-4)
+    remainder, row = tables[0], tables[1][3]
+    if operation == "concat":
+        expected = dense[30:, 1:].mean(0)
+    elif operation == "add":
+        expected = (dense[30:] - remainder).mean(0)
+    else:
+        expected = (dense[30:] * remainder).sum(0) / remainder.square().sum(0)
+    torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_parts_that_frequencies_do_not_join_keep_the_fit_without_them() -> None:
+    """Ids 0 to 4 and 15 to 19 occur, in no common bucket; what lies between them is decided by the ids that do not."""
+    spec = QR(2, operation="add").spec(20, 1)
+    dense = made_by(spec)
+    frequencies = torch.zeros(20)
+    frequencies[:5] = frequencies[15:] = 1
+    torch.testing.assert_close(compose(fitted(spec, dense, frequencies), spec), dense)
+
+
+def test_the_padding_row_counts_for_nothing() -> None:
+    """Whatever it holds: the others are fitted as by weights of zero and one."""
+    dense = noise(N, D) + 2
+    holed = dense.index_fill(0, torch.tensor([7]), torch.nan)
+    others = torch.arange(N) != 7
+    for case in ("hash", "qr-add", "qr-mult", "generalized3-mult", "mixed-concat"):
+        spec = FITTED[case].spec(N, D)
+        vectors = compose(fitted(spec, holed, padding_idx=7 - N), spec)
+        expected = compose(fitted(spec, dense, others.float()), spec)
+        torch.testing.assert_close(vectors[others], expected[others], rtol=0.01, atol=0.01)
+    (stored,) = fitted(Hash(4).spec(N, D), holed, padding_idx=7)
+    torch.testing.assert_close(stored[7], dense[[22, 37, 52]].mean(0))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize("case", ["qr-mult", "qr-add", "generalized3-mult", "chinese3-add", "hash"])
+def test_entries_of_any_size(case: str, size: float) -> None:
+    spec = FITTED[case].spec(N, D)
+    dense = (made_by(spec) * size).float()
+    torch.testing.assert_close(compose(fitted(spec, dense), spec) / size, dense / size, rtol=1e-5, atol=1e-5)
+
+
+def test_entries_of_any_size_in_float64() -> None:
+    spec = QR(4).spec(N, D)
+    for size in (1e-200, 1e200):
+        dense = made_by(spec) * size
+        torch.testing.assert_close(compose(fitted(spec, dense), spec) / size, dense / size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("operation", ["add", "mult", "concat"])
+def test_half_precision(operation: str, dtype: torch.dtype) -> None:
+    """The largest table makes up for the rounding of the others; columns of zeros stay zeros."""
+    spec = QR(4, operation=operation).spec(N, D)
+    dense = made_by(spec)
+    dense[:, 3] = 0
+    tables = fitted(spec, dense.to(dtype))
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(compose(tables, spec).double(), dense, rtol=4 * eps, atol=4 * eps * float(dense.std()))
+    assert not compose(tables, spec)[:, 3].any()
+
+
+@pytest.mark.parametrize("scheme", [QR(4), QR(4, large="quotient"), GeneralizedQR(3)], ids=str)
+def test_the_largest_table_holds_the_scale(scheme: Scheme) -> None:
+    for operation in ("add", "mult"):
+        spec = replace(scheme, operation=operation).spec(1000, 3)
+        tables = fitted(spec, 100 * noise(1000, 3) + 50)
+        tables.pop(max(range(len(tables)), key=lambda j: len(tables[j])))
+        for table in tables:
+            if operation == "add":
+                assert table.mean(0).abs().max() < 1e-9
+            else:
+                torch.testing.assert_close(table.square().mean(0), torch.ones(3, dtype=torch.float64))
+                assert (table.sum(0) >= 0).all()
+
+
+def test_the_size_of_blocks_and_columns_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = ["hash", "qr-add", "qr-mult", "qr-quotient-mult", "chinese2-add", "generalized3-add", "mixed-mult"]
+    wide = Custom((Partition(20, 3), Partition(1, 20)), operation="add", force=True)
+    schemes = [replace(FITTED[case], permute=permute) for case in cases for permute in (None, 4)]
+    specs = [scheme.spec(N, 3) for scheme in (wide, *schemes)]
+    dense, frequencies = noise(N, 3) + 2, torch.arange(1.0, N + 1)
+    expected = [fitted(spec, dense, frequencies) for spec in specs]
+    for numbers in (7, 40):
+        monkeypatch.setattr(quorem.fit.target, "BLOCK", numbers)
+        monkeypatch.setattr(quorem.fit, "MEMORY", 0)  # a column at a time
+        for spec, tables in zip(specs, expected, strict=True):
+            vectors = compose(fitted(spec, dense, frequencies), spec)
+            torch.testing.assert_close(vectors, compose(tables, spec), rtol=0.01, atol=0.01)
+
+
+def test_full_tables_are_copied() -> None:
+    dense = noise(N, D).index_fill(0, torch.tensor([3]), torch.nan)
+    for scheme in (Full(), Full(permute=3), QR(4, permute=1)):
+        spec = scheme.spec(N, D) if isinstance(scheme, Full) else scheme.spec(3, D)
+        rows = dense[: spec.num_embeddings]
+        assert torch.equal(compose(fitted(spec, rows), spec).nan_to_num(), rows.nan_to_num())
+
+
+def test_unused_buckets_are_zero() -> None:
+    spec = Custom([ExplicitPartition([0, 4, 0, 4])], check=False, force=True).spec(4, 2)
+    assert fitted(spec, torch.ones(4, 2))[0][:, 0].tolist() == [1, 0, 0, 0, 1]
+
+
+def test_products_whose_factors_cancel_are_fitted() -> None:
+    """The mean of every bucket of the large table is zero, where a fit from equal factors would stay."""
+    rows = torch.linspace(1, 2, 10)[:, None]
+    spec, target = QR(2).spec(20, 1), torch.cat([rows, -rows])
+    torch.testing.assert_close(compose(fitted(spec, target), spec), target)
+
+
+def test_a_table_on_the_meta_device_is_left_alone() -> None:
+    spec = QR(4).spec(N, D)
+    fit_([torch.empty(s, device="meta") for s in spec.shapes], spec, torch.empty(N, D, device="meta"))
+
+
+def test_refusals() -> None:
+    spec, dense = QR(4).spec(N, D), torch.zeros(N, D)
+    with pytest.raises(ValueError, match=r"dense has shape \(60, 11\) but must be .* \(60, 12\)"):
+        fitted(spec, torch.zeros(N, D - 1))
+    holed = dense.clone()
+    holed[7, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"dense, the table to fit, must be finite, but row 7 is \[0.0, 0.0, 0.0, nan"):
+        fitted(spec, holed)
+    with pytest.raises(ValueError, match=r"scheme \(Path\(.*\) must not be path-based"):
+        fitted(CASES["path-mlp"].spec(N, D), dense)
+    with pytest.raises(ValueError, match=r"frequencies has shape \(3,\) but must be \[num_embeddings\] \(60\)"):
+        fitted(spec, dense, torch.ones(3))
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=r"frequencies\[2\] \((nan|inf)\) must be finite"):
+            fitted(spec, dense, torch.ones(N).index_fill(0, torch.tensor([2]), bad))
+    with pytest.raises(ValueError, match=r"frequencies\[2\] \(-1\.0\) must be >= 0"):
+        fitted(spec, dense, torch.ones(N, dtype=torch.int64).index_fill(0, torch.tensor([2]), -1))
+    with pytest.raises(ValueError, match=r"frequencies \(all 0\) must have one above 0"):
+        fitted(spec, dense, torch.zeros(N))
+    with pytest.raises(TypeError, match=r"frequencies \(torch.bool\) must hold integers or floating-point numbers"):
+        fitted(spec, dense, torch.ones(N, dtype=torch.bool))
