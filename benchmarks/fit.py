@@ -22,8 +22,8 @@ import torch
 
 from quorem import Embedding, schemes
 from quorem.fit import fit_
+from quorem.provenance import commit, versions
 from quorem.schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
-from quorem.training.run import commit, versions
 
 CASES: tuple[tuple[Scheme, bool], ...] = (
     (Hash(4), False),

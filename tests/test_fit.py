@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles import CASES, D, N
+from oracles import CASES, D, N, fill_
 from torch import Tensor
 
 import quorem.fit.target
-from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash
+from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, HotCold, Pool
 from quorem.fit import fit_
 from quorem.operations import OPERATIONS
 from quorem.partitions import ExplicitPartition, Partition
 from quorem.schemes import Scheme, TableSpec
 
-FITTED = {name: scheme for name, scheme in CASES.items() if not name.startswith("path")}
+FITTED = {name: scheme for name, scheme in CASES.items() if not name.startswith(("path", "hot", "pool"))}
 
 
 def compose(tables: list[Tensor], spec: TableSpec) -> Tensor:
@@ -263,6 +263,64 @@ def test_products_whose_factors_cancel_are_fitted() -> None:
     torch.testing.assert_close(compose(fitted(spec, target), spec), target)
 
 
+@pytest.mark.parametrize(
+    "cold", [QR(4), QR(4, operation="add", permute=2), Hash(3), QR(2, operation="concat")], ids=str
+)
+@pytest.mark.parametrize("num_rest", [0, 5])
+@pytest.mark.parametrize("counted", [False, True])
+def test_hot_ids_keep_their_vectors_and_cold_ones_are_fitted(cold: Scheme, num_rest: int, counted: bool) -> None:
+    scheme = HotCold(8, cold, num_rest)
+    frequencies = torch.randperm(N, generator=torch.Generator().manual_seed(1)) + 1 if counted else None
+    source = fill_(Embedding(N, D, scheme, frequencies=frequencies, dtype=torch.float64))
+    trained = source.weight.detach().clone()
+    table = Embedding.from_pretrained(trained, scheme, frequencies=frequencies)
+    torch.testing.assert_close(table.weight, trained, rtol=1e-9, atol=1e-9)
+    if num_rest:
+        order = torch.arange(N) if frequencies is None else frequencies.argsort(descending=True)
+        trained[order[-num_rest:]] += noise(num_rest, D)
+        rest = table.fit_(trained, torch.arange(N) + 1.0).weight[order[-num_rest:]]
+        weights = order[-num_rest:].double().add(1)[:, None]
+        mean = (trained[order[-num_rest:]] * weights).sum(0) / weights.sum()
+        torch.testing.assert_close(rest, mean.expand(num_rest, D))
+
+
+def test_a_pool_of_one_table_is_fitted() -> None:
+    scheme = HotCold(8, Pool(20), num_rest=3)
+    source = fill_(Embedding(N, D, scheme, dtype=torch.float64))
+    table = Embedding.from_pretrained(source.weight, scheme)
+    torch.testing.assert_close(table.weight, source.weight, rtol=1e-9, atol=1e-9)
+
+
+def test_a_module_gives_its_table_and_options() -> None:
+    trained = torch.nn.Embedding(N, D, padding_idx=3)
+    table = Embedding.from_pretrained(trained, freeze=False)
+    assert table.padding_idx == 3 and table.stored.requires_grad and torch.equal(table.weight, trained.weight)
+    bags = torch.nn.EmbeddingBag(N, D, mode="sum", include_last_offset=True)
+    fitted_bags = EmbeddingBag.from_pretrained(bags, QR(4))
+    assert fitted_bags.mode == "sum" and fitted_bags.include_last_offset and not fitted_bags.stored.requires_grad
+    with pytest.raises(TypeError, match=r"embeddings \(ReLU\) must be a Tensor, or a module with a weight"):
+        Embedding.from_pretrained(torch.nn.ReLU())
+    with pytest.raises(ValueError, match=r"embeddings has shape \(3,\) but must be 2-D"):
+        table.fit_(torch.ones(3))
+
+
+@pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
+def test_the_padding_row_of_a_module_is_not_fitted(module: type[Embedding]) -> None:
+    dense = noise(N, D)
+    first, second = (
+        module.from_pretrained(dense.index_fill(0, torch.tensor([7]), value), Hash(4), padding_idx=7)
+        for value in (0.0, 1e6)
+    )
+    assert torch.equal(first.stored, second.stored)
+
+
+def test_a_fit_of_a_fallback_is_exact() -> None:
+    dense = torch.randn(3, D)
+    with pytest.warns(UserWarning, match="tables stay full"):
+        table = Embedding.from_pretrained(dense, QR(4, permute=1))
+    assert torch.equal(table.weight, dense)
+
+
 def test_a_table_on_the_meta_device_is_left_alone() -> None:
     spec = QR(4).spec(N, D)
     fit_([torch.empty(s, device="meta") for s in spec.shapes], spec, torch.empty(N, D, device="meta"))
@@ -281,11 +339,11 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"frequencies has shape \(3,\) but must be \[num_embeddings\] \(60\)"):
         fitted(spec, dense, torch.ones(3))
     for bad in (torch.nan, torch.inf):
-        with pytest.raises(ValueError, match=r"frequencies\[2\] \((nan|inf)\) must be finite"):
+        with pytest.raises(ValueError, match=r"frequencies\[2\] \((nan|inf)\) must be at least 0 and finite"):
             fitted(spec, dense, torch.ones(N).index_fill(0, torch.tensor([2]), bad))
-    with pytest.raises(ValueError, match=r"frequencies\[2\] \(-1\.0\) must be >= 0"):
+    with pytest.raises(ValueError, match=r"frequencies\[2\] \(-1\) must be at least 0 and finite"):
         fitted(spec, dense, torch.ones(N, dtype=torch.int64).index_fill(0, torch.tensor([2]), -1))
     with pytest.raises(ValueError, match=r"frequencies \(all 0\) must have one above 0"):
         fitted(spec, dense, torch.zeros(N))
-    with pytest.raises(TypeError, match=r"frequencies \(torch.bool\) must hold integers or floating-point numbers"):
+    with pytest.raises(TypeError, match=r"frequencies \(torch.bool\) must hold integers or floats"):
         fitted(spec, dense, torch.ones(N, dtype=torch.bool))

@@ -1,17 +1,13 @@
-"""Starts: the distribution that the composed vectors have. Fits: exact where they can be, optimal where not."""
+"""The distribution that the composed vectors start with."""
 
 from dataclasses import replace
-from itertools import pairwise
 from math import sqrt
 
 import pytest
 import torch
-from oracles import CASES, D, N, assert_near, fill_
-from torch import Tensor
 
-from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, Path
-from quorem.init import METHODS, NOISE, fit_, matched_, path_
-from quorem.partitions import ExplicitPartition
+from quorem import QR, ChineseRemainder, Embedding, Full, GeneralizedQR, Hash, Path
+from quorem.init import METHODS, NOISE, matched_, path_
 from quorem.schemes import Scheme
 
 ROWS = 40_000
@@ -154,166 +150,9 @@ def test_path_start_in_bfloat16() -> None:
     assert (y - x).norm() < 0.1 * x.norm() and not any(b.any() for b in half[1])
 
 
-# Fits.
-
-
-def residual(scheme: Scheme, dense: Tensor) -> float:
-    """Squared error of the fit of ``dense``, over its squared norm."""
-    table = Embedding.from_pretrained(dense, replace(scheme, force=True))
-    return float((table.to_dense() - dense).pow(2).sum() / dense.pow(2).sum())
-
-
-@pytest.mark.parametrize("permute", [None, 4])
-@pytest.mark.parametrize("case", [c for c in CASES if not c.startswith("path") and "feature" not in c])
-def test_what_a_scheme_can_hold_is_fitted_exactly(case: str, permute: int | None) -> None:
-    """A table made by the scheme itself comes back, products that start near one included."""
-    scheme = replace(CASES[case], permute=permute)
-    source = fill_(Embedding(N, D, scheme, dtype=torch.float64))
-    if source.specs[0].operation == "mult":
-        with torch.no_grad():
-            source.stored.mul_(0.2).add_(1)
-    dense = source.to_dense().detach()
-    fitted = Embedding(N, D, scheme, dtype=torch.float64)
-    fit_(fitted.tables(), fitted.specs[0], dense, sweeps=300)
-    assert_near(fitted.to_dense(), dense, torch.float32)
-
-
-def test_fits_of_one_table_are_means_over_buckets() -> None:
-    dense = torch.randn(N, D, dtype=torch.float64)
-    mapped = CASES["explicit"]
-    for scheme, buckets in ((Hash(4), torch.arange(N) % 15), (mapped, mapped.partitions[0].index)):
-        (stored,) = Embedding.from_pretrained(dense, scheme).tables()
-        for bucket in buckets.unique():
-            torch.testing.assert_close(stored[bucket], dense[buckets == bucket].mean(0))
-
-
-def test_feature_generation_fits_each_table_by_itself() -> None:
-    dense = torch.randn(N, D, dtype=torch.float64)
-    table = Embedding.from_pretrained(dense, QR(4, operation="feature"))
-    for stored, part in zip(table.tables(), table.specs[0].partitions, strict=True):
-        buckets = part(torch.arange(N))
-        torch.testing.assert_close(stored, torch.stack([dense[buckets == b].mean(0) for b in range(len(stored))]))
-
-
-@pytest.mark.parametrize("scheme", [QR(4), QR(7), GeneralizedQR(3), ChineseRemainder(3), CASES["mixed-add"]], ids=str)
-@pytest.mark.parametrize("operation", ["add", "concat"])
-def test_linear_fits_are_least_squares(scheme: Scheme, operation: str) -> None:
-    """Against ``lstsq`` over the indicator matrix of the buckets."""
-    scheme = replace(scheme, operation=operation, force=True)
-    dense = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    spec = scheme.spec(N, D)
-    hot = [torch.eye(p.size, dtype=torch.float64)[p(torch.arange(N))] for p in spec.partitions]
-    if operation == "add":
-        matrix = torch.cat(hot, 1)
-        best = (matrix @ torch.linalg.lstsq(matrix, dense, driver="gelsd").solution - dense).pow(2).sum()
-    else:
-        parts = dense.split([width for _, width in spec.shapes], 1)
-        best = sum(
-            (m @ torch.linalg.lstsq(m, part, driver="gelsd").solution - part).pow(2).sum()
-            for m, part in zip(hot, parts, strict=True)
-        )
-    assert residual(scheme, dense) == pytest.approx(float(best / dense.pow(2).sum()), rel=1e-4)
-
-
-@pytest.mark.parametrize(("m", "q"), [(15, 4), (10, 6), (6, 10)])
-@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
-def test_products_of_two_tables_are_the_best_rank_one(m: int, q: int, noise: float) -> None:
-    """By Eckart and Young: for each dimension the table ``[q, m]`` loses all but its first singular value."""
-    draw = torch.Generator().manual_seed(0)
-    factors = torch.randn(q, 1, D, generator=draw, dtype=torch.float64), torch.randn(1, m, D, generator=draw)
-    dense = factors[0] * factors[1] + noise * torch.randn(q, m, D, generator=draw)
-    values = torch.linalg.svdvals(dense.permute(2, 0, 1))
-    best = values[:, 1:].pow(2).sum() / values.pow(2).sum()
-    found = residual(QR(q), dense.reshape(q * m, D))
-    assert found == pytest.approx(float(best), rel=1e-2, abs=1e-12)
-
-
-def test_more_sweeps_never_fit_worse() -> None:
-    dense = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for operation in ("add", "mult"):
-        errors = []
-        for sweeps in (1, 2, 4, 8, 16):
-            table = Embedding(N, D, GeneralizedQR(3, operation=operation), dtype=torch.float64)
-            fit_(table.tables(), table.specs[0], dense, sweeps=sweeps)
-            errors.append((table.to_dense() - dense).pow(2).sum().item())
-        assert all(later <= earlier * (1 + 1e-12) for earlier, later in pairwise(errors))
-
-
-def test_weights_say_whose_error_counts() -> None:
-    """A weight of zero leaves an id out; a weight of two is the id twice."""
-    dense = torch.randn(8, 2, dtype=torch.float64)
-    weights = torch.tensor([1.0, 0, 2, 1, 1, 1, 1, 1])
-    table = Embedding(8, 2, Hash(2), dtype=torch.float64)
-    fit_(table.tables(), table.specs[0], dense, weights=weights)
-    (stored,) = table.tables()
-    torch.testing.assert_close(stored[1], dense[5])
-    torch.testing.assert_close(stored[2], (2 * dense[2] + dense[6]) / 3)
-    for operation in ("add", "mult", "concat"):
-        scheme = QR(4, operation=operation)
-        table = Embedding(N, D, scheme, dtype=torch.float64)
-        target = fill_(Embedding(N, D, scheme, dtype=torch.float64), 3).to_dense().detach().clone().abs().add(1)
-        fit_(table.tables(), table.specs[0], target, weights=torch.ones(N))
-        expected = table.to_dense().detach()
-        fit_(table.tables(), table.specs[0], target)
-        torch.testing.assert_close(table.to_dense(), expected)
-
-
-@pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
-def test_the_padding_row_is_not_fitted(module: type[Embedding]) -> None:
-    """Its vector is never read, so it must not move the ids that share its rows."""
-    dense = torch.randn(N, D, dtype=torch.float64)
-    first, second = (
-        module.from_pretrained(dense.index_fill(0, torch.tensor([7]), value), Hash(4), padding_idx=7)
-        for value in (0.0, 1e6)
-    )
-    torch.testing.assert_close(first.stored, second.stored)
-    torch.testing.assert_close(first.tables()[0][7], dense[[22, 37, 52]].mean(0))
-
-
-def test_fits_keep_dtype_and_stay_finite() -> None:
-    for dtype in (torch.float16, torch.bfloat16):
-        dense = torch.randn(N, D).to(dtype)
-        dense[:20] = 0
-        for operation in ("add", "mult", "concat"):
-            table = Embedding.from_pretrained(dense, QR(4, operation=operation))
-            assert table.stored.dtype == dtype and table.stored.isfinite().all()
-
-
-def test_unused_buckets_are_zero() -> None:
-    part = ExplicitPartition([0, 4, 0, 4])
-    table = Embedding.from_pretrained(torch.ones(4, 2), Custom([part], check=False, force=True))
-    assert table.tables()[0][:, 0].tolist() == [1, 0, 0, 0, 1]
-
-
-def test_refusals() -> None:
-    table = Embedding(N, D, QR(4))
-    with pytest.raises(ValueError, match=r"dense has shape \(60, 11\) but must be .* \(60, 12\)"):
-        fit_(table.tables(), table.specs[0], torch.zeros(N, D - 1))
-    with pytest.raises(ValueError, match=r"weights has shape \(3,\) but must be \[num_embeddings\] \(60\)"):
-        fit_(table.tables(), table.specs[0], torch.zeros(N, D), weights=torch.ones(3))
-    dense = torch.zeros(N, D)
-    dense[7, 3] = torch.nan
-    with pytest.raises(ValueError, match=r"dense, the table to fit, must be finite, but row 7 is \[0.0, 0.0, 0.0, nan"):
-        fit_(table.tables(), table.specs[0], dense)
-    path = Embedding(N, D, CASES["path-mlp"])
-    with pytest.raises(ValueError, match=r"scheme \(Path\(.*\) must not be path-based"):
-        fit_(path.tables(), path.specs[0], torch.zeros(N, D))
+def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(ValueError, match=r"method \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
-        table.reset_parameters("normal")
-
-
-def test_a_fit_of_a_fallback_is_exact() -> None:
-    dense = torch.randn(3, D)
-    with pytest.warns(UserWarning, match="tables stay full"):
-        table = Embedding.from_pretrained(dense, QR(4, permute=1))
-    assert_near(table.to_dense(), dense, torch.float32)
-
-
-def test_products_whose_factors_cancel_are_fitted() -> None:
-    """The mean of every bucket of the large table is zero, where a fit from equal factors would stay."""
-    rows = torch.linspace(1, 2, 10)[:, None]
-    target = torch.cat([rows, -rows])
-    torch.testing.assert_close(Embedding.from_pretrained(target, QR(2)).to_dense(), target)
+        Embedding(60, 4, QR(4)).reset_parameters("normal")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])

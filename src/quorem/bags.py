@@ -1,10 +1,10 @@
 """``EmbeddingBag``: ``nn.EmbeddingBag`` stored by a scheme. Vectors are composed first, then pooled."""
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .checks import BagMode, InvalidIdMode, check_bag_mode, check_ids, check_offsets, check_sample_weights
 from .embeddings import Embedding
@@ -137,22 +137,36 @@ class EmbeddingBag(Embedding):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Tensor,
+        embeddings: Tensor | nn.Module,
         scheme: Scheme | None = None,
         *,
+        frequencies: Tensor | None = None,
         freeze: bool = True,
-        mode: BagMode = "mean",
-        include_last_offset: bool = False,
+        mode: BagMode | None = None,
+        include_last_offset: bool | None = None,
         padding_idx: int | None = None,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
     ) -> Self:
-        """The best fit of a trained table ``[n, D]`` by a scheme, as ``Embedding.from_pretrained``."""
-        check_bag_mode(mode, sparse)
+        """The best fit of a trained table ``[n, D]`` by a scheme, as ``Embedding.from_pretrained``.
+
+        Where a module is given, its ``mode`` and ``include_last_offset`` hold unless others are.
+        """
+        bags = embeddings if isinstance(embeddings, nn.EmbeddingBag | EmbeddingBag) else None
+        pooling: Any = mode or (bags.mode if bags is not None else "mean")
+        check_bag_mode(pooling, sparse)
         module = super().from_pretrained(
-            embeddings, scheme, freeze=freeze, padding_idx=padding_idx, sparse=sparse, on_invalid_id=on_invalid_id
+            embeddings,
+            scheme,
+            frequencies=frequencies,
+            freeze=freeze,
+            padding_idx=padding_idx,
+            sparse=sparse,
+            on_invalid_id=on_invalid_id,
         )
-        module.mode, module.include_last_offset = mode, include_last_offset
+        if include_last_offset is None:
+            include_last_offset = bags is not None and bags.include_last_offset
+        module.mode, module.include_last_offset = pooling, include_last_offset
         return module
 
     def extra_repr(self) -> str:

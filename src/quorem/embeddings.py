@@ -5,7 +5,6 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from . import init
 from .checks import InvalidIdMode, check_ids, check_padding, check_unsupported
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import check_frequencies
@@ -132,12 +131,31 @@ class Embedding(Tables):
         """The table this one stands for, ``[n, D]`` (``[n, K, D]`` for feature generation); differentiable."""
         return self.dense()
 
+    def fit_(self, embeddings: Tensor | nn.Module, frequencies: Tensor | None = None) -> Self:
+        """Set the stored tables to the best fit of a trained table, by least squares (see ``quorem.fit``).
+
+        Args:
+            embeddings: the trained table ``[n, D]``, or a module whose ``weight`` it is.
+            frequencies: how often each id occurs, ``[n]``: the weight of its error; all alike where None.
+
+        Raises:
+            ValueError: if ``embeddings`` or ``frequencies`` does not fit, or the scheme has no such fit (``Path``).
+
+        >>> from quorem import QR
+        >>> table, trained = Embedding(1000, 16, QR(num_collisions=4)), torch.nn.Embedding(1000, 16)
+        >>> bool(torch.dist(table.fit_(trained).weight, trained.weight) < trained.weight.norm())
+        True
+        """
+        self._fit_(trained_table(embeddings), frequencies)
+        return self
+
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Tensor,
+        embeddings: Tensor | nn.Module,
         scheme: Scheme | None = None,
         *,
+        frequencies: Tensor | None = None,
         freeze: bool = True,
         padding_idx: int | None = None,
         sparse: bool = False,
@@ -146,8 +164,9 @@ class Embedding(Tables):
         """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
 
         Args:
-            embeddings: the trained table.
-            scheme: how to store it; least squares finds its tables (see ``quorem.init.fit_``).
+            embeddings: the trained table, or a module whose ``weight`` it is, such as ``nn.Embedding``.
+            scheme: how to store it; least squares finds its tables (see ``quorem.fit``).
+            frequencies: how often each id occurs, ``[n]``: the weight of its error, and its rank for ``HotCold``.
             freeze: whether the tables take no gradient.
             padding_idx: as in the constructor: its vector is zero, whatever ``embeddings`` holds.
             sparse: as in the constructor.
@@ -156,8 +175,9 @@ class Embedding(Tables):
         Raises:
             ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no closed fit (``Path``).
         """
-        if embeddings.dim() != 2:
-            raise ValueError(f"embeddings has shape {tuple(embeddings.shape)} but must be 2-D")
+        if isinstance(embeddings, nn.Module) and padding_idx is None:
+            padding_idx = getattr(embeddings, "padding_idx", None)
+        embeddings = trained_table(embeddings)
         n, d = embeddings.shape
         module = cls(
             n,
@@ -166,13 +186,11 @@ class Embedding(Tables):
             padding_idx=padding_idx,
             sparse=sparse,
             on_invalid_id=on_invalid_id,
+            frequencies=frequencies,
             device=embeddings.device,
             dtype=embeddings.dtype,
         )
-        weights = torch.ones(n, device=embeddings.device)
-        if module.padding_idx is not None:
-            weights[module.padding_idx] = 0
-        init.fit_(module.tables(), module.specs[0], embeddings, weights=weights)
+        module.fit_(embeddings, frequencies)
         module.stored.requires_grad_(not freeze)
         return module
 
@@ -183,3 +201,13 @@ class Embedding(Tables):
         pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         size = f"{self.num_embeddings}, {self.embedding_dim}"
         return f"{size}, {self.scheme}{kept}{pad}, compression={self.compression:.1f}"
+
+
+def trained_table(embeddings: Tensor | nn.Module) -> Tensor:
+    """``embeddings``, or the ``weight`` of such a module; it must be a table ``[n, D]``."""
+    table = getattr(embeddings, "weight", None) if isinstance(embeddings, nn.Module) else embeddings
+    if not isinstance(table, Tensor):
+        raise TypeError(f"embeddings ({type(embeddings).__name__}) must be a Tensor, or a module with a weight")
+    if table.dim() != 2:
+        raise ValueError(f"embeddings has shape {tuple(table.shape)} but must be 2-D")
+    return table.detach()

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from functools import reduce
 from math import sqrt
 from typing import Literal
 
@@ -15,7 +14,6 @@ from .checks import check_choice
 from .schemes import TableSpec
 
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
-CONVERGED = 1e-6  # relative change of every table under which a fit has converged
 
 
 def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
@@ -136,70 +134,3 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) 
             bias.zero_()
             if i > 0 and activation == "sigmoid":  # units are 1/2 at zero; take out what that adds up to
                 bias.copy_(-values.sum(1) / 2)
-
-
-def fit_(
-    tables: Sequence[Tensor], spec: TableSpec, dense: Tensor, *, weights: Tensor | None = None, sweeps: int = 30
-) -> None:
-    """Fill the tables of one spec with the least-squares fit of a full table.
-
-    With the other tables fixed, a table's rows are a weighted mean over each bucket. One pass is exact for one table,
-    ``concat`` and ``feature``; ``add`` and ``mult`` alternate over the tables until they no longer change (for two
-    tables and ``mult`` this is power iteration towards the best product).
-
-    Args:
-        tables: the stored tables, filled in place.
-        spec: what they are.
-        dense: the full table, ``[n, D]``.
-        weights: how much the error of each id counts, ``[n]``, such as its frequency; all alike where absent.
-        sweeps: passes over the tables at most.
-
-    Raises:
-        ValueError: if ``dense`` or ``weights`` has the wrong shape, if ``dense`` is not finite and goes into several
-            tables, and for a path-based scheme, which has no such fit.
-    """
-    if spec.hidden is not None:
-        raise ValueError(f"scheme ({spec.scheme}) must not be path-based: its networks have no closed-form fit")
-    n, d = spec.num_embeddings, spec.embedding_dim
-    if dense.shape != (n, d):
-        raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [num_embeddings, embedding_dim] ({n}, {d})")
-    if weights is not None and weights.shape != (n,):
-        raise ValueError(f"weights has shape {tuple(weights.shape)} but must be [num_embeddings] ({n})")
-    if len(tables) > 1 and not dense.is_meta and not (finite := dense.isfinite().all(1)).all():
-        row = int(finite.logical_not().nonzero()[0])
-        raise ValueError(f"dense, the table to fit, must be finite, but row {row} is {dense[row].tolist()[:8]}")
-    ids = torch.arange(n, device=dense.device)
-    ids = ids if spec.permutation is None else spec.permutation(ids)
-    buckets = [p(ids) for p in spec.partitions]
-    target = dense.detach().to(torch.promote_types(dense.dtype, torch.float32))
-    counts = target.new_ones(n, 1) if weights is None else weights.detach().to(target)[:, None]
-    if spec.operation in ("concat", "feature"):
-        parts = target.split([t.shape[1] for t in tables], 1) if spec.operation == "concat" else [target] * len(tables)
-        fitted = [_bucket_mean(part, counts, b, t) for part, b, t in zip(parts, buckets, tables, strict=True)]
-    else:
-        draw = torch.Generator().manual_seed(0)  # uneven factors: from equal ones, rows that cancel would give zeros
-        fitted = [torch.rand(t.shape, generator=draw, dtype=target.dtype).add_(0.5).to(target.device) for t in tables]
-        if spec.operation == "add":
-            fitted = [torch.zeros_like(t) for t in fitted]
-        order = sorted(range(len(tables)), key=lambda j: -tables[j].shape[0])  # the large table first
-        for _ in range(sweeps):
-            before = list(fitted)
-            for j in order:
-                rows = [fitted[i][buckets[i]] for i in order if i != j]
-                if spec.operation == "mult" and rows:
-                    fitted[j] = _bucket_mean(target, counts, buckets[j], tables[j], reduce(torch.mul, rows))
-                else:
-                    fitted[j] = _bucket_mean(target - sum(rows), counts, buckets[j], tables[j])
-            if all(torch.dist(new, old) <= CONVERGED * new.norm() for new, old in zip(fitted, before, strict=True)):
-                break
-    with torch.no_grad():
-        for table, values in zip(tables, fitted, strict=True):
-            table.copy_(values)
-
-
-def _bucket_mean(target: Tensor, counts: Tensor, bucket: Tensor, table: Tensor, others: Tensor | float = 1.0) -> Tensor:
-    """Rows r that minimize the sum of ``counts * |target - r[bucket] * others|^2``; an empty bucket gives zeros."""
-    zeros = target.new_zeros(table.shape)
-    above = zeros.index_add(0, bucket, target * others * counts)
-    below = zeros.index_add(0, bucket, (counts * others * others).expand(target.shape))
-    return torch.where(below > 0, above / below, 0)

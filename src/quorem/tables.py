@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from . import init, saved
 from .checks import InvalidIdMode, check_choice, check_device, check_dtype
+from .fit import fit_
 from .operations import OPERATIONS
 from .ops import autograd, declare
 from .ops.layout import Extent, Layout, Storage, build
@@ -180,6 +181,18 @@ class Tables(nn.Module):
         spec = self.specs[table]
         one_row = spec.permutation is None and spec.partitions == naive(spec.num_embeddings)
         return one_row and spec.operation != "feature" and not spec.num_own  # feature has a dimension more
+
+    def _fit_(self, dense: Tensor, frequencies: Tensor | None, table: int = 0) -> None:
+        """Set what is stored for one table to the fit of ``dense``; a pool must be its own."""
+        spec = self.specs[table]
+        if spec.pool is not None:
+            sharing = [n for n, other in zip(self.names, self.specs, strict=True) if other.pool == spec.pool]
+            if len(sharing) > 1:
+                raise ValueError(f"pool {spec.pool.name!r} is shared by tables {sharing}: none can be fitted alone")
+        with torch.no_grad():
+            tables = self.tables(table) + self._views(self.pools.get(pool_key(self.pools, spec), ()))
+            ranks, padding = self.ranks_of[table], self.padding[table]
+            fit_(tables, spec, dense, frequencies, padding_idx=padding, ranks=ranks)
 
     def num_duplicates(self, table: int = 0) -> int:
         """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.

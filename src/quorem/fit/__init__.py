@@ -5,19 +5,20 @@ pass over the ids finds. So a fit keeps only the small tables in memory, in floa
 and writes the largest table in its last pass. ``docs/compress.md`` has the mathematics.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..partitions import Permutation
-from ..schemes import Full, TableSpec
+from ..partitions import ExplicitPartition, Mixing, Partition, Permutation
+from ..schemes import Full, Ranks, TableSpec
+from ..schemes.frequency import check_frequencies, places
 from . import products, sums
 from .target import Target, run_pass, weights_of
 
-__all__ = ["fit_", "check_frequencies"]
+__all__ = ["fit_"]
 
 MEMORY = 2**27  # bytes that a fit may take beside the tables, or a quarter of the trained table where that is more
 COPIES = 16  # of the small tables that a fit holds, at most
@@ -30,21 +31,23 @@ def fit_(
     frequencies: Tensor | None = None,
     *,
     padding_idx: int | None = None,
+    ranks: Ranks | None = None,
 ) -> None:
     """Fill the tables of one spec with the least-squares fit of a trained table.
 
     ``concat`` and ``feature`` take means over buckets; ``add`` solves the normal equations; ``mult`` alternates, from a
     start that is the answer where the table is a product. A table that the scheme can hold is recovered to float
     precision. The largest table holds the scale: of the others, those that add have mean zero, those that multiply mean
-    square one.
+    square one. Hot ids of a ``HotCold`` scheme keep their vectors, and the rest gets its mean.
 
     Args:
-        tables: the stored tables, filled in place.
+        tables: the stored tables, filled in place; those of a pool, where the scheme has one, come last.
         spec: what they are.
         dense: the trained table, ``[n, D]``, on the device of ``tables``.
         frequencies: how often each id occurs, ``[n]``: the weight of its error; all alike where None. An id that
             never occurs has next to no weight: it decides only what no other id decides.
         padding_idx: an id that is left out, since its vector is never read.
+        ranks: the hot and cold ids of a ``HotCold`` scheme; None where ids come by frequency.
 
     Raises:
         TypeError: if ``frequencies`` does not hold numbers.
@@ -65,6 +68,8 @@ def fit_(
         raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [num_embeddings, embedding_dim] ({n}, {d})")
     if frequencies is not None:
         frequencies = check_frequencies(frequencies, n)
+        if not frequencies.any():
+            raise ValueError("frequencies (all 0) must have one above 0")
     if dense.is_meta or tables[0].is_meta:
         return
     with torch.no_grad(), _one_thread_an_op(dense.device) as threads:
@@ -75,40 +80,40 @@ def fit_(
         padding = None if padding_idx is None else padding_idx % n
         weights = weights_of(frequencies, dense.device)
         target = Target(dense, _scale(dense, padding), spec.partitions, spec.permutation, weights, padding, threads)
+        if spec.num_own or spec.pool is not None:
+            target = _fit_own_(target, tables, spec, ranks)
+            tables = tables[spec.num_own > 0 :]
+        if not target.num_ids:
+            return
         if spec.operation in ("concat", "feature") or len(tables) == 1:
             _fit_means_(target, tables, spec)
             return
+        partitions = target.partitions
         order = sorted(range(len(tables)), key=lambda j: -len(tables[j]))
-        target = target.with_partitions([spec.partitions[j] for j in order])
+        target = target.with_partitions([partitions[j] for j in order])
         operation = sums if spec.operation == "add" else products
         for columns in _chunks(dense, sum(target.sizes[1:])):
             largest, *small = (tables[j][:, columns] for j in order)
             operation.fit_(target.columns(columns), largest, small)
 
 
-def check_frequencies(frequencies: Tensor, n: int) -> Tensor:
-    """``frequencies`` as a tensor: one number >= 0 for each of ``n`` ids, not all of them 0.
-
-    Raises:
-        TypeError: if they are not numbers.
-        ValueError: if there are not ``n``, or one is negative or not finite, or all are 0.
-    """
-    frequencies = torch.as_tensor(frequencies).detach()
-    if frequencies.is_complex() or frequencies.dtype == torch.bool:
-        raise TypeError(f"frequencies ({frequencies.dtype}) must hold integers or floating-point numbers")
-    if frequencies.shape != (n,):
-        raise ValueError(f"frequencies has shape {tuple(frequencies.shape)} but must be [num_embeddings] ({n})")
-    if frequencies.is_meta:
-        return frequencies
-    low, high = (float(bound) for bound in frequencies.aminmax())
-    if not math.isfinite(low) or not math.isfinite(high):
-        first = int(frequencies.isfinite().logical_not().nonzero()[0])
-        raise ValueError(f"frequencies[{first}] ({float(frequencies[first])}) must be finite")
-    if low < 0:
-        raise ValueError(f"frequencies[{int(frequencies.argmin())}] ({low}) must be >= 0")
-    if high == 0:
-        raise ValueError("frequencies (all 0) must have one above 0")
-    return frequencies
+def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: Ranks | None) -> Target:
+    """Fill the rows of hot ids and of the rest; returns what is left to fit, the cold ids."""
+    place = places(spec, ranks).to(target.dense.device)
+    if spec.num_own:
+        owners = (place < spec.num_own).nonzero().flatten()
+        partition = ExplicitPartition(place[owners].cpu())
+        part = replace(target, rows=owners, permutation=None, partitions=(partition,))
+        run_pass(part.with_partitions([partition]), [], "add", largest=tables[0])
+        hot = owners[place[owners] < spec.num_hot]
+        tables[0].index_copy_(0, place[hot], target.dense[hot].to(tables[0].dtype))
+    cold = torch.empty(spec.num_composed, dtype=torch.int64, device=place.device)
+    composed = (place >= spec.num_own).nonzero().flatten()
+    cold[place[composed] - spec.num_own] = composed
+    if spec.pool is None:
+        return replace(target, rows=cold)
+    partitions = tuple(Partition(1, len(table)) for table in tables[spec.num_own > 0 :])
+    return replace(target, rows=cold, partitions=partitions, permutation=Mixing.covering(max(len(cold), 2)))
 
 
 @contextmanager
@@ -154,7 +159,7 @@ def _scale(dense: Tensor, padding: int | None) -> Tensor:
 def _fit_means_(target: Target, tables: Sequence[Tensor], spec: TableSpec) -> None:
     """Each table by itself: means over the buckets of its partition."""
     start = 0
-    for table, partition in zip(tables, spec.partitions, strict=True):
+    for table, partition in zip(tables, target.partitions, strict=True):
         columns = slice(start, start + table.shape[1])
         run_pass(target.columns(columns).with_partitions([partition]), [], "add", largest=table)
         start += table.shape[1] if spec.operation == "concat" else 0

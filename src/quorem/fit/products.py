@@ -84,7 +84,7 @@ def _improve(target: Target, small: list[Tensor], j: int) -> Tensor:
 
 def _start(target: Target) -> list[Tensor]:
     """The small tables to alternate from: for each dimension those of several starts whose error is least."""
-    n, sizes = len(target.dense), target.sizes
+    n, sizes = target.num_ids, target.sizes
     dense_grid, full = math.prod(sizes) <= 2 * n, math.prod(sizes) == n and target.padding is None
     starts = []
     if len(sizes) == 2 and sizes[1] <= FEW_BUCKETS and dense_grid:
@@ -120,12 +120,9 @@ def _grow(target: Target) -> list[Tensor]:
     """From the id with the largest entry of each dimension: one in its buckets, and elsewhere what follows from it."""
     d = len(target.scale)
     largest, seed = torch.zeros_like(target.scale), torch.zeros(d, dtype=torch.int64, device=target.dense.device)
-    for begin in range(0, len(target.dense), target.block_ids):
-        rows = target.dense[begin : begin + target.block_ids].abs()
-        if target.padding is not None and begin <= target.padding < begin + len(rows):
-            rows[target.padding - begin] = 0
-        values, ids = rows.double().max(0)
-        seed = torch.where(values > largest, ids + begin, seed)
+    for ids in torch.arange(target.num_ids, device=seed.device).split(target.block_ids):
+        values, place = target.entries(ids).abs().max(0)
+        seed = torch.where(values > largest, ids[place], seed)
         largest = torch.maximum(values, largest)
     places = seed if target.permutation is None else target.permutation(seed)
     small = target.zeros()
@@ -143,12 +140,14 @@ def _grow(target: Target) -> list[Tensor]:
 
 def _from_logarithms(target: Target) -> list[Tensor]:
     """Sizes from the best sum of logarithms, signs from the signs of the rows."""
-    rows = target.dense.double() / target.scale
-    if target.padding is not None:
-        rows[target.padding] = 0
-    logarithms = replace(target, dense=rows.abs().clamp_(min=1e-30).log_(), scale=torch.ones_like(target.scale))
-    sizes = [table.exp() for table in sums.solve(logarithms)]
-    ids = torch.arange(len(rows), device=rows.device)
+    ids = torch.arange(target.num_ids, device=target.dense.device)
+    rows = target.entries(ids)
+    logarithms = rows.abs().clamp_(min=1e-30).log_()
+    scale, padding = torch.ones_like(target.scale), target.padding
+    if padding is not None and target.rows is not None:
+        padding = next(iter((target.rows == padding).nonzero().flatten().tolist()), None)
+    by_logarithm = replace(target, dense=logarithms, rows=None, scale=scale, padding=padding)
+    sizes = [table.exp() for table in sums.solve(by_logarithm)]
     places = ids if target.permutation is None else target.permutation(ids)
     signs = _signs([part(places) for part in target.partitions], target.sizes, rows < 0)
     return [size * sign.to(size) for size, sign in zip(sizes, signs[1:], strict=True)]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import Partition, Permutation
+from ..partitions import Mixing, Partition, Permutation
 from ..schemes import AnyPartition
 
 BLOCK = 2**17  # numbers of the trained table that are worked on at a time
@@ -64,13 +64,14 @@ class Target:
     """The table to fit, and how its ids fall into buckets.
 
     Args:
-        dense: the trained table ``[n, D]``, or some of its columns.
+        dense: the trained table ``[n, D]``, or some of its rows and columns.
         scale: what each column is divided by, ``[D]``.
         partitions: the largest first.
         permutation: of the ids, before they are partitioned.
-        weights: of the ids, float64 ``[n]``; all alike where None.
-        padding: an id that counts for nothing.
+        weights: of the rows of ``dense``, float64 ``[n]``; all alike where None.
+        padding: a row of ``dense`` that counts for nothing.
         threads: that share a pass.
+        rows: the row of ``dense`` of each id, where that is not the id itself.
         members: the ids in order of their buckets in the first partition; None where two integers give them.
         starts: where the members of each bucket start, one entry more than there are buckets.
     """
@@ -78,12 +79,18 @@ class Target:
     dense: Tensor
     scale: Tensor
     partitions: tuple[AnyPartition, ...]
-    permutation: Permutation | None
+    permutation: Permutation | Mixing | None
     weights: Tensor | None
     padding: int | None
     threads: int = 1
+    rows: Tensor | None = None
     members: Tensor | None = None
     starts: Tensor | None = None
+
+    @property
+    def num_ids(self) -> int:
+        """Ids to fit."""
+        return len(self.dense if self.rows is None else self.rows)
 
     @property
     def sizes(self) -> list[int]:
@@ -93,9 +100,9 @@ class Target:
     def with_partitions(self, partitions: Sequence[AnyPartition]) -> "Target":
         """The same table under other partitions."""
         target = replace(self, partitions=tuple(partitions), members=None, starts=None)
-        if self.permutation is None and isinstance(partitions[0], Partition):
+        if self.permutation is None and self.rows is None and isinstance(partitions[0], Partition):
             return target
-        n, size = len(self.dense), partitions[0].size
+        n, size = self.num_ids, partitions[0].size
         buckets = torch.empty(n, dtype=torch.int32 if size < 2**31 else torch.int64, device=self.dense.device)
         counts = torch.zeros(size, dtype=torch.int64, device=self.dense.device)
         for begin in range(0, n, BLOCK):
@@ -118,7 +125,7 @@ class Target:
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Ranges ``[first, last)`` of the first partition's buckets, with about a block of ids each."""
         size = self.partitions[0].size
-        step = max(1, self.block_ids * size // len(self.dense))
+        step = max(1, self.block_ids * size // self.num_ids)
         for first in range(0, size, step):
             yield first, min(first + step, size)
 
@@ -126,7 +133,7 @@ class Target:
         """The ids of the buckets in ``[first, last)``, buckets of the first partition counted from ``first``."""
         if self.members is not None and self.starts is not None:
             for ids in self.members[int(self.starts[first]) : int(self.starts[last])].split(self.block_ids):
-                yield self._block(ids[None], self.dense[ids][None], first)
+                yield self._block(ids[None], self.dense[self.row_of(ids)][None], first)
             return
         part, n = self.partitions[0], len(self.dense)
         assert isinstance(part, Partition)
@@ -146,11 +153,20 @@ class Target:
                 rows = rest[start:end]
                 yield self._block(rounds * period + across[:, : len(rows)], rows[None], first)
 
+    def row_of(self, ids: Tensor) -> Tensor:
+        """The row of ``dense`` of each of ``ids``."""
+        return ids if self.rows is None else self.rows[ids]
+
+    def entries(self, ids: Tensor) -> Tensor:
+        """The rows of ``ids``, scaled, in float64; zeros for padding."""
+        rows = self.dense[self.row_of(ids)] / self.scale  # in float64, as the scale is
+        return rows if self.padding is None else rows.masked_fill_((self.row_of(ids) == self.padding)[:, None], 0)
+
     def _block(self, ids: Tensor, rows: Tensor, first: int) -> Block:
         """``ids`` ``[T, W]`` with their rows ``[T, W, D]``."""
         rows = rows / self.scale  # in float64, as the scale is
-        weights = None if self.weights is None else self.weights[ids][..., None]
-        if self.padding is not None and (absent := (ids == self.padding)[..., None]).any():
+        weights = None if self.weights is None else self.weights[self.row_of(ids)][..., None]
+        if self.padding is not None and (absent := (self.row_of(ids) == self.padding)[..., None]).any():
             weights = torch.where(absent, 0, rows.new_ones(()) if weights is None else weights)
             rows = rows.masked_fill(absent, 0)  # whatever it holds, NaN included
         places = ids if self.permutation is None else self.permutation(ids)
@@ -166,7 +182,7 @@ class Target:
     @property
     def total_weight(self) -> float:
         """Of all ids."""
-        return float(len(self.dense)) if self.weights is None else float(self.weights.sum())
+        return float(self.num_ids) if self.weights is None else float(self.weights.sum())
 
     def zeros(self) -> list[Tensor]:
         """Small tables of zeros, ``[size, D]`` for each partition but the first."""
@@ -234,7 +250,7 @@ def _pass_over(
     for j in wanted:
         found.gradients.append(torch.zeros_like(small[j]))
         found.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
-    keep = len(target.dense) // target.partitions[0].size <= 4 * target.block_ids
+    keep = target.num_ids // target.partitions[0].size <= 4 * target.block_ids
     for first, last in ranges:
         blocks = list(target.blocks(first, last)) if keep else None
         above = target.scale.new_zeros(last - first, len(target.scale))
