@@ -284,7 +284,10 @@ class Tables(nn.Module):
     def layout(self) -> Layout:
         """The integers by which the ops find the rows of an id."""
         buffers: dict[str, Any] = self._buffers  # an attribute of a module takes longer to find
-        return Layout(*[buffers[name] for name in Layout._fields])
+        layout: Layout | None = self.__dict__.get("_layout")
+        if layout is None or layout.slots is not buffers["slots"] or layout.parts is not buffers["parts"]:
+            layout = self.__dict__["_layout"] = Layout(*[buffers[name] for name in Layout._fields])
+        return layout
 
     def _storage(self) -> Storage:
         return build(self.specs, self.padding, self.table_of, self.ranks_of)

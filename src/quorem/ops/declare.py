@@ -200,7 +200,10 @@ def _is_direct(args: tuple[Any, ...]) -> bool:
     if torch.compiler.is_compiling():
         return False
     for arg in args:
-        if isinstance(arg, Tensor) and not (arg.is_cuda and type(arg) in (Tensor, nn.Parameter)):
+        if type(arg) in (Tensor, nn.Parameter):
+            if not arg.is_cuda:
+                return False
+        elif isinstance(arg, Tensor):
             return False
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return False

@@ -74,6 +74,7 @@ class HostLayout:
     # the first of its feature, and ``parts``, column by column
     flags: dict[str, Any]
     num_rows: int  # that ``stored`` must have
+    is_plain: bool  # what the kernels can take (see ``layout.is_plain``)
     places: dict[Any, Any] = field(default_factory=dict)  # of places.py, by batch size
     plans: dict[Any, Plan] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ def fused_layout(
     if any_order and torch.are_deterministic_algorithms_enabled():
         return None
     known = host_layout(layout)
-    if not is_plain(layout):
+    if not known.is_plain:
         return None
     if stored.shape[0] < known.num_rows:
         raise ValueError(f"stored has {stored.shape[0]} rows but must have {known.num_rows}: the layout reads them")
@@ -151,7 +152,7 @@ def _read(layout: Layout) -> HostLayout:
         "MAPPED": bool((parts[..., MAP] != CLOSED_FORM).any()),
         "MULT": -1 if len(operations) > 1 else int(operations == [MULT]),
     }
-    return HostLayout(slots, parts, spans, table.contiguous().to(device), flags, int(end[used].max()))
+    return HostLayout(slots, parts, spans, table.contiguous().to(device), flags, int(end[used].max()), is_plain(layout))
 
 
 def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor) -> None:
