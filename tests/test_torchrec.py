@@ -26,13 +26,48 @@ CASES["qr-dims"] = quorem.QR(4, operation="concat", dims=(8, 40))
 PERMUTED = quorem.QR(4, operation="add", permute=3)
 
 
+FREQUENCIES = torch.randperm(N, generator=torch.Generator().manual_seed(0)) // 3
+POOL = quorem.Pool(40, num_partitions=2)
+HOT = {
+    "hot-pool": quorem.HotCold(10, cold=POOL, num_rest=5),
+    "hot-pool-ranked": quorem.HotCold(4, cold=POOL),
+    "cold-pool": quorem.HotCold(0, cold=POOL),
+    "hot-add": quorem.HotCold(10, cold=quorem.QR(4, operation="add", permute=1)),
+    "hot-add-ranked": quorem.HotCold(10, cold=quorem.ChineseRemainder(2, operation="add"), num_rest=9),
+    "hot-mult": quorem.HotCold(10, cold=quorem.QR(4), num_rest=20),
+    "hot-mult-ranked": quorem.HotCold(10, cold=quorem.GeneralizedQR(3)),
+    "hot-concat": quorem.HotCold(10, cold=quorem.QR(4, operation="concat"), num_rest=1),
+    "hot-path-ranked": quorem.HotCold(10, cold=quorem.Path(4, (5,)), num_rest=3, force=True),
+    "hot-only": quorem.HotCold(20, cold=quorem.Full(), num_rest=40),
+}
+
+
 def all_tables(pad: bool = True) -> list[quorem.Table]:
-    """Every scheme and operation; every third table has a padding id."""
-    schemes = {**CASES, "permuted": PERMUTED}
-    return [
-        quorem.Table(name, N, D, scheme, padding_idx=7 if pad and i % 3 == 0 else None)
+    """Every scheme and operation; every third table has a padding id, the last ones are read by two features."""
+    schemes = {**CASES, "permuted": PERMUTED, **HOT}
+    tables = [
+        quorem.Table(
+            name,
+            N,
+            D,
+            scheme,
+            padding_idx=7 if pad and i % 3 == 0 else None,
+            frequencies=FREQUENCIES if "ranked" in name else None,
+        )
         for i, (name, scheme) in enumerate(schemes.items())
     ]
+    for name, scheme in {
+        "add": PERMUTED,
+        "mult": quorem.QR(4),
+        "path": CASES["path-mlp"],
+        "pool": HOT["hot-pool"],
+    }.items():
+        tables.append(quorem.Table(f"two-{name}", N, D, scheme, features=(f"{name}-x", f"{name}-y")))
+    return tables
+
+
+def features_of(tables: list[quorem.Table]) -> list[str]:
+    return [name for table in tables for name in table.features]
 
 
 def collection_of(tables: list[quorem.Table], mode: str = "sum") -> quorem.EmbeddingCollection:
@@ -53,7 +88,7 @@ def jagged(keys: list[str], batch: int, seed: int = 0, weighted: bool = False) -
 
 def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor) -> Tensor:
     """What the single-device collection gives for the same ids, ``[B, sum D]``."""
-    parts = [features[name] for name in collection.names]
+    parts = [features[name] for name in collection.features]
     lengths = torch.cat([part.lengths() for part in parts])
     weights = None if features.weights_or_none() is None else torch.cat([part.weights() for part in parts])
     ids = torch.cat([part.values() for part in parts])
@@ -86,11 +121,11 @@ def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weig
     tables = all_tables()
     collection = collection_of(tables, mode)
     module = integration.from_collection(collection, is_weighted=weighted)
-    features = jagged([t.name for t in tables], 5, weighted=weighted)
+    features = jagged(features_of(tables), 5, weighted=weighted)
     if weighted:
         features.weights().requires_grad_()
     out, wanted = module(features), expected(collection, features)
-    assert out.keys() == [t.name for t in tables]
+    assert out.keys() == features_of(tables)
     torch.testing.assert_close(out.values(), wanted, rtol=1e-5, atol=1e-5)
     slope = torch.randn(wanted.shape)
     grads = torch.autograd.grad((wanted * slope).sum(), features.weights(), retain_graph=True) if weighted else ()
@@ -108,18 +143,18 @@ def test_vectors_of_every_scheme_equal_the_dense_tables() -> None:
     collection = collection_of(tables)
     module = EmbeddingCollection(tables)
     integration.copy_state_(module, collection)
-    features = jagged([t.name for t in tables], 5)
+    features = jagged(features_of(tables), 5)
     out = module(features)
-    assert list(out) == [t.name for t in tables]
+    assert list(out) == features_of(tables)
     total = torch.zeros(())
-    for f, table in enumerate(tables):
-        part = features[table.name]
-        wanted = collection.dense(f).flatten(1)[part.values()]
-        torch.testing.assert_close(out[table.name].values(), wanted, rtol=1e-5, atol=1e-5, msg=table.name)
-        assert torch.equal(out[table.name].lengths(), part.lengths())
+    for name, t in zip(collection.features, collection.table_of, strict=True):
+        part = features[name]
+        wanted = collection.dense(t).flatten(1)[part.values()]
+        torch.testing.assert_close(out[name].values(), wanted, rtol=1e-5, atol=1e-5, msg=name)
+        assert torch.equal(out[name].lengths(), part.lengths())
         slope = torch.randn(wanted.shape)
         (wanted * slope).sum().backward()
-        total = total + (out[table.name].values() * slope).sum()
+        total = total + (out[name].values() * slope).sum()
     total.backward()
     assert_same(gradients(module), expected_gradients(collection))
 
@@ -128,24 +163,13 @@ def test_bags_equal_embedding_bag_of_the_dense_table() -> None:
     tables = all_tables(pad=False)
     module = EmbeddingBagCollection(tables, mode="mean")
     dense = integration.to_collection(module).to_dense()
-    features = jagged([t.name for t in tables], 3)
+    features = jagged(features_of(tables), 3)
     out = module(features)
     for table in tables:
-        part = features[table.name]
-        bags = F.embedding_bag(part.values(), dense[table.name].flatten(1), part.offsets()[:-1], mode="mean")
-        torch.testing.assert_close(out[table.name], bags, rtol=1e-5, atol=1e-6)
-
-
-def test_row_numbers_are_those_of_the_stored_tables() -> None:
-    for name, scheme in CASES.items():
-        spec = scheme.spec(N, D)
-        ids = torch.arange(N)
-        found = rows.row_numbers(spec, ids)
-        sizes = [rows for rows, _ in spec.shapes]
-        assert found.shape == (N, len(sizes)), name
-        for j, size in enumerate(sizes):
-            assert torch.equal(found[:, j], spec.partitions[j](ids) + sum(sizes[:j])), name
-            assert found[:, j].max() < sum(sizes[:j]) + size, name
+        for name in table.features:
+            part = features[name]
+            bags = F.embedding_bag(part.values(), dense[table.name].flatten(1), part.offsets()[:-1], mode="mean")
+            torch.testing.assert_close(out[name], bags, rtol=1e-5, atol=1e-6, msg=name)
 
 
 FEW = [

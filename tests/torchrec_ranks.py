@@ -48,7 +48,15 @@ SCHEMES = {
     "feature": quorem.QR(4, operation="feature"),
     "path": quorem.Path(4, (8,), force=True),
 }
+POOL = quorem.Pool(40)
+HOT = {
+    "hot": quorem.HotCold(8, cold=POOL, num_rest=20),
+    "hot2": quorem.HotCold(3, cold=POOL),
+    "hot_mult": quorem.HotCold(8, cold=quorem.QR(4), num_rest=20),
+}
+FREQUENCIES = torch.arange(N) % 13
 TABLES = [quorem.Table(n, N, D, s, padding_idx=5 if n[0] in "mp" else None) for n, s in SCHEMES.items()]
+TABLES += [quorem.Table(n, N, D, s, frequencies=None if n == "hot" else FREQUENCIES) for n, s in HOT.items()]
 NAMES = [table.name for table in TABLES]
 CPU = torch.device("cpu")
 

@@ -16,21 +16,30 @@ from .schemes import TableSpec
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
 
 
+def intervals(spec: TableSpec, noise: float = NOISE) -> list[tuple[float, float]]:
+    """The interval that each stored table of ``spec`` is drawn from, uniformly, by ``matched_``.
+
+    >>> from quorem import QR
+    >>> intervals(QR(num_collisions=4).spec(10_000, 16))
+    [(-0.01, 0.01), (0.99, 1.01)]
+    """
+    bound = sqrt(1 / spec.num_embeddings)
+    full = (-bound, bound)
+    neutral = (1 - noise, 1 + noise) if spec.operation == "mult" else (-noise * bound, noise * bound)
+    own = [full] * (spec.num_own > 0)
+    rows = [size for size, _ in spec.shapes[len(own) :]]
+    alike = spec.operation in ("concat", "feature")
+    return own + [full if alike or j == rows.index(max(rows)) else neutral for j in range(len(rows))]
+
+
 def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
     """The default: the largest table is drawn as the full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral.
 
     Neutral is one plus noise for ``mult``, noise around zero for ``add``: the composed vector then has the
     distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so each is drawn as the full.
     """
-    bound = sqrt(1 / spec.num_embeddings)
-    largest = max(range(len(tables)), key=lambda j: tables[j].shape[0])
-    for j, table in enumerate(tables):
-        if j == largest or spec.operation in ("concat", "feature"):
-            table.uniform_(-bound, bound)
-        elif spec.operation == "mult":
-            table.uniform_(1 - noise, 1 + noise)
-        else:
-            table.uniform_(-noise * bound, noise * bound)
+    for table, interval in zip(tables, intervals(spec, noise)[-len(tables) :], strict=True):
+        table.uniform_(*interval)
 
 
 def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
@@ -86,11 +95,19 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched")
             METHODS[method](tables, spec)
 
 
-def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec]) -> None:
-    """Draw a pool so that a sum of its rows has the variance of a full table's, averaged over the cold ids."""
+def pool_bound(num_tables: int, members: Sequence[TableSpec]) -> float:
+    """The bound that a pool of ``num_tables`` tables is drawn within.
+
+    A sum of its rows then has the variance of a full table's, averaged over the cold ids.
+    """
     cold = sum(spec.num_composed for spec in members)
     bound = sum(spec.num_composed * sqrt(1 / spec.num_embeddings) for spec in members) / max(cold, 1)
-    bound /= sqrt(len(tables))
+    return bound / sqrt(num_tables)
+
+
+def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec]) -> None:
+    """Draw the tables of a pool that the tables of ``members`` share."""
+    bound = pool_bound(len(tables), members)
     with torch.no_grad():
         for table in tables:
             table.uniform_(-bound, bound)

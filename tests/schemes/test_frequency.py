@@ -54,6 +54,11 @@ def frequencies(request):
     return None if request.param == "by rank" else torch.randint(0, 9, (N,))
 
 
+def test_an_empty_batch_gives_nothing(cold, frequencies):
+    module = Embedding(N, D, HotCold(10, cold=cold, num_rest=40, force=True), frequencies=frequencies)
+    assert module(torch.empty(0, dtype=torch.int64)).shape == (0, D)
+
+
 @pytest.mark.parametrize("num_rest", [0, 40])
 def test_lookup_and_gradients_are_those_of_the_table_it_stands_for(cold, frequencies, num_rest):
     scheme = HotCold(10, cold=cold, num_rest=num_rest, force=True)

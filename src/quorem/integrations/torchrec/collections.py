@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from ... import collection as single
 from ...checks import InvalidIdMode, Pooling
 from ...paths import PathNetworks
-from .rows import Feature, Ids, RowNumbers, lengths_of
-from .start import Uniform, matched_bounds
+from .draw import Uniform
+from .features import Feature, features_of
+from .rows import Ids, RowBatch, RowNumbers, lengths_of
 
 CPU = torch.device("cpu")
 REPLICATED = ShardingType.DATA_PARALLEL.value
@@ -60,7 +61,7 @@ class EmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         device = torch.device("cpu" if device is None else device)
-        features, paths = _checked(tables, mode, on_invalid_id, dtype, device)
+        features, ranks, paths = _checked(tables, mode, on_invalid_id, dtype, device)
         self.tables, self.mode = tuple(tables), mode
         self.embedding_dims = tuple(f.spec.embedding_dim for f in features for _ in range(f.spec.num_vectors))
         configs = _configs([f for f in features if f.summed], dtype)
@@ -68,7 +69,7 @@ class EmbeddingBagCollection(nn.Module):
         self.vectors = _collections([f for f in features if not f.summed], dtype, device)
         self.bags = stock.EmbeddingBagCollection(bags, is_weighted=is_weighted, device=device) if bags else None
         keys = [_keys(group.embedding_configs()) for group in self.vectors]  # type: ignore[operator]
-        self.rows = RowNumbers(features, _keys(bags), keys, is_weighted, on_invalid_id)
+        self.rows = RowNumbers(features, ranks, _keys(bags), keys, is_weighted, on_invalid_id)
         self.compose = Pooled(features, paths, mode)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -85,7 +86,7 @@ class EmbeddingBagCollection(nn.Module):
         rows = self.rows(features)
         pooled = None if self.bags is None else self.bags(rows.bags)
         vectors = [group(rows.vectors[i]) for i, group in enumerate(self.vectors)]
-        return self.compose(rows.features, pooled, vectors)
+        return self.compose(rows, pooled, vectors)
 
 
 class EmbeddingCollection(nn.Module):
@@ -119,11 +120,11 @@ class EmbeddingCollection(nn.Module):
     ) -> None:
         super().__init__()
         device = torch.device("cpu" if device is None else device)
-        features, paths = _checked(tables, "sum", on_invalid_id, dtype, device)
+        features, ranks, paths = _checked(tables, "sum", on_invalid_id, dtype, device)
         self.tables = tuple(tables)
         self.vectors = _collections(features, dtype, device)
         keys = [_keys(group.embedding_configs()) for group in self.vectors]  # type: ignore[operator]
-        self.rows = RowNumbers(features, [], keys, False, on_invalid_id)
+        self.rows = RowNumbers(features, ranks, [], keys, False, on_invalid_id)
         self.compose = Unpooled(features, paths)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -138,7 +139,7 @@ class EmbeddingCollection(nn.Module):
         """
         _check_plan(self.vectors)
         rows = self.rows(features)
-        return self.compose(rows.features, [group(rows.vectors[i]) for i, group in enumerate(self.vectors)])
+        return self.compose(rows, [group(rows.vectors[i]) for i, group in enumerate(self.vectors)])
 
 
 class Unpooled(nn.Module):
@@ -148,81 +149,82 @@ class Unpooled(nn.Module):
         super().__init__()
         self.features = tuple(features)
         self.paths = nn.ModuleList(paths)
-        names = list(dict.fromkeys(f.table for f in features))
-        self.member = {  # networks and position among their members, by table
-            names[table]: (group, position)
+        self.member = {  # networks of each path-based feature, and its position among their members
+            features[f].name: (group, position)
             for group, networks in enumerate(paths)
-            for position, table in enumerate(networks.members)
+            for position, f in enumerate(networks.members)
         }
 
-    def composed(self, feature: Feature, batch: Ids, vectors: dict[str, Tensor]) -> Tensor:
+    def composed(self, feature: Feature, batch: Ids, ranks: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The feature's vectors ``[N, width]``; zeros for ids that read no row."""
-        rows = [vectors[key] for key in feature.keys]
+        parts, used = [vectors[key] for key in feature.keys], batch.used
         if feature.merged:
-            (stacked,) = _placed(rows, [batch.used], 0)
-            out = stacked.view(len(batch.ids), len(feature.spec.shapes), stacked.shape[1]).sum(1)
-        elif feature.spec.operation == "mult":
-            out = reduce(torch.mul, _placed(rows, _columns(batch.used, len(rows)), 1))
-        else:
-            out = torch.cat(_placed(rows, _columns(batch.used, len(rows)), 0), 1)
-        if feature.spec.hidden is not None:
-            group, position = self.member[feature.table]
-            member = torch.full_like(batch.ids, position)
-            out = self.paths[group](out, batch.ids, member, batch.ids.new_empty(0))
-        elif batch.used is not None:
-            out = torch.where(batch.used.any(1, keepdim=True), out, 0)
-        return out
+            rows = parts[0] if used is None else _scattered(parts[0], used.flatten(), 0)
+            if len(rows) != len(batch.ids):
+                rows = rows.view(len(batch.ids), len(feature.bases), rows.shape[1]).sum(1)
+            if feature.spec.hidden is None:
+                return rows
+            group, position = self.member[feature.name]
+            return self.paths[group](rows, batch.ids, torch.full_like(batch.ids, position), ranks)
+        if used is None:
+            return _combined(feature, parts)
+        neutral = 1 if feature.spec.operation == "mult" else 0
+        own = feature.spec.num_own > 0  # the first part
+        parts = [_scattered(part, used[:, j], 0 if own and not j else neutral) for j, part in enumerate(parts)]
+        out = torch.where(used[:, -1:], _combined(feature, parts[own:]), 0)
+        return out + parts[0] if own else out
 
-    def forward(self, batches: tuple[Ids, ...], vectors: list[Any]) -> dict[str, JaggedTensor]:
+    def forward(self, rows: RowBatch, vectors: list[Any]) -> dict[str, JaggedTensor]:
         """Compose each feature's vectors."""
         by_key = _by_key(vectors)
         return {
-            f.name: JaggedTensor(self.composed(f, batch, by_key), lengths=batch.lengths)
-            for f, batch in zip(self.features, batches, strict=True)
+            f.name: JaggedTensor(self.composed(f, batch, rows.ranks, by_key), lengths=batch.lengths)
+            for f, batch in zip(self.features, rows.features, strict=True)
         }
 
 
 class Pooled(Unpooled):
     """From TorchRec's pooled and unpooled vectors to the pooled vector of each feature."""
 
-    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks], mode: Pooling) -> None:
+    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks], mode: str) -> None:
         super().__init__(features, paths)
         self.mode = mode
-        self.order = [key for f in features for key in f.keys]
+        own = any(f.spec.num_own and not f.merged for f in features)
+        self.order = [] if own or mode == "mean" else [key for f in features for key in f.keys]
 
     def forward(  # type: ignore[override]
-        self, batches: tuple[Ids, ...], pooled: KeyedTensor | None, vectors: list[Any]
+        self, rows: RowBatch, pooled: KeyedTensor | None, vectors: list[Any]
     ) -> KeyedTensor:
         """Compose and pool what TorchRec did not, and put the features in order."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
-        num_samples = len(batches[0].lengths)  # of an empty batch, TorchRec was given one sample
-        if pooled is not None and self.mode == "sum" and pooled.keys() == self.order:
+        num_samples = len(rows.features[0].lengths)  # of an empty batch, TorchRec was given one sample
+        if pooled is not None and pooled.keys() == self.order:
             return KeyedTensor(names, widths, pooled.values()[:num_samples])
         columns = {} if pooled is None else {key: part[:num_samples] for key, part in pooled.to_dict().items()}
         by_key = _by_key(vectors)
         out = []
-        for f, batch in zip(self.features, batches, strict=True):
+        for f, batch in zip(self.features, rows.features, strict=True):
             if f.summed:
-                parts = [columns[key] for key in f.keys]
-                part = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+                parts, own = [columns[key] for key in f.keys], not f.merged and f.spec.num_own > 0
+                part = _combined(f, parts[own:])
+                part = part + parts[0] if own else part
             else:
-                part = _pool(self.composed(f, batch, by_key), batch)
+                part = _pool(self.composed(f, batch, rows.ranks, by_key), batch)
             out.append(part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None])
         return KeyedTensor(names, widths, torch.cat(out, 1))
 
 
-def _placed(rows: list[Tensor], used: list[Tensor | None], neutral: float) -> list[Tensor]:
-    """Each tensor with its rows where ``used`` is true, and ``neutral`` elsewhere."""
-    return [r if mask is None else _scattered(r, mask.flatten(), neutral) for r, mask in zip(rows, used, strict=True)]
+def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:
+    """The product of the parts, or the parts end to end."""
+    if len(parts) == 1:
+        return parts[0]
+    return reduce(torch.mul, parts) if feature.spec.operation == "mult" else torch.cat(parts, 1)
 
 
 def _scattered(rows: Tensor, mask: Tensor, neutral: float) -> Tensor:
+    """``rows`` where ``mask`` is true, and ``neutral`` elsewhere."""
     (places,) = mask.nonzero(as_tuple=True)
     return rows.new_full((len(mask), rows.shape[1]), neutral).index_copy(0, places, rows)
-
-
-def _columns(used: Tensor | None, count: int) -> list[Tensor | None]:
-    return [None] * count if used is None else list(used.unbind(1))
 
 
 def _pool(vectors: Tensor, batch: Ids) -> Tensor:
@@ -263,43 +265,41 @@ def _checked(
     on_invalid_id: InvalidIdMode,
     dtype: torch.dtype | None,
     device: torch.device,
-) -> tuple[list[Feature], list[PathNetworks]]:
-    """The features of the tables and the networks of path-based ones, which are made even on the meta device."""
+) -> tuple[list[Feature], Tensor, list[PathNetworks]]:
+    """Features, lists of hot and cold ids, and the networks of path-based tables, which are never on meta."""
     if dtype not in (None, *DATA_TYPES):
         raise ValueError(f"dtype ({dtype}) must be torch.float32 or torch.float16")
     template = single.EmbeddingCollection(tables, mode=mode, on_invalid_id=on_invalid_id, device="meta")
-    features = [
-        Feature(table.name, table.name, spec, padding)
-        for table, spec, padding in zip(tables, template.specs, template.padding, strict=True)
-    ]
+    features, ranks = features_of(template)
+    stored = {table.name: table for f in features for table in f.stored}
     for f in features:
-        if "." in f.table:
-            raise ValueError(f"name ({f.table!r}) must not contain '.': TorchRec's tables are modules of that name")
-        for stored in f.stored:
-            if stored.width % 4:
-                raise ValueError(f"width ({stored.width}) of table {stored.name!r} must be a multiple of 4 for FBGEMM")
-    paths = template._path_networks()
+        for table in f.stored:
+            if "." in table.name:
+                raise ValueError(f"name ({f.table!r}) must not contain '.': TorchRec's tables are modules of that name")
+            if table.width % 4:
+                raise ValueError(f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM")
+            if table != stored[table.name]:
+                raise ValueError(f"table name {table.name!r} must not be that of a pool or of another table's part")
+    paths = cast(list[PathNetworks], list(template.paths))
     for networks in paths:
         networks.to_empty(device="cpu" if device.type == "meta" else device)
         networks.place_integers(networks.weights[0].device)
         networks.reset_parameters()
-    return features, paths
+    return features, ranks, paths
 
 
 def _configs(features: Iterable[Feature], dtype: torch.dtype | None) -> list[dict[str, Any]]:
     """What TorchRec's configs take for each stored table of the features."""
     configs: dict[str, dict[str, Any]] = {}
     for f in features:
-        intervals = matched_bounds(f.spec)
-        runs = tuple((rows, *interval) for (rows, _), interval in zip(f.spec.shapes, intervals, strict=True))
-        for key, stored, start in zip(f.keys, f.stored, [runs] if f.merged else zip(runs, strict=True), strict=True):
+        for key, stored in zip(f.keys, f.stored, strict=True):
             config = {
                 "name": stored.name,
                 "num_embeddings": stored.num_rows,
                 "embedding_dim": stored.width,
                 "feature_names": [],
                 "data_type": DATA_TYPES[dtype or torch.float32],
-                "init_fn": Uniform(start),
+                "init_fn": Uniform(stored.parts),
             }
             configs.setdefault(stored.name, config)["feature_names"].append(key)
     return list(configs.values())

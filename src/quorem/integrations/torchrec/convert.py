@@ -21,12 +21,8 @@ def from_collection(
     True
     """
     _, table = next(collection.named_tables())
-    tables = [
-        single.Table(name, spec.num_embeddings, spec.embedding_dim, spec.scheme, padding)
-        for name, spec, padding in zip(collection.names, collection.specs, collection.padding, strict=True)
-    ]
     module = EmbeddingBagCollection(
-        tables,
+        tables_of(collection),
         mode=collection.mode,
         is_weighted=is_weighted,
         on_invalid_id=collection.on_invalid_id,
@@ -35,6 +31,24 @@ def from_collection(
     )
     copy_state_(module, collection)
     return module
+
+
+def tables_of(collection: single.EmbeddingCollection) -> list[single.Table]:
+    """What a collection was made of; where it was given frequencies, others that rank ids alike."""
+    features: dict[int, list[str]] = {}
+    for name, t in zip(collection.features, collection.table_of, strict=True):
+        features.setdefault(t, []).append(name)
+    tables = []
+    for t, (name, spec) in enumerate(zip(collection.names, collection.specs, strict=True)):
+        frequencies, ranks = None, collection.ranks_of[t]
+        if ranks is not None:
+            frequencies = torch.full((spec.num_embeddings,), 0 if spec.num_rest else 1)
+            frequencies[ranks.cold.long()], frequencies[ranks.hot.long()] = 1, 2
+        padding = collection.padding[t]
+        d = spec.embedding_dim
+        table = single.Table(name, spec.num_embeddings, d, spec.scheme, padding, tuple(features[t]), frequencies)
+        tables.append(table)
+    return tables
 
 
 def to_collection(module: nn.Module) -> single.EmbeddingCollection:

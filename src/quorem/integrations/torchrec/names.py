@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defined]
     Shard,
@@ -41,13 +41,22 @@ def table_rows(collection: Collection) -> dict[str, dict[str, int]]:
         prefixes.update(dict.fromkeys(tables, f"vectors.{i}.embeddings"))
     if isinstance(collection, EmbeddingBagCollection) and collection.bags is not None:
         prefixes.update(dict.fromkeys(collection.bags.embedding_bags, "bags.embedding_bags"))
-    found: dict[str, dict[str, int]] = {}
-    for f in collection.rows.features:
-        rows = {f"tables.{f.table}.{j}": size for j, (size, _) in enumerate(f.spec.shapes)}
-        parts = [rows] if f.merged else [{name: size} for name, size in rows.items()]
-        for stored, part in zip(f.stored, parts, strict=True):
-            found[f"{prefixes[stored.name]}.{stored.name}.weight"] = part
-    return found
+    return {
+        f"{prefixes[stored.name]}.{stored.name}.weight": {part.name: part.num_rows for part in stored.parts}
+        for f in collection.rows.features
+        for stored in f.stored
+    }
+
+
+def rank_lists(collection: Collection) -> dict[str, Tensor]:
+    """The lists of hot and cold ids by name, for tables that were given frequencies; each is a view."""
+    ranks = collection.rows.ranks
+    return {
+        f"ranks.{f.table}.{kind}": ranks[span[0] : span[0] + span[1]]
+        for f in collection.rows.features
+        for kind, span in (("hot", f.hot), ("cold", f.cold))
+        if span is not None
+    }
 
 
 def split_rows(value: Any, rows: Sequence[int]) -> list[Any]:

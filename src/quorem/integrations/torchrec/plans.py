@@ -53,7 +53,7 @@ def constraints(
         reads: dict[str, list[float]] = {}
         for f in collection.rows.features:
             for key, stored in zip(f.keys, f.stored, strict=True):
-                rows = ids_per_sample.get(f.name, 1) * (len(f.spec.shapes) if f.merged else 1)
+                rows = ids_per_sample.get(f.name, 1) * (len(f.partitions) if f.merged else 1)
                 reads.setdefault(stored.name, []).append(rows)
                 sharder = EmbeddingBagCollectionSharder() if key in bag_keys else EmbeddingCollectionSharder()
                 types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]

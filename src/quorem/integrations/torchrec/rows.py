@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,82 +9,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import InvalidIdMode, check_ids
-from ...schemes import TableSpec
-
-
-def row_numbers(spec: TableSpec, ids: Tensor) -> Tensor:
-    """The rows that each id reads, ``[N, K]``, counted over the stored tables of ``spec`` one after another.
-
-    A path-based table stores the rows of its first partition only.
-
-    >>> from quorem import QR
-    >>> row_numbers(QR(4, operation="add").spec(100, 8), torch.tensor([0, 26, 99]))
-    tensor([[ 0, 25],
-            [ 1, 26],
-            [24, 28]])
-    """
-    return torch.stack([rows + base for rows, base in zip(_rows(spec, ids), _bases(spec), strict=True)], 1)
-
-
-def _rows(spec: TableSpec, ids: Tensor) -> list[Tensor]:
-    """The row ``[N]`` of each stored table."""
-    ids = ids if spec.permutation is None else spec.permutation(ids)
-    return [partition(ids) for partition, _ in zip(spec.partitions, spec.shapes, strict=False)]
-
-
-def _bases(spec: TableSpec) -> list[int]:
-    """The row numbers at which the stored tables begin."""
-    return [sum(rows for rows, _ in spec.shapes[:j]) for j in range(len(spec.shapes))]
-
-
-@dataclass(frozen=True)
-class Feature:
-    """One feature of a collection: its table, and the keys under which TorchRec looks its rows up.
-
-    Tables that add, and single ones, are one table of TorchRec's, ``merged``, with K row numbers for each id. The
-    others are a table and a key for each partition.
-    """
-
-    name: str
-    table: str
-    spec: TableSpec
-    padding: int | None
-
-    @property
-    def merged(self) -> bool:
-        """Whether all stored rows of the table are in one table of TorchRec's."""
-        return self.spec.operation == "add" or len(self.spec.shapes) == 1
-
-    @property
-    def summed(self) -> bool:
-        """Whether a bag of row numbers, summed, is the bag of the ids: all but ``mult`` and path-based tables."""
-        return self.spec.hidden is None and (self.merged or self.spec.operation != "mult")
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of the row numbers."""
-        return (self.name,) if self.merged else tuple(f"{self.name}:{j}" for j in range(len(self.spec.shapes)))
-
-    @property
-    def stored(self) -> tuple["StoredTable", ...]:
-        """TorchRec's tables for each key."""
-        spec = self.spec
-        if self.merged:
-            return (StoredTable(self.table, sum(rows for rows, _ in spec.shapes), spec.shapes[0][1]),)
-        return tuple(StoredTable(f"{self.table}:{j}", *shape) for j, shape in enumerate(spec.shapes))
-
-    @property
-    def width(self) -> int:
-        """Columns of the vector that comes out: K D for feature generation."""
-        return self.spec.embedding_dim * self.spec.num_vectors
-
-
-class StoredTable(NamedTuple):
-    """A table of TorchRec's."""
-
-    name: str
-    num_rows: int
-    width: int
+from .features import Feature, Reads
 
 
 class Ids(NamedTuple):
@@ -94,7 +18,7 @@ class Ids(NamedTuple):
     ids: Tensor  # [N]
     lengths: Tensor  # [B]
     weights: Tensor | None  # [N]
-    used: Tensor | None  # bool [N, K]: which rows are read; None where all are
+    used: Tensor | None  # bool [N, K]: which parts of the table each id reads; None where it reads all
 
 
 class RowBatch(NamedTuple):
@@ -103,6 +27,15 @@ class RowBatch(NamedTuple):
     bags: KeyedJaggedTensor | None
     vectors: tuple[KeyedJaggedTensor, ...]  # one for each collection of unpooled vectors
     features: tuple[Ids, ...]
+    ranks: Tensor  # the lists of hot and cold ids
+
+
+class Jagged(NamedTuple):
+    """The row numbers of one key."""
+
+    values: Tensor
+    lengths: Tensor
+    weights: Tensor | None
 
 
 class RowNumbers(nn.Module):
@@ -113,24 +46,30 @@ class RowNumbers(nn.Module):
 
     Args:
         features: of the collection, in the order of its output.
+        ranks: the lists of hot and cold ids.
         bags: keys that are looked up and pooled by TorchRec.
         vectors: keys of each collection of unpooled vectors.
         weighted: whether the batches have weights.
         on_invalid_id: as in ``quorem.Embedding``.
     """
 
+    ranks: Tensor
+
     def __init__(
         self,
         features: Sequence[Feature],
+        ranks: Tensor,
         bags: Sequence[str],
         vectors: Sequence[Sequence[str]],
         weighted: bool,
         on_invalid_id: InvalidIdMode,
     ) -> None:
         super().__init__()
-        self.features, self.weighted, self.on_invalid_id = tuple(features), weighted, on_invalid_id
+        self.features, self.weighted = tuple(features), weighted
+        self.on_invalid_id: InvalidIdMode = on_invalid_id
         self.bags, self.vectors = list(bags), [list(keys) for keys in vectors]
         self.warned = False
+        self.register_buffer("ranks", ranks, persistent=False)
 
     def forward(self, features: KeyedJaggedTensor) -> RowBatch:
         """The row numbers of a batch.
@@ -141,17 +80,25 @@ class RowNumbers(nn.Module):
             TypeError: if the ids are not integers.
             IndexError: if an id on the CPU is outside its table.
         """
-        read = self._read(features)
-        jagged: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
-        for feature, batch in zip(self.features, read, strict=True):
-            jagged.update(zip(feature.keys, _jagged(feature, batch), strict=True))
+        self._check(features)
+        if self.ranks.device != features.device():
+            self.ranks = self.ranks.to(features.device())
+        batches: list[Ids] = []
+        jagged: dict[str, Jagged] = {}
+        for f, (batch, unread) in zip(self.features, self._batches(features), strict=True):
+            ids = batch.ids if unread is None else batch.ids.clamp(0, f.spec.num_embeddings - 1)
+            reads = f.reads(ids, self.ranks)
+            if unread is not None:
+                read = unread.logical_not()[:, None].expand(-1, len(reads.rows))
+                reads = reads._replace(used=read if reads.used is None else reads.used & read)
+            batches.append(batch._replace(used=reads.used))
+            jagged.update(zip(f.keys, _jagged(f, reads, batch), strict=True))
         stride = features.stride()
         bags = _keyed(self.bags, jagged, stride) if self.bags else None
         vectors = tuple(_keyed(keys, jagged, stride, weighted=False) for keys in self.vectors)
-        return RowBatch(bags, vectors, read)
+        return RowBatch(bags, vectors, tuple(batches), self.ranks)
 
-    def _read(self, features: KeyedJaggedTensor) -> tuple[Ids, ...]:
-        """Each feature's ids, checked."""
+    def _check(self, features: KeyedJaggedTensor) -> None:
         keys = features.keys()
         if missing := [f.name for f in self.features if f.name not in keys]:
             raise KeyError(f"features has keys {keys} but must have {', '.join(map(repr, missing))}")
@@ -160,6 +107,9 @@ class RowNumbers(nn.Module):
         if features.variable_stride_per_key():
             raise ValueError("features must have one batch size for all keys")
         check_ids(features.values(), "features")
+
+    def _batches(self, features: KeyedJaggedTensor) -> list[tuple[Ids, Tensor | None]]:
+        """Each feature's ids, and which read no row, as padding or out of range; None where all do."""
         batches: list[Ids] = []
         masks: dict[int, Tensor] = {}
         counts: list[Tensor] = []
@@ -172,14 +122,10 @@ class RowNumbers(nn.Module):
                 masks[j] = mask
                 counts.append(torch.stack([mask.sum(), outside]))
         numbers = torch.stack(counts).tolist() if counts else []  # the one time that it waits for a GPU
-        num_outside = sum(outside for _, outside in numbers)
-        for (j, mask), (num_unread, _) in zip(masks.items(), numbers, strict=True):
-            if num_unread:
-                used = mask.logical_not()[:, None].expand(-1, len(self.features[j].spec.shapes))
-                batches[j] = batches[j]._replace(used=used)
-        if num_outside:
+        if num_outside := sum(outside for _, outside in numbers):
             self._report(num_outside)
-        return tuple(batches)
+        unread = {j: mask for (j, mask), (count, _) in zip(masks.items(), numbers, strict=True) if count}
+        return [(batch, unread.get(j)) for j, batch in enumerate(batches)]
 
     def _report(self, num_outside: int) -> None:
         """Do what ``on_invalid_id`` says about ids that are not on the CPU."""
@@ -199,48 +145,44 @@ def raises_at_once(ids: Tensor) -> bool:
 def _unread(feature: Feature, ids: Tensor) -> tuple[Tensor | None, Tensor]:
     """Which ids ``[N]`` read no row, None where all do for certain, and the number of ids out of range."""
     limit, padding = feature.spec.num_embeddings, feature.padding
-    outside = torch.zeros((), dtype=torch.int64, device=ids.device)
+    none = torch.zeros((), dtype=torch.int64, device=ids.device)
     if raises_at_once(ids):
         low, high = ids.aminmax() if len(ids) else (0, 0)
         if low < 0 or high >= limit:
             value = int(ids[(ids < 0) | (ids >= limit)][0])
             raise IndexError(f"id {value} is outside [0, {limit}) of table {feature.table}")
-        return None if padding is None else ids == padding, outside
+        return None if padding is None else ids == padding, none
     invalid = (ids < 0) | (ids >= limit)
     return invalid if padding is None else invalid | (ids == padding), invalid.sum()
 
 
-def _jagged(feature: Feature, batch: Ids) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Row numbers, lengths and weights of each of the feature's keys."""
-    ids, lengths, weights, used = batch
-    if used is not None:
-        ids = ids.clamp(0, feature.spec.num_embeddings - 1)  # ids out of range are dropped, but are partitioned first
+def _jagged(feature: Feature, reads: Reads, batch: Ids) -> list[Jagged]:
+    """The row numbers of each of the feature's keys."""
+    lengths, weights, used = batch.lengths, batch.weights, reads.used
+    rows = [row + base if base else row for row, base in zip(reads.rows, feature.bases, strict=True)]
     if feature.merged:
-        rows = row_numbers(feature.spec, ids)
+        numbers = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
         if weights is not None:
-            weights = weights[:, None].expand(rows.shape)
+            weights = weights[:, None].expand(numbers.shape)
         if used is None:
-            return [(rows.flatten(), lengths * rows.shape[1], None if weights is None else weights.flatten())]
-        return [(rows[used], lengths_of(used.sum(1), lengths), None if weights is None else weights[used])]
-    columns = _rows(feature.spec, ids)
+            return [Jagged(numbers.flatten(), lengths * len(rows), None if weights is None else weights.flatten())]
+        return [Jagged(numbers[used], lengths_of(used.sum(1), lengths), None if weights is None else weights[used])]
     if used is None:
-        return [(rows, lengths, weights) for rows in columns]
+        return [Jagged(row, lengths, weights) for row in rows]
     return [
-        (rows[mask], lengths_of(mask, lengths), None if weights is None else weights[mask])
-        for rows, mask in zip(columns, used.unbind(1), strict=True)
+        Jagged(row[mask], lengths_of(mask, lengths), None if weights is None else weights[mask])
+        for row, mask in zip(rows, used.unbind(1), strict=True)
     ]
 
 
 def lengths_of(counts: Tensor, lengths: Tensor) -> Tensor:
     """The sum of ``counts`` ``[N]`` over each bag, of ``lengths`` ``[B]``."""
-    ends = nn.functional.pad(counts.cumsum(0), (1, 0))
+    sums = nn.functional.pad(counts.cumsum(0), (1, 0))
     bounds = nn.functional.pad(lengths.cumsum(0), (1, 0))
-    return ends[bounds].diff().to(lengths.dtype)
+    return sums[bounds].diff().to(lengths.dtype)
 
 
-def _keyed(
-    keys: list[str], jagged: dict[str, tuple[Tensor, Tensor, Tensor | None]], stride: int, weighted: bool = True
-) -> KeyedJaggedTensor:
+def _keyed(keys: list[str], jagged: dict[str, Jagged], stride: int, weighted: bool = True) -> KeyedJaggedTensor:
     """The batch of some keys. TorchRec takes no empty batch: it becomes one of a single sample without ids."""
     values, lengths, weights = zip(*(jagged[key] for key in keys), strict=True)
     if not stride:

@@ -15,7 +15,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from ...ops.layout import Extent
 from ...optim import RowOptimizer
 from ...tables import Tables
-from .names import collections, split_rows, table_rows
+from .names import collections, rank_lists, split_rows, table_rows
 
 State = dict[str, Any]  # tensors and sharded ones, by name
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -34,6 +34,7 @@ def weights(model: nn.Module) -> State:
         for key, rows in table_rows(collection).items():
             parts = split_rows(state.pop(prefix + key), list(rows.values()))
             state.update({prefix + name: part for name, part in zip(rows, parts, strict=True)})
+        state.update({prefix + name: ids for name, ids in rank_lists(collection).items()})
         networks = f"{prefix}compose."
         for key in [key for key in state if key.startswith(networks)]:
             state[prefix + key.removeprefix(networks)] = state.pop(key)
@@ -88,6 +89,8 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
         if value.size() != sizes[name]:
             raise ValueError(f"{name} is {tuple(sizes[name])} in the saved state and {tuple(value.size())} here")
     targets = Targets(needed)
+    tables = [module for module in get_unwrapped_module(model).modules() if isinstance(module, Tables)]
+    targets.finish += [module.place_integers for module in tables]  # which have copies of the lists of hot and cold ids
     parameters = _parameters(model)
     for optimizer in optimizers:
         loaded: dict[int, dict[str, Tensor]] = {}
@@ -235,7 +238,7 @@ def _parameters(model: nn.Module) -> dict[Tensor, Named]:
         if isinstance(tables, Tables):
             (stored,) = tables.parameters(recurse=False)
             names = tuple(f"{name}.{table}" if name else table for table, _ in tables.named_tables())
-            extents = [extent for feature in tables.extents for extent in feature]
+            extents = [extent for group in (*tables.extents, *tables.pools.values()) for extent in group]
             named[stored] = Named(stored.shape, names, partial(_cut_extents, extents), extents)
     return named
 

@@ -1,0 +1,201 @@
+"""How each feature of a collection is stored in TorchRec's tables, and which of their rows an id reads."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import init
+from ...collection import EmbeddingCollection
+from ...ops.layout import BITS, COLD, HOT, OFFSET, build
+from ...partitions import ExplicitPartition, Mixing, Partition
+from ...schemes import TableSpec
+from ...tables import pool_key
+
+
+class Part(NamedTuple):
+    """Rows under one name of quorem's, and the interval that they are drawn from."""
+
+    name: str
+    num_rows: int
+    low: float
+    high: float
+
+
+class StoredTable(NamedTuple):
+    """A table of TorchRec's: the rows of one or more parts, one after another."""
+
+    name: str
+    width: int
+    parts: tuple[Part, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all parts."""
+        return sum(part.num_rows for part in self.parts)
+
+
+class Reads(NamedTuple):
+    """What N ids read of their table's K parts."""
+
+    rows: list[Tensor]  # K of [N]: the row of each part
+    used: Tensor | None  # bool [N, K]: which are read; None where all are
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature: the table it reads, and the keys under which TorchRec looks its rows up.
+
+    Where vectors are sums of rows, all parts of a table are in one table of TorchRec's, ``merged``, and so are those of
+    tables that share a pool. Otherwise each part has a table and a key.
+
+    Args:
+        name: of the feature.
+        table: the name of its table.
+        spec: of its table.
+        padding: the id that stands for nothing, or None.
+        stored: TorchRec's table for each key.
+        bases: for each part of the table, the number of its first row in TorchRec's table.
+        partitions: of the composed ids: the table's, or those of its pool.
+        offset: of the composed ids among those of a pool.
+        bits: by which they are mixed.
+        hot: first entry and length of the list of hot ids; None where ids come by frequency.
+        cold: the same of cold ids.
+    """
+
+    name: str
+    table: str
+    spec: TableSpec
+    padding: int | None
+    stored: tuple[StoredTable, ...]
+    bases: tuple[int, ...]
+    partitions: tuple[Partition | ExplicitPartition, ...]
+    offset: int = 0
+    bits: int = 0
+    hot: tuple[int, int] | None = None
+    cold: tuple[int, int] | None = None
+
+    @property
+    def merged(self) -> bool:
+        """Whether one table of TorchRec's has all that the feature reads."""
+        return len(self.stored) == 1
+
+    @property
+    def summed(self) -> bool:
+        """Whether sums over bags of rows give the bags of ids: in all but ``mult`` and path-based tables."""
+        return self.spec.hidden is None and (self.merged or self.spec.operation != "mult")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the row numbers."""
+        return (self.name,) if self.merged else tuple(f"{self.name}:{j}" for j in range(len(self.stored)))
+
+    @property
+    def width(self) -> int:
+        """Columns of the vector that comes out: K D for feature generation."""
+        return self.spec.embedding_dim * self.spec.num_vectors
+
+    def reads(self, ids: Tensor, ranks: Tensor) -> Reads:
+        """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids."""
+        spec, used, own = self.spec, None, []
+        if spec.num_own:
+            row, numbers, composed = self._places(ids, ranks)
+            own = [row]
+            used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
+        else:
+            numbers = ids
+        if spec.pool is not None:
+            numbers = Mixing(self.bits)(numbers + self.offset)
+        elif spec.permutation is not None:
+            numbers = spec.permutation(numbers)
+        return Reads(own + [partition(numbers) for partition in self.partitions], used)
+
+    def _places(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each id its own row, its number among the composed ids, and whether it is one of these."""
+        spec = self.spec
+        if self.hot is None:
+            composed = (ids >= spec.num_hot) & (ids < spec.num_embeddings - spec.num_rest)
+            row, numbers = ids.clamp(max=spec.num_hot), ids - spec.num_hot
+        else:
+            row, is_hot = _search(ranks[self.hot[0] :][: self.hot[1]], ids)
+            composed, numbers = ~is_hot, ids - row
+            if spec.num_rest and self.cold is not None:
+                numbers, composed = _search(ranks[self.cold[0] :][: self.cold[1]], ids)
+                row = torch.where(is_hot, row, spec.num_hot)
+        return row, numbers.clamp(0, max(spec.num_composed - 1, 0)), composed
+
+
+def _search(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """How many entries of a rising list are below each id, and whether the id is in it."""
+    below = torch.searchsorted(ordered, ids.to(ordered.dtype))
+    if not len(ordered):
+        return below, torch.zeros_like(ids, dtype=torch.bool)
+    return below, ordered[below.clamp(max=len(ordered) - 1)] == ids
+
+
+def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]:
+    """The features of a single-device collection, and the lists of its tables' hot and cold ids, end to end.
+
+    Raises:
+        ValueError: if two tables of TorchRec's would have one name.
+    """
+    layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
+    pools = _pools(collection)
+    features: list[Feature] = []
+    for f, (name, t) in enumerate(zip(collection.features, collection.table_of, strict=True)):
+        spec, table, slot = collection.specs[t], collection.names[t], layout.slots[layout.spans[f, 0]].tolist()
+        parts, partitions = _parts(table, spec), spec.partitions[: len(spec.shapes) - (spec.num_own > 0)]
+        stored: tuple[StoredTable, ...]
+        if spec.pool is not None:
+            pool = pools[pool_key(collection.pools, spec)]
+            stored, names = (pool,), [part.name for part in pool.parts]
+            shared = [part for part in pool.parts if part.name.startswith("pools.")]
+            partitions = tuple(Partition(1, part.num_rows) for part in shared)
+            parts += shared
+        elif spec.operation == "add" or len(partitions) <= 1:
+            stored, names = (StoredTable(table, spec.embedding_dim, tuple(parts)),), [part.name for part in parts]
+        else:
+            widths = [width for _, width in spec.shapes]
+            stored = tuple(StoredTable(f"{table}:{j}", widths[j], (part,)) for j, part in enumerate(parts))
+            names = []
+        before = {name: sum(p.num_rows for p in stored[0].parts[:i]) for i, name in enumerate(names)}
+        ranks = collection.ranks_of[t]
+        features.append(
+            Feature(
+                name,
+                table,
+                spec,
+                collection.padding[t],
+                stored,
+                tuple(before.get(part.name, 0) for part in parts),
+                partitions,
+                slot[OFFSET],
+                slot[BITS],
+                None if ranks is None else (slot[HOT], len(ranks.hot)),
+                None if ranks is None else (slot[COLD], len(ranks.cold)),
+            )
+        )
+    return features, layout.ranks
+
+
+def _parts(table: str, spec: TableSpec) -> list[Part]:
+    """What a table stores by itself."""
+    intervals = init.intervals(spec)
+    return [
+        Part(f"tables.{table}.{j}", rows, *interval)
+        for j, ((rows, _), interval) in enumerate(zip(spec.shapes, intervals, strict=True))
+    ]
+
+
+def _pools(collection: EmbeddingCollection) -> dict[str, StoredTable]:
+    """A table for each pool: the own rows of the tables that share it, then its own."""
+    tables = {}
+    for key, extents in collection.pools.items():
+        members = [t for t, spec in enumerate(collection.specs) if pool_key(collection.pools, spec) == key]
+        own = [part for t in members for part in _parts(collection.names[t], collection.specs[t])]
+        bound = init.pool_bound(len(extents), [collection.specs[t] for t in members])
+        rows = [Part(f"pools.{key}.{j}", extent.rows, -bound, bound) for j, extent in enumerate(extents)]
+        width = collection.specs[members[0]].embedding_dim
+        tables[key] = StoredTable(key.replace(".", ":"), width, tuple(own + rows))
+    return tables
