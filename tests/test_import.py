@@ -7,7 +7,7 @@ import sys
 import pytest
 
 HEAVY = {"numba", "triton", "polars", "pyarrow", "matplotlib", "typer", "rich", "pandas", "scipy"}
-HEAVY |= {"torchrec", "fbgemm_gpu"}
+HEAVY |= {"torchrec", "fbgemm_gpu", "safetensors", "onnx", "onnxruntime"}
 
 
 def top_level_modules(statement: str) -> set[str]:
@@ -20,7 +20,7 @@ def top_level_modules(statement: str) -> set[str]:
 
 def test_import_is_light():
     alone = top_level_modules("import torch, numpy")
-    with_quorem = top_level_modules("import torch, numpy, quorem\nquorem.Embedding")
+    with_quorem = top_level_modules("import torch, numpy, quorem\nquorem.Embedding, quorem.load")
     assert "quorem" in with_quorem
     assert sorted((with_quorem - alone) & HEAVY) == []
 

@@ -7,6 +7,7 @@ from .embeddings import Embedding
 from .hashing import hash_strings
 from .quantize import quantize_
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Path, Pool, Scheme, TableSpec
+from .store.model_file import load, save
 
 __all__ = [
     "Embedding",
@@ -26,6 +27,8 @@ __all__ = [
     "TableSpec",
     "quantize_",
     "hash_strings",
+    "save",
+    "load",
     "partitions",
     "operations",
     "hashing",

@@ -125,6 +125,8 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) 
         biases: of each layer ``[G, out]``.
         activation: ``"relu"`` or ``"sigmoid"``.
     """
+    if weights[0].is_meta:  # nothing to draw, and torch would load its compiler for it
+        return
     d = weights[0].shape[1]
     units = min((w.shape[2] for w in weights[:-1]), default=d)
     pair = 2 if activation == "relu" and len(weights) > 1 else 1

@@ -65,7 +65,8 @@ class DCN(nn.Module):
 
     def reset_parameters(self) -> None:
         """Start all layers afresh (see ``mlp.start_``; cross layers alike, without bias); not the embeddings."""
-        nn.init.normal_(self.cross_weight, std=sqrt(2 / (self.cross_weight.shape[1] + 1)))
+        if not self.cross_weight.is_meta:
+            nn.init.normal_(self.cross_weight, std=sqrt(2 / (self.cross_weight.shape[1] + 1)))
         nn.init.zeros_(self.cross_bias)
         start_(self.deep)
         start_(self.output)

@@ -35,7 +35,7 @@ def start_(layers: nn.Module) -> None:
     is kept because the losses published for these networks were reached from it.
     """
     for layer in layers.modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:  # where torch would load its compiler for it
             nn.init.normal_(layer.weight, std=sqrt(2 / (layer.in_features + layer.out_features)))
             nn.init.normal_(layer.bias, std=sqrt(1 / layer.out_features))
 

@@ -1,0 +1,1 @@
+"""Files of modules and networks: safetensors with a description, checked and memory-mapped."""

@@ -1,0 +1,259 @@
+"""``quorem.save`` and ``quorem.load``: every scheme comes back as it was, and what does not fit is refused by name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from oracles import CASES, DTYPES, FEW, D, N, fill_
+from safetensors import safe_open
+from torch import nn
+
+from quorem import QR, Custom, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Table, tensor_file
+from quorem.models import DCN, DLRM
+from quorem.partitions import ExplicitPartition
+from quorem.store import model_file
+from quorem.store.model_file import KIND, load, save
+from quorem.tables import Tables
+from quorem.tensor_file import TensorFile
+
+IDS = torch.arange(N)
+
+
+def collection(**options: object) -> EmbeddingCollection:
+    groups = ExplicitPartition([i * i % 7 for i in range(N)])
+    tables = [
+        Table("user", N, D, QR(4)),
+        Table("item.id", N, D, CASES["path-mlp"], padding_idx=3),
+        Table("day", 7, D, Full()),
+        Table("shop", N, D, CASES["path-mlp"]),
+        Table("car", N, D, Custom((groups,), check=False)),
+        Table("words", 10**12, D, GeneralizedQR(4, permute=5)),
+    ]
+    return fill_(EmbeddingCollection(tables, **options))
+
+
+def assert_same(a: Tables, b: Tables) -> None:
+    assert type(a) is type(b) and a.specs == b.specs and a.padding == b.padding and a.names == b.names
+    assert {name: value.dtype for name, value in a.state_dict().items()} == {
+        name: value.dtype for name, value in b.state_dict().items()
+    }
+    for name, value in a.state_dict().items():
+        assert torch.equal(value, b.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_scheme(case: str, tmp_path: Path) -> None:
+    module = fill_(Embedding(N, D, replace(CASES[case], permute=2), padding_idx=7))
+    save(module, tmp_path / "table")
+    other = load(tmp_path / "table")
+    assert_same(module, other)
+    assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", FEW)
+def test_every_dtype_of_bags(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    options = {"mode": "sum", "include_last_offset": True, "on_invalid_id": "raise", "dtype": dtype}
+    module = fill_(EmbeddingBag(N, D, CASES[case], **options))
+    save(module, tmp_path / "bag")
+    other = load(tmp_path / "bag")
+    assert_same(module, other)
+    assert (other.mode, other.include_last_offset, other.on_invalid_id) == ("sum", True, "raise")
+    offsets = torch.tensor([0, 5, 5, N])
+    assert torch.equal(module(IDS, offsets), other(IDS, offsets))
+
+
+def test_collections(tmp_path: Path) -> None:
+    module = collection(mode="sum", sparse=True)
+    save(module, tmp_path / "tables")
+    other = load(tmp_path / "tables")
+    assert_same(module, other)
+    assert other.mode == "sum" and other.sparse
+    ids = torch.randint(0, 7, (5, 6))
+    assert torch.equal(module(ids), other(ids))
+
+
+@pytest.mark.parametrize("in_network", [False, True])
+def test_one_table_alone(in_network: bool, tmp_path: Path) -> None:
+    module = collection()
+    save(DLRM(module, num_dense=2, bottom=(4,), top=(4,)) if in_network else module, tmp_path / "tables")
+    for feature, name in enumerate(module.names):
+        table = load(tmp_path / "tables", table=name)
+        assert type(table) is Embedding and table.specs[0] == module.specs[feature]
+        assert table.padding_idx == module.padding[feature]
+        assert all(torch.equal(a, b) for a, b in zip(table.tables(), module.tables(feature), strict=True))
+        if name != "words":  # 10**12 ids
+            assert torch.equal(table.to_dense(), module.dense(feature))
+    with pytest.raises(ValueError, match=r"table \('shoe'\) of .*tables must be one of 'user', 'item.id', 'day',"):
+        load(tmp_path / "tables", table="shoe")
+    save(Embedding(N, D, QR(4)), tmp_path / "single")
+    with pytest.raises(ValueError, match=r"table \('user'\) of .*single must be None: the file holds a single table"):
+        load(tmp_path / "single", table="user")
+
+
+NETWORKS = {
+    "dlrm": lambda tables: DLRM(tables, num_dense=3, bottom=(8, 4), top=(6,)),
+    "dlrm-raw": lambda tables: DLRM(tables, num_dense=3, bottom=(), top=(6, 5), raw_dense=True),
+    "dlrm-no-dense": lambda tables: DLRM(tables, num_dense=0, top=(6,)),
+    "dcn": lambda tables: DCN(tables, num_dense=3, deep=(7, 5), num_cross=2),
+    "dcn-double": lambda tables: DCN(tables.double(), num_dense=3, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, tmp_path: Path) -> None:
+    network = NETWORKS[name](collection())
+    save(network, tmp_path / "net")
+    state = torch.get_rng_state()
+    other = load(tmp_path / "net")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(other) is type(network)
+    assert_same(network.embeddings, other.embeddings)
+    ids, dense = torch.randint(0, 7, (5, 6)), torch.rand(5, network.num_dense, dtype=network.output.weight.dtype)
+    assert torch.equal(network(dense, ids), other(dense, ids))
+    other(dense, ids).sum().backward()  # it trains
+
+
+def test_a_network_around_a_single_table(tmp_path: Path) -> None:
+    network = DLRM(Embedding(N, D, QR(4)), num_dense=2, bottom=(4,), top=(4,), embedding_dims=(D, D))
+    save(network, tmp_path / "net")
+    ids, dense = torch.randint(0, N, (5, 2)), torch.rand(5, 2)
+    assert torch.equal(network(dense, ids), load(tmp_path / "net")(dense, ids))
+
+
+def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
+    network = DLRM(collection(), num_dense=2, bottom=(4,), top=(4,))
+    network.embeddings.stored.requires_grad_(False)
+    network.output.bias.requires_grad_(False)
+    save(network, tmp_path / "net")
+    frozen = [name for name, p in load(tmp_path / "net").named_parameters() if not p.requires_grad]
+    assert frozen == ["embeddings.stored", "output.bias"]
+    assert not load(tmp_path / "net", table="user").stored.requires_grad
+
+
+def test_a_table_that_stayed_full_comes_back_without_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with pytest.warns(UserWarning, match="1 of 1 tables stay full"):
+        module = Embedding(3, D, QR(4, operation="feature"))
+    save(module, tmp_path / "table")
+    recwarn.clear()
+    assert load(tmp_path / "table")(torch.tensor([2])).shape == module(torch.tensor([2])).shape == (1, 1, D)
+    assert not list(recwarn)
+
+
+def test_parameters_are_the_mapped_file_and_private(tmp_path: Path) -> None:
+    module = collection()
+    save(module, tmp_path / "tables")
+    before = (tmp_path / "tables").read_bytes()
+    other = load(tmp_path / "tables", verify=False)
+    assert other.stored.untyped_storage().nbytes() == len(before)  # a view of the whole file, not a copy of its rows
+    with torch.no_grad():
+        other.stored.zero_()
+    assert (tmp_path / "tables").read_bytes() == before
+    assert_same(module, load(tmp_path / "tables"))
+
+
+def test_rows_that_lag_behind_are_saved_up_to_date(tmp_path: Path) -> None:
+    from quorem import optim
+
+    module = fill_(Embedding(N, D, QR(4)))
+    optim.apply_in_backward(module, optim.Adam, lr=0.1)
+    for i in (0, 1, 2):
+        module(torch.tensor([i])).sum().backward()
+    save(module, tmp_path / "table")
+    assert torch.equal(load(tmp_path / "table").to_dense(), module.to_dense())
+
+
+def test_other_readers_of_safetensors_read_it(tmp_path: Path) -> None:
+    module = collection(dtype=torch.bfloat16)
+    save(module, tmp_path / "tables.safetensors")
+    with safe_open(tmp_path / "tables.safetensors", "pt") as file:
+        for name, value in module.state_dict().items():
+            assert torch.equal(file.get_tensor(name), value)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(Embedding(N, D, QR(4)), tmp_path / "table")
+    before = (tmp_path / "table").read_bytes()
+
+    def fails(tensor: object) -> list[bytes]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensor_file, "checksum", lambda tensor: 0)
+    monkeypatch.setattr(tensor_file, "byte_blocks", fails)
+    with pytest.raises(OSError, match="disk full"):
+        save(Embedding(N, D, QR(6)), tmp_path / "table")
+    assert (tmp_path / "table").read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["table"]
+
+
+class OwnModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Embedding(N, D, QR(4))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (OwnModel(), "OwnModel"),
+        (nn.Embedding(3, 4), "Embedding"),
+        (DLRM(nn.Embedding(3, 4), embedding_dims=(4,)), "Emb"),
+    ],
+)
+def test_models_of_other_classes_are_refused(model: nn.Module, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=rf"model \({kind}.*\) must be an Embedding, EmbeddingBag, EmbeddingColl"):
+        save(model, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+# Files that are not what they should be. tests/store/test_damaged_files.py has those that are damaged.
+
+
+def test_there_is_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "nothing")
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    module, path = Embedding(N, D, QR(4)), tmp_path / "file"
+    torch.save(module.state_dict(), path)
+    with pytest.raises(ValueError, match=r"file is a zip archive, such as torch.save writes.*: it is not unpickled"):
+        load(path)
+    save_file(module.state_dict(), path)
+    with pytest.raises(ValueError, match=r"file is a safetensors file of something else: it says 'no format'"):
+        load(path)
+    save_file(module.state_dict(), path, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"file is a safetensors file of something else: it says 'pt' and must say"):
+        load(path)
+    for data in (b'{"json": "of 20 bytes"}', b"\x80\x04\x95" + bytes(100), b"label,user\n1,2\n" * 10):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"file is cut off, or not a quorem-model file: a header of"):
+            load(path)
+    for data in (b"", b"PK"):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=rf"file is cut off: it has {len(data)} bytes"):
+            load(path)
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(model_file, "KIND", KIND._replace(version=7))
+        save(Embedding(N, D, QR(4)), tmp_path / "table")
+    with pytest.raises(ValueError, match=r"table has format version '7', but this quorem reads 1"):
+        load(tmp_path / "table")
+
+
+def test_an_option_that_is_not_known_is_not_ignored(tmp_path: Path) -> None:
+    save(Embedding(N, D, QR(4)), tmp_path / "table")
+    file = TensorFile(tmp_path / "table", KIND)
+    tensors = {name: file.tensor(name).clone() for name in file.entries}
+    changed = json.loads(json.dumps(file.description))
+    changed["tables"][0]["rotation"] = 3
+    tensor_file.write(tmp_path / "table", KIND, tensors, changed)
+    with pytest.raises(ValueError, match="a table has rotation, which this version of quorem does not know"):
+        load(tmp_path / "table")
