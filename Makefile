@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,cpu,gpu,cli,data,train,report,torchrec-cpu
+EXTRAS := dev,cpu,gpu,cli,data,train,report,export,torchrec-cpu
 TORCHREC := torchrec==1.8.0
 
 # Each test worker is one process: one compute thread apiece keeps them from competing for the cores.

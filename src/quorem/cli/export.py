@@ -1,0 +1,46 @@
+"""``quorem export``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import plain_errors
+
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: quorem export model.quorem --format onnx --out model.onnx")
+def export(
+    model: Annotated[Path, typer.Argument(help="A file that quorem.save wrote.", exists=True)],
+    out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")],
+    format: Annotated[
+        Literal["onnx", "torch-export", "safetensors"],
+        typer.Option(help="An ONNX graph, a program for torch.export.load, or a file for quorem.load."),
+    ] = "onnx",
+    table: Annotated[str | None, typer.Option(help="Export this table of a collection alone.")] = None,
+    unknown: Annotated[
+        Literal["nan", "zeros"], typer.Option(help="What an id outside its table gives: NaN that shows, or zeros.")
+    ] = "nan",
+    jagged: Annotated[bool, typer.Option("--jagged", help="Bags of any length, given by offsets.")] = False,
+    sample_weights: Annotated[
+        bool, typer.Option("--sample-weights", help="Bags take a weight for each id too.")
+    ] = False,
+) -> None:
+    """Write a model for a runtime that needs neither quorem nor Python."""
+    with plain_errors():
+        from ..store.model_file import load, save
+
+        module = load(model, table=table)
+        if format == "safetensors":
+            save(module, out)
+        elif format == "onnx":
+            from ..serving.onnx_export import export_onnx
+
+            export_onnx(module, out, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
+        else:
+            from ..serving.torch_export import export_program, write_program
+
+            write_program(export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights), out)
+        size = sum(path.stat().st_size for path in [out, *out.parent.glob(f"{out.name}.????????.data")])
+        typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes")

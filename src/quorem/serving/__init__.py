@@ -1,0 +1,1 @@
+"""After training: exported graphs and programs, scoring."""

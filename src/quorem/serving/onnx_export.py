@@ -1,0 +1,109 @@
+"""A module or a network as one ONNX model."""
+
+import os
+
+import torch
+from torch import nn
+
+from ..bags import EmbeddingBag
+from ..collection import EmbeddingCollection
+from ..embeddings import Embedding
+from ..models import DCN, DLRM
+from ..store.model_file import tables_of
+from .groups import Unknown, check_options, output_shape
+from .onnx_graph import EXTERNAL_BYTES, OPSET, Graph
+from .onnx_networks import NetworkNodes
+from .onnx_tables import TableNodes
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    unknown: Unknown = "nan",
+    jagged: bool = False,
+    sample_weights: bool = False,
+    external_bytes: int = EXTERNAL_BYTES,
+) -> None:
+    """Write a model as an ONNX graph of plain operators (opset 18), for any batch size.
+
+    ==================== ========================================================= ===========================
+    model                inputs                                                    outputs
+    ==================== ========================================================= ===========================
+    Embedding            input ``[N]``                                             vectors ``[N, D]``
+    EmbeddingBag         input ``[B, L]``, or jagged: input ``[V]``, offsets       vectors ``[B, D]``
+    EmbeddingCollection  ids ``[B, F]``, or jagged: ids ``[V]``, offsets           vectors, as the module gives
+    DLRM, DCN            dense ``[B, num_dense]``, then as the collection          logits, probabilities ``[B]``
+    ==================== ========================================================= ===========================
+
+    Ids are int64. Bags are composed, then pooled; ``offsets`` is what the module takes. Tables in half precision stay
+    so in the file; everything is computed and given out in float32 (float64 for float64 tables).
+
+    Args:
+        model: as ``save`` takes it.
+        path: of the ``.onnx`` file; one that is there is replaced.
+        unknown: what an id outside of its table gives, since a graph cannot raise: ``"nan"``, a vector of NaN, and so
+            a score of NaN that cannot be taken for one; or ``"zeros"``, and in a bag nothing, as on a GPU.
+        jagged: bags of any length, given by offsets.
+        sample_weights: bags take ``per_sample_weights`` too.
+        external_bytes: from how many bytes of weights on these lie in a file beside it.
+
+    Raises:
+        TypeError: if the model is of another class.
+        ValueError: if an option does not fit the model.
+        OSError: if the disk is full; a file that was there before stays.
+    """
+    tables = tables_of(model)
+    check_options(model, unknown, jagged, sample_weights)
+    with torch.no_grad():
+        graph = Graph()
+        nodes = TableNodes(graph, tables, unknown)
+        if isinstance(model, DLRM | DCN):
+            dense = graph.input("dense", nodes.compute, ["batch", model.num_dense])
+            vectors = _vectors(graph, nodes, jagged, sample_weights, len(model.embedding_dims))
+            layers = NetworkNodes(graph, nodes.compute)
+            network = layers.dlrm if isinstance(model, DLRM) else layers.dcn
+            logits = network(model, dense, vectors)  # type: ignore[arg-type]
+            graph.output("logits", logits, nodes.compute, ["batch"])
+            graph.output("probabilities", graph.op("Sigmoid", logits), nodes.compute, ["batch"])
+        else:
+            vectors = _vectors(graph, nodes, jagged, sample_weights)
+            vectors = graph.op("Reshape", vectors, graph.constant([0, *output_shape(tables)]))
+            graph.output("vectors", vectors, nodes.compute, ["batch", *output_shape(tables)])
+        about = {"quorem.model": type(model).__name__, "quorem.unknown": unknown, "quorem.opset": str(OPSET)}
+        graph.write(path, metadata=about, external_bytes=external_bytes)
+
+
+def _vectors(graph: Graph, nodes: TableNodes, jagged: bool, sample_weights: bool, columns: int | None = None) -> str:
+    """Inputs of ids, and their vectors ``[B, sum W]``; a single table within a network takes several ``columns``."""
+    tables = nodes.tables
+    name = tables.ids_argument
+    if isinstance(tables, EmbeddingBag):
+        shape = ["values"] if jagged else ["batch", "length"]
+        ids = graph.input(name, torch.int64, shape)
+        offsets = _offsets(graph, ids, tables.include_last_offset) if jagged else None
+        weights = graph.input("per_sample_weights", nodes.compute, shape) if sample_weights else None
+        if offsets is None:
+            return nodes.bag_of_rows(ids, weights, tables.mode)
+        return nodes.bag(ids, offsets, weights, tables.mode)
+    if isinstance(tables, Embedding):
+        ids = graph.input(name, torch.int64, ["batch"] if columns is None else ["batch", columns])
+        vectors = nodes.lookup(graph.op("Reshape", ids, graph.constant([-1, 1])))
+        return (
+            vectors
+            if columns is None
+            else str(graph.op("Reshape", vectors, graph.constant([-1, columns * tables.embedding_dim])))
+        )
+    assert isinstance(tables, EmbeddingCollection)
+    if not jagged:
+        return nodes.lookup(graph.input(name, torch.int64, ["batch", len(tables.names)]))
+    ids = graph.input(name, torch.int64, ["values"])
+    offsets = graph.input("offsets", torch.int64, ["offsets"])
+    weights = graph.input("per_sample_weights", nodes.compute, ["values"]) if sample_weights else None
+    return nodes.bag(ids, offsets, weights, tables.mode)
+
+
+def _offsets(graph: Graph, ids: str, include_last: bool) -> str:
+    """The input ``offsets`` of ``EmbeddingBag``, with the number of ids at its end."""
+    offsets = graph.input("offsets", torch.int64, ["offsets"])
+    return offsets if include_last else str(graph.op("Concat", offsets, graph.op("Shape", ids), axis=0))

@@ -1,0 +1,157 @@
+"""An ONNX graph under construction: nodes of plain operators, constants, and weights that may lie in a file beside it.
+
+Everything is of the default operator set, so any runtime that has opset 18 runs it.
+"""
+
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ..files import replacing
+from ..tensor_file import ALIGNMENT, byte_blocks
+from ..version import __version__
+
+try:
+    import onnx
+    import onnx.numpy_helper
+    from onnx import helper
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError('ONNX graphs need onnx: pip install "quorem[export]"', name=error.name) from None
+
+OPSET = 18  # the first whose ScatterND and ScatterElements take a maximum
+IR_VERSION = 8  # of that opset's release
+EXTERNAL_BYTES = 2**31 - 2**20  # a protobuf message ends at 2 GiB; larger weights go to a file beside it
+DTYPES = {
+    torch.float32: onnx.TensorProto.FLOAT,
+    torch.float64: onnx.TensorProto.DOUBLE,
+    torch.float16: onnx.TensorProto.FLOAT16,
+    torch.bfloat16: onnx.TensorProto.BFLOAT16,
+    torch.int64: onnx.TensorProto.INT64,
+    torch.int32: onnx.TensorProto.INT32,
+    torch.uint8: onnx.TensorProto.UINT8,
+}
+Shape = Sequence[int | str] | None
+
+
+class Graph:
+    """Nodes and weights; every method that adds one returns the name of its output."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.weights: dict[str, list[Tensor]] = {}  # rows that follow each other make one tensor
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+
+    def input(self, name: str, dtype: torch.dtype, shape: Shape) -> str:
+        """An input of the graph; a string is a size that differs from call to call, no shape is any."""
+        self._inputs.append(helper.make_tensor_value_info(name, DTYPES[dtype], shape))
+        return name
+
+    def output(self, name: str, value: str, dtype: torch.dtype, shape: Shape) -> None:
+        """Give a value out under a name."""
+        self.nodes.append(helper.make_node("Identity", [value], [name]))
+        self._outputs.append(helper.make_tensor_value_info(name, DTYPES[dtype], shape))
+
+    def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
+        """Add a node; the name of its output, or a list of names where it has several."""
+        names = [f"{kind.lower()}_{len(self.nodes)}" + (f"_{i}" if outputs > 1 else "") for i in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
+        return names[0] if outputs == 1 else names
+
+    def constant(self, values: ArrayLike, dtype: Any = np.int64) -> str:
+        """A small constant; equal ones are stored once."""
+        array: NDArray[Any] = np.asarray(values, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = onnx.numpy_helper.from_array(array, f"constant_{len(self._constants)}")
+        return str(self._constants[key].name)
+
+    def scalar(self, value: float, like: torch.dtype) -> str:
+        """A floating-point number of a dtype, float32 or float64."""
+        return self.constant(value, np.float64 if like == torch.float64 else np.float32)
+
+    def weight(self, name: str, rows: Sequence[Tensor]) -> str:
+        """A weight, given as tensors that are joined along their first axis when they are written."""
+        assert name not in self.weights
+        self.weights[name] = list(rows)
+        return name
+
+    def cast(self, value: str, dtype: torch.dtype) -> str:
+        """A value in another dtype."""
+        return str(self.op("Cast", value, to=DTYPES[dtype]))
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        external_bytes: int = EXTERNAL_BYTES,
+    ) -> None:
+        """Write the model; weights of ``external_bytes`` or more in all go to ``NAME.CHECKSUM.data`` beside it.
+
+        Both files are there whole or not at all. The data file comes first and has its checksum in its name, so a
+        model that was there before keeps its own until it is replaced.
+
+        Raises:
+            OSError: if the disk is full; a model that was there before stays.
+        """
+        path = Path(path)
+        sizes = {name: sum(row.nbytes for row in rows) for name, rows in self.weights.items()}
+        external = sum(sizes.values()) >= external_bytes
+        data = self._write_data(path) if external else None
+        offset, initializers = 0, list(self._constants.values())  # shape inference reads them: they stay in the graph
+        for name, rows in self.weights.items():
+            shape = rows[0].shape if len(rows) == 1 else (sum(len(row) for row in rows), *rows[0].shape[1:])
+            tensor = onnx.TensorProto(name=name, data_type=DTYPES[rows[0].dtype], dims=shape)
+            if data is not None:
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                for key, value in (("location", data.name), ("offset", offset), ("length", sizes[name])):
+                    tensor.external_data.add(key=key, value=str(value))
+                offset += _padded(sizes[name])
+            else:
+                tensor.raw_data = b"".join(bytes(block) for row in rows for block in byte_blocks(row))
+            initializers.append(tensor)
+        graph = helper.make_graph(self.nodes, "quorem", self._inputs, self._outputs, initializers)
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="quorem",
+            producer_version=__version__,
+        )
+        helper.set_model_props(model, dict(metadata or {}))
+        text = model.SerializeToString()
+        with replacing(path, num_bytes=len(text)) as file:
+            file.write(text)
+        for old in path.parent.glob(f"{path.name}.????????.data"):
+            if data is None or old.name != data.name:
+                old.unlink()
+
+    def _write_data(self, path: Path) -> Path:
+        """Write all weights one after another, aligned."""
+        rows = [row for rows in self.weights.values() for row in rows]
+        checksum = 0
+        for row in rows:
+            for block in byte_blocks(row):
+                checksum = zlib.crc32(block, checksum)
+        data = path.with_name(f"{path.name}.{checksum:08x}.data")
+        with replacing(data, num_bytes=sum(row.nbytes for row in rows)) as file:
+            for parts in self.weights.values():
+                size = 0
+                for row in parts:
+                    for block in byte_blocks(row):
+                        size += file.write(block)
+                file.write(bytes(_padded(size) - size))
+        return data
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,73 @@
+"""DLRM and DCN (section 5.1) as ONNX nodes: from dense features and vectors already looked up to logits."""
+
+import torch
+from torch import Tensor, nn
+
+from ..models import DCN, DLRM
+from .onnx_graph import Graph
+
+
+class NetworkNodes:
+    """The layers of a network as nodes of a graph.
+
+    Args:
+        graph: that the nodes go to.
+        compute: dtype of the layers, float32 or float64.
+    """
+
+    def __init__(self, graph: Graph, compute: torch.dtype) -> None:
+        self.graph, self.compute = graph, compute
+
+    def dlrm(self, model: DLRM, dense: str, vectors: str) -> str:
+        """Logits ``[B]`` of dense features and vectors ``[B, sum D]``."""
+        graph = self.graph
+        stacked = graph.op("Reshape", vectors, graph.constant([0, len(model.embedding_dims), model.embedding_dim]))
+        beside = []
+        if model.num_dense:
+            low = self._layers(model.bottom, dense, "bottom")
+            stacked = graph.op("Concat", graph.op("Unsqueeze", low, graph.constant([1])), stacked, axis=1)
+            beside = [dense if model.raw_dense else low]
+        products = graph.op("MatMul", stacked, graph.op("Transpose", stacked, perm=[0, 2, 1]))
+        flat = graph.op("Reshape", products, graph.constant([0, model.num_vectors**2]))
+        dots = graph.op("Gather", flat, graph.constant(model.pairs.tolist()), axis=1)
+        features = graph.op("Concat", *beside, dots, axis=1) if beside else dots
+        top = self._layers(model.top, features, "top")
+        return self._flat(self._linear(model.output, top, "output"))
+
+    def dcn(self, model: DCN, dense: str, vectors: str) -> str:
+        """Logits ``[B]``; the cross layers as ``models.DCN`` folds them, their constants worked out beforehand."""
+        graph, num_cross = self.graph, len(model.cross_weight)
+        x0 = graph.op("Concat", dense, vectors, axis=1)
+        width = model.cross_weight.shape[1]
+        to_cross, to_deep = model.output.weight.detach()[0].split([width, model.output.in_features - width])
+        weights = torch.cat([model.cross_weight.detach(), to_cross[None]]).double()
+        shifts = (weights @ model.cross_bias.detach().double().mT).tril(-1).sum(1).tolist()
+        product = graph.op("MatMul", x0, self._weight("cross", weights.mT))
+        *dots, last = graph.op("Split", product, outputs=num_cross + 1, axis=1, num_outputs=num_cross + 1)
+        one = graph.scalar(1.0, self.compute)
+        a = one
+        for dot, shift in zip(dots, shifts, strict=False):
+            a = graph.op("Mul", a, graph.op("Add", dot, one))
+            a = graph.op("Add", a, graph.scalar(shift, self.compute))
+        bias = shifts[-1] + float(model.output.bias.detach())
+        cross = graph.op("Add", graph.op("Mul", a, last), graph.scalar(bias, self.compute))
+        deep = graph.op("MatMul", self._layers(model.deep, x0, "deep"), self._weight("to_deep", to_deep[:, None]))
+        return self._flat(graph.op("Add", cross, deep))
+
+    def _layers(self, layers: nn.Sequential, value: str, name: str) -> str:
+        for i, layer in enumerate(layers):
+            if isinstance(layer, nn.Linear):
+                value = self._linear(layer, value, f"{name}_{i}")
+            else:
+                value = self.graph.op("Relu", value)
+        return value
+
+    def _linear(self, layer: nn.Linear, value: str, name: str) -> str:
+        weight, bias = self._weight(f"{name}_weight", layer.weight), self._weight(f"{name}_bias", layer.bias)
+        return str(self.graph.op("Gemm", value, weight, bias, transB=1))
+
+    def _weight(self, name: str, values: Tensor) -> str:
+        return self.graph.weight(name, [values.detach().to(self.compute)])
+
+    def _flat(self, value: str) -> str:
+        return str(self.graph.op("Reshape", value, self.graph.constant([-1])))

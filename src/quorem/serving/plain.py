@@ -1,0 +1,259 @@
+"""Models in plain torch operators, without quorem's own: what ``torch.export`` turns into programs.
+
+Shapes: N ids, G tables of a group, V ids of a jagged batch, B bags, W columns that come out of a table.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..bags import EmbeddingBag
+from ..embeddings import Embedding
+from ..models import DCN, DLRM
+from ..store.model_file import tables_of
+from ..tables import Tables
+from .groups import Buckets, Group, Unknown, columns_in_order, groups_of, output_shape
+
+
+class Composed(NamedTuple):
+    """Composed vectors ``[..., W]``, and which ids are in range and which are padding ``[...]``."""
+
+    vectors: Tensor
+    in_range: Tensor
+    is_padding: Tensor
+
+
+class PlainBuckets(nn.Module):
+    """Which row, or network, an id takes."""
+
+    strides: Tensor | None
+    sizes: Tensor | None
+    maps: Tensor | None
+    map_starts: Tensor | None
+    starts: Tensor | None
+
+    def __init__(self, buckets: Buckets) -> None:
+        super().__init__()
+        for name in ("strides", "sizes", "map_starts", "starts"):
+            _constant(self, name, getattr(buckets, name))
+        self.register_buffer("maps", None if buckets.maps is None else torch.cat(buckets.maps))
+
+    def forward(self, place: Tensor, member: Tensor) -> Tensor:
+        """Rows of ids in range, each of the table ``member``."""
+        if self.maps is not None:
+            place = self.maps[place if self.map_starts is None else place + self.map_starts[member]]
+        if self.strides is not None:
+            place = place // self.strides[member]
+        if self.sizes is not None:
+            place = place % self.sizes[member]
+        return place if self.starts is None else place + self.starts[member]
+
+
+class PlainGroup(nn.Module):
+    """The tables of one group."""
+
+    limits: Tensor
+    padding: Tensor | None
+    multipliers: Tensor | None
+    shifts: Tensor | None
+
+    def __init__(self, group: Group, compute: torch.dtype) -> None:
+        super().__init__()
+        self.operation, self.width, self.compute = group.operation, group.width, compute
+        self.features = group.features
+        _constant(self, "limits", group.limits)
+        _constant(self, "padding", group.padding)
+        for name, values in zip(("multipliers", "shifts"), group.permutations or (None, None), strict=True):
+            _constant(self, name, values)
+        self.buckets = nn.ModuleList([PlainBuckets(buckets) for buckets in group.buckets])
+        self.rows = nn.ParameterList([_joined(rows) for rows in group.rows])
+        self.networks = nn.ModuleList([PlainBuckets(level.buckets) for level in group.levels])
+        self.weights, self.biases = (
+            nn.ParameterList([_joined(values).to(compute) for level in group.levels for values in getattr(level, kind)])
+            for kind in ("weights", "biases")
+        )
+        self.activation = torch.sigmoid if group.activation == "sigmoid" else torch.relu
+
+    def forward(self, ids: Tensor, member: Tensor) -> Composed:
+        """Vectors of ``ids``, each of the table ``member`` of the group; those out of range give the id 0's."""
+        limit = self.limits[member]
+        in_range = (ids >= 0) & (ids < limit)
+        place = torch.where(in_range, ids, 0)
+        is_padding = torch.zeros_like(in_range) if self.padding is None else in_range & (ids == self.padding[member])
+        if self.multipliers is not None and self.shifts is not None:
+            place = (place * self.multipliers[member] + self.shifts[member]) % limit
+        pairs = zip(self.rows, self.buckets, strict=True)
+        rows = [table[buckets(place, member)].to(self.compute) for table, buckets in pairs]
+        return Composed(self._paths(self._combined(rows), place, member), in_range, is_padding)
+
+    def _combined(self, rows: list[Tensor]) -> Tensor:
+        if self.operation in ("concat", "feature"):
+            return torch.cat(rows, -1)
+        total = rows[0]
+        for row in rows[1:]:
+            total = total * row if self.operation == "mult" else total + row
+        return total
+
+    def _paths(self, vectors: Tensor, place: Tensor, member: Tensor) -> Tensor:
+        """Vectors after the networks of section 4.1, each id with its own weights."""
+        layers = len(self.weights) // max(len(self.networks), 1)
+        for level, buckets in enumerate(self.networks):
+            network = buckets(place, member)
+            for i in range(level * layers, (level + 1) * layers):
+                vectors = (vectors[..., None, :] @ self.weights[i][network])[..., 0, :] + self.biases[i][network]
+                vectors = vectors if i == (level + 1) * layers - 1 else self.activation(vectors)
+        return vectors
+
+
+class PlainTables(nn.Module):
+    """The tables of a module: ``forward`` looks up ids ``[B, F]``, ``bag`` pools jagged ones."""
+
+    columns: Tensor | None
+
+    def __init__(self, tables: Tables, unknown: Unknown) -> None:
+        super().__init__()
+        self.num_features, self.unknown = len(tables.specs), unknown
+        self.compute = torch.float64 if tables.stored.dtype == torch.float64 else torch.float32
+        groups = groups_of(tables)
+        self.groups = nn.ModuleList([PlainGroup(group, self.compute) for group in groups])
+        columns = columns_in_order(groups)
+        _constant(self, "columns", None if columns == sorted(columns) else columns)
+        for number, group in enumerate(groups):
+            place = [group.features.index(f) if f in group.features else -1 for f in range(self.num_features)]
+            _constant(self, f"places_{number}", place)
+            _constant(self, f"features_{number}", group.features)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors of ``ids`` ``[B, F]``, features in order: ``[B, sum W]``."""
+        parts = []
+        for number, group in enumerate(self.groups):
+            features = getattr(self, f"features_{number}")
+            composed = group(ids[:, features], torch.arange(len(features), device=ids.device))
+            fill = torch.nan if self.unknown == "nan" else 0.0
+            vectors = torch.where(composed.in_range[..., None], composed.vectors, fill)
+            parts.append(torch.where(composed.is_padding[..., None], 0.0, vectors).flatten(1))
+        return self._ordered(parts)
+
+    def bag(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, mode: str) -> Tensor:
+        """Pooled vectors ``[B, sum W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``, feature by feature."""
+        batch = (offsets.shape[0] - 1) // self.num_features
+        bag = torch.searchsorted(offsets[1:], torch.arange(ids.shape[0], device=ids.device), right=True)
+        return self.pool(ids, bag, batch, weights, mode)
+
+    def pool(self, ids: Tensor, bag: Tensor, batch: int, weights: Tensor | None, mode: str) -> Tensor:
+        """Pooled vectors of ids ``[V]`` whose ``bag``, feature by feature, is known; ids past the last are left out."""
+        size = torch.sym_max(batch, 1)
+        feature = bag // size
+        parts = []
+        for number, group in enumerate(self._groups()):
+            places = getattr(self, f"places_{number}")
+            member = places[feature.clamp(max=self.num_features - 1)]
+            inside = (feature < self.num_features) & (member >= 0)
+            member = member.clamp(min=0)
+            composed = group(torch.where(inside, ids, 0), member)
+            row = torch.where(inside, bag % size, batch)  # one more than there are, for ids that are not of the group
+            parts.append(self._pooled(composed, (row, member), batch, weights, mode, group).flatten(1))
+        return self._ordered(parts)
+
+    def _pooled(
+        self,
+        composed: Composed,
+        bag: tuple[Tensor, Tensor],
+        batch: int,
+        weights: Tensor | None,
+        mode: str,
+        group: PlainGroup,
+    ) -> Tensor:
+        """Vectors ``[B, G, W]``; ``bag`` is the row and the table of each id, and row B is left out."""
+        tables = len(group.features)
+
+        def count(mask: Tensor) -> Tensor:
+            zeros = composed.vectors.new_zeros(batch + 1, tables, 1)
+            return zeros.index_put(bag, mask.to(self.compute)[:, None], accumulate=True)[:-1]
+
+        counted = composed.in_range & ~composed.is_padding
+        start = -torch.inf if mode == "max" else 0.0
+        vectors = torch.where(counted[:, None], composed.vectors, start)
+        vectors = vectors if weights is None else vectors * weights[:, None]
+        if mode == "max":  # of EmbeddingBag, which has one table
+            lowest = vectors.new_full((batch + 1, group.width), start)
+            pooled = lowest.scatter_reduce(0, bag[0][:, None].expand(vectors.shape), vectors, "amax")[:-1, None]
+            pooled = torch.where(count(counted) > 0, pooled, 0.0)
+        else:
+            zeros = vectors.new_zeros(batch + 1, tables, group.width)
+            pooled = zeros.index_put(bag, vectors, accumulate=True)[:-1]
+        if mode == "mean":
+            pooled = pooled / count(counted).clamp(min=1)
+        return torch.where(count(~composed.in_range) > 0, torch.nan, pooled) if self.unknown == "nan" else pooled
+
+    def _groups(self) -> list[PlainGroup]:
+        return cast(list[PlainGroup], list(self.groups))
+
+    def _ordered(self, parts: Sequence[Tensor]) -> Tensor:
+        together = torch.cat(list(parts), 1)
+        return together if self.columns is None else together[:, self.columns]
+
+
+class PlainModel(nn.Module):
+    """A module or a network in plain operators; ``forward`` takes what ``export_onnx`` says, and gives the same.
+
+    Args:
+        model: as ``save`` takes it.
+        unknown: what an id out of range gives.
+        jagged: bags of any length, given by offsets.
+    """
+
+    def __init__(self, model: nn.Module, *, unknown: Unknown = "nan", jagged: bool = False) -> None:
+        super().__init__()
+        tables = tables_of(model)
+        self.tables, self.jagged = PlainTables(tables, unknown), jagged
+        self.mode = getattr(tables, "mode", None)
+        self.rows_are_bags = isinstance(tables, EmbeddingBag) and not jagged
+        self.last_is_missing = isinstance(tables, EmbeddingBag) and not tables.include_last_offset
+        self.one_table = isinstance(tables, Embedding)
+        self.shape = output_shape(tables)
+        self.num_columns = sum(getattr(model, "embedding_dims", ()))
+        self.network: DLRM | DCN | None = None
+        if isinstance(model, DLRM | DCN):
+            self.network = _layers_of(model, self.tables.compute)
+
+    def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Outputs by name."""
+        dense, ids = (inputs[0], inputs[1:]) if self.network is not None else (None, inputs)
+        vectors = self._vectors(*ids)
+        if dense is None or self.network is None:
+            return {"vectors": vectors.reshape(vectors.shape[0], *self.shape)}
+        logits = self.network.logits(dense, vectors.reshape(dense.shape[0], self.num_columns))
+        return {"logits": logits, "probabilities": logits.sigmoid()}
+
+    def _vectors(self, ids: Tensor, *rest: Tensor) -> Tensor:
+        if self.rows_are_bags:
+            weights = rest[0].reshape(-1) if rest else None
+            rows, length = ids.shape
+            bag = torch.arange(rows * length, device=ids.device) // torch.sym_max(length, 1)
+            return self.tables.pool(ids.reshape(-1), bag, ids.shape[0], weights, str(self.mode))
+        if self.jagged:
+            offsets, *weighted = rest
+            if self.last_is_missing:
+                offsets = torch.cat([offsets, offsets.new_full((1,), ids.shape[0])])
+            return self.tables.bag(ids, offsets, weighted[0] if weighted else None, str(self.mode))
+        return self.tables(ids.reshape(-1, 1) if self.one_table else ids)
+
+
+def _layers_of(model: DLRM | DCN, compute: torch.dtype) -> DLRM | DCN:
+    """A copy of a network in one dtype, without its embeddings."""
+    nothing: dict[int, object] = {id(model.embeddings): nn.Identity()}
+    return copy.deepcopy(model, nothing).to(compute)
+
+
+def _constant(module: nn.Module, name: str, values: list[int] | None) -> None:
+    """Integers of a module, or None."""
+    module.register_buffer(name, None if values is None else torch.tensor(values, device="cpu"), persistent=True)
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    """A copy, since an exported program keeps whole storages, and rows are views of one that all tables share."""
+    return torch.cat(rows)

@@ -1,0 +1,78 @@
+"""A module or a network as a ``torch.export`` program that runs where quorem is not installed."""
+
+import os
+
+import torch
+import torch.fx.experimental._config
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ..bags import EmbeddingBag
+from ..collection import EmbeddingCollection
+from ..files import replacing
+from ..models import DCN, DLRM
+from ..store.model_file import tables_of
+from .groups import Unknown, check_options
+from .plain import PlainModel
+
+BATCH = 3  # of the example that is traced: torch takes sizes of 0 and 1 for constants
+
+
+def export_program(
+    model: nn.Module, *, unknown: Unknown = "nan", jagged: bool = False, sample_weights: bool = False
+) -> ExportedProgram:
+    """A model as an exported program of torch's own operators, for any batch size.
+
+    Inputs, outputs and options are those of ``export_onnx``: inputs in that order, outputs by name.
+
+    Raises:
+        TypeError: if the model is of another class.
+        ValueError: if an option does not fit the model.
+    """
+    check_options(model, unknown, jagged, sample_weights)
+    plain = PlainModel(model, unknown=unknown, jagged=jagged).eval()
+    inputs, sizes = _example(model, plain, jagged, sample_weights)
+    # Without it a batch size that follows from the length of the offsets could not be 1.
+    with torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        return torch.export.export(plain, tuple(inputs), dynamic_shapes=(tuple(sizes),))
+
+
+def write_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
+    """Write an exported program for ``torch.export.load``, such that the file is there whole or not at all.
+
+    Raises:
+        OSError: if the disk is full; a file that was there before stays.
+    """
+    with replacing(path) as file:
+        torch.export.save(program, file)
+
+
+def _example(
+    model: nn.Module, plain: PlainModel, jagged: bool, sample_weights: bool
+) -> tuple[list[Tensor], list[dict[int, Dim]]]:
+    """Inputs to trace with, and which of their sizes differ from call to call."""
+    tables, batch = tables_of(model), Dim("batch")
+    inputs: list[Tensor] = []
+    sizes: list[dict[int, Dim]] = []
+    if isinstance(model, DLRM | DCN):
+        inputs.append(torch.zeros(BATCH, model.num_dense, dtype=plain.tables.compute))
+        sizes.append({0: batch})
+    if not jagged:
+        if isinstance(tables, EmbeddingCollection):
+            shape = [BATCH, len(tables.names)]
+        elif isinstance(tables, EmbeddingBag):
+            shape = [BATCH, BATCH + 1]
+        else:
+            shape = [BATCH, len(model.embedding_dims)] if isinstance(model, DLRM | DCN) else [BATCH]
+        inputs.append(torch.zeros(shape, dtype=torch.int64))
+        sizes.append({0: batch, 1: Dim("length")} if isinstance(tables, EmbeddingBag) else {0: batch})
+    else:
+        features = len(tables.specs)
+        count = features * BATCH + (not isinstance(tables, EmbeddingBag) or tables.include_last_offset)
+        inputs += [torch.zeros(2 * count, dtype=torch.int64), torch.arange(count)]
+        extra = count - features * BATCH
+        sizes += [{0: Dim("values")}, {0: features * batch + extra if (features, extra) != (1, 0) else batch}]
+    if sample_weights:
+        inputs.append(torch.ones(inputs[-1 - jagged].shape, dtype=plain.tables.compute))
+        sizes.append(sizes[-1 - jagged])
+    return inputs, sizes

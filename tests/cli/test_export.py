@@ -1,0 +1,63 @@
+"""``quorem export``: each format from a saved file, and its errors in a line."""
+
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import quorem
+from quorem.cli import app
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["export", *map(str, arguments)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def model() -> quorem.models.DLRM:
+    tables = [quorem.Table("user", 1000, 16, quorem.QR(4)), quorem.Table("day", 7, 16)]
+    return quorem.models.DLRM(quorem.EmbeddingCollection(tables), num_dense=3, bottom=(8,), top=(8,))
+
+
+IDS, DENSE = torch.tensor([[999, 6], [5, 0], [3, 7]]), torch.rand(3, 3)  # the last day does not exist
+
+
+def test_formats(model: quorem.models.DLRM, tmp_path: Path) -> None:
+    quorem.save(model, tmp_path / "model")
+    expected = model(DENSE[:2], IDS[:2]).detach()
+    assert "DLRM, onnx, " in run(tmp_path / "model", "--out", tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    logits = torch.from_numpy(session.run(["logits"], {"dense": DENSE.numpy(), "ids": IDS.numpy()})[0])
+    torch.testing.assert_close(logits[:2], expected)
+    assert logits[2].isnan()
+    run(tmp_path / "model", "--format", "torch-export", "--out", tmp_path / "model.pt2", "--unknown", "zeros")
+    logits = torch.export.load(tmp_path / "model.pt2").module()(DENSE, IDS)["logits"]
+    torch.testing.assert_close(logits[:2].detach(), expected)
+    assert logits.isfinite().all()
+    run(tmp_path / "model", "--format", "safetensors", "--out", tmp_path / "copy")
+    torch.testing.assert_close(quorem.load(tmp_path / "copy")(DENSE[:2], IDS[:2]).detach(), expected)
+
+
+def test_one_table(model: quorem.models.DLRM, tmp_path: Path) -> None:
+    quorem.save(model, tmp_path / "model")
+    assert "Embedding, onnx" in run(tmp_path / "model", "--table", "user", "--out", tmp_path / "user.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "user.onnx")
+    vectors = session.run(None, {"input": torch.arange(1000).numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(vectors), model.embeddings.to_dense()["user"].detach())
+
+
+def test_errors_are_a_line(model: quorem.models.DLRM, tmp_path: Path) -> None:
+    quorem.save(model, tmp_path / "model")
+    (tmp_path / "other").write_text("nothing")
+    for arguments, message in [
+        ((tmp_path / "other", "--out", tmp_path / "out"), "other is cut off"),
+        ((tmp_path / "model", "--table", "shoe", "--out", tmp_path / "out"), "table ('shoe') of"),
+        ((tmp_path / "model", "--sample-weights", "--out", tmp_path / "out"), "sample_weights (True) must be False"),
+    ]:
+        done = CliRunner().invoke(app, ["export", *map(str, arguments)])
+        assert done.exit_code == 1 and message in done.output and "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()
