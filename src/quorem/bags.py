@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .checks import BagMode, InvalidIdMode, check_bag_mode, check_ids, check_offsets, check_sample_weights
 from .embeddings import Embedding
 from .ops.rows import bag_and_feature
-from .schemes import Scheme
+from .schemes import Ranks, Scheme
 
 
 class EmbeddingBag(Embedding):
@@ -51,7 +51,7 @@ class EmbeddingBag(Embedding):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
-        frequencies: Tensor | None = None,
+        frequencies: Tensor | Ranks | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from .checks import (
     check_sample_weights,
 )
 from .schemes import Full, Scheme, check_scheme
-from .schemes.frequency import check_frequencies
+from .schemes.frequency import Ranks, check_frequencies
 from .tables import Tables
 
 ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
@@ -34,7 +34,8 @@ class Table:
         scheme: how the table is stored.
         padding_idx: an id whose vector is zero and takes no gradient.
         features: names of the features that read this table; the table's own name where empty.
-        frequencies: how often each id occurs, ``[n]``; a ``HotCold`` scheme ranks ids by it.
+        frequencies: how often each id occurs, ``[n]``, or ``schemes.Ranks``, the hot and cold ids themselves; a
+            ``HotCold`` scheme ranks ids by it.
 
     >>> from quorem import QR
     >>> Table("user", 1000, 16, QR(num_collisions=4))
@@ -47,7 +48,7 @@ class Table:
     scheme: Scheme = Full()  # noqa: RUF009 - a scheme is frozen
     padding_idx: int | None = None
     features: tuple[str, ...] = ()
-    frequencies: Tensor | None = field(default=None, compare=False, repr=False)
+    frequencies: Tensor | Ranks | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the name and the scheme."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .checks import InvalidIdMode, check_ids, check_padding, check_unsupported
 from .schemes import Full, Scheme, check_scheme
-from .schemes.frequency import check_frequencies
+from .schemes.frequency import Ranks, check_frequencies
 from .tables import Tables
 
 
@@ -25,7 +25,8 @@ class Embedding(Tables):
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count,
             warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
-        frequencies: how often each id occurs, ``[n]``, for a ``HotCold`` scheme; None where ids come by frequency.
+        frequencies: for a ``HotCold`` scheme how often each id occurs, ``[n]``, or ``schemes.Ranks``, the hot and cold
+            ids themselves; None where ids come by frequency.
         device: where the tables are, ``"meta"`` included.
         dtype: float32, float64, bfloat16 or float16.
 
@@ -53,7 +54,7 @@ class Embedding(Tables):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
-        frequencies: Tensor | None = None,
+        frequencies: Tensor | Ranks | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

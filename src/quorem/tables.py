@@ -50,7 +50,7 @@ class Tables(nn.Module):
         padding: Sequence[int | None],
         *,
         features: Sequence[tuple[str, int]] | None = None,
-        frequencies: Sequence[Tensor | None] | None = None,
+        frequencies: Sequence[Tensor | Ranks | None] | None = None,
         sparse: bool,
         on_invalid_id: InvalidIdMode,
         device: torch.device | str | None,

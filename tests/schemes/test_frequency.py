@@ -23,7 +23,7 @@ from quorem import (
     Table,
 )
 from quorem.partitions import Mixing
-from quorem.schemes import from_json, to_json
+from quorem.schemes import Ranks, from_json, to_json
 from quorem.schemes.frequency import places, rank
 
 N, D = 97, 8
@@ -174,6 +174,26 @@ def test_state_dict_copies_and_pickles_hold_the_lists_of_ids(frequencies):
 )
 def test_json(scheme):
     assert from_json(to_json(scheme)) == scheme
+
+
+def test_lists_of_ids_may_be_given_instead_of_frequencies():
+    scheme, counts = HotCold(10, cold=QR(4), num_rest=40), torch.randint(0, 9, (N,))
+    module = varied(Embedding(N, D, scheme, frequencies=counts))
+    lists = module.ranks_of[0]
+    other = Embedding(N, D, scheme, frequencies=Ranks(lists.hot.long(), lists.cold))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.to_dense(), module.to_dense())
+    wrong = {
+        "frequencies lists 9 hot and 47 cold ids but must list 10 and 47": Ranks(lists.hot[1:], lists.cold),
+        r"frequencies.hot must rise and lie in \[0, 97\)": Ranks(lists.hot.flip(0), lists.cold),
+        r"frequencies.cold must rise and lie in \[0, 97\)": Ranks(lists.hot, lists.cold + 50),
+        "frequencies must not list an id as hot and as cold": Ranks(lists.cold[:10], lists.cold),
+    }
+    for message, ranks in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            Embedding(N, D, scheme, frequencies=ranks)
+    with pytest.raises(TypeError, match=r"frequencies.hot must be a 1-D tensor of int32 or int64"):
+        Embedding(N, D, scheme, frequencies=Ranks(lists.hot.float(), lists.cold))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 7, 12])

@@ -14,9 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from oracles import CASES, fill_
 
-from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingCollection, Table, tensor_file
+from quorem import (
+    QR,
+    ChineseRemainder,
+    Custom,
+    Embedding,
+    EmbeddingCollection,
+    HotCold,
+    Pool,
+    Table,
+    quantize_,
+    tensor_file,
+)
 from quorem.models import DCN, DLRM
 from quorem.partitions import ExplicitPartition
 from quorem.store.model_file import KIND, load, save
@@ -32,6 +44,7 @@ def network() -> DLRM:
         Table("path", 60, 4, CASES["path-mlp"]),
         Table("car", 6, 4, cars, padding_idx=1),
         Table("item", 60, 4, ChineseRemainder(2, operation="concat")),
+        Table("hot", 60, 4, HotCold(5, cold=Pool(20), num_rest=10), frequencies=torch.arange(60)),
     ]
     return DLRM(fill_(EmbeddingCollection(tables)), num_dense=2, bottom=(3,), top=(3,))
 
@@ -150,7 +163,7 @@ def test_wrong_values_in_the_description(kind: str, saved: Path, tmp_path: Path)
     source, path = saved, tmp_path / "hostile"
     if kind == "table":
         source = tmp_path / "table"
-        save(Embedding(60, 6, CASES["path-levels"], padding_idx=3), source)
+        save(quantize_(Embedding(60, 6, CASES["path-levels"], padding_idx=3), 4), source)
     file = TensorFile(source, KIND)
     tensors = {name: file.tensor(name).clone() for name in file.entries}
     accepted = set()
@@ -163,7 +176,7 @@ def test_wrong_values_in_the_description(kind: str, saved: Path, tmp_path: Path)
                 accepted.add(place[-1])
     # Other values of these describe the same file: ids in another order, another padding id, options of no shape.
     harmless = {"padding_idx", "permutation", "num_embeddings", "sparse", "frozen", "num_collisions", "permute"}
-    assert accepted <= harmless | {"check", "force", "stride", 0, 1}
+    assert accepted <= harmless | {"check", "force", "stride", "features", 0, 1}
 
 
 @pytest.mark.parametrize("name", ["embeddings", "frozen", "versions", "type", "top"])

@@ -10,7 +10,20 @@ from oracles import CASES, DTYPES, FEW, D, N, fill_
 from safetensors import safe_open
 from torch import nn
 
-from quorem import QR, Custom, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Table, tensor_file
+from quorem import (
+    QR,
+    Custom,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    GeneralizedQR,
+    HotCold,
+    Pool,
+    Table,
+    quantize_,
+    tensor_file,
+)
 from quorem.models import DCN, DLRM
 from quorem.partitions import ExplicitPartition
 from quorem.store import model_file
@@ -35,7 +48,9 @@ def collection(**options: object) -> EmbeddingCollection:
 
 
 def assert_same(a: Tables, b: Tables) -> None:
-    assert type(a) is type(b) and a.specs == b.specs and a.padding == b.padding and a.names == b.names
+    assert type(a) is type(b) and a.padding == b.padding and a.names == b.names
+    assert a.specs == tuple(replace(spec, fallback=None) for spec in b.specs)
+    assert all(torch.equal(x, y) for x, y in zip(a.layout, b.layout, strict=True))
     assert {name: value.dtype for name, value in a.state_dict().items()} == {
         name: value.dtype for name, value in b.state_dict().items()
     }
@@ -50,6 +65,82 @@ def test_every_scheme(case: str, tmp_path: Path) -> None:
     other = load(tmp_path / "table")
     assert_same(module, other)
     assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
+
+
+COLD = ExplicitPartition([i % 7 for i in range(45)])
+HOT_COLD = {
+    "qr": HotCold(5, cold=QR(4), force=True),
+    "rest": HotCold(5, cold=QR(4, operation="concat", permute=3), num_rest=10, force=True),
+    "path": HotCold(5, cold=CASES["path-mlp"], num_rest=10, force=True),
+    "map": HotCold(5, cold=Custom((COLD,), check=False), num_rest=10, force=True),
+    "no cold": HotCold(20, cold=QR(4), num_rest=40, force=True),
+    "no hot": HotCold(0, cold=GeneralizedQR(2), num_rest=10, force=True),
+    "all cold": HotCold(0, cold=QR(4)),
+    "pool": HotCold(5, cold=Pool(40), num_rest=10, force=True),
+}
+COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("frequencies", [None, COUNTS], ids=["by frequency", "ranked"])
+@pytest.mark.parametrize("case", HOT_COLD)
+def test_hot_and_cold_ids(case: str, frequencies: torch.Tensor | None, tmp_path: Path) -> None:
+    module = fill_(Embedding(N, D, HOT_COLD[case], padding_idx=7, frequencies=frequencies))
+    save(module, tmp_path / "table")
+    other = load(tmp_path / "table")
+    assert_same(module, other)
+    assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
+
+
+def pooled(**options: object) -> EmbeddingCollection:
+    """Pools of two widths, a table that two features read, paths behind hot ids, lists of ids."""
+    tables = [
+        Table("user", N, D, HotCold(5, cold=Pool(40), num_rest=10), frequencies=COUNTS),
+        Table("item", N, D, HotCold(3, cold=Pool(40)), features=("clicked", "seen"), padding_idx=2),
+        Table("shop", N, 6, HotCold(3, cold=Pool(40))),
+        Table("city", N, D, HOT_COLD["path"], features=("from", "to"), frequencies=COUNTS),
+        Table("day", 7, D),
+    ]
+    return fill_(EmbeddingCollection(tables, **options))
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_pools_and_tables_of_several_features(bits: int, tmp_path: Path) -> None:
+    module = pooled()
+    if bits:
+        quantize_(module, bits)
+    save(module, tmp_path / "tables")
+    other = load(tmp_path / "tables")
+    assert_same(module, other)
+    assert other.features == module.features and other.bits == bits and other.dtype == torch.float32
+    ids = torch.randint(0, 7, (9, 7))
+    assert torch.equal(module(ids), other(ids))
+    with pytest.raises(ValueError, match=r"table \('user'\) of .*tables must be loaded with the whole file: its rows"):
+        load(tmp_path / "tables", table="user")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", FEW)
+def test_quantized_tables(case: str, dtype: torch.dtype, bits: int, tmp_path: Path) -> None:
+    module = quantize_(fill_(Embedding(N, D, CASES[case], padding_idx=7, dtype=dtype)), bits)
+    save(module, tmp_path / "table")
+    other = load(tmp_path / "table")
+    assert_same(module, other)
+    assert other.bits == bits and other.dtype == dtype and not other.stored.requires_grad
+    assert torch.equal(module(IDS), other(IDS))
+
+
+def test_one_quantized_table_alone(tmp_path: Path) -> None:
+    module = quantize_(fill_(EmbeddingCollection([Table("a", N, D, QR(4)), Table("b", N, D, CASES["path-mlp"])])), 4)
+    save(module, tmp_path / "tables")
+    for name in "ab":
+        assert torch.equal(load(tmp_path / "tables", table=name).to_dense(), module.to_dense()[name])
+    mixed = quantize_(EmbeddingCollection([Table("a", N, D), Table("b", N, 3)]), 8)
+    save(mixed, tmp_path / "tables")
+    with pytest.raises(
+        ValueError, match=r"table \('a'\) of .* is stored in pieces of 3 numbers and must be loaded with"
+    ):
+        load(tmp_path / "tables", table="a")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

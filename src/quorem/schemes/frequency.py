@@ -133,16 +133,17 @@ class Ranks(NamedTuple):
     cold: Tensor  # empty where there is no rest: then all that is not hot is cold
 
 
-def rank(frequencies: Tensor, spec: TableSpec) -> Ranks:
+def rank(frequencies: "Tensor | Ranks", spec: TableSpec) -> Ranks:
     """The hot and cold ids of a table, by falling frequency; of equals, the lower id first.
 
     Args:
-        frequencies: how often each id occurs, ``[n]``, integers or floats.
+        frequencies: how often each id occurs, ``[n]``, integers or floats; or the lists themselves.
         spec: of a ``HotCold`` table.
 
     Raises:
         TypeError: if ``frequencies`` is not a tensor of numbers.
-        ValueError: if it has another length, or a frequency is negative or not finite.
+        ValueError: if it has another length, or a frequency is negative or not finite; if lists have other lengths, do
+            not rise, or share an id.
 
     >>> from quorem import Full
     >>> spec = HotCold(1, cold=Full(), num_rest=2).spec(5, 4)
@@ -150,6 +151,12 @@ def rank(frequencies: Tensor, spec: TableSpec) -> Ranks:
     Ranks(hot=tensor([2], dtype=torch.int32), cold=tensor([0, 4], dtype=torch.int32))
     """
     frequencies = check_frequencies(frequencies, spec.num_embeddings)
+    if isinstance(frequencies, Ranks):
+        lengths = (spec.num_hot, spec.num_composed if spec.num_rest else 0)
+        if (len(frequencies.hot), len(frequencies.cold)) != lengths:
+            found = f"{len(frequencies.hot)} hot and {len(frequencies.cold)} cold"
+            raise ValueError(f"frequencies lists {found} ids but must list {lengths[0]} and {lengths[1]}")
+        return frequencies
     order = torch.argsort(frequencies, descending=True, stable=True)
     dtype = torch.int32 if spec.num_embeddings < 2**31 else torch.int64
     hot = order[: spec.num_hot].sort().values.to(dtype)
@@ -176,8 +183,10 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     return place
 
 
-def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor:
-    """``frequencies`` ``[n]`` on the CPU, checked."""
+def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor | Ranks:
+    """``frequencies`` ``[n]``, or lists of hot and cold ids, on the CPU, checked."""
+    if isinstance(frequencies, Ranks):
+        return _check_ranks(frequencies, n, name)
     if not isinstance(frequencies, Tensor):
         try:
             frequencies = torch.as_tensor(frequencies)
@@ -193,3 +202,15 @@ def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Te
         i = int(wrong.nonzero()[0])
         raise ValueError(f"{name}[{i}] ({frequencies[i].item()}) must be at least 0 and finite")
     return frequencies
+
+
+def _check_ranks(ranks: Ranks, n: int, name: str) -> Ranks:
+    dtype = torch.int32 if n < 2**31 else torch.int64
+    for kind, ids in ranks._asdict().items():
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
+            raise TypeError(f"{name}.{kind} must be a 1-D tensor of int32 or int64")
+        if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= n or (ids.diff() <= 0).any()):
+            raise ValueError(f"{name}.{kind} must rise and lie in [0, {n})")
+    if torch.isin(ranks.hot, ranks.cold, assume_unique=True).any():
+        raise ValueError(f"{name} must not list an id as hot and as cold")
+    return Ranks(*(ids.detach().cpu().to(dtype) for ids in ranks))

@@ -107,6 +107,10 @@ def columns_in_order(groups: Sequence[Group]) -> list[int]:
 def check_options(model: nn.Module, unknown: str, jagged: bool, sample_weights: bool) -> None:
     """Raise ValueError unless the options of an export fit a model."""
     tables = tables_of(model)
+    if tables.bits or any(spec.num_own or spec.pool is not None for spec in tables.specs):
+        raise ValueError(f"{type(tables).__name__} must have tables of floats, without HotCold, to be exported")
+    if len(tables.features) != len(tables.names):
+        raise ValueError(f"{type(tables).__name__} must have tables of one feature each to be exported")
     if unknown not in get_args(Unknown):
         raise ValueError(f"unknown ({unknown!r}) must be {' or '.join(map(repr, get_args(Unknown)))}")
     pools = isinstance(tables, EmbeddingBag) or (isinstance(tables, EmbeddingCollection) and jagged)

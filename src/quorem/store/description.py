@@ -1,24 +1,29 @@
 """Tables as JSON values and back: what a file says beside the numbers.
 
 A table's partitions are written out, not only its scheme: a file means the same rows in every version, whatever the
-search for good sizes becomes, and opening one takes no search. Index maps are tensors of the file.
+search for good sizes becomes, and opening one takes no search. Index maps and lists of ids are tensors of the file.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .. import schemes
-from ..operations import OPERATIONS, widths
+from ..operations import OPERATIONS, Operation, widths
+from ..ops.quantized import code_bytes
 from ..partitions import ExplicitPartition, Partition, Permutation
-from ..schemes import QR, Composed, Custom, EqualTables, Path, Scheme, TableSpec
+from ..schemes import QR, AnyPartition, Composed, Custom, EqualTables, HotCold, Path, Pool, Scheme, TableSpec
 from ..tables import Tables
 
 _KINDS = {int: "an integer", str: "a string", bool: "true or false", list: "a list", dict: "an object"}
+TABLE_NAMES = {
+    *("name", "features", "num_embeddings", "embedding_dim", "padding_idx", "num_hot", "num_rest", "ranked"),
+    *("scheme", "operation", "permutation", "partitions", "dims"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,43 +38,47 @@ class Known(Scheme):
         return self.table
 
 
-def of_table(tables: Tables, feature: int) -> dict[str, Any]:
+def of_table(tables: Tables, t: int) -> dict[str, Any]:
     """What one table of a module is, as JSON values."""
-    spec = tables.specs[feature]
+    spec = tables.specs[t]
     return {
-        "name": tables.names[feature],
+        "name": tables.names[t],
+        "features": [name for name, table in zip(tables.features, tables.table_of, strict=True) if table == t],
         "num_embeddings": spec.num_embeddings,
         "embedding_dim": spec.embedding_dim,
-        "padding_idx": tables.padding[feature],
+        "padding_idx": tables.padding[t],
+        "num_hot": spec.num_hot,
+        "num_rest": spec.num_rest,
+        "ranked": tables.ranks_of[t] is not None,
         "scheme": _of_scheme(spec.scheme),
         "operation": spec.operation,
         "permutation": None if spec.permutation is None else [spec.permutation.multiplier, spec.permutation.shift],
         "partitions": [
-            {"stride": p.stride, "size": p.size} if isinstance(p, Partition) else {"map": map_name(tables, feature, j)}
+            {"stride": p.stride, "size": p.size} if isinstance(p, Partition) else {"map": map_name(tables, t, j)}
             for j, p in enumerate(spec.partitions)
         ],
+        "dims": [width for _, width in spec.shapes],
     }
 
 
-def map_name(tables: Tables, feature: int, partition: int) -> str:
+def map_name(tables: Tables, t: int, partition: int) -> str:
     """The name of an index map in the file."""
-    name = tables.names[feature]
-    return f"maps.{name}.{partition}" if name else f"maps.{partition}"
+    return f"maps.{tables.names[t]}.{partition}" if tables.names[t] else f"maps.{partition}"
 
 
 def maps_of(tables: Tables) -> dict[str, Tensor]:
     """The index maps of a module's tables, by name; as int32 where their buckets fit."""
     maps = {}
-    for feature, spec in enumerate(tables.specs):
+    for t, spec in enumerate(tables.specs):
         for j, partition in enumerate(spec.partitions):
             if isinstance(partition, ExplicitPartition):
                 fits = partition.size <= torch.iinfo(torch.int32).max
-                maps[map_name(tables, feature, j)] = partition.index.to(torch.int32) if fits else partition.index
+                maps[map_name(tables, t, j)] = partition.index.to(torch.int32) if fits else partition.index
     return maps
 
 
 def table_spec(
-    values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], maps: Mapping[str, Tensor]
+    values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], maps: Mapping[str, Tensor], bits: int
 ) -> TableSpec:
     """The spec that ``of_table`` wrote, checked against what the file holds before anything of its size is made.
 
@@ -77,47 +86,81 @@ def table_spec(
         values: of one table.
         shapes: of the file's tensors, by the names that a module gives them.
         maps: the file's index maps.
+        bits: of a stored number, where rows are quantized; else 0.
 
     Raises:
         ValueError: if the values do not describe a table, or not one that the file holds.
     """
     check_known(values, TABLE_NAMES, "a table")
     name = taken(values, "name", str)
-    n, d = positive(values, "num_embeddings"), positive(values, "embedding_dim")
+    n, d = at_least(values, "num_embeddings", 1), at_least(values, "embedding_dim", 1)
+    num_hot, num_rest = at_least(values, "num_hot", 0), at_least(values, "num_rest", 0)
+    num_composed = n - num_hot - num_rest
+    if num_composed < 0:
+        raise ValueError(f"table {name!r} has {n} ids and cannot have {num_hot} hot ones and {num_rest} of the rest")
     operation = taken(values, "operation", str)
     if operation not in OPERATIONS:
         raise ValueError(f"operation ({operation!r}) of table {name!r} must be one of {', '.join(OPERATIONS)}")
-    partitions = tuple(_partition(entry, n, maps) for entry in taken(values, "partitions", list))
+    partitions = tuple(_partition(entry, num_composed, maps) for entry in taken(values, "partitions", list))
     scheme = _scheme(taken(values, "scheme", dict), partitions)
-    hidden = scheme.hidden if isinstance(scheme, Path) else None
-    if not _fits(scheme, partitions, operation):
+    composing = scheme.cold if isinstance(scheme, HotCold) else scheme
+    pool = composing if isinstance(composing, Pool) and num_composed else None
+    if (num_hot, num_rest) != (getattr(scheme, "num_hot", 0), getattr(scheme, "num_rest", 0)):
+        raise ValueError(f"table {name!r} has {num_hot} hot ids and {num_rest} of the rest, which its scheme has not")
+    if not _fits(composing, partitions, operation, num_composed):
         raise ValueError(f"table {name!r} has {operation} of {str(partitions)[:80]}, which does not fit its scheme")
-    stored = partitions if hidden is None else partitions[:1]
-    tables = [shapes.get(table_name(name, j), ()) for j in range(len(stored))]
-    if any(len(shape) != 2 or shape[0] != p.size for shape, p in zip(tables, stored, strict=True)):
-        raise ValueError(f"table {name!r} is stored as {str(tables)[:80]}, which does not fit its partitions")
-    dims = tuple(shape[1] for shape in tables)
-    given = getattr(scheme, "dims", None)
-    if given not in (None, dims) or dims != widths(operation, d, len(dims), dims if operation == "concat" else given):
-        raise ValueError(f"table {name!r} is stored in widths {str(dims)[:80]}, which do not give {d}")
+    hidden = composing.hidden if isinstance(composing, Path) and partitions else None
+    stored = partitions[: 1 if hidden is not None else None]
+    num_own = num_hot + (num_rest > 0)
+    dims = tuple(taken(values, "dims", list))
+    given = getattr(composing, "dims", None)
+    own = (d,) * (num_own > 0)
+    composed = dims[len(own) :]
+    expected = widths(operation, d, len(stored), (composed if operation == "concat" else given)) if stored else ()
+    if not all(type(w) is int for w in dims) or given not in (None, composed) or dims != own + tuple(expected):
+        raise ValueError(f"dims ({str(dims)[:80]}) of table {name!r} must be the widths of its stored tables")
+    rows = [num_own] * len(own) + [p.size for p in stored]
+    for j, (size, width) in enumerate(zip(rows, dims, strict=True)):
+        _check_shape(table_name(name, j), shapes.get(table_name(name, j), ()), size, width, bits)
     pair = values.get("permutation")
-    if pair is not None and (not isinstance(pair, list) or len(pair) != 2):
+    if pair is not None and (not isinstance(pair, list) or len(pair) != 2 or not num_composed):
         raise ValueError(f"permutation ({str(pair)[:80]}) of table {name!r} must be null or two integers")
-    permutation = None if pair is None else Permutation(pair[0], pair[1], n)
-    sizes = tuple((p.size, width) for p, width in zip(stored, dims, strict=True))
-    return TableSpec(n, d, scheme, partitions, sizes, operation, permutation, hidden)
+    return TableSpec(
+        n,
+        d,
+        scheme,
+        partitions,
+        tuple(zip(rows, dims, strict=True)),
+        cast(Operation, operation),
+        None if pair is None else Permutation(pair[0], pair[1], num_composed),
+        hidden,
+        num_hot=num_hot,
+        num_rest=num_rest,
+        pool=pool,
+    )
 
 
-def _fits(scheme: Scheme, partitions: tuple[schemes.AnyPartition, ...], operation: str) -> bool:
+def _check_shape(name: str, shape: tuple[int, ...], rows: int, width: int, bits: int) -> None:
+    """Raise ValueError unless the file has so many rows of so many numbers; exactly, once the module is built."""
+    least = code_bytes(width, bits) if bits else width
+    if len(shape) != 2 or shape[0] != rows or (shape[1] < least if bits else shape[1] != width):
+        raise ValueError(f"{name} is {shape or 'missing'} and must hold {rows} rows of {width} numbers")
+
+
+def _fits(composing: Scheme | Pool, partitions: tuple[AnyPartition, ...], operation: str, num_composed: int) -> bool:
     """Whether a scheme can have given these partitions; their sizes are compared with the stored tables."""
+    if isinstance(composing, Pool) or not num_composed:
+        return not partitions and operation == "add"
     closed = all(isinstance(p, Partition) for p in partitions)
-    if isinstance(scheme, Composed) and scheme.operation != operation:
+    if isinstance(composing, Composed) and composing.operation != operation:
         return False
-    if isinstance(scheme, Path):
-        return closed and operation == "add" and len(partitions) == scheme.num_partitions
-    if isinstance(scheme, EqualTables):
-        return closed and len(partitions) == scheme.num_partitions
-    return bool(partitions) if isinstance(scheme, Custom) else closed and len(partitions) == 1 + isinstance(scheme, QR)
+    if isinstance(composing, Path):
+        return closed and operation == "add" and len(partitions) == composing.num_partitions
+    if isinstance(composing, EqualTables):
+        return closed and len(partitions) == composing.num_partitions
+    if isinstance(composing, Custom):
+        return bool(partitions)
+    return closed and len(partitions) == 1 + isinstance(composing, QR)
 
 
 def table_name(name: str, j: int) -> str:
@@ -125,24 +168,33 @@ def table_name(name: str, j: int) -> str:
     return f"tables.{name}.{j}" if name else f"tables.{j}"
 
 
-def _of_scheme(scheme: Scheme) -> dict[str, Any]:
-    if not isinstance(scheme, Custom):
-        return dict(json.loads(schemes.to_json(scheme)))
-    options = {f.name: getattr(scheme, f.name) for f in fields(scheme) if f.name != "partitions"}
-    return {"scheme": "Custom", **options}
+def _of_scheme(scheme: Scheme | Pool) -> dict[str, Any]:
+    if isinstance(scheme, Custom | HotCold | Pool):
+        options = {f.name: getattr(scheme, f.name) for f in fields(scheme) if f.name not in ("partitions", "cold")}
+        if isinstance(scheme, HotCold):
+            options["cold"] = _of_scheme(scheme.cold)
+        return {"scheme": type(scheme).__name__, **options}
+    return dict(json.loads(schemes.to_json(scheme)))
 
 
-def _scheme(values: dict[str, Any], partitions: tuple[schemes.AnyPartition, ...]) -> Scheme:
+def _scheme(values: dict[str, Any], partitions: tuple[AnyPartition, ...]) -> Scheme:
+    """The scheme that ``_of_scheme`` wrote; a ``Custom`` one, also within ``HotCold``, takes the table's partitions."""
+    options = {name: value for name, value in values.items() if name != "scheme"}
     try:
-        if values.get("scheme") != "Custom":
-            return schemes.from_json(json.dumps(values))
-        options = {name: value for name, value in values.items() if name != "scheme"}
-        return Custom(partitions, **options)
+        if values.get("scheme") == "Custom":
+            return Custom(partitions or (Partition(1, 1),), **options)
+        if values.get("scheme") == "HotCold":
+            cold = taken(options, "cold", dict)
+            if cold.get("scheme") == "Pool":
+                pool = {name: value for name, value in cold.items() if name != "scheme"}
+                return HotCold(**(options | {"cold": Pool(**pool)}))
+            return HotCold(**(options | {"cold": _scheme(cold, partitions)}))
+        return schemes.from_json(json.dumps(values))
     except TypeError as error:  # an option of another type, or of another name
         raise ValueError(str(error)) from None
 
 
-def _partition(entry: Any, n: int, maps: Mapping[str, Tensor]) -> schemes.AnyPartition:
+def _partition(entry: Any, n: int, maps: Mapping[str, Tensor]) -> AnyPartition:
     if isinstance(entry, dict) and entry.keys() == {"map"}:
         name = entry["map"]
         if not isinstance(name, str) or name not in maps:
@@ -151,7 +203,7 @@ def _partition(entry: Any, n: int, maps: Mapping[str, Tensor]) -> schemes.AnyPar
             raise ValueError(f"index map {name!r} is {maps[name].dtype} {list(maps[name].shape)} for {n} ids")
         return ExplicitPartition(maps[name])
     if isinstance(entry, dict) and entry.keys() == {"stride", "size"}:
-        return Partition(positive(entry, "stride"), positive(entry, "size"))
+        return Partition(at_least(entry, "stride", 1), at_least(entry, "size", 1))
     raise ValueError(f"partition ({str(entry)[:80]}) must hold stride and size, or map")
 
 
@@ -163,11 +215,11 @@ def taken(values: Mapping[str, Any], name: str, kind: type) -> Any:
     return values[name]
 
 
-def positive(values: Mapping[str, Any], name: str) -> int:
-    """A size: an integer in ``[1, 2**63)``, or ValueError."""
+def at_least(values: Mapping[str, Any], name: str, least: int) -> int:
+    """An integer in ``[least, 2**63)``, or ValueError."""
     value = int(taken(values, name, int))
-    if not 1 <= value < 2**63:
-        raise ValueError(f"{name} ({value}) must be in [1, 2**63)")
+    if not least <= value < 2**63:
+        raise ValueError(f"{name} ({value}) must be in [{least}, 2**63)")
     return value
 
 
@@ -176,9 +228,3 @@ def check_known(values: Mapping[str, Any], names: set[str], what: str) -> None:
     unknown = sorted(values.keys() - names)
     if unknown:
         raise ValueError(f"{what} has {', '.join(unknown)}, which this version of quorem does not know")
-
-
-TABLE_NAMES = {
-    *("name", "num_embeddings", "embedding_dim", "padding_idx"),
-    *("scheme", "operation", "permutation", "partitions"),
-}

@@ -1,0 +1,243 @@
+"""Builds the module or network that a file describes.
+
+The module is built on the meta device, its names and shapes are compared with the file's, and only then do its
+parameters become the mapped file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..bags import EmbeddingBag
+from ..checks import DTYPES as FLOATS
+from ..collection import EmbeddingCollection, Table
+from ..embeddings import Embedding
+from ..models import DCN, DLRM
+from ..paths import PathNetworks
+from ..quantize import quantize_
+from ..schemes import Ranks, TableSpec
+from ..tables import Tables
+from ..tensor_file import TensorFile
+from . import description
+from .description import Known, check_known, taken
+
+EMBEDDINGS = "embeddings."  # prefix of a network's tables
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
+# Options of all classes of tables, and of each, with their types in JSON.
+COMMON = ("type", "sparse", "on_invalid_id", "bits", "dtype")
+OPTIONS: dict[str, dict[str, type]] = {
+    "Embedding": {},
+    "EmbeddingBag": {"mode": str, "include_last_offset": bool},
+    "EmbeddingCollection": {"mode": str},
+}
+NETWORKS: dict[str, tuple[type[nn.Module], dict[str, type]]] = {
+    "DLRM": (DLRM, {"raw_dense": bool, "bottom": list, "top": list}),
+    "DCN": (DCN, {"deep": list, "num_cross": int}),
+}
+
+
+class Loader:
+    """Builds what a file describes.
+
+    Args:
+        file: opened, its header checked.
+        verify: compare the tensors that are used with their checksums.
+    """
+
+    def __init__(self, file: TensorFile, verify: bool) -> None:
+        self.file, self.verify = file, verify
+        values = dict(file.description)
+        self.frozen = taken(values, "frozen", list)
+        taken(values, "versions", dict)
+        self.values = {name: value for name, value in values.items() if name not in ("frozen", "versions")}
+        self.is_network = self.values.get("type") in NETWORKS
+        self.prefix = EMBEDDINGS if self.is_network else ""
+        self.table_values = taken(self.values, "embeddings", dict) if self.is_network else self.values
+
+    def model(self) -> nn.Module:
+        """The whole model."""
+        tables = self._tables()
+        self._check_names(tables, self.prefix)
+        if self.verify:
+            self.file.verify()
+        model = self._network(tables) if self.is_network else tables
+        self._map_tables(tables)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.is_floating_point() and name not in self.frozen)
+        return model
+
+    def table(self, name: str) -> Embedding:
+        """One table of a collection."""
+        tables = self._tables()
+        self._check_names(tables, self.prefix)
+        names = [known for known in tables.names if known]
+        if name not in names:
+            rule = f"one of {', '.join(map(repr, names))}" if names else "None: the file holds a single table"
+            raise ValueError(f"table ({name!r}) of {self.file.path} must be {rule}")
+        t = names.index(name)
+        options: dict[str, Any] = {"sparse": tables.sparse, "on_invalid_id": tables.on_invalid_id}
+        options |= {"dtype": tables.dtype, "frequencies": tables.ranks_of[t]}
+        alone = "must be loaded with the whole file" if tables.specs[t].pool is not None else None
+        if alone is None:
+            module = _embedding(Embedding, tables.specs[t], tables.padding[t], options)
+            if tables.bits and module.width != tables.width:
+                alone = f"is stored in pieces of {tables.width} numbers and must be loaded with the whole file"
+        if alone is not None:
+            raise ValueError(f"table ({name!r}) of {self.file.path} {alone}: its rows are shared or cut with others'")
+        if tables.bits:
+            quantize_(module, cast(Literal[8, 4], tables.bits))
+        stored = [f"{self.prefix}{table}" for table, _ in tables.named_tables()]
+        mine = stored[sum(map(len, tables.extents[:t])) :][: len(tables.extents[t])]
+        paths = {}
+        for number, group in enumerate(tables.paths):
+            if isinstance(group, PathNetworks) and t in {tables.table_of[f] for f in group.members}:
+                paths = _path_rows(tables, group, t, f"{self.prefix}paths.{number}.")
+        if self.verify:
+            self.file.verify([*mine, *(source for source, _ in paths.values())])
+        _assign(module, "stored", self.file.together(mine).view(module.stored.shape))
+        for target, (source, rows) in paths.items():
+            _assign(module, target, self.file.tensor(source)[rows])
+        module.place_integers()
+        for parameter in module.parameters():
+            parameter.requires_grad_(parameter.is_floating_point() and f"{self.prefix}stored" not in self.frozen)
+        return module
+
+    def _tables(self) -> Tables:
+        """The tables' module on the meta device, without numbers; lists of ids are there."""
+        values, kind = self.table_values, taken(self.table_values, "type", str)
+        if kind not in OPTIONS:
+            raise ValueError(f"type ({kind!r}) must be one of {', '.join((*OPTIONS, *NETWORKS))}")
+        check_known(values, {*COMMON, "tables", *OPTIONS[kind]}, kind)
+        bits, dtype = taken(values, "bits", int), taken(values, "dtype", str)
+        if bits not in (0, 8, 4) or dtype not in DTYPES:
+            raise ValueError(f"bits ({bits}) must be 0, 8 or 4, and dtype ({dtype!r}) one of {', '.join(DTYPES)}")
+        options: dict[str, Any] = {name: taken(values, name, kind) for name, kind in OPTIONS[kind].items()}
+        options |= {"sparse": taken(values, "sparse", bool), "on_invalid_id": taken(values, "on_invalid_id", str)}
+        options["dtype"] = DTYPES[dtype]
+        entries = taken(values, "tables", list)
+        if not entries or not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError("tables must be one or more objects")
+        cut = len(self.prefix)
+        shapes = {n[cut:]: entry.shape for n, entry in self.file.entries.items() if n.startswith(self.prefix)}
+        maps = {n: self.file.tensor(n) for n in self.file.entries if n.startswith("maps.")}
+        if self.verify:
+            self.file.verify(maps)
+        specs = [description.table_spec(entry, shapes, maps, bits) for entry in entries]
+        self._check_pools(specs, shapes)
+        padding = [entry.get("padding_idx") for entry in entries]
+        ranks = [self._ranks(entry, spec) for entry, spec in zip(entries, specs, strict=True)]
+        module: Tables
+        if kind == "EmbeddingCollection":
+            tables = [
+                Table(
+                    entry["name"],
+                    spec.num_embeddings,
+                    spec.embedding_dim,
+                    Known(table=spec),
+                    padding_idx=pad,
+                    features=tuple(taken(entry, "features", list)),
+                    frequencies=lists,
+                )
+                for entry, spec, pad, lists in zip(entries, specs, padding, ranks, strict=True)
+            ]
+            module = EmbeddingCollection(tables, **options, device="meta")
+        elif len(specs) != 1 or entries[0]["name"]:
+            raise ValueError(f"{kind} must have one table, without a name")
+        else:
+            options["frequencies"] = ranks[0]
+            module = _embedding(EmbeddingBag if kind == "EmbeddingBag" else Embedding, specs[0], padding[0], options)
+        if bits:
+            quantize_(module, bits)
+        return module
+
+    def _check_pools(self, specs: Sequence[TableSpec], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ValueError unless the file has rows for every pool, before their sizes are worked out."""
+        rows = {name: shape[0] for name, shape in shapes.items() if name.startswith("pools.") and len(shape) == 2}
+        for pool in {spec.pool for spec in specs if spec.pool is not None}:
+            mine = [size for name, size in rows.items() if name.startswith(f"pools.{pool.name}.")]
+            if pool.num_partitions > len(mine) or pool.num_rows > 2 * sum(mine) + pool.num_partitions:
+                raise ValueError(f"pool {pool.name!r} has {len(mine)} tables of {sum(mine)} rows, not {pool}")
+
+    def _ranks(self, entry: Mapping[str, Any], spec: TableSpec) -> Ranks | None:
+        """The hot and cold ids of a table, where it keeps them."""
+        if not taken(entry, "ranked", bool):
+            return None
+        if not spec.num_own:
+            raise ValueError(f"ranked (true) must be false for table {entry['name']!r}: it has no hot ids and no rest")
+        prefix = f"{self.prefix}ranks.{entry['name']}." if entry["name"] else f"{self.prefix}ranks."
+        names = [prefix + kind for kind in Ranks._fields]
+        if self.verify:
+            self.file.verify(names)
+        return Ranks(*(self.file.tensor(name) for name in names))
+
+    def _network(self, tables: Tables) -> nn.Module:
+        """The network around the tables: compared with the file on the meta device, then built and mapped."""
+        values, kind = self.values, self.values["type"]
+        check_known(values, {"type", "num_dense", "embedding_dims", "embeddings", *NETWORKS[kind][1]}, kind)
+        options: dict[str, Any] = {name: taken(values, name, kind) for name, kind in NETWORKS[kind][1].items()}
+        options["num_dense"] = taken(values, "num_dense", int)
+        options["embedding_dims"] = taken(values, "embedding_dims", list)
+        build: Callable[..., nn.Module] = NETWORKS[kind][0]
+        if kind == "DLRM":  # whose pairs of vectors are numbered when it is built
+            vectors, top = len(options["embedding_dims"]) + 1, self.file.entries.get("top.0.weight")
+            if top is None or len(top.shape) != 2 or top.shape[1] < (vectors - 1) * (vectors - 2) // 2:
+                raise ValueError(f"top.0.weight is too small for the dot products of {vectors - 1} vectors")
+        self._check_names(build(tables, **options, device="meta"), "")
+        with torch.random.fork_rng(devices=[]):  # the start that is drawn is replaced at once
+            network = build(tables, **options)
+        for name, _ in list(network.named_parameters()):
+            if not name.startswith(EMBEDDINGS):
+                _assign(network, name, self.file.tensor(name))
+        return network
+
+    def _check_names(self, module: nn.Module, prefix: str) -> None:
+        """Raise ValueError unless the file has just the tensors of a module, in its shapes."""
+        shapes = {prefix + name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        stored = {name: entry.shape for name, entry in self.file.entries.items() if not name.startswith("maps.")}
+        if prefix:  # a network's own layers are compared with it
+            stored = {name: shape for name, shape in stored.items() if name.startswith(prefix)}
+        if wrong := sorted(stored.keys() ^ shapes.keys()):
+            where = "missing" if wrong[0] in shapes else "not part of the model"
+            raise ValueError(f"{wrong[0]} is {where}")
+        for name, shape in shapes.items():
+            if stored[name] != shape:
+                raise ValueError(f"{name} is {stored[name]} and must be {shape}")
+
+    def _map_tables(self, tables: Tables) -> None:
+        names = [self.prefix + name for name, _ in tables.named_tables()]
+        stored = self.file.together(names)
+        if stored.dtype != tables.stored.dtype:
+            raise ValueError(f"its tables are {stored.dtype} and must be {tables.stored.dtype}")
+        _assign(tables, "stored", stored.view(tables.stored.shape))
+        for name, _ in list(tables.named_parameters()):
+            if name != "stored":
+                _assign(tables, name, self.file.tensor(self.prefix + name))
+        tables.place_integers()
+
+
+def _embedding(cls: type[Embedding], spec: TableSpec, padding: Any, options: Mapping[str, Any]) -> Embedding:
+    known = Known(table=spec)
+    return cls(spec.num_embeddings, spec.embedding_dim, known, padding_idx=padding, **options, device="meta")
+
+
+def _path_rows(tables: Tables, group: PathNetworks, t: int, prefix: str) -> dict[str, tuple[str, slice]]:
+    """Which rows of which tensors are the networks of one table: by the parameter that they become."""
+    members = list(dict.fromkeys(tables.table_of[feature] for feature in group.members))
+    before = members[: members.index(t)]
+    layers = len(group.weights) // len(group.counts)
+    rows = {}
+    for i in range(len(group.weights)):
+        first = sum(tables.specs[other].path_sizes[i // layers] for other in before)
+        mine = slice(first, first + tables.specs[t].path_sizes[i // layers])
+        for kind in ("weights", "biases"):
+            rows[f"paths.0.{kind}.{i}"] = (f"{prefix}{kind}.{i}", mine)
+    return rows
+
+
+def _assign(module: nn.Module, name: str, values: Tensor) -> None:
+    """Let a parameter be a tensor as it is."""
+    parent, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(parent)
+    setattr(owner, leaf, nn.Parameter(values, requires_grad=values.is_floating_point()))
