@@ -17,7 +17,7 @@ from .checks import (
     check_sample_weights,
 )
 from .schemes import Full, Scheme, check_scheme
-from .schemes.frequency import Ranks, check_frequencies
+from .schemes.frequency import Ranks, check_ranking
 from .tables import Tables
 
 ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
@@ -59,7 +59,7 @@ class Table:
             raise TypeError(f"features ({self.features!r}) must be a tuple of names")
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
         if self.frequencies is not None:
-            object.__setattr__(self, "frequencies", check_frequencies(self.frequencies, self.num_embeddings))
+            object.__setattr__(self, "frequencies", check_ranking(self.frequencies, self.num_embeddings))
 
 
 class EmbeddingCollection(Tables):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .checks import InvalidIdMode, check_ids, check_padding, check_unsupported
 from .schemes import Full, Scheme, check_scheme
-from .schemes.frequency import Ranks, check_frequencies
+from .schemes.frequency import Ranks, check_ranking
 from .tables import Tables
 
 
@@ -63,7 +63,7 @@ class Embedding(Tables):
         spec = scheme.spec(num_embeddings, embedding_dim)
         padding = [check_padding(padding_idx, num_embeddings)]
         if frequencies is not None:
-            frequencies = check_frequencies(frequencies, num_embeddings)
+            frequencies = check_ranking(frequencies, num_embeddings)
         super().__init__(
             [""],
             [spec],

@@ -150,7 +150,7 @@ def rank(frequencies: "Tensor | Ranks", spec: TableSpec) -> Ranks:
     >>> rank(torch.tensor([3, 0, 9, 0, 5]), spec)
     Ranks(hot=tensor([2], dtype=torch.int32), cold=tensor([0, 4], dtype=torch.int32))
     """
-    frequencies = check_frequencies(frequencies, spec.num_embeddings)
+    frequencies = check_ranking(frequencies, spec.num_embeddings)
     if isinstance(frequencies, Ranks):
         lengths = (spec.num_hot, spec.num_composed if spec.num_rest else 0)
         if (len(frequencies.hot), len(frequencies.cold)) != lengths:
@@ -183,10 +183,13 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     return place
 
 
-def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor | Ranks:
+def check_ranking(frequencies: Any, n: int) -> Tensor | Ranks:
     """``frequencies`` ``[n]``, or lists of hot and cold ids, on the CPU, checked."""
-    if isinstance(frequencies, Ranks):
-        return _check_ranks(frequencies, n, name)
+    return _check_ranks(frequencies, n) if isinstance(frequencies, Ranks) else check_frequencies(frequencies, n)
+
+
+def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor:
+    """``frequencies`` ``[n]`` on the CPU, checked."""
     if not isinstance(frequencies, Tensor):
         try:
             frequencies = torch.as_tensor(frequencies)
@@ -204,13 +207,13 @@ def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Te
     return frequencies
 
 
-def _check_ranks(ranks: Ranks, n: int, name: str) -> Ranks:
+def _check_ranks(ranks: Ranks, n: int) -> Ranks:
     dtype = torch.int32 if n < 2**31 else torch.int64
     for kind, ids in ranks._asdict().items():
         if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
-            raise TypeError(f"{name}.{kind} must be a 1-D tensor of int32 or int64")
+            raise TypeError(f"frequencies.{kind} must be a 1-D tensor of int32 or int64")
         if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= n or (ids.diff() <= 0).any()):
-            raise ValueError(f"{name}.{kind} must rise and lie in [0, {n})")
+            raise ValueError(f"frequencies.{kind} must rise and lie in [0, {n})")
     if torch.isin(ranks.hot, ranks.cold, assume_unique=True).any():
-        raise ValueError(f"{name} must not list an id as hot and as cold")
+        raise ValueError("frequencies must not list an id as hot and as cold")
     return Ranks(*(ids.detach().cpu().to(dtype) for ids in ranks))
