@@ -102,9 +102,9 @@ def test_compiles_whole() -> None:
     compiled = torch.compile(module, fullgraph=True)
     torch.testing.assert_close(compiled(ids), module(ids))
     compiled(ids).square().sum().backward()
-    mine, module.weight.grad = module.weight.grad, None
+    mine, module.stored.grad = module.stored.grad, None
     module(ids).square().sum().backward()
-    torch.testing.assert_close(mine, module.weight.grad)
+    torch.testing.assert_close(mine, module.stored.grad)
 
 
 def test_deterministic_mode_gives_the_same_bits_twice() -> None:
@@ -114,9 +114,9 @@ def test_deterministic_mode_gives_the_same_bits_twice() -> None:
     try:
         gradients = []
         for _ in range(2):
-            module.weight.grad = None
+            module.stored.grad = None
             module(ids).backward(grad)
-            gradients.append(module.weight.grad)
+            gradients.append(module.stored.grad)
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(*gradients)
@@ -126,28 +126,28 @@ def test_deterministic_mode_gives_the_same_bits_twice() -> None:
 def test_what_is_remembered_of_steps_is_of_their_tensors(rule: type) -> None:
     """Other optimizers, batch sizes and modules, whose tensors may lie where freed ones lay, start afresh."""
     module = collection()
-    start = module.weight.detach().clone()
+    start = module.stored.detach().clone()
     ids = [batch(b) for b in (200, 64, 200, 64, 7)]
 
     def trained() -> Tensor:
         with torch.no_grad():
-            module.weight.copy_(start)
+            module.stored.copy_(start)
         optimizer = optim.apply_in_backward(module, rule, lr=0.05)
         for rows in ids * 3:
             module(rows).square().sum().backward()
         optimizer.flush()
         optimizer.remove()
         module.zero_grad()
-        return module.weight.detach().clone()
+        return module.stored.detach().clone()
 
     first = trained()
     for _ in range(3):
         torch.testing.assert_close(trained(), first, rtol=1e-4, atol=1e-5)
     other = collection()
     with torch.no_grad():
-        other.weight.copy_(start)
+        other.stored.copy_(start)
         for mine, theirs in zip(other.parameters(), module.parameters(), strict=True):
-            if mine is not other.weight:
+            if mine is not other.stored:
                 mine.copy_(theirs)
     module = other
     torch.testing.assert_close(trained(), first, rtol=1e-4, atol=1e-5)

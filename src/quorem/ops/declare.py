@@ -180,7 +180,7 @@ def call(name: str, *args: Any, **options: Any) -> Any:
     flat: list[Any] = []
     for arg in args:
         if isinstance(arg, Layout):
-            flat += arg
+            flat.extend(arg)  # torch 2.11 compiles no += here
         elif isinstance(arg, tuple):  # a State
             flat.append([tensor for tensor in arg if tensor is not None])
         else:
