@@ -2,6 +2,7 @@
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 WORKERS ?= 2
+TRITON ?= 3.9.0
 PYTEST_ARGS ?=
 
 VENV := .venv
@@ -14,7 +15,7 @@ TORCHREC := torchrec==1.8.0
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint format demo bench clean
+.PHONY: help install test triton lint format demo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +33,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: install ## run every test, the docstrings' examples and the documents' code (PYTEST_ARGS="-k name")
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+triton: install ## run the GPU kernels' tests in the interpreter of another Triton (TRITON=3.9.0), beside .venv
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/triton-$(TRITON) triton==$(TRITON)
+	$(TEST_ENV) PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
+		-m "kernels(device='gpu')" tests/ops/gpu tests/dense $(PYTEST_ARGS)
 
 lint: install ## check style, format, types and import direction
 	$(BIN)/ruff check .

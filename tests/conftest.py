@@ -1,6 +1,7 @@
 """Settings every test runs under."""
 
 import os
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +22,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small click log, for the tests of training.
+
+    It is in this file because the pytest of a GPU machine did not find it in tests/training/conftest.py when it was
+    given other folders as well.
+    """
+    from runs_of_training import small_log  # needs what the extra ``train`` brings
+
+    return small_log(tmp_path_factory.mktemp("log") / "log")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from . import hashing, init, models, operations, optim, partitions, schemes
 from .bags import EmbeddingBag
 from .collection import EmbeddingCollection, Table
+from .convert import compress_, decompress_
 from .embeddings import Embedding
 from .hashing import hash_strings
 from .quantize import quantize_
@@ -25,6 +26,8 @@ __all__ = [
     "Pool",
     "Scheme",
     "TableSpec",
+    "compress_",
+    "decompress_",
     "quantize_",
     "hash_strings",
     "save",

@@ -28,6 +28,7 @@ class EmbeddingBag(Embedding):
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: as in ``Embedding``; an invalid id on a GPU is left out, as padding is.
         frequencies: as in ``Embedding``.
+        init_std: as in ``Embedding``.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16.
 
@@ -52,6 +53,7 @@ class EmbeddingBag(Embedding):
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
         frequencies: Tensor | Ranks | None = None,
+        init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class EmbeddingBag(Embedding):
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             frequencies=frequencies,
+            init_std=init_std,
             device=device,
             dtype=dtype,
         )

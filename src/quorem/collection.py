@@ -70,6 +70,7 @@ class EmbeddingCollection(Tables):
         mode: how jagged input is pooled, ``"mean"`` or ``"sum"``.
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: as in ``Embedding``.
+        init_std: as in ``Embedding``, of every table.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16, of every table.
 
@@ -93,6 +94,7 @@ class EmbeddingCollection(Tables):
         mode: Pooling = "mean",
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
+        init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -121,6 +123,7 @@ class EmbeddingCollection(Tables):
             frequencies=[table.frequencies for table in tables],
             sparse=sparse,
             on_invalid_id=on_invalid_id,
+            init_std=init_std,
             device=device,
             dtype=dtype,
         )

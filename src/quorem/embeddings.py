@@ -4,8 +4,10 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .checks import InvalidIdMode, check_ids, check_padding, check_unsupported
+from .composed_weight import ComposedWeight
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, check_ranking
 from .tables import Tables
@@ -27,6 +29,8 @@ class Embedding(Tables):
             warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
         frequencies: for a ``HotCold`` scheme how often each id occurs, ``[n]``, or ``schemes.Ranks``, the hot and cold
             ids themselves; None where ids come by frequency.
+        init_std: deviation of the vectors that the module starts with; ``1 / sqrt(3 n)`` where None, as in the public
+            DLRM code, where ``nn.Embedding`` has 1.
         device: where the tables are, ``"meta"`` included.
         dtype: float32, float64, bfloat16 or float16.
 
@@ -55,6 +59,7 @@ class Embedding(Tables):
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
         frequencies: Tensor | Ranks | None = None,
+        init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -71,6 +76,7 @@ class Embedding(Tables):
             frequencies=[frequencies],
             sparse=sparse,
             on_invalid_id=on_invalid_id,
+            init_std=init_std,
             device=device,
             dtype=dtype,
         )
@@ -82,29 +88,74 @@ class Embedding(Tables):
         """The table this module stands for, ``[n, D]``, composed when read; differentiable.
 
         ``[n, K, D]`` for feature generation. For a full table whose ids are not permuted it is the parameter ``stored``
-        itself, which another parameter may replace, as in ``module.weight = other.weight``.
+        itself. A composed one is fitted anew where a table is assigned to it (``module.weight = values``), and refuses
+        to be written into, since that would be lost.
         """
         self.updates.flush_()
-        return self.stored if self.is_full() else self.dense()
+        return self.stored if self.is_full() else self.dense().as_subclass(ComposedWeight)
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
-        self._refuse_weight()
+        self._set_weight(value)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As in ``nn.Module``; a full table's ``weight`` is ``stored``."""
+        """As in ``nn.Module``; a full table's ``weight`` is ``stored``, another's is fitted to the parameter."""
         if name == "weight":
-            if not self.is_full() or param is None or param.shape != self.stored.shape:
-                self._refuse_weight()
+            if not self.is_full():
+                self._set_weight(param)
+                return
+            if param is None or param.shape != self.stored.shape:
+                self._refuse_weight(param)
             name = "stored"
         super().register_parameter(name, param)
 
-    def _refuse_weight(self) -> None:
+    def _set_weight(self, value: Tensor | None) -> None:
+        shape = (self.num_embeddings, self.embedding_dim)
+        if not isinstance(value, Tensor) or value.shape != shape:
+            self._refuse_weight(value)
+        elif self.is_full():
+            with torch.no_grad():
+                self.stored.copy_(value)
+        else:
+            self.fit_(value.detach().to(self.stored.device))
+
+    def _refuse_weight(self, value: Tensor | None) -> None:
         n, d = self.num_embeddings, self.embedding_dim
-        raise AttributeError(
-            f"weight can only be set to a parameter [{n}, {d}] of a full table: else it is composed from stored when"
-            " it is read; from_pretrained fits a scheme's tables to a full one"
-        )
+        got = type(value).__name__ if not isinstance(value, Tensor) else tuple(value.shape)
+        raise ValueError(f"weight ({got}) must be a table [{n}, {d}]")
+
+    def score(self, queries: Tensor, block: int = 2**16) -> Tensor:
+        """``queries @ weight.T`` without the table in memory: its rows are composed a block at a time.
+
+        Differentiable; the backward pass composes each block again.
+
+        Args:
+            queries: ``[..., D]``.
+            block: ids at a time.
+
+        Returns:
+            The score of every id, ``[..., n]``.
+
+        Raises:
+            ValueError: if ``queries`` has another width, or the scheme has several vectors an id.
+
+        >>> from quorem import QR
+        >>> Embedding(1000, 16, QR(num_collisions=4)).score(torch.ones(2, 16)).shape
+        torch.Size([2, 1000])
+        """
+        if self.specs[0].operation == "feature":
+            raise ValueError("operation ('feature') must be another: score needs one vector an id")
+        if queries.dim() == 0 or queries.shape[-1] != self.embedding_dim:
+            shape = tuple(queries.shape)
+            raise ValueError(f"queries has shape {shape} but must end with embedding_dim ({self.embedding_dim})")
+        ids = torch.arange(self.num_embeddings, device=self.stored.device)
+        flat = queries.reshape(-1, self.embedding_dim)
+        scores = [checkpoint(self._score, flat, part, use_reentrant=False) for part in ids.split(block)]
+        return torch.cat(scores, 1).view(*queries.shape[:-1], self.num_embeddings)
+
+    def _score(self, queries: Tensor, ids: Tensor) -> Tensor:
+        vectors = self._lookup(ids[:, None]).view(len(ids), self.embedding_dim)
+        return queries @ vectors.T
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of the ids in ``input``, of any shape."""

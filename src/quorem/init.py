@@ -67,13 +67,14 @@ Method = Literal["matched", "symmetric", "reference"]
 METHODS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
 
 
-def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched") -> None:
+def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched", *, std: float | None = None) -> None:
     """Draw the tables of one spec in place.
 
     Args:
         tables: the stored tables, filled in place.
         spec: what they are.
         method: ``"matched"``, ``"symmetric"`` or ``"reference"``: the function of that name.
+        std: deviation of the composed vector; that of U(-sqrt(1/n), sqrt(1/n)) where None.
 
     Raises:
         ValueError: if ``method`` is another.
@@ -90,9 +91,21 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched")
         if spec.num_own:
             bound = sqrt(1 / spec.num_embeddings)
             tables[0].uniform_(-bound, bound)
-            tables = tables[1:]
-        if len(tables):
-            METHODS[method](tables, spec)
+        composed = tables[spec.num_own > 0 :]
+        if composed:
+            METHODS[method](composed, spec)
+        if std is not None:
+            scale = std * sqrt(3 * spec.num_embeddings)
+            largest = max((len(table) for table in composed), default=0)
+            for j, table in enumerate(tables):
+                factor = j >= len(tables) - len(composed) and spec.operation == "mult"
+                if not factor:
+                    table.mul_(scale)
+                elif method == "symmetric":
+                    table.mul_(scale ** (1 / len(composed)))
+                elif len(table) == largest:  # of factors, one carries the scale; the others are neutral
+                    table.mul_(scale)
+                    largest = -1
 
 
 def pool_bound(num_tables: int, members: Sequence[TableSpec]) -> float:
@@ -105,9 +118,9 @@ def pool_bound(num_tables: int, members: Sequence[TableSpec]) -> float:
     return bound / sqrt(num_tables)
 
 
-def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec]) -> None:
-    """Draw the tables of a pool that the tables of ``members`` share."""
-    bound = pool_bound(len(tables), members)
+def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec], *, std: float | None = None) -> None:
+    """Draw the tables of a pool that ``members`` share; a sum of rows then has the deviation ``std``."""
+    bound = pool_bound(len(tables), members) if std is None else sqrt(3 / len(tables)) * std
     with torch.no_grad():
         for table in tables:
             table.uniform_(-bound, bound)

@@ -1,5 +1,6 @@
 """Storage and lookup of the tables of a module: one parameter, found by integers, with a name for each table in it."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
@@ -53,6 +54,7 @@ class Tables(nn.Module):
         frequencies: Sequence[Tensor | Ranks | None] | None = None,
         sparse: bool,
         on_invalid_id: InvalidIdMode,
+        init_std: float | None = None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -61,6 +63,9 @@ class Tables(nn.Module):
         check_dtype(dtype)
         self.names, self.specs, self.padding = tuple(names), tuple(specs), tuple(padding)
         self.sparse, self.on_invalid_id = sparse, on_invalid_id
+        if init_std is not None and not 0 < init_std < math.inf:
+            raise ValueError(f"init_std ({init_std}) must be above 0 and finite")
+        self.init_std = init_std
         features = [(name, t) for t, name in enumerate(names)] if features is None else features
         self.features, self.table_of = tuple(name for name, _ in features), tuple(t for _, t in features)
         self.titles = "\n".join(f"table {names[t]}" if names[t] else f"{type(self).__name__}" for t in self.table_of)
@@ -100,12 +105,12 @@ class Tables(nn.Module):
         """Draw the tables anew: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
         self.place_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
-            init.init_(self.tables(t), spec, method)
+            init.init_(self.tables(t), spec, method, std=self.init_std)
             if self.is_full(t) and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for name, extents in self.pools.items():
             members = [spec for spec in self.specs if pool_key(self.pools, spec) == name]
-            init.pool_(self._views(extents), members)
+            init.pool_(self._views(extents), members, std=self.init_std)
         for group in self._path_networks():
             group.reset_parameters()
 

@@ -50,6 +50,17 @@ def test_one_table(model: quorem.models.DLRM, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(vectors), model.embeddings.to_dense()["user"].detach())
 
 
+def test_rows_of_fewer_bits(model: quorem.models.DLRM, tmp_path: Path) -> None:
+    quorem.save(model, tmp_path / "model")
+    run(tmp_path / "model", "--bits", "4", "--format", "safetensors", "--out", tmp_path / "small")
+    run(tmp_path / "model", "--bits", "4", "--out", tmp_path / "small.onnx")
+    small = quorem.load(tmp_path / "small")
+    assert small.embeddings.bits == 4
+    session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
+    logits = session.run(["logits"], {"dense": DENSE[:2].numpy(), "ids": IDS[:2].numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(logits), small(DENSE[:2], IDS[:2]).detach())
+
+
 def test_errors_are_a_line(model: quorem.models.DLRM, tmp_path: Path) -> None:
     quorem.save(model, tmp_path / "model")
     (tmp_path / "other").write_text("nothing")

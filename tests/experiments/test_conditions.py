@@ -76,8 +76,8 @@ def test_sections_of_the_page_keep_unlike_runs_apart():
     text = html([both(sweep(), changed(sweep(), max_rows=300))])
     assert text.count("<h3>What a byte buys</h3>") == 2
     assert "trained on 300 rows, 1 epoch, batch 128" in text and "trained on 1,200 rows" in text
-    assert 'data-value="300">300</td>' in text  # a column of the table, since rows differ
-    assert 'data-value="1200">' not in html([sweep()])
+    assert 'data-label="rows">300</td>' in text  # a column of the table, since rows differ
+    assert 'data-label="rows">' not in html([sweep()])
 
 
 def test_a_figure_without_points_stands_with_its_data():

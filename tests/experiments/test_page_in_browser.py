@@ -14,7 +14,6 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from quorem.experiments.report import page
 
 EVIL = "</script><script>document.title = 'no'</script>"
-LOSSES = "td:nth-child(5)"  # of a point, in a page with one dataset
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,8 @@ def shown_points(browser: Any) -> list[Any]:
 
 
 def losses(browser: Any) -> list[float]:
-    script = f"return [...document.querySelectorAll('tbody.point {LOSSES}')].map(cell => Number(cell.dataset.value))"
-    return browser.execute_script(script)
+    cells = "document.querySelectorAll('tbody.point [data-label=\"test log loss\"]')"
+    return browser.execute_script(f"return [...{cells}].map(cell => Number(cell.textContent.split(' ')[0]))")
 
 
 def heading(browser: Any, name: str) -> Any:
@@ -91,7 +90,7 @@ def test_pointing_shows_configuration_and_mean(opened):
     ActionChains(browser).move_to_element(mark).perform()
     wait(browser, "return document.querySelector('#d0f0p0 .hovertext') !== null")
     text = browser.find_element(By.CSS_SELECTOR, "#d0f0p0 .hovertext").text
-    for part in ("mult", "DCN", "QR(num_collisions=4)", "threshold 0", "Adagrad", "0.45500 ± 0.00100", "5 trials"):
+    for part in ("mult", "DCN", "scheme QR(num_collisions=4)", "threshold 0", "optimizer Adagrad", "trials 5"):
         assert part in text
 
 
@@ -130,11 +129,73 @@ def test_words_and_choices_filter(opened):
         Select(browser.find_element(By.CSS_SELECTOR, f"[data-filter='{name}']")).select_by_value(value)
         assert len(shown_points(browser)) == count
         assert browser.find_element(By.ID, "shown").text == f"{count} of 34 points"
+
+
+def test_search_finds_the_points_that_have_every_word(opened):
+    browser = opened("two.html")
     search = browser.find_element(By.CSS_SELECTOR, "#filters input")
-    search.send_keys("MULT 20\N{RIGHTWARDS ARROW}")
-    assert len(shown_points(browser)) == 0
-    search.send_keys(Keys.BACKSPACE)
-    assert {row.get_attribute("data-series") for row in shown_points(browser)} == {"mult"}
+
+    def found(text: str) -> list[tuple[str, str]]:
+        search.clear()
+        search.send_keys(text)
+        texts = {
+            tuple(row.find_element(By.CSS_SELECTOR, f"[data-label='{name}']").text for name in ("series", "x"))
+            for row in shown_points(browser)
+        }
+        return sorted((series.split()[-1], x) for series, x in texts)
+
+    assert found("MULT 20") == [("mult", "20")]  # not 200, and not every loss that ends in 20
+    assert found("mul 200") == [("mult", "200")]  # the beginning of a word is enough, of a number it is not
+    assert found("20 mult dlrm") == [("mult", "20")] and len(shown_points(browser)) == 1
+    assert found("num_collisions=4 hash 1") == [("hash", "1")]
+    assert found("nothing") == []
+
+
+def test_points_sort_by_what_has_no_column(opened):
+    browser = opened(width=390)
+    chosen = Select(browser.find_element(By.ID, "sort"))
+    chosen.select_by_visible_text("test log loss")
+    assert losses(browser) == sorted(losses(browser))
+    browser.find_element(By.ID, "direction").click()
+    assert losses(browser) == sorted(losses(browser), reverse=True)
+    assert {option.text for option in chosen.options} >= {"deviation", "AUC", "validation log loss", "threshold"}
+
+
+def test_many_points_are_shown_on_demand(opened, files):
+    page([sweep(xs=tuple(range(1, 20)))], files / "many.html")
+    browser = opened("many.html")
+    assert (len(shown_points(browser)), browser.find_element(By.ID, "shown").text) == (50, "78 points")
+    more = browser.find_element(By.ID, "more")
+    assert more.text == "Show all 78 points"
+    more.send_keys(Keys.ENTER)
+    assert len(shown_points(browser)) == 78 and not more.is_displayed()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["page.html", "two.html"])
+def test_tables_are_read_without_scrolling_inside(opened, name, width):
+    browser = opened(name, width)
+    boxes = "[...document.querySelectorAll('.box, .box td, .box th')]"
+    over = (
+        f"return {boxes}.filter(b => b.scrollWidth > b.clientWidth + 1 || b.scrollHeight > b.clientHeight + 1).length"
+    )
+    assert browser.execute_script(over) == 0
+    first = shown_points(browser)[0].find_elements(By.TAG_NAME, "td")[0]
+    label = browser.execute_script("return getComputedStyle(arguments[0], '::before').content", first)
+    assert (label == '"figure"') is (width == 390)  # a cell that has no heading above it carries its label
+
+
+def test_a_button_shows_all_of_training_and_its_end(opened):
+    browser = opened()
+    button = browser.find_element(By.CSS_SELECTOR, ".zoom button")
+    range_ = "return document.querySelector('#d0f1p0').layout.yaxis.range"
+    end = browser.execute_script(range_)
+    button.send_keys(Keys.ENTER)
+    assert button.text == "Show the end of training"
+    wait(browser, range_ + "[1] > arguments[0]", end[1] + 0.001)
+    button.send_keys(Keys.ENTER)
+    assert button.text == "Show all of training"
+    wait(browser, range_ + "[1] < arguments[0]", end[1] + 0.0001)
 
 
 def test_the_legend_hides_a_method(opened):
@@ -167,6 +228,8 @@ def test_the_theme_follows_the_system_until_it_is_chosen(opened, scheme):
     ground = "return getComputedStyle(document.body).backgroundColor"
     colour = "return document.querySelector('#d0f0p0 .trace:last-child .point').style.fill"
     assert browser.execute_script(theme) == scheme
+    button = browser.find_element(By.ID, "theme")
+    assert (button.text, button.accessible_name) == (f"◐ {other.capitalize()} theme", f"Switch to the {other} theme")
     before = browser.execute_script(ground), browser.execute_script(colour)
     browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
     assert browser.execute_script(theme) == other and browser.execute_script(ground) != before[0]

@@ -17,7 +17,7 @@ from made_up_results import DATA, figure, result, sweep
 
 from quorem.experiments.report import draw, page
 from quorem.experiments.report.document import html, sections
-from quorem.experiments.report.lines import panels, span, ticks
+from quorem.experiments.report.lines import coinciding, end_of, panels, span, ticks
 from quorem.experiments.report.paper import drawing
 from quorem.experiments.report.styles import FIXED, OTHERS, styles
 from quorem.experiments.report.tables import hidden_layers, markdown
@@ -99,7 +99,7 @@ def test_every_point_of_every_figure_has_a_row_with_command_and_configuration():
 
 def test_headings_of_the_points_are_buttons_that_tell_their_order():
     text = html([sweep()])
-    table = text[text.index('<table id="points">') :]
+    table = text[text.index('<table id="points"') :]
     head = Reader(table[table.index("<thead>") : table.index("</thead>") + 8])
     headings = [a for tag, a in head.tags if tag == "th"]
     assert all(a["aria-sort"] == "none" and a["scope"] == "col" for a in headings)
@@ -149,20 +149,65 @@ def test_a_plot_has_every_series_and_number_of_its_network():
 def test_hover_gives_configuration_mean_deviation_trials_and_size():
     text = html([figure([result("mult", 4, size=540_000_000, trials=5, missing=1, optimizer="amsgrad")])])
     hover = plots_of(text)["d0f0p0"]["data"][0]["hovertext"][0]
-    for part in ("mult", "DCN", "QR(num_collisions=4)", "threshold 0", "AMSGrad", "test 0.45000 ± 0.00100"):
-        assert part in hover
-    assert "5 trials, 1 missing" in hover and "135 M parameters, 540 MB" in hover and "tables 540 MB" in hover
+    assert hover.split("<br>") == [
+        "<b>mult</b> · DCN",
+        "scheme QR(num_collisions=4)",
+        "threshold 0",
+        "optimizer AMSGrad",
+        "threshold 4",  # x
+        "test log loss 0.45000 ± 0.00100",
+        "validation log loss 0.45000 ± 0.00100",
+        "trials 5, 1 missing",
+        "model 135 M parameters, 540 MB",
+        "tables 135 M parameters, 540 MB",
+    ]
 
 
 def test_curves_have_a_band_of_one_deviation():
     curve = [[10, 0.5, 0.01], [20, 0.4, 0.02]]
-    shown = figure([result(curve=curve), result("hash", curve=[])], x="step", y="validation")
+    label = "validation log loss"
+    shown = figure([result(curve=curve), result("hash", curve=[])], x="step", y="validation", y_label=label)
     text = html([shown])
     plot = plots_of(text)["d0f0p0"]
     (line,), (band,) = traces_of(plot), traces_of(plot, "band")
-    assert (line["x"], line["y"]) == ([10, 20], [0.5, 0.4]) and "step 20: 0.40000 ± 0.02000" in line["hovertext"][1]
+    assert (line["x"], line["y"]) == ([10, 20], [0.5, 0.4])
+    assert "step 20, validation log loss 0.40000 ± 0.02000" in line["hovertext"][1]
     assert band["y"] == pytest.approx([0.51, 0.42, 0.38, 0.49])
     assert "1 of 2 points have nothing to draw" in text
+
+
+def test_curves_show_their_end_first(tmp_path):
+    curve = [[k, 0.8 if k < 25 else 0.46 - k / 1e4, None] for k in range(5, 105, 5)]
+    shown = figure([result(curve=curve)], x="step", y="validation")
+    low, high = end_of(panels(shown)["dcn"])
+    assert low < 0.45 and 0.4575 <= high < 0.47  # 0.8, at the beginning, is outside
+    text = html([shown])
+    assert plots_of(text)["d0f0p0"]["layout"]["yaxis"]["range"] == [low, high]
+    assert "Show all of training" in Reader(text).text
+    (panel,) = drawing(shown).axes
+    assert panel.get_ylim() == pytest.approx((low, high))
+    assert end_of(panels(sweep())["dcn"]) is None and "Show all of training" not in html([sweep()])
+
+
+def test_series_that_coincide_are_told():
+    same = [result(series, x, loss=0.45 + x / 100) for series in ("add", "mult") for x in (1, 2)]
+    near = [result("hash", x, loss=0.45001 + x / 100) for x in (1, 2)]
+    apart = [result("concat", x, loss=0.455 + x / 100) for x in (1, 2)]
+    shown = figure([*near, *same, *apart])
+    assert coinciding(panels(shown)["dcn"]) == ["hash ≈ add = mult"]
+    assert "Drawn on top of each other: hash ≈ add = mult (DCN)." in Reader(html([shown])).text
+    assert [text.get_text() for text in drawing(shown).axes[0].texts] == ["hash ≈ add = mult"]
+    assert "on top of each other" not in html([sweep()])
+
+
+def test_marks_of_an_axis_have_one_unit():
+    points = [result("mult", x, size=400 * 1000 * x) for x in (1, 4, 16)]
+    plot = plots_of(html([figure(points, x="parameters", x_log=True)]))["d0f0p0"]
+    texts = plot["layout"]["xaxis"]["ticktext"]
+    assert len(texts) > 2 and {text.split()[1] for text in texts} == {"M"}
+    linear = plots_of(html([figure(points, x="parameters", y="parameters")]))["d0f0p0"]["layout"]
+    for axis in ("xaxis", "yaxis"):
+        assert {text.split()[-1] for text in linear[axis]["ticktext"]} <= {"M", "0"}
 
 
 def test_a_point_at_zero_has_no_place_on_a_logarithmic_axis():

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from quorem import QR, GeneralizedQR, schemes
 from quorem.cli import app
 from quorem.experiments import watch
+from quorem.experiments.reproduce import figures_in
 from quorem.experiments.train import busy_hint, scheme_from
 from quorem.training import checkpoint, clock
 from quorem.training.config import RunConfig
@@ -108,6 +109,37 @@ def test_a_run_has_a_header_and_a_finished_one_says_so(log, tmp_path):
         assert done.output.endswith(f"\nNext: quorem report {out}\n")
     finished = f"{out} is finished: nothing is trained again."
     assert finished not in first.output and finished in again.output and "rows/s" not in again.output
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_one_run_has_a_report(log, tmp_path, validated):
+    out = tmp_path / "run"
+    options = ["--validate-every", 5] if validated else ["--epochs", 6]
+    assert quorem("train", "--data", log.path, "--out", out, *SMALL, *options).exit_code == 0
+    done = quorem("report", out)
+    assert (done.exit_code, done.output) == (0, f"{out / 'report.html'}\n")
+    (figure,) = figures_in(out)
+    (point,) = figure.points
+    result = json.loads((out / "result.json").read_text())
+    assert (point.test_mean, point.test_sd, point.trials) == (result["test"]["log_loss"], None, 1)
+    kind = "validation" if validated else "loss"
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    curve = [[x["step"], x[kind]["log_loss"] if validated else x[kind], None] for x in lines if kind in x]
+    assert point.curve == curve and len(curve) > 2
+    page = (out / "report.html").read_text(encoding="utf-8")
+    rows, epochs = (3429, "1 epoch") if validated else (3429, "6 epochs")
+    assert f"trained on {rows:,} rows, {epochs}, batch 64" in page
+    assert ("validation log loss" if validated else "training log loss, mean of 100 steps") in page
+    again = quorem("train", "--data", log.path, "--out", out, *SMALL, *options)
+    assert again.exit_code == 0, again.output  # the page is no stranger in the folder
+
+
+def test_a_run_that_is_not_finished_has_no_report(log, tmp_path):
+    config = small_run(log)
+    (tmp_path / "run.json").write_text(config.to_json())
+    done = quorem("report", tmp_path)
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert "holds a run that is not finished" in done.stderr
 
 
 def test_without_a_terminal_there_are_lines_at_intervals(log, tmp_path, monkeypatch):

@@ -8,10 +8,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from hot_cold_cases import FEATURES, hot_and_cold, several_widths
 from oracles import CASES, FEW, TOLERANCE, D, N, bags_by_torch, dense_by_hand, fill_, twin_of
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Table
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Table, quantize_
 from quorem import Path as PathScheme
 from quorem.models import DCN, DLRM
 from quorem.serving.onnx_export import export_onnx
@@ -185,6 +186,36 @@ def test_jagged_collections(mode: str, tmp_path: Path) -> None:
     weights = torch.linspace(-1, 1, len(ids))
     vectors = run(path, ids=ids, offsets=offsets, per_sample_weights=weights)["vectors"]
     assert_near(vectors, module(ids, offsets, weights).detach())
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
+    module = hot_and_cold(bits, mode="sum")
+    path = exported(module, tmp_path / "tables.onnx")
+    ids = torch.arange(N)[:, None].expand(N, FEATURES)  # every id of every table
+    vectors = run(path, ids=ids.contiguous())["vectors"]
+    assert_near(vectors, module(ids).detach())
+    for wrong in UNKNOWN:
+        assert run(path, ids=torch.full((2, FEATURES), wrong))["vectors"].isnan().all()
+    path = exported(module, path, jagged=True)
+    offsets = torch.arange(0, N * FEATURES + 1, 3)
+    values = ids.T.reshape(-1)
+    assert_near(run(path, ids=values, offsets=offsets)["vectors"], module(values, offsets).detach())
+    stored = [len(table) for name, table in module.named_tables() if name.startswith("pools.")]
+    weights = {w.name: w for w in onnx.load(str(path)).graph.initializer}
+    suffix = "_codes" if bits else ""
+    assert [weights[f"pool_pool_{j}{suffix}"].dims[0] for j in (0, 1)] == stored  # shared, and there once
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_rows_of_several_widths(bits: int, tmp_path: Path) -> None:
+    module = several_widths(bits)
+    path = exported(module, tmp_path / "tables.onnx")
+    ids = torch.arange(N)[:, None].expand(N, 5).contiguous()
+    assert_near(run(path, ids=ids)["vectors"], module(ids).detach())
+    module = quantize_(fill_(EmbeddingBag(N, D, QR(4), mode="max", padding_idx=7, include_last_offset=True)), bits)
+    path = exported(module, tmp_path / "bag.onnx", jagged=True)
+    assert_near(run(path, input=IDS, offsets=OFFSETS)["vectors"], module(IDS, OFFSETS).detach())
 
 
 NETWORKS = {

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hot_cold_cases import COUNTS, FEATURES, hot_and_cold, several_widths
 from oracles import CASES, TOLERANCE, D, N, fill_
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Table
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Pool, Table, quantize_
 from quorem.models import DCN, DLRM
 from quorem.serving.plain import PlainModel
 from quorem.serving.torch_export import export_program, write_program
@@ -45,7 +46,7 @@ def only_torch(program: torch.export.ExportedProgram) -> bool:
 
 def check_lookup(model: Callable[[Tensor], dict[str, Tensor]], module: EmbeddingCollection, rows: int) -> None:
     """In any batch size; and ids that no table has give NaN."""
-    ids = batch(rows, len(module.names))
+    ids = batch(rows, len(module.features))
     expected = module(ids)
     assert_near(model(ids)["vectors"], expected)
     if rows > 1:
@@ -75,6 +76,31 @@ def test_every_scheme_in_plain_operators() -> None:
     for mode in ("sum", "mean"):
         module = collection(CASES, mode=mode)
         check_bags(PlainModel(module, jagged=True), module, 4)
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_hot_and_cold_ids_in_plain_operators(bits: int) -> None:
+    module = hot_and_cold(bits)
+    ids = torch.arange(N)[:, None].expand(N, FEATURES)  # every id of every table
+    assert_near(PlainModel(module)(ids)["vectors"], module(ids))
+    check_lookup(PlainModel(module), module, 2)
+    offsets = torch.arange(0, N * FEATURES + 1, 3)
+    values = ids.T.reshape(-1)
+    assert_near(PlainModel(module, jagged=True)(values, offsets)["vectors"], module(values, offsets))
+    if bits:
+        module = several_widths(bits)
+        assert_near(PlainModel(module)(ids[:, :5])["vectors"], module(ids[:, :5]))
+
+
+def test_a_program_with_hot_and_cold_ids_and_quantized_rows() -> None:
+    tables = [
+        Table("user", N, D, HotCold(5, cold=Pool(40), num_rest=10), frequencies=COUNTS),
+        Table("item", N, D, HotCold(3, cold=Pool(40)), features=("clicked", "seen"), padding_idx=2),
+    ]
+    module = quantize_(fill_(EmbeddingCollection(tables)), 4)
+    program = export_program(module)
+    assert only_torch(program)
+    check_lookup(program.module(), module, 50)
 
 
 def test_programs_of_one_scheme_of_each_kind_in_any_batch_size() -> None:

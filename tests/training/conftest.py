@@ -2,12 +2,6 @@
 
 import pytest
 import torch
-from runs_of_training import small_log
-
-
-@pytest.fixture(scope="session")
-def log(tmp_path_factory):
-    return small_log(tmp_path_factory.mktemp("log") / "log")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ def export(
         Literal["onnx", "torch-export", "safetensors"],
         typer.Option(help="An ONNX graph, a program for torch.export.load, or a file for quorem.load."),
     ] = "onnx",
+    bits: Annotated[Literal["8", "4"] | None, typer.Option(help="Store the rows in 8 or 4 bits a number.")] = None,
     table: Annotated[str | None, typer.Option(help="Export this table of a collection alone.")] = None,
     unknown: Annotated[
         Literal["nan", "zeros"], typer.Option(help="What an id outside its table gives: NaN that shows, or zeros.")
@@ -32,6 +33,10 @@ def export(
         from ..store.model_file import load, save
 
         module = load(model, table=table)
+        if bits is not None:
+            from ..quantize import quantize_
+
+            quantize_(module, 8 if bits == "8" else 4)
         if format == "safetensors":
             save(module, out)
         elif format == "onnx":

@@ -99,7 +99,9 @@ def sweep(
 
 @commands.command(epilog="Example: quorem report runs/reproduce")
 def report(
-    runs: Annotated[Path, typer.Argument(help="Folder of reproduce or sweep, or of figures as JSON.", exists=True)],
+    runs: Annotated[
+        Path, typer.Argument(help="Folder of reproduce, sweep or train, or of figures as JSON.", exists=True)
+    ],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
     table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
 ) -> None:

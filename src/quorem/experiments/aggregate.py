@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import models
 from ..collection import EmbeddingCollection
-from ..files import write
+from ..files import read, write
 from ..schemes import to_json
 from ..training.config import RunConfig
 from ..training.run import read_metrics, read_result
 from ..training.tables import tables_of
+from . import words
 from .conditions import conditions_of
-from .figures import Figure, Plan, Point, Result
+from .figures import Axes, Figure, Plan, Point, Result
 
 
 def aggregate(plan: Plan, folder: Path) -> Figure:
@@ -31,110 +32,146 @@ def aggregate(plan: Plan, folder: Path) -> Figure:
     """
     points, made = [], dict(plan.made)
     for point, configs in zip(plan.points, plan.runs, strict=True):
-        results = {config: result for config in configs if (result := _result(folder, config)) is not None}
-        failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in configs)
-        if results:
-            made |= {name: next(iter(results.values()))[name] for name in ("device", "versions", "commit")}
-            points.append(_trained(point, configs, results, folder, failed, plan))
+        runs = [folder / "runs" / config.key() for config in configs]
+        finished = [run for config, path in zip(configs, runs, strict=True) if (run := finished_run(config, path))]
+        data = plan.made["datasets"][configs[0].data]
+        if finished:
+            made |= {name: finished[0].result[name] for name in ("device", "versions", "commit")}
+            trained = result_of(point.series, point.x, finished, data["path"])
+            if plan.axes.y != "parameters":
+                failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in configs)
+                trained = dataclasses.replace(trained, missing=len(configs) - len(finished), failed=failed)
+            points.append(trained)
         elif plan.axes.y == "parameters":
-            points.append(_counted(point, configs[0], plan.made["datasets"][configs[0].data]))
+            points.append(counted(point, configs[0], data))
     return Figure(axes=plan.axes, made=made, points=points)
 
 
-def _result(folder: Path, config: RunConfig) -> dict[str, Any] | None:
-    path = folder / "runs" / config.key() / "result.json"
+class FinishedRun(NamedTuple):
+    """A run with its result, and its folder, which has the metrics while it trained."""
+
+    config: RunConfig
+    result: dict[str, Any]
+    folder: Path
+
+
+def finished_run(config: RunConfig, folder: Path) -> FinishedRun | None:
+    """The run in a folder, if it is finished.
+
+    Raises:
+        ValueError: if its result is damaged.
+    """
+    path = folder / "result.json"
     if not path.exists():
         return None
     try:
-        return read_result(path)
+        return FinishedRun(config, read_result(path), folder)
     except ValueError as error:
         raise ValueError(f"{error}; remove it, and the next command trains the run again") from None
 
 
-def _trained(
-    point: Point,
-    configs: Sequence[RunConfig],
-    results: dict[RunConfig, dict[str, Any]],
-    folder: Path,
-    failed: int,
-    plan: Plan,
-) -> Result:
-    by_optimizer: dict[str, list[dict[str, Any]]] = {}
-    for config, result in results.items():
-        by_optimizer.setdefault(config.optimizer, []).append(result)
+def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: str) -> Result:
+    """The numbers of a point from its finished runs: those with the optimizer of the lower mean validation loss.
+
+    Args:
+        series: name of its line.
+        x: where on the line.
+        runs: of any optimizer and seed.
+        data: folder of the data, for the command.
+    """
+    by_optimizer: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        by_optimizer.setdefault(run.config.optimizer, []).append(run)
     others = {
-        name: {split: mean(r[split]["log_loss"] for r in found) for split in ("validation", "test")}
-        | {"trials": len(found)}
-        for name, found in by_optimizer.items()
+        name: {split: mean(run.result[split]["log_loss"] for run in own) for split in ("validation", "test")}
+        | {"trials": len(own)}
+        for name, own in by_optimizer.items()
     }
     best = min(others, key=lambda name: (not isfinite(others[name]["validation"]), others[name]["validation"]))
-    chosen = [config for config in results if config.optimizer == best]
-    found, first = by_optimizer[best], by_optimizer[best][0]
-    config = json.loads(chosen[0].to_json())
-    del config["seed"]
-    moments: dict[str, Any] = {
-        f"{name}_{kind}": value
-        for name, split, metric in (
-            ("test", "test", "log_loss"),
-            ("validation", "validation", "log_loss"),
-            ("auc", "test", "auc"),
-        )
-        for kind, value in zip(("mean", "sd"), mean_and_deviation([r[split][metric] for r in found]), strict=True)
-    }
-    sizes = {name: first[name] for name in ("parameters", "bytes", "embedding_parameters", "embedding_bytes")}
+    chosen = by_optimizer[best]
+    first = chosen[0]
+    metrics = {"test": ("test", "log_loss"), "validation": ("validation", "log_loss"), "auc": ("test", "auc")}
+    moments: dict[str, Any] = {}
+    for name, (split, metric) in metrics.items():
+        values = [run.result[split][metric] for run in chosen]
+        moments[f"{name}_mean"], moments[f"{name}_sd"] = mean_and_deviation(values)
+    sizes = {name: first.result[name] for name in ("parameters", "bytes", "embedding_parameters", "embedding_bytes")}
     return Result(
-        network=chosen[0].network,
-        series=point.series,
-        x=point.x,
+        network=first.config.network,
+        series=series,
+        x=x,
         optimizer=best,
-        trials=len(found),
+        trials=len(chosen),
         others=others,
-        rows_per_second=mean(r["rows_per_second"] for r in found),
-        config=config,
-        runs=[config.key() for config in chosen],
-        command=command_of(chosen[0], plan.made["datasets"][chosen[0].data]["path"]),
-        test_losses=[r["test"]["log_loss"] for r in found],
-        curve=curve([folder / "runs" / config.key() / "metrics.jsonl" for config in chosen]),
-        missing=0 if plan.axes.y == "parameters" else len(configs) - len(results),
-        failed=failed,
+        rows_per_second=mean(run.result["rows_per_second"] for run in chosen),
+        config=without_seed(first.config),
+        runs=[run.config.key() for run in chosen],
+        command=command_of(first.config, data),
+        test_losses=[run.result["test"]["log_loss"] for run in chosen],
+        curve=curve([run.folder / "metrics.jsonl" for run in chosen]),
         **sizes,
         **moments,
     )
 
 
-def _counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
+def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
     """A point of which only the parameters are known."""
     tables = tables_of(
         data["cardinalities"], config.scheme, threshold=config.threshold, embedding_dim=config.embedding_dim
     )
     embeddings = EmbeddingCollection(tables, device="meta")
-    options = {"preset": config.preset, "num_dense": data["num_dense"], "device": torch.device("meta")}
-    model = models.build(config.network, embeddings, **options)
+    model = models.build(
+        config.network, embeddings, preset=config.preset, num_dense=data["num_dense"], device=torch.device("meta")
+    )
     parameters = sum(p.numel() for p in model.parameters())
-    shown = json.loads(config.to_json())
-    del shown["seed"]
     return Result(
         network=config.network,
         series=point.series,
         x=point.x,
-        optimizer="",
-        trials=0,
-        test_mean=None,
-        test_sd=None,
-        validation_mean=None,
-        validation_sd=None,
-        auc_mean=None,
-        auc_sd=None,
         parameters=parameters,
         bytes=4 * parameters,
         embedding_parameters=embeddings.num_parameters,
         embedding_bytes=4 * embeddings.num_parameters,
-        rows_per_second=0.0,
-        others={},
-        config=shown,
-        runs=[],
+        config=without_seed(config),
         command=command_of(config, data["path"]),
     )
+
+
+def figure_of_run(folder: Path) -> Figure:
+    """The figure of one run of ``quorem train``: its losses while it trained.
+
+    Raises:
+        ValueError: if the run is not finished, or a file of it is damaged.
+    """
+    config = RunConfig.from_json(read(folder / "run.json"))
+    run = finished_run(config, folder)
+    if run is None:
+        raise ValueError(f"{folder} holds a run that is not finished: the command that began it goes on")
+    point = result_of(words.scheme(without_seed(config)), None, [run], "DATA")
+    y_label = "validation log loss"
+    if not point.curve:  # the run was not validated while it trained
+        losses = [
+            [line["step"], line["loss"], None]
+            for line in read_metrics(folder / "metrics.jsonl").lines
+            if "loss" in line
+        ]
+        point, y_label = dataclasses.replace(point, curve=losses), "training log loss, mean of 100 steps"
+    made = {
+        "command": point.command,
+        "data": {
+            "name": folder.absolute().name,
+            "identity": config.data,
+            "rows": {"train": run.result["rows"] // config.epochs},
+        },
+        **{name: run.result[name] for name in ("device", "versions", "commit")},
+    }
+    axes = Axes(name="run", title="One run", x="step", x_label="iterations", y="validation", y_label=y_label)
+    return Figure(axes=axes, made=made, points=[point])
+
+
+def without_seed(config: RunConfig) -> dict[str, Any]:
+    """The configuration that the trials of a point share."""
+    return {name: value for name, value in json.loads(config.to_json()).items() if name != "seed"}
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
@@ -162,14 +199,14 @@ def curve(metrics: Sequence[Path]) -> list[list[float | None]]:
 
 def command_of(config: RunConfig, data: str) -> str:
     """The command that trains one run by itself."""
-    words = ["quorem", "train", "--data", data, "--out", f"runs/{config.key()}", "--scheme", to_json(config.scheme)]
+    parts = ["quorem", "train", "--data", data, "--out", f"runs/{config.key()}", "--scheme", to_json(config.scheme)]
     for field in dataclasses.fields(RunConfig):
         option = {"embedding_dim": "dim", "max_rows": "rows"}.get(field.name, field.name).replace("_", "-")
         value = getattr(config, field.name)
         if field.name in ("data", "scheme") or (value == field.default and field.name != "seed"):
             continue
-        words += [f"--{option}"] if value is True else [f"--{option}", str(value)]
-    return shlex.join(words)
+        parts += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+    return shlex.join(parts)
 
 
 COLUMNS = (

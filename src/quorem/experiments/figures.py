@@ -94,22 +94,22 @@ class Result:
     network: str
     series: str
     x: float | None
-    optimizer: str
-    trials: int
-    test_mean: float | None
-    test_sd: float | None
-    validation_mean: float | None
-    validation_sd: float | None
-    auc_mean: float | None
-    auc_sd: float | None
+    optimizer: str = ""
+    trials: int = 0
+    test_mean: float | None = None
+    test_sd: float | None = None
+    validation_mean: float | None = None
+    validation_sd: float | None = None
+    auc_mean: float | None = None
+    auc_sd: float | None = None
     parameters: int
     bytes: int
     embedding_parameters: int
     embedding_bytes: int
-    rows_per_second: float
-    others: dict[str, dict[str, float]]
+    rows_per_second: float = 0.0
+    others: dict[str, dict[str, float]] = field(default_factory=dict)
     config: dict[str, Any]
-    runs: list[str]
+    runs: list[str] = field(default_factory=list)
     command: str
     test_losses: list[float] = field(default_factory=list)
     curve: list[list[float | None]] = field(default_factory=list)

@@ -16,7 +16,7 @@ from ..data.batches import Prepared
 from ..training.config import OPTIMIZERS, RunConfig
 from ..training.model import data_identity
 from . import budgets, figure4, figure5, figure6, figure7, sweep, table1
-from .aggregate import aggregate, write_csv
+from .aggregate import aggregate, figure_of_run, write_csv
 from .conditions import file_names, split
 from .figures import Axes, Figure, Plan, Point
 from .progress import showing
@@ -201,7 +201,7 @@ def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunC
 
 
 def figures_in(folder: Path) -> list[Figure]:
-    """The figures of a sweep's folder, or of a folder of figures already aggregated.
+    """The figures of a sweep's folder, of one run of ``quorem train``, or of a folder of figures already aggregated.
 
     One whose runs were trained under unlike conditions is several (``conditions.split``).
 
@@ -209,13 +209,15 @@ def figures_in(folder: Path) -> list[Figure]:
         FileNotFoundError: if there are none.
         ValueError: if a file is not what it should be.
     """
+    if (folder / "run.json").exists():
+        return [figure_of_run(folder)]
     plans = sorted((folder / "plans").glob("*.json"))
     if plans:
         found = [aggregate(Plan.read(path), folder) for path in plans]
     else:
         found = [Figure.read(path) for path in sorted(folder.rglob("*.json"))]
     if not found:
-        raise FileNotFoundError(f"{folder} has no figures: neither plans/*.json nor *.json")
+        raise FileNotFoundError(f"{folder} has no figures: neither run.json nor plans/*.json nor *.json")
     order = list(FIGURES)
     found.sort(key=lambda f: order.index(f.axes.name) if f.axes.name in order else len(order))
     return [part for figure in found for part in split(figure)]

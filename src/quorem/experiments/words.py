@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import schemes
@@ -61,6 +61,19 @@ def count(value: float, unit: str = "") -> str:
     return f"{_digits(value)} {unit}".strip()
 
 
+def counts(values: Sequence[float], unit: str = "") -> list[str]:
+    """Numbers that stand together, such as the marks of an axis: all with the same prefix.
+
+    >>> counts([500_000, 1_000_000, 2_500_000]), counts([0, 250, 500]), counts([3e4, 1e6], "B")
+    (['0.5 M', '1 M', '2.5 M'], ['0', '250', '500'], ['0.03 MB', '1 MB'])
+    """
+    least = min((abs(value) for value in values if value), default=0.0)
+    most = max(map(abs, values), default=0.0)
+    sizes = [(size, prefix) for size, prefix in (*PREFIXES, (1.0, "")) if most >= size and least >= 0.001 * size]
+    size, prefix = sizes[0] if sizes else (1.0, "")
+    return ["0" if not value else f"{value / size:,.6g} {prefix}{unit}".strip() for value in values]
+
+
 def size(value: float) -> str:
     """Bytes in words: 1 kB is 1000 bytes.
 
@@ -101,12 +114,12 @@ def scheme(config: Mapping[str, Any]) -> str:
 
 
 def settings(point: Result) -> list[str]:
-    """Scheme, threshold and optimizer, each in words."""
+    """Scheme, threshold and optimizer, each with its label."""
     threshold = point.config.get("threshold")
     return [
-        scheme(point.config),
+        f"scheme {scheme(point.config)}",
         *([f"threshold {threshold:,}"] if isinstance(threshold, int) else []),
-        *([optimizer(point.optimizer)] if point.optimizer else []),
+        *([f"optimizer {optimizer(point.optimizer)}"] if point.optimizer else []),
     ]
 
 

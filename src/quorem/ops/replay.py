@@ -118,6 +118,9 @@ def adam_constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, a
     ratio = beta1 if amsgrad or beta1 == 0 else beta1 / math.sqrt(beta2)
     least = 1e-18 if dtype == torch.float64 else 1e-10
     window = math.ceil(math.log(least) / math.log(ratio)) if ratio else 0
+    if not amsgrad and ratio:  # d_j must not overflow; where it is that large, a_j is below its inverse
+        largest = 1e150 if dtype == torch.float64 else 1e30
+        window = min(window, math.floor(-2 * math.log(largest) / math.log(beta2)))
     settled = NEVER if dtype == torch.float64 else _settled(beta1, beta2, amsgrad)
     return AdamConstants(beta1, beta2, eps, float(window), settled)
 
@@ -181,7 +184,8 @@ def summed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstan
         behind = gap >= first
         j = torch.arange(first, first + BLOCK, device=root.device)
         a, d = _terms(j, since[behind, None] + j, state.lrs, constants, amsgrad)
-        a = torch.where(j <= gap[behind, None], a, 0)
+        counts = j <= gap[behind, None]
+        a, d = torch.where(counts, a, 0), torch.where(counts, d, 1)
         a, d = a.to(root.dtype)[..., None], d.to(root.dtype)[..., None]
         total[behind] += (a * d / (root[behind, None] + constants.eps * d)).sum(1)
     return total

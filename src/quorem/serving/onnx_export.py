@@ -96,7 +96,7 @@ def _vectors(graph: Graph, nodes: TableNodes, jagged: bool, sample_weights: bool
         )
     assert isinstance(tables, EmbeddingCollection)
     if not jagged:
-        return nodes.lookup(graph.input(name, torch.int64, ["batch", len(tables.names)]))
+        return nodes.lookup(graph.input(name, torch.int64, ["batch", len(tables.features)]))
     ids = graph.input(name, torch.int64, ["values"])
     offsets = graph.input("offsets", torch.int64, ["offsets"])
     weights = graph.input("per_sample_weights", nodes.compute, ["values"]) if sample_weights else None

@@ -79,9 +79,11 @@ class Graph:
         return self.constant(value, np.float64 if like == torch.float64 else np.float32)
 
     def weight(self, name: str, rows: Sequence[Tensor]) -> str:
-        """A weight, given as tensors that are joined along their first axis when they are written."""
-        assert name not in self.weights
-        self.weights[name] = list(rows)
+        """A weight, given as tensors that are joined along their first axis when they are written.
+
+        One that is there under the name is taken for the same.
+        """
+        self.weights.setdefault(name, list(rows))
         return name
 
     def cast(self, value: str, dtype: torch.dtype) -> str:

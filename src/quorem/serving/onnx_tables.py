@@ -1,6 +1,6 @@
 """Composed lookups as ONNX nodes, group by group of tables that are stored alike.
 
-Shapes: N ids of each table, G tables of a group, V ids of a jagged batch, B bags, W columns that come out of a table.
+Shapes: N ids of each feature, G features of a group, V ids of a jagged batch, B bags, W columns out of a table.
 
 An id outside ``[0, n)`` never reads a row: it is replaced by 0 before the arithmetic, and its vector by NaN or zeros
 after it. Without that ``Gather`` would read -1 as the last row, and an id past n can pass the arithmetic.
@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from ..ops.quantized import code_bytes
+from ..partitions import MIXING_FACTORS
 from ..tables import Tables
-from .groups import Buckets, Group, Unknown, columns_in_order, group_of, groups_of
+from .groups import Buckets, Group, OwnRows, Rows, Unknown, columns_in_order, group_of, groups_of
 from .onnx_graph import Graph
 
 
@@ -35,16 +37,14 @@ class TableNodes:
 
     def __init__(self, graph: Graph, tables: Tables, unknown: Unknown) -> None:
         self.graph, self.tables, self.unknown = graph, tables, unknown
-        self.stored = tables.stored.dtype
-        self.compute = torch.float64 if self.stored == torch.float64 else torch.float32
+        self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
 
     def lookup(self, ids: str) -> str:
         """Vectors of ``ids`` ``[B, F]``, features in order: ``[B, sum W]``."""
         graph, groups, parts = self.graph, groups_of(self.tables), []
         for group in groups:
             columns = ids if len(groups) == 1 else graph.op("Gather", ids, graph.constant(group.features), axis=1)
-            composed = self._compose(columns, group)
-            parts.append(self._filled(composed))
+            parts.append(self._filled(self._compose(columns, group)))
         order = [feature for group in groups for feature in group.features]
         if len({group.width for group in groups}) == 1:
             together = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
@@ -56,72 +56,156 @@ class TableNodes:
             graph.op("Reshape", part, graph.constant([0, len(group.features) * group.width]))
             for part, group in zip(parts, groups, strict=True)
         ]
-        return str(
-            graph.op("Gather", graph.op("Concat", *flat, axis=1), graph.constant(columns_in_order(groups)), axis=1)
-        )
+        together = graph.op("Concat", *flat, axis=1)
+        return str(graph.op("Gather", together, graph.constant(columns_in_order(groups)), axis=1))
 
     def _compose(self, ids: str, group: Group) -> Composed:
-        """Vectors of int64 ``ids`` ``[N, G]`` of the tables of one group; those out of range give the id 0's."""
-        graph = self.graph
-        zero, limit = graph.constant(0), graph.constant(group.limits)
-        in_range = graph.op("And", graph.op("GreaterOrEqual", ids, zero), graph.op("Less", ids, limit))
-        place = graph.op("Where", in_range, ids, zero)
-        if group.permutations is not None:
-            multiplier, shift = (graph.constant(values) for values in group.permutations)
-            place = graph.op("Mod", graph.op("Add", graph.op("Mul", place, multiplier), shift), limit)
-        vectors = self._combined([self._rows(place, group, j) for j in range(len(group.rows))], group.operation)
-        if group.levels:
-            vectors = self._paths(vectors, place, group)
+        """Vectors of int64 ``ids`` ``[N, G]`` of one group; those out of range give the id 0's."""
+        graph, zero = self.graph, self.graph.constant(0)
+        in_range = graph.op(
+            "And", graph.op("GreaterOrEqual", ids, zero), graph.op("Less", ids, graph.constant(group.limits))
+        )
+        number = graph.op("Where", in_range, ids, zero)
+        if group.own is None:
+            vectors = self._composed(number, group)
+        else:
+            place, num_own = self._place(number, group.own)
+            is_composed = graph.op("GreaterOrEqual", place, num_own)
+            vectors = self._gathered(group.own.rows, graph.op("Where", is_composed, zero, place))
+            if group.rows:
+                composed = self._composed(graph.op("Where", is_composed, graph.op("Sub", place, num_own), zero), group)
+                mask = graph.op("Unsqueeze", is_composed, graph.constant([2]))
+                vectors = graph.op("Where", mask, composed, vectors)
         is_padding = None
         if group.padding is not None:
             same = graph.op("Equal", ids, graph.constant(group.padding))
             is_padding = graph.op("And", same, in_range)  # the id -1 is not padding
         return Composed(vectors, in_range, is_padding)
 
-    def _rows(self, place: str, group: Group, j: int) -> str:
-        """Rows ``[N, G, w]`` of the j-th stored tables of a group."""
-        name = f"{group.features[0]}_{j}"
-        table = self.graph.weight(f"tables_{name}", group.rows[j])
-        rows = self.graph.op("Gather", table, self._buckets(place, group.buckets[j], name), axis=0)
-        return str(rows if self.stored == self.compute else self.graph.cast(rows, self.compute))
-
-    def _buckets(self, place: str, buckets: Buckets, name: str) -> str:
-        """Rows, or networks, ``[N, G]`` of ids in range."""
+    def _composed(self, number: str, group: Group) -> str:
+        """Vectors of the numbers that partitions divide."""
         graph = self.graph
-        if buckets.maps is not None:
-            place = place if buckets.map_starts is None else graph.op("Add", place, graph.constant(buckets.map_starts))
-            place = graph.op("Gather", graph.weight(f"maps_{name}", buckets.maps), place, axis=0)
+        if group.permutation is not None:
+            multiplier, shift, modulus = (graph.constant(values) for values in group.permutation)
+            number = graph.op("Mod", graph.op("Add", graph.op("Mul", number, multiplier), shift), modulus)
+        if group.mixing is not None:
+            offsets, bits = group.mixing
+            number = self._mixed(graph.op("Add", number, graph.constant(offsets)), bits)
+        pairs = zip(group.rows, group.buckets, strict=True)
+        rows = [self._gathered(rows, self._buckets(number, buckets)) for rows, buckets in pairs]
+        vectors = rows[0]
+        if group.operation in ("concat", "feature"):
+            vectors = rows[0] if len(rows) == 1 else graph.op("Concat", *rows, axis=2)
+        else:
+            for row in rows[1:]:
+                vectors = graph.op("Mul" if group.operation == "mult" else "Add", vectors, row)
+        return self._paths(vectors, number, group) if group.levels else vectors
+
+    def _place(self, ids: str, own: OwnRows) -> tuple[str, str]:
+        """The place of each id, those with rows of their own first, and how many places these have."""
+        graph = self.graph
+        hot, rest = graph.constant(own.num_hot), graph.constant(own.has_rest)
+        num_own = graph.constant([hot + rest for hot, rest in zip(own.num_hot, own.has_rest, strict=True)])
+        if own.hot is None or own.cold is None:
+            place = graph.op("Where", graph.op("Less", ids, hot), ids, graph.op("Add", ids, rest))
+            is_rest = graph.op("GreaterOrEqual", ids, graph.constant(own.rest_from))
+            return graph.op("Where", is_rest, hot, place), num_own
+        below_hot, is_hot = self._search(ids, own.hot, own.num_hot)
+        pairs = zip(own.num_composed, own.has_rest, strict=True)
+        below_cold, is_cold = self._search(ids, own.cold, [count * rest for count, rest in pairs])
+        listed = graph.op("Where", is_cold, graph.op("Add", below_cold, num_own), hot)
+        unlisted = graph.op("Add", graph.op("Sub", ids, below_hot), num_own)
+        has_rest = graph.constant([bool(value) for value in own.has_rest], bool)
+        cold = graph.op("Where", has_rest, listed, unlisted)
+        return graph.op("Where", is_hot, below_hot, cold), num_own
+
+    def _search(self, ids: str, lists: Rows, lengths: Sequence[int]) -> tuple[str, str]:
+        """How many entries of its rising list are below each id, and whether the id is in it; by bisection."""
+        graph, size = self.graph, sum(len(part) for part in lists.tables)
+        if not size:
+            return graph.op("Mul", ids, graph.constant(0)), graph.op("Less", ids, graph.constant(0))
+        weight, length = graph.weight(lists.name, lists.tables), graph.constant(lengths)
+        last, one = graph.constant(size - 1), graph.constant(1)
+
+        def entry(place: str) -> str:
+            start = place if lists.starts is None else graph.op("Add", place, graph.constant(lists.starts))
+            return str(graph.op("Gather", weight, graph.op("Min", start, last), axis=0))
+
+        below = graph.op("Mul", ids, graph.constant(0))
+        for step in reversed(range(max(lengths).bit_length())):
+            further = graph.op("Add", below, graph.constant(2**step))
+            is_below = graph.op("Less", entry(graph.op("Sub", further, one)), ids)
+            inside = graph.op("LessOrEqual", further, length)
+            below = graph.op("Where", graph.op("And", is_below, inside), further, below)
+        found = graph.op("And", graph.op("Equal", entry(below), ids), graph.op("Less", below, length))
+        return below, found
+
+    def _mixed(self, number: str, bits: int) -> str:
+        """``partitions.mix`` of numbers in ``[0, 2**bits)``; a shift of them is a division."""
+        graph = self.graph
+        mask, divisor = graph.constant(2**bits - 1), graph.constant(2 ** (bits // 2 + 1))
+        for factor in MIXING_FACTORS:
+            number = graph.op("BitwiseXor", number, graph.op("Div", number, divisor))
+            number = graph.op("BitwiseAnd", graph.op("Mul", number, graph.constant(factor)), mask)
+        return str(graph.op("BitwiseXor", number, graph.op("Div", number, divisor)))
+
+    def _gathered(self, rows: Rows, row: str) -> str:
+        """Rows ``[N, G, w]`` of the stored tables, as numbers; ``row`` counts from the start of each table."""
+        graph = self.graph
+        row = row if rows.starts is None else graph.op("Add", row, graph.constant(rows.starts))
+        if self.tables.bits:
+            return self._dequantized(rows, row)
+        numbers = graph.op("Gather", graph.weight(rows.name, rows.tables), row, axis=0)
+        return str(numbers if self.tables.stored.dtype == self.compute else graph.cast(numbers, self.compute))
+
+    def _dequantized(self, rows: Rows, row: str) -> str:
+        """Codes, scales and zero points are tensors of their own, since a graph cannot take bytes for a float16."""
+        graph, width, bits = self.graph, self.tables.width, self.tables.bits
+        size = code_bytes(width, bits)
+        pieces = [table.view(len(table), rows.pitch, size + 4) for table in rows.tables]
+        codes = graph.weight(f"{rows.name}_codes", [piece[..., :size].contiguous() for piece in pieces])
+        scales = [piece[..., size : size + 2].contiguous().view(torch.float16) for piece in pieces]
+        zeros = [piece[..., size + 2 :].contiguous().view(torch.int16).to(torch.uint8) for piece in pieces]
+        code = graph.cast(graph.op("Gather", codes, row, axis=0), self.compute)  # [N, G, pitch, bytes]
+        if bits == 4:
+            high = graph.op("Floor", graph.op("Div", code, graph.scalar(16.0, self.compute)))
+            low = graph.op("Sub", code, graph.op("Mul", high, graph.scalar(16.0, self.compute)))
+            last = graph.constant([4])
+            pair = graph.op("Concat", *(graph.op("Unsqueeze", half, last) for half in (low, high)), axis=4)
+            code = graph.op("Reshape", pair, graph.constant([0, 0, 0, -1]))
+        if size * 8 // bits != width:
+            code = graph.op("Slice", code, graph.constant([0]), graph.constant([width]), graph.constant([3]))
+        scale = graph.op("Gather", graph.weight(f"{rows.name}_scales", scales), row, axis=0)  # [N, G, pitch, 1]
+        zero = graph.op("Gather", graph.weight(f"{rows.name}_zeros", zeros), row, axis=0)
+        numbers = graph.op("Sub", code, graph.cast(zero, self.compute))
+        numbers = graph.op("Mul", numbers, graph.cast(scale, self.compute))
+        return str(graph.op("Reshape", numbers, graph.constant([0, 0, rows.pitch * width])))
+
+    def _buckets(self, number: str, buckets: Buckets) -> str:
+        """Rows, or networks, ``[N, G]`` from the start of each table."""
+        graph, maps = self.graph, buckets.maps
+        if maps is not None:
+            number = number if maps.starts is None else graph.op("Add", number, graph.constant(maps.starts))
+            number = graph.op("Gather", graph.weight(maps.name, maps.tables), number, axis=0)
         if buckets.strides is not None:
-            place = graph.op("Div", place, graph.constant(buckets.strides))
-        if buckets.sizes is not None:
-            place = graph.op("Mod", place, graph.constant(buckets.sizes))
-        return place if buckets.starts is None else str(graph.op("Add", place, graph.constant(buckets.starts)))
+            number = graph.op("Div", number, graph.constant(buckets.strides))
+        return number if buckets.sizes is None else graph.op("Mod", number, graph.constant(buckets.sizes))
 
-    def _combined(self, rows: Sequence[str], operation: str) -> str:
-        if operation in ("concat", "feature"):
-            return str(rows[0] if len(rows) == 1 else self.graph.op("Concat", *rows, axis=2))
-        total = rows[0]
-        for row in rows[1:]:
-            total = self.graph.op("Mul" if operation == "mult" else "Add", total, row)
-        return total
-
-    def _paths(self, vectors: str, place: str, group: Group) -> str:
+    def _paths(self, vectors: str, number: str, group: Group) -> str:
         """Vectors after the networks of section 4.1: each id's weights are gathered, one product a layer."""
         graph, inner = self.graph, self.graph.constant([2])
         activation = {"relu": "Relu", "sigmoid": "Sigmoid"}[str(group.activation)]
         vectors = graph.op("Unsqueeze", vectors, inner)  # [N, G, 1, D]
-        for number, level in enumerate(group.levels):
-            network = self._buckets(place, level.buckets, "")
-            for layer, (weights, biases) in enumerate(zip(level.weights, level.biases, strict=True)):
-                name = f"{group.features[0]}_{number}_{layer}"
+        for level in group.levels:
+            network = self._buckets(number, level.buckets)
+            if (starts := level.weights[0].starts) is not None:
+                network = graph.op("Add", network, graph.constant(starts))
+            for layer, pair in enumerate(zip(level.weights, level.biases, strict=True)):
                 weight, bias = (
-                    graph.weight(f"path_{kind}_{name}", [value.to(self.compute) for value in values])
-                    for kind, values in (("weights", weights), ("biases", biases))
+                    graph.weight(rows.name, [values.to(self.compute) for values in rows.tables]) for rows in pair
                 )
-                vectors = graph.op("MatMul", vectors, graph.op("Gather", weight, network, axis=0))
-                vectors = graph.op(
-                    "Add", vectors, graph.op("Unsqueeze", graph.op("Gather", bias, network, axis=0), inner)
-                )
+                chosen, shift = (graph.op("Gather", value, network, axis=0) for value in (weight, bias))
+                vectors = graph.op("Add", graph.op("MatMul", vectors, chosen), graph.op("Unsqueeze", shift, inner))
                 vectors = vectors if layer == len(level.weights) - 1 else graph.op(activation, vectors)
         return str(graph.op("Squeeze", vectors, inner))
 
@@ -137,7 +221,7 @@ class TableNodes:
 
     def bag(self, ids: str, offsets: str, weights: str | None, mode: str) -> str:
         """Pooled vectors ``[B, sum W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``, feature by feature."""
-        graph, features = self.graph, len(self.tables.specs)
+        graph, features = self.graph, len(self.tables.features)
         bag, batch = self._bag_numbers(ids, offsets, features)
         pooled = []
         for feature in range(features):

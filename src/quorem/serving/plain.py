@@ -5,7 +5,7 @@ Shapes: N ids, G tables of a group, V ids of a jagged batch, B bags, W columns t
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,97 +15,8 @@ from ..embeddings import Embedding
 from ..models import DCN, DLRM
 from ..store.model_file import tables_of
 from ..tables import Tables
-from .groups import Buckets, Group, Unknown, columns_in_order, groups_of, output_shape
-
-
-class Composed(NamedTuple):
-    """Composed vectors ``[..., W]``, and which ids are in range and which are padding ``[...]``."""
-
-    vectors: Tensor
-    in_range: Tensor
-    is_padding: Tensor
-
-
-class PlainBuckets(nn.Module):
-    """Which row, or network, an id takes."""
-
-    strides: Tensor | None
-    sizes: Tensor | None
-    maps: Tensor | None
-    map_starts: Tensor | None
-    starts: Tensor | None
-
-    def __init__(self, buckets: Buckets) -> None:
-        super().__init__()
-        for name in ("strides", "sizes", "map_starts", "starts"):
-            _constant(self, name, getattr(buckets, name))
-        self.register_buffer("maps", None if buckets.maps is None else torch.cat(buckets.maps))
-
-    def forward(self, place: Tensor, member: Tensor) -> Tensor:
-        """Rows of ids in range, each of the table ``member``."""
-        if self.maps is not None:
-            place = self.maps[place if self.map_starts is None else place + self.map_starts[member]]
-        if self.strides is not None:
-            place = place // self.strides[member]
-        if self.sizes is not None:
-            place = place % self.sizes[member]
-        return place if self.starts is None else place + self.starts[member]
-
-
-class PlainGroup(nn.Module):
-    """The tables of one group."""
-
-    limits: Tensor
-    padding: Tensor | None
-    multipliers: Tensor | None
-    shifts: Tensor | None
-
-    def __init__(self, group: Group, compute: torch.dtype) -> None:
-        super().__init__()
-        self.operation, self.width, self.compute = group.operation, group.width, compute
-        self.features = group.features
-        _constant(self, "limits", group.limits)
-        _constant(self, "padding", group.padding)
-        for name, values in zip(("multipliers", "shifts"), group.permutations or (None, None), strict=True):
-            _constant(self, name, values)
-        self.buckets = nn.ModuleList([PlainBuckets(buckets) for buckets in group.buckets])
-        self.rows = nn.ParameterList([_joined(rows) for rows in group.rows])
-        self.networks = nn.ModuleList([PlainBuckets(level.buckets) for level in group.levels])
-        self.weights, self.biases = (
-            nn.ParameterList([_joined(values).to(compute) for level in group.levels for values in getattr(level, kind)])
-            for kind in ("weights", "biases")
-        )
-        self.activation = torch.sigmoid if group.activation == "sigmoid" else torch.relu
-
-    def forward(self, ids: Tensor, member: Tensor) -> Composed:
-        """Vectors of ``ids``, each of the table ``member`` of the group; those out of range give the id 0's."""
-        limit = self.limits[member]
-        in_range = (ids >= 0) & (ids < limit)
-        place = torch.where(in_range, ids, 0)
-        is_padding = torch.zeros_like(in_range) if self.padding is None else in_range & (ids == self.padding[member])
-        if self.multipliers is not None and self.shifts is not None:
-            place = (place * self.multipliers[member] + self.shifts[member]) % limit
-        pairs = zip(self.rows, self.buckets, strict=True)
-        rows = [table[buckets(place, member)].to(self.compute) for table, buckets in pairs]
-        return Composed(self._paths(self._combined(rows), place, member), in_range, is_padding)
-
-    def _combined(self, rows: list[Tensor]) -> Tensor:
-        if self.operation in ("concat", "feature"):
-            return torch.cat(rows, -1)
-        total = rows[0]
-        for row in rows[1:]:
-            total = total * row if self.operation == "mult" else total + row
-        return total
-
-    def _paths(self, vectors: Tensor, place: Tensor, member: Tensor) -> Tensor:
-        """Vectors after the networks of section 4.1, each id with its own weights."""
-        layers = len(self.weights) // max(len(self.networks), 1)
-        for level, buckets in enumerate(self.networks):
-            network = buckets(place, member)
-            for i in range(level * layers, (level + 1) * layers):
-                vectors = (vectors[..., None, :] @ self.weights[i][network])[..., 0, :] + self.biases[i][network]
-                vectors = vectors if i == (level + 1) * layers - 1 else self.activation(vectors)
-        return vectors
+from .groups import Unknown, columns_in_order, groups_of, output_shape
+from .plain_groups import Composed, PlainGroup, constant
 
 
 class PlainTables(nn.Module):
@@ -115,16 +26,16 @@ class PlainTables(nn.Module):
 
     def __init__(self, tables: Tables, unknown: Unknown) -> None:
         super().__init__()
-        self.num_features, self.unknown = len(tables.specs), unknown
-        self.compute = torch.float64 if tables.stored.dtype == torch.float64 else torch.float32
-        groups = groups_of(tables)
-        self.groups = nn.ModuleList([PlainGroup(group, self.compute) for group in groups])
+        self.num_features, self.unknown = len(tables.features), unknown
+        self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
+        groups, shared = groups_of(tables), dict[str, nn.Module]()
+        self.groups = nn.ModuleList([PlainGroup(group, tables, shared) for group in groups])
         columns = columns_in_order(groups)
-        _constant(self, "columns", None if columns == sorted(columns) else columns)
+        constant(self, "columns", None if columns == sorted(columns) else columns)
         for number, group in enumerate(groups):
             place = [group.features.index(f) if f in group.features else -1 for f in range(self.num_features)]
-            _constant(self, f"places_{number}", place)
-            _constant(self, f"features_{number}", group.features)
+            constant(self, f"places_{number}", place)
+            constant(self, f"features_{number}", group.features)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Vectors of ``ids`` ``[B, F]``, features in order: ``[B, sum W]``."""
@@ -247,13 +158,3 @@ def _layers_of(model: DLRM | DCN, compute: torch.dtype) -> DLRM | DCN:
     """A copy of a network in one dtype, without its embeddings."""
     nothing: dict[int, object] = {id(model.embeddings): nn.Identity()}
     return copy.deepcopy(model, nothing).to(compute)
-
-
-def _constant(module: nn.Module, name: str, values: list[int] | None) -> None:
-    """Integers of a module, or None."""
-    module.register_buffer(name, None if values is None else torch.tensor(values, device="cpu"), persistent=True)
-
-
-def _joined(rows: list[Tensor]) -> Tensor:
-    """A copy, since an exported program keeps whole storages, and rows are views of one that all tables share."""
-    return torch.cat(rows)

@@ -59,7 +59,7 @@ def _example(
         sizes.append({0: batch})
     if not jagged:
         if isinstance(tables, EmbeddingCollection):
-            shape = [BATCH, len(tables.names)]
+            shape = [BATCH, len(tables.features)]
         elif isinstance(tables, EmbeddingBag):
             shape = [BATCH, BATCH + 1]
         else:
@@ -67,7 +67,7 @@ def _example(
         inputs.append(torch.zeros(shape, dtype=torch.int64))
         sizes.append({0: batch, 1: Dim("length")} if isinstance(tables, EmbeddingBag) else {0: batch})
     else:
-        features = len(tables.specs)
+        features = len(tables.features)
         count = features * BATCH + (not isinstance(tables, EmbeddingBag) or tables.include_last_offset)
         inputs += [torch.zeros(2 * count, dtype=torch.int64), torch.arange(count)]
         extra = count - features * BATCH

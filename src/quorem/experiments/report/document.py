@@ -1,7 +1,6 @@
 """The page: every figure beside what the paper says of it, what each byte buys, and every point with its recipe."""
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,22 +14,21 @@ from ...files import write
 from .. import words
 from ..conditions import Conditions, all_conditions, conditions_of, dataset_of, split
 from ..figures import Figure, Result
-from .lines import networks, panels
+from .lines import end_of, networks, panels
 from .plots import figure_plots, tradeoff_plots
+from .sentences import claim, measured, notes, varies
 from .styles import Style, styles
-from .tables import Row, copyable, hidden_layers_html, points_html, swatch, winners_html
-from .tradeoff import distinct, is_clear, is_full, winners
-
-PAPER = ("figure4", "figure5", "figure6", "table1")
-PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
+from .tables import Row, copyable, hidden_layers_html, points_columns, points_html, swatch, winners_html
+from .tradeoff import distinct, winners
 
 
-def page(figures: Sequence[Figure], out: Path) -> None:
+def page(figures: Sequence[Figure], out: Path, *, headline: str = "") -> None:
     """Write one HTML file that stands alone: it opens without a network.
 
     Args:
         figures: in the order they are shown; figures of one dataset, ``made["data"]``, stand together.
         out: the file.
+        headline: a sentence to begin with.
 
     Raises:
         ValueError: if there are no figures.
@@ -38,10 +36,10 @@ def page(figures: Sequence[Figure], out: Path) -> None:
     if not figures:
         raise ValueError("figures ([]) must hold at least one figure")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write(out, html(figures))
+    write(out, html(figures, headline))
 
 
-def html(figures: Sequence[Figure]) -> str:
+def html(figures: Sequence[Figure], headline: str = "") -> str:
     """The page as text."""
     figures = [part for figure in figures for part in split(figure)]
     looks = styles(point.series for figure in figures for point in figure.points)
@@ -56,6 +54,7 @@ def html(figures: Sequence[Figure]) -> str:
     ]
     values = {
         "style": _file("report.css") + _series_css(looks),
+        "headline": f'<p class="headline">{escape(headline)}</p>' if headline else "",
         "summary": _summary(figures, groups),
         "links": _links(groups),
         "main": "".join(parts) + _all_points(rows, groups, looks),
@@ -137,7 +136,7 @@ def _section(
 
 def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     points = distinct(figures)
-    if not points or _varies(figures):
+    if not points or varies(figures):
         return ""
     wins = {name: winners([p for p in points if p.network == name]) for name in networks(points)}
     drawn = tradeoff_plots(points, looks)
@@ -154,20 +153,14 @@ def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]
     )
 
 
-def _varies(figures: Sequence[Figure]) -> bool:
-    """Whether the runs of some figures were trained under unlike conditions, so that no best can be named."""
-    return len({found for figure in figures for found in all_conditions(figure)}) > 1
-
-
 def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     name, title = escape(short_name(figure)), escape(_title(figure))
     trained = f"trained on {_trained_on([figure])}" if figure.points and figure.axes.y != "parameters" else ""
-    claim = _claim(figure)
-    measured = _measured(figure)
-    aside = f'<div class="aside">{claim}{measured}</div>' if claim or measured else ""
+    said = claim(figure) + measured(figure)
+    aside = f'<div class="aside">{said}</div>' if said else ""
     if figure.points:
         held = _panels(key, figure_plots(figure, looks), f"{short_name(figure)}: {_title(figure)}", plots)
-        body = f"{_legend(figure.points, looks)}{held}{_missing(figure)}"
+        body = f"{_legend(figure.points, looks)}{held}{_zoom(figure)}{notes(figure)}"
     else:
         body = '<p class="note">No point of this figure is trained yet.</p>'
     table = hidden_layers_html(figure) if figure.axes.name == "table1" and figure.points else ""
@@ -175,6 +168,16 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[st
         f'<article class="card figure" id="{key}"><header><p class="kicker">{name}</p><h3>{title}</h3>'
         f'<p class="trained">{escape(trained)}</p></header>'
         f'<div class="beside">{aside}<div class="drawn">{body}</div></div>{table}</article>'
+    )
+
+
+def _zoom(figure: Figure) -> str:
+    """The button between the end of the training, which is shown at first, and all of it."""
+    if not any(end_of(lines) for lines in panels(figure).values()):
+        return ""
+    return (
+        '<p class="zoom"><button type="button" class="small" data-end="Show the end of training"'
+        ' data-all="Show all of training">Show all of training</button></p>'
     )
 
 
@@ -201,61 +204,6 @@ def _panels(key: str, drawn: Mapping[str, str], label: str, plots: dict[str, str
     return f'<div class="panels">{"".join(parts)}</div>'
 
 
-def _claim(figure: Figure) -> str:
-    """What the paper says, and on how many rows; nothing for a figure that is not the paper's."""
-    if not figure.axes.paper:
-        return ""
-    rows = "" if figure.axes.y == "parameters" or figure.axes.name not in PAPER else f" {PAPER_ROWS}"
-    return f'<div class="claim"><h4>The paper</h4><p>{escape(figure.axes.paper + rows)}</p></div>'
-
-
-def _measured(figure: Figure) -> str:
-    """The best of each network in a sentence, beside what the paper found."""
-    if figure.axes.y == "parameters" or _varies([figure]):
-        return ""
-    rows = []
-    for network in networks(figure.points):
-        points = [p for p in figure.points if p.network == network and math.isfinite(words.known(p.test_mean))]
-        if points:
-            rows.append(f"<li><strong>{escape(words.network(network))}</strong>: {escape(_best(figure, points))}</li>")
-    return f'<div class="measured"><h4>Here, the best</h4><ul>{"".join(rows)}</ul></div>' if rows else ""
-
-
-def _best(figure: Figure, points: Sequence[Result]) -> str:
-    """The best point of one network, those that tie with it, and its distance from the full tables."""
-    axes, full = figure.axes, next((p for p in points if is_full(p)), None)
-    ranked = sorted((p for p in points if not is_full(p)), key=lambda p: words.known(p.test_mean)) or points[:1]
-    best = ranked[0]
-    place = f" at {axes.x_label} {best.x:,.6g}" if axes.x == "x" and best.x is not None else ""
-    place = place or (f" at {words.count(best.parameters)} parameters" if axes.x == "parameters" else "")
-    text = f"{best.series}{place}, test {words.spread(best.test_mean, best.test_sd, best.trials)}"
-    if full is not None and best is not full and full.test_mean:
-        change = words.known(best.test_mean) / full.test_mean - 1
-        tie = ", a tie" if is_clear(best, full) is False else ""
-        text += f", {abs(change):.2%} {'above' if change >= 0 else 'below'} full tables{tie}"
-    others = dict.fromkeys(p.series for p in ranked if p.series != best.series)
-    first = {series: next(p for p in ranked if p.series == series) for series in others}
-    if ties := [series for series, point in first.items() if is_clear(best, point) is False]:
-        text += f"; ties with {', '.join(ties)}"
-    if others and all(is_clear(best, point) is None for point in first.values()):
-        text += "; one trial, so whether it is a tie is not known"
-    return text
-
-
-def _missing(figure: Figure) -> str:
-    missing, failed = sum(p.missing for p in figure.points), sum(p.failed for p in figure.points)
-    undrawn = len(figure.points) - sum(len(line.points) for lines in panels(figure).values() for line in lines)
-    texts = []
-    if missing:
-        every = missing + sum(map(words.finished, figure.points))
-        texts.append(
-            f"{missing:,} of {every:,} trials are missing" + (f", {failed:,} of them failed" if failed else "")
-        )
-    if undrawn:
-        texts.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw")
-    return f'<p class="note">{"; ".join(texts)}.</p>' if texts else ""
-
-
 def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) -> str:
     points = [point for figure in figures for point in figure.points]
     if not points:
@@ -270,7 +218,7 @@ def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) 
 def _links(groups: Mapping[str, Sequence[Figure]]) -> str:
     parts = []
     for number, (name, figures) in enumerate(groups.items()):
-        compared = distinct(figures) and not _varies(figures)
+        compared = distinct(figures) and not varies(figures)
         links = [f'<a href="#d{number}t">What a byte buys</a>'] if compared else []
         links += [f'<a href="#d{number}f{k}">{escape(short_name(figure))}</a>' for k, figure in enumerate(figures)]
         label = f'<span class="quiet">{escape(name)}</span>' if len(groups) > 1 else ""
@@ -295,14 +243,19 @@ def _all_points(rows: Sequence[Row], groups: Mapping[str, Any], looks: Mapping[s
         for label, options in choices.items()
         if label != "data" or len(groups) > 1
     )
+    columns = points_columns(rows, several_data=len(groups) > 1)
+    keys = "".join(f'<option value="{k}">{escape(column.name)}</option>' for k, column in enumerate(columns))
     return (
         '<section id="all" aria-labelledby="allh"><h2 id="allh">All points</h2>'
-        '<p class="quiet">A heading sorts. Below each point is its scheme: open it for the command and the'
-        " configuration. Parameters are those of the whole model, tables the bytes of its embeddings.</p>"
+        '<p class="quiet">Search finds the points that have every word, such as "mult 60". The scheme below a point'
+        " opens its command and its configuration. Parameters are those of the whole model, tables the bytes of its"
+        " embeddings.</p>"
         '<div class="card"><form id="filters">'
         '<label class="grow">search<input type="search" autocomplete="off"></label>'
-        f'{selects}<output id="shown" aria-live="polite">{len(rows):,} points</output></form>'
-        f"{points_html(rows, looks, several_data=len(groups) > 1)}</div></section>"
+        f'{selects}<label>sort by<select id="sort"><option value="">figure by figure</option>{keys}</select></label>'
+        '<button type="button" id="direction" disabled>Reverse</button>'
+        f'<output id="shown" aria-live="polite">{len(rows):,} points</output></form>'
+        f'{points_html(rows, columns, looks)}<p><button type="button" id="more" hidden></button></p></div></section>'
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from .. import words
 from ..figures import Axes, Figure, Result
 from ..words import NETWORKS, known
 
@@ -108,20 +109,84 @@ def span(lines: Iterable[Line], *, log: bool, values: Literal["x", "y"] = "x", m
     return [low - room, high + room]
 
 
-def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, own: bool) -> list[float] | None:
-    """Where a logarithmic axis has its marks, or any axis whose points share a few x of their own; None for any."""
-    if own:
-        found = sorted({x for line in lines if line.kind == "points" for x in line.x})
-        if 0 < len(found) <= MAX_TICKS + 1 and (log or _even(found)):
-            return found
-    if not log:
+def end_of(lines: Iterable[Line], part: float = 0.25) -> list[float] | None:
+    """The losses of curves after the first ``part`` of the training, with some room; None where there are no curves.
+
+    At the beginning losses are so much higher that what the curves end with could not be told apart.
+    """
+    curves = [line for line in lines if line.kind == "curve" and len(line.x) > 2]
+    if not curves:
         return None
+    begin = part * max(line.x[-1] for line in curves)
+    late = [(y - s, y + s) for c in curves for x, y, s in zip(c.x, c.y, c.spread, strict=True) if x >= begin]
+    low, high = min(low for low, _ in late), max(high for _, high in late)
+    room = 0.06 * (high - low) or 0.01
+    return [low - room, high + room]
+
+
+def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
+    """Series that are drawn on top of each other: ``"add = mult"`` for equal numbers, ``"add ≈ mult"`` for near ones.
+
+    Near is within 0.4% of the height of the plot, at every x.
+    """
+    low, high = span(lines, log=log, values="y")
+    height = math.log(high / low) if log else high - low
+    groups: list[list[Line]] = []
+    for line in lines:
+        group = next((g for g in groups if _apart(g[0], line, log) <= 0.004 * height), None)
+        groups.append([line]) if group is None else group.append(line)
+    texts = []
+    for group in groups:
+        if len({line.series for line in group}) > 1:
+            signs = [" = " if _apart(one, other, log) == 0 else " ≈ " for one, other in pairwise(group)]
+            texts.append(
+                group[0].series + "".join(f"{s}{line.series}" for s, line in zip(signs, group[1:], strict=True))
+            )
+    return texts
+
+
+def _apart(one: Line, other: Line, log: bool) -> float:
+    """The greatest distance of two lines; infinite where they are of other kinds or places."""
+    if one.kind != other.kind or list(one.x) != list(other.x):
+        return math.inf
+    pairs = zip(one.y, other.y, strict=True)
+    return max((abs(math.log(a / b)) if log else abs(a - b) for a, b in pairs), default=math.inf)
+
+
+def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, own: bool) -> list[float] | None:
+    """Where an axis has its marks: at the points' own x where these are few, else at round numbers; None for any."""
+    if own:
+        places = sorted({x for line in lines if line.kind == "points" for x in line.x})
+        if 0 < len(places) <= MAX_TICKS + 1 and (log or _even(places)):
+            return places
+    if not log:
+        return linear_ticks(span) if span[1] >= 1e4 else None
     decades = range(math.floor(math.log10(span[0])), math.ceil(math.log10(span[1])) + 1)
     for steps in STEPS:
         marks = [s * 10.0**k for k in decades for s in steps if span[0] <= s * 10.0**k <= span[1]]
         if len(marks) <= MAX_TICKS:
             break
     return marks if len(marks) > 1 else None
+
+
+def linear_ticks(span: Sequence[float]) -> list[float]:
+    """Round numbers within a span, at most ``MAX_TICKS``.
+
+    >>> linear_ticks([0.0, 65000.0])
+    [0.0, 10000.0, 20000.0, 30000.0, 40000.0, 50000.0, 60000.0]
+    """
+    exponent = math.floor(math.log10((span[1] - span[0]) / MAX_TICKS))
+    step = next(s * 10.0**exponent for s in (1, 2, 5, 10) if (span[1] - span[0]) / (s * 10.0**exponent) <= MAX_TICKS)
+    return [k * step for k in range(math.ceil(span[0] / step), math.floor(span[1] / step) + 1)]
+
+
+def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
+    """The marks of an axis in one unit; plain numbers where they are small.
+
+    >>> tick_texts([1, 20, 20000]), tick_texts([5e5, 1e6])
+    (['1', '20', '20,000'], ['0.5 M', '1 M'])
+    """
+    return words.counts(marks, unit) if unit or max(marks) >= 1e5 else [f"{mark:,.6g}" for mark in marks]
 
 
 def _even(found: Sequence[float]) -> bool:

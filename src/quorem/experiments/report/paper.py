@@ -7,13 +7,13 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from ...files import replacing, write
 from .. import words
 from ..conditions import all_conditions
 from ..figures import Axes, Figure
-from .lines import Line, panels, span, ticks
+from .lines import Line, coinciding, end_of, linear_ticks, panels, span, tick_texts, ticks
 from .styles import Style, styles
 from .tables import hidden_layers, markdown
 
@@ -65,6 +65,10 @@ def drawing(figure: Figure) -> Canvas:
         for line in lines:
             handles.setdefault(line.series, _line(panel, line, looks[line.series]))
         _frame(panel, axes, network, lines, log_x)
+        if same := coinciding(lines, log=axes.y_log):
+            panel.annotate(
+                _plain("; ".join(same)), (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8
+            )
         panel.set_xlim(*reach)
         if marks is not None:
             _marks(panel.xaxis, marks, "B" if axes.x == "embedding_bytes" else "")
@@ -116,12 +120,13 @@ def _frame(panel: Any, axes: Axes, network: str, lines: list[Line], log_x: bool)
         if marks is not None:
             _marks(panel.yaxis, marks, "")
     elif axes.y == "parameters":
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: words.count(value)))
+        tall = [0.0, span(lines, log=False, values="y")[1]]
+        panel.set_ylim(*tall)
+        _marks(panel.yaxis, linear_ticks(tall), "")
     else:
         panel.ticklabel_format(axis="y", useOffset=False)
-    if axes.x in ("step", "parameters", "embedding_bytes") and not log_x:
-        unit = "B" if axes.x == "embedding_bytes" else ""
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.count(value, unit)))
+        if end := end_of(lines):
+            panel.set_ylim(*end)
     panel.grid(alpha=0.25, lw=0.6)
     panel.spines[["top", "right"]].set_visible(False)
 
@@ -129,9 +134,7 @@ def _frame(panel: Any, axes: Axes, network: str, lines: list[Line], log_x: bool)
 def _marks(axis: Any, marks: list[float], unit: str) -> None:
     axis.set_major_locator(FixedLocator(marks))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(
-        FuncFormatter(lambda value, _: words.count(value, unit) if value >= 1e5 or unit else f"{value:,.6g}")
-    )
+    axis.set_major_formatter(FixedFormatter(tick_texts(marks, unit)))
 
 
 def _plain(text: str) -> str:

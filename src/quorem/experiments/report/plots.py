@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from .. import words
 from ..figures import Axes, Figure, Result
-from .lines import Line, networks, panels, span, ticks
+from .lines import Line, end_of, linear_ticks, networks, panels, span, tick_texts, ticks
 from .styles import Style
 from .tradeoff import front
 
@@ -35,9 +35,12 @@ def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
             tall = span(lines, log=True, values="y", margin=0.08)
             _scale(plot.layout.yaxis, tall, ticks(lines, tall, log=True, own=False), log=True)
         elif axes.y == "parameters":
-            plot.layout.yaxis.update(tickformat="~s", rangemode="tozero")
+            tall = [0.0, span(lines, log=False, values="y")[1]]
+            _scale(plot.layout.yaxis, tall, linear_ticks(tall), log=False)
         else:
             _digits(plot.layout.yaxis, lines)
+            if end := end_of(lines):
+                plot.layout.yaxis.update(range=end)
         for line in lines:
             plot.add_traces(_traces(line, axes, looks[line.series], reach, log_x))
         result[name] = _json(plot)
@@ -93,17 +96,17 @@ def hover(point: Result, axes: Axes, at: str = "") -> str:
         *([f"{escape(axes.x_label)} {point.x:g}"] if where else []),
         *([at] if at else []),
         *(_losses(point) if point.trials else ["not trained: parameters only"]),
-        f"{words.count(point.parameters)} parameters, {words.size(point.bytes)}",
-        f"tables {words.size(point.embedding_bytes)}",
+        f"model {words.count(point.parameters)} parameters, {words.size(point.bytes)}",
+        f"tables {words.count(point.embedding_parameters)} parameters, {words.size(point.embedding_bytes)}",
     ]
     return "<br>".join(rows)
 
 
 def _losses(point: Result) -> list[str]:
     return [
-        f"test {words.spread(point.test_mean, point.test_sd, point.trials)}",
-        f"validation {words.spread(point.validation_mean, point.validation_sd, point.trials)}",
-        words.trials(point.trials) + (f", {point.missing} missing" if point.missing else ""),
+        f"test log loss {words.spread(point.test_mean, point.test_sd, point.trials)}",
+        f"validation log loss {words.spread(point.validation_mean, point.validation_sd, point.trials)}",
+        f"trials {point.trials}" + (f", {point.missing} missing" if point.missing else ""),
     ]
 
 
@@ -114,7 +117,7 @@ def _traces(line: Line, axes: Axes, look: Style, reach: Sequence[float], log_x: 
     if line.kind == "curve":
         x, y, spread = list(line.x), list(line.y), list(line.spread)
         texts = [
-            hover(point, axes, f"step {step:,.0f}: {words.spread(mean, sd, point.trials)}")
+            hover(point, axes, f"step {step:,.0f}, {escape(axes.y_label)} {words.spread(mean, sd, point.trials)}")
             for step, mean, sd in zip(x, y, spread, strict=True)
         ]
     else:
@@ -182,10 +185,7 @@ def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, 
     if log:
         axis.update(type="log")
     if marks is not None:
-        text = [words.count(mark, unit) if mark >= 1e5 or unit else f"{mark:,.6g}" for mark in marks]
-        axis.update(tickmode="array", tickvals=list(marks), ticktext=text)
-    elif reach[1] >= 1e4:
-        axis.update(tickformat="~s", ticksuffix=unit)
+        axis.update(tickmode="array", tickvals=list(marks), ticktext=tick_texts(marks, unit))
 
 
 def _digits(axis: Any, lines: Sequence[Line]) -> None:

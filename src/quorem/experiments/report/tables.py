@@ -25,23 +25,30 @@ class Row(NamedTuple):
     point: Result
 
 
-Column = tuple[str, str]  # heading, and "text" or "number"
-COLUMNS: tuple[Column, ...] = (
-    ("figure", "text"),
-    ("data", "text"),
-    ("rows", "number"),
-    ("network", "text"),
-    ("series", "text"),
-    ("x", "number"),
-    ("test log loss", "number"),
-    ("± deviation", "number"),
-    ("tables", "number"),
-    ("parameters", "number"),
-    ("threshold", "number"),
-    ("optimizer", "text"),
-    ("trials", "number"),
-    ("AUC", "number"),
-    ("validation", "number"),
+class Column(NamedTuple):
+    """What points can be sorted by: ``kind`` is "text" or "number"; ``shown`` in a column or in the line below."""
+
+    name: str
+    kind: str
+    shown: bool = True
+
+
+COLUMNS = (
+    Column("figure", "text"),
+    Column("data", "text"),
+    Column("rows", "number"),
+    Column("network", "text"),
+    Column("series", "text"),
+    Column("x", "number"),
+    Column("test log loss", "number"),
+    Column("tables", "number"),
+    Column("parameters", "number"),
+    Column("optimizer", "text"),
+    Column("trials", "number"),
+    Column("deviation", "number", shown=False),
+    Column("threshold", "number", shown=False),
+    Column("AUC", "number", shown=False),
+    Column("validation log loss", "number", shown=False),
 )
 
 
@@ -93,9 +100,13 @@ def hidden_layers_html(figure: Figure) -> str:
             for t in row
         ]
         names = "".join(f'<th scope="row" class="text">{text}</th>' for text in texts[:2])
-        numbers = "".join(f'<td class="number">{text}</td>' for text in texts[2:])
+        numbers = "".join(
+            f'<td class="number" data-label="{escape(width)}">{text}</td>'
+            for width, text in zip(head[2:], texts[2:], strict=True)
+        )
         lines.append(f"<tr>{names}{numbers}</tr>")
-    return scrolling("Table 1", f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+    table = f'<table class="cards"><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return f'<div class="box">{table}</div>'
 
 
 def _align(k: int) -> str:
@@ -113,18 +124,21 @@ def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style]) 
         parts.append(f'<tbody><tr class="group"><th scope="rowgroup" colspan="{len(head)}">{name}</th></tr>')
         for win in found:
             best, second = win.best, win.second
-            row = (
-                f'<th scope="row" class="text">{_about(win)}</th>'
-                f'<td class="text">{swatch(best.series, looks)}</td>'
-                f'<td class="number">{words.spread(best.test_mean, best.test_sd, best.trials)}</td>'
-                f'<td class="text">{swatch(second.series, looks) if second else words.NONE}</td>'
-                f'<td class="number">{words.loss(win.difference)}</td>'
-                f'<td class="text">{_verdict(win)}</td>'
+            texts = (
+                swatch(best.series, looks),
+                words.spread(best.test_mean, best.test_sd, best.trials),
+                swatch(second.series, looks) if second else words.NONE,
+                words.loss(win.difference),
+                _verdict(win),
+            )
+            row = f'<th scope="row" class="text">{_about(win)}</th>' + "".join(
+                f'<td class="{kind}" data-label="{escape(name)}">{text}</td>'
+                for name, kind, text in zip(head[1:], kinds[1:], texts, strict=True)
             )
             parts.append(f'<tr class="win">{row}</tr>')
         parts.append("</tbody>")
-    table = f"<table><thead><tr>{cells}</tr></thead>{''.join(parts)}</table>"
-    return scrolling("Which method wins at which size", table)
+    table = f'<table class="cards"><thead><tr>{cells}</tr></thead>{"".join(parts)}</table>'
+    return f'<div class="box">{table}</div>'
 
 
 def _about(win: Win) -> str:
@@ -145,57 +159,76 @@ def _verdict(win: Win) -> str:
 def swatch(series: str, looks: Mapping[str, Style]) -> str:
     """The mark of a series in its colour, and its name."""
     glyph = looks[series].glyph
-    return f'<span class="mark s{list(looks).index(series)}" aria-hidden="true">{glyph}</span> {escape(series)}'
+    mark = f'<span class="mark s{list(looks).index(series)}" aria-hidden="true">{glyph}</span>'
+    return f"<span>{mark} {escape(series)}</span>"
 
 
-def points_html(rows: Sequence[Row], looks: Mapping[str, Style], *, several_data: bool) -> str:
-    """Every point, with its command and configuration; columns that are the same in all rows are left out."""
+def points_columns(rows: Sequence[Row], *, several_data: bool) -> list[Column]:
+    """The columns of all points, without those that are the same in every row."""
     alike = {"data": not several_data, "rows": len({row.rows for row in rows}) < 2}
-    columns = [column for column in COLUMNS if not alike.get(column[0], False)]
+    return [column for column in COLUMNS if not alike.get(column.name, False)]
+
+
+def points_html(rows: Sequence[Row], columns: Sequence[Column], looks: Mapping[str, Style]) -> str:
+    """Every point, with its command and configuration."""
     head = "".join(
-        f'<th scope="col" class="{kind}" aria-sort="none" data-kind="{kind}">'
-        f'<button type="button">{escape(name)}<span class="arrow" aria-hidden="true"></span></button></th>'
-        for name, kind in columns
+        f'<th scope="col" class="{column.kind}" aria-sort="none" data-key="{key}">'
+        f'<button type="button">{escape(column.name)}<span class="arrow" aria-hidden="true"></span></button></th>'
+        for key, column in enumerate(columns)
+        if column.shown
     )
     body = "".join(_point(row, columns, looks) for row in rows)
-    table = f'<table id="points"><thead><tr>{head}</tr></thead>{body}</table>'
-    return scrolling("All points", table, tall=True)
+    return f'<div class="box"><table id="points" class="cards"><thead><tr>{head}</tr></thead>{body}</table></div>'
 
 
 def _point(row: Row, columns: Sequence[Column], looks: Mapping[str, Style]) -> str:
     figure, data, trained, point = row
     threshold = point.config.get("threshold")
     threshold = threshold if isinstance(threshold, int) else None
-    dashed = words.NONE
-    number = math.nan
-    cells: dict[str, tuple[str, str | float]] = {
+    values: dict[str, tuple[str, str | float | None]] = {  # what is shown, and what is sorted by
         "figure": (escape(figure), figure),
         "data": (escape(data), data),
-        "rows": (dashed if trained is None else f"{trained:,}", number if trained is None else trained),
+        "rows": (_count(trained), trained),
         "network": (escape(words.network(point.network)), point.network),
         "series": (swatch(point.series, looks), point.series),
-        "x": (dashed if point.x is None else f"{point.x:,.6g}", number if point.x is None else point.x),
-        "threshold": (dashed if threshold is None else f"{threshold:,}", number if threshold is None else threshold),
-        "optimizer": (escape(words.optimizer(point.optimizer)) or dashed, point.optimizer),
-        "test log loss": (words.loss(point.test_mean), words.known(point.test_mean)),
-        "± deviation": (words.loss(point.test_sd) if point.trials > 1 else dashed, words.known(point.test_sd)),
-        "validation": (words.loss(point.validation_mean), words.known(point.validation_mean)),
-        "AUC": (words.loss(point.auc_mean), words.known(point.auc_mean)),
-        "parameters": (f"{point.parameters:,}", point.parameters),
+        "x": (words.NONE if point.x is None else f"{point.x:,.6g}", point.x),
+        "test log loss": (words.spread(point.test_mean, point.test_sd, point.trials), point.test_mean),
         "tables": (words.size(point.embedding_bytes), point.embedding_bytes),
+        "parameters": (f"{point.parameters:,}", point.parameters),
+        "optimizer": (escape(words.optimizer(point.optimizer)) or words.NONE, point.optimizer),
         "trials": (_trials(point), point.trials),
+        "deviation": ("", point.test_sd if point.trials > 1 else None),  # shown beside the loss
+        "threshold": (_count(threshold), threshold),
+        "AUC": (words.loss(point.auc_mean), point.auc_mean),
+        "validation log loss": (words.loss(point.validation_mean), point.validation_mean),
     }
-    line = "".join(
-        f'<td class="{kind}" data-value="{_value(cells[name][1])}">{cells[name][0]}</td>' for name, kind in columns
+    cells = "".join(
+        f'<td class="{column.kind}" data-label="{escape(column.name)}">{values[column.name][0]}</td>'
+        for column in columns
+        if column.shown
+    )
+    keys = escape(json.dumps([_key(values[column.name][1]) for column in columns]))
+    more = " · ".join(
+        f"{column.name} {text}" for column in columns if not column.shown and (text := values[column.name][0])
     )
     config = escape(json.dumps(point.config, indent=1, sort_keys=True))
+    width = sum(column.shown for column in columns)
     return (
-        f'<tbody class="point" data-figure="{escape(figure)}" data-data="{escape(data)}"'
-        f' data-network="{escape(point.network)}" data-series="{escape(point.series)}"><tr>{line}</tr>'
-        f'<tr class="how"><td colspan="{len(columns)}"><details><summary>{escape(words.scheme(point.config))}</summary>'
+        f'<tbody class="point" data-keys="{keys}" data-figure="{escape(figure)}" data-data="{escape(data)}"'
+        f' data-network="{escape(point.network)}" data-series="{escape(point.series)}"><tr>{cells}</tr>'
+        f'<tr class="how"><td colspan="{width}"><div class="below"><p class="more">{more}</p>'
+        f"<details><summary>{escape(words.scheme(point.config))}</summary>"
         f'<div class="recipe"><h4>Command of the first trial</h4>{copyable(point.command)}'
-        f"<h4>Configuration</h4>{copyable(config, escaped=True)}</div></details></td></tr></tbody>\n"
+        f"<h4>Configuration</h4>{copyable(config, escaped=True)}</div></details></div></td></tr></tbody>\n"
     )
+
+
+def _count(value: int | None) -> str:
+    return words.NONE if value is None else f"{value:,}"
+
+
+def _key(value: str | float | None) -> str | float | None:
+    return value if isinstance(value, str) or (value is not None and math.isfinite(value)) else None
 
 
 def _trials(point: Result) -> str:
@@ -205,19 +238,7 @@ def _trials(point: Result) -> str:
     return f'{point.trials} <span class="warn">({point.missing} missing{failed})</span>'
 
 
-def _value(value: str | float) -> str:
-    if isinstance(value, str):
-        return escape(value)
-    return repr(value) if math.isfinite(value) else ""
-
-
 def copyable(text: str, *, escaped: bool = False) -> str:
     """Text in a box with a button that copies it."""
     shown = text if escaped else escape(text)
     return f'<div class="copy"><pre tabindex="0">{shown}</pre><button type="button" class="small">Copy</button></div>'
-
-
-def scrolling(label: str, inner: str, *, tall: bool = False) -> str:
-    """A box that scrolls by itself, by keyboard too."""
-    kind = "box tall" if tall else "box"
-    return f'<div class="{kind}" role="region" tabindex="0" aria-label="{escape(label)}">{inner}</div>'

@@ -5,6 +5,7 @@ from torch import nn
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
 from ... import collection as single
+from ...schemes.frequency import Ranks
 from .collections import EmbeddingBagCollection, EmbeddingCollection
 from .state import copy_state_, weights
 
@@ -34,21 +35,22 @@ def from_collection(
 
 
 def tables_of(collection: single.EmbeddingCollection) -> list[single.Table]:
-    """What a collection was made of; where it was given frequencies, others that rank ids alike."""
+    """What a collection was made of; lists of hot and cold ids stand for the frequencies that it was given."""
     features: dict[int, list[str]] = {}
     for name, t in zip(collection.features, collection.table_of, strict=True):
         features.setdefault(t, []).append(name)
-    tables = []
-    for t, (name, spec) in enumerate(zip(collection.names, collection.specs, strict=True)):
-        frequencies, ranks = None, collection.ranks_of[t]
-        if ranks is not None:
-            frequencies = torch.full((spec.num_embeddings,), 0 if spec.num_rest else 1)
-            frequencies[ranks.cold.long()], frequencies[ranks.hot.long()] = 1, 2
-        padding = collection.padding[t]
-        d = spec.embedding_dim
-        table = single.Table(name, spec.num_embeddings, d, spec.scheme, padding, tuple(features[t]), frequencies)
-        tables.append(table)
-    return tables
+    return [
+        single.Table(
+            name,
+            spec.num_embeddings,
+            spec.embedding_dim,
+            spec.scheme,
+            collection.padding[t],
+            tuple(features[t]),
+            None if (ranks := collection.ranks_of[t]) is None else Ranks(*(ids.clone() for ids in ranks)),
+        )
+        for t, (name, spec) in enumerate(zip(collection.names, collection.specs, strict=True))
+    ]
 
 
 def to_collection(module: nn.Module) -> single.EmbeddingCollection:

@@ -19,6 +19,7 @@ from ..state import (
     LazyAdamConstants,
     LazyAdamState,
     RowWiseAdagradState,
+    SGDState,
     State,
 )
 from . import gradients, replay, rules
@@ -87,7 +88,7 @@ def _update(
 ) -> None:
     if batch is None or not _fits(stored, state):
         return NotImplemented
-    step = _step(rule, stored, lr, state, constants, _options(clip_value, loss_scale), batch.source)
+    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale), batch.source)
     # A row of a table that is several rows of ``stored`` has one accumulator, so its slots are needed together.
     all_at_once = isinstance(state, RowWiseAdagradState) and _largest_pitch(state) > 1
     sum_by_row(grad, stored, batch, layout, step.apply, all_at_once)
@@ -114,7 +115,7 @@ def rows_update_(
         return NotImplemented  # the rows of ``stored`` that make up a row of a table need not come together
     rows = _checked(rows, stored)
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
-    step = _step(rule, stored, lr, state, constants, _options(clip_value, loss_scale), NO_SOURCE)
+    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale), NO_SOURCE)
     n, (num_rows, width) = len(rows), stored.shape
     threads = threads_for(n * width)
     fixed = (KINDS[stored.dtype], rows.data_ptr(), values.data_ptr(), n, num_rows)
@@ -187,20 +188,18 @@ def rows_catch_up_(
     return None
 
 
-def _step(
-    rule: str, stored: Tensor, lr: Tensor, state: State, constants: Any, options: Numbers, source: Addresses
-) -> Step:
-    """What ``rule`` does; ``source`` says which slots belong to one table, where gradients come from slots."""
+def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Numbers, source: Addresses) -> Step:
+    """What the rule does; ``source`` says which slots belong to one table, where gradients come from slots."""
     kind, address, rate = KINDS[stored.dtype], stored.data_ptr(), float(lr)
     if isinstance(state, AdamState):
         return _adam_step(stored, rate, state, constants, options)
     if isinstance(state, LazyAdamState):
         return _lazy_adam_step(stored, rate, state, constants, options)
-    if not isinstance(state, AdagradState | RowWiseAdagradState):
-        return Step(lambda areas, first: rules.sgd(kind, areas, options, address, rate), lambda: None)
+    finish = partial(rules.count_step, state.step.data_ptr())
+    if isinstance(state, SGDState):
+        return Step(lambda areas, first: rules.sgd(kind, areas, options, address, rate), finish)
     rate /= 1 + int(state.step) * constants.lr_decay
     fixed = (options, address, state.sum.data_ptr(), rate, constants.eps)
-    finish = partial(rules.count_step, state.step.data_ptr())
     if isinstance(state, AdagradState):
         return Step(lambda areas, first: rules.adagrad(kind, areas, *fixed), finish)
     return Step(lambda areas, first: rules.rowwise_adagrad(kind, areas, *fixed, source, first), finish)

@@ -204,14 +204,15 @@ def advance(step_address, lr, history, constants, amsgrad):
     put(FLOAT64, history.lrs, step % history.length, lr)
     if not history.moments:
         return
-    top = 1 - beta2**step
+    power2 = beta2**step
     rate = lr / (1 - beta1**step)
     decay1, inverse2 = 1.0, 1.0
     for j in range(1, min(int(constants.window), step) + 1):
         decay1 *= beta1
         since = step - j
-        bottom = 1 - beta2**step * inverse2  # 1 - beta2^(since + 1)
-        u = math.sqrt(top / bottom * (1.0 if amsgrad else inverse2)) - 1
+        # Below 1e-300, beta2^step has lost its digits, and its inverse powers may overflow.
+        bottom = 1 - (power2 * inverse2 if power2 > 1e-300 else beta2 ** (since + 1))
+        u = math.sqrt((1 - power2) / bottom * (1.0 if amsgrad else inverse2)) - 1
         inverse2 /= beta2
         a = rate * decay1
         moments = _moments_address(history, since)

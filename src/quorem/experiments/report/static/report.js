@@ -14,7 +14,9 @@
 
   function setTheme(name) {
     root.dataset.theme = name;
-    toggle.setAttribute("aria-pressed", String(name === "dark"));
+    const other = name === "dark" ? "light" : "dark";
+    toggle.querySelector(".name").textContent = `${other[0].toUpperCase()}${other.slice(1)} theme`;
+    toggle.setAttribute("aria-label", `Switch to the ${other} theme`);
   }
   toggle.addEventListener("click", () => {
     const name = root.dataset.theme === "dark" ? "light" : "dark";
@@ -81,48 +83,89 @@
     });
   }
 
-  // The table of all points: sort by a heading, filter by words and choices.
+  // Curves begin with their end; a button shows all of them.
+  for (const button of all(".zoom button")) {
+    const boxes = all(".plot", button.closest(".drawn"));
+    let whole = false;
+    button.addEventListener("click", () => {
+      whole = !whole;
+      button.textContent = whole ? button.dataset.end : button.dataset.all;
+      for (const box of boxes) {
+        const range = plots[box.id].layout.yaxis.range;
+        Plotly.relayout(box, whole || !range ? { "yaxis.autorange": true } : { "yaxis.range": range });
+      }
+    });
+  }
+
+  // The table of all points: sort by a heading or a choice, filter by words and choices.
   const table = document.getElementById("points");
   if (table) {
-    const points = all("tbody", table);
+    const LIMIT = 50; // points before "show all"
+    const original = all("tbody", table);
+    const keys = new Map(original.map((point) => [point, JSON.parse(point.dataset.keys)]));
     const headings = all("thead th", table);
-    const value = (point, column, number) => {
-      const text = point.rows[0].cells[column].dataset.value;
-      return number ? (text === "" ? NaN : Number(text)) : text;
-    };
-    const compare = (a, b) => typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b;
-
-    headings.forEach((heading, column) => heading.querySelector("button").addEventListener("click", () => {
-      const up = heading.getAttribute("aria-sort") !== "ascending";
-      for (const other of headings) other.setAttribute("aria-sort", "none");
-      heading.setAttribute("aria-sort", up ? "ascending" : "descending");
-      const number = heading.dataset.kind === "number";
-      const keyed = points.map((point, at) => ({ point, at, key: value(point, column, number) }));
-      keyed.sort((a, b) => {
-        const empty = Number.isNaN(a.key) - Number.isNaN(b.key); // what has no number stays last
-        return empty || (up ? 1 : -1) * compare(a.key, b.key) || a.at - b.at;
-      });
-      table.append(...keyed.map(({ point }) => point));
-    }));
-
     const form = document.getElementById("filters");
-    const shown = document.getElementById("shown");
-    const texts = new Map(points.map((point) => [point, point.textContent.toLowerCase()]));
-    const filter = () => {
-      const words = form.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
-      const choices = all("select", form).filter((select) => select.value);
-      let count = 0;
-      for (const point of points) {
-        const fits = words.every((word) => texts.get(point).includes(word))
-          && choices.every((select) => point.dataset[select.dataset.filter] === select.value);
-        point.hidden = !fits;
-        count += fits;
+    const sort = document.getElementById("sort");
+    const direction = document.getElementById("direction");
+    const more = document.getElementById("more");
+    const output = document.getElementById("shown");
+    const number = (value) => value.toLocaleString("en");
+    const compare = (a, b) => typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b;
+    let points = original, up = true, expanded = false;
+
+    function sortBy(key, ascending) {
+      up = ascending;
+      sort.value = String(key);
+      direction.disabled = key === "";
+      for (const heading of headings) {
+        const own = heading.dataset.key === String(key);
+        heading.setAttribute("aria-sort", own ? (up ? "ascending" : "descending") : "none");
       }
-      const every = points.length.toLocaleString("en");
-      shown.textContent = count === points.length ? `${every} points` : `${count.toLocaleString("en")} of ${every} points`;
-    };
+      points = key === "" ? original : [...original].sort((a, b) => {
+        const [one, other] = [keys.get(a)[key], keys.get(b)[key]];
+        const empty = (one === null) - (other === null); // what has no value stays last
+        return empty || (one === null ? 0 : (up ? 1 : -1) * compare(one, other));
+      });
+      table.append(...points);
+      filter();
+    }
+    for (const heading of headings) heading.querySelector("button").addEventListener("click", () => {
+      sortBy(heading.dataset.key, heading.getAttribute("aria-sort") !== "ascending");
+    });
+    sort.addEventListener("change", () => sortBy(sort.value, true));
+    direction.addEventListener("click", () => sortBy(sort.value, !up));
+
+    // Words of a text: a number is one word, without its thousands separators. "60" does not find 0.4560.
+    const wordsOf = (text) =>
+      text.toLowerCase().replace(/(\d),(?=\d{3})/g, "$1").split(/[^\p{L}\p{N}._]+/u)
+        .map((word) => word.replace(/^\.+|\.+$/g, "")).filter(Boolean);
+    const words = new Map(original.map((point) => {
+      const parts = [...point.rows[0].cells, ...all("summary, .more", point)];
+      return [point, new Set(wordsOf(parts.map((part) => part.textContent).join(" ")))];
+    }));
+    const has = (known, word) => known.has(word)
+      || (/\p{L}/u.test(word) && [...known].some((other) => other.startsWith(word)));
+
+    function filter() {
+      const wanted = wordsOf(form.querySelector("input").value);
+      const choices = all("select[data-filter]", form).filter((select) => select.value);
+      let found = 0, shown = 0;
+      for (const point of points) {
+        const fits = wanted.every((word) => has(words.get(point), word))
+          && choices.every((select) => point.dataset[select.dataset.filter] === select.value);
+        found += fits;
+        point.hidden = !fits || (!expanded && found > LIMIT);
+        shown += !point.hidden;
+      }
+      const every = `${number(points.length)} points`;
+      output.textContent = found === points.length ? every : `${number(found)} of ${every}`;
+      more.hidden = shown === found;
+      more.textContent = `Show all ${number(found)} points`;
+    }
+    more.addEventListener("click", () => { expanded = true; filter(); });
     for (const happened of ["input", "change"]) form.addEventListener(happened, filter);
     form.addEventListener("submit", (event) => event.preventDefault());
+    sort.value = "";
     filter(); // a browser may have kept what was typed before
   }
 

@@ -1,0 +1,170 @@
+"""DLRM on a synthetic click log, its tables sharded by TorchRec: the losses of one process, on any number of ranks.
+
+    torchrun --nproc-per-node 2 examples/torchrec_dlrm.py --out runs/ranks     # two ranks on the CPU
+    python examples/torchrec_dlrm.py --out runs/single --single                # the same without TorchRec
+
+A run that was interrupted goes on from its last checkpoint, with as many ranks as it is then given. Where a rank dies,
+torchrun ends the others. docs/torchrec.md explains the parts.
+"""
+
+import argparse
+import json
+import logging
+import shutil
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import quorem
+from quorem.data.synthetic import ClickLog
+from quorem.integrations import torchrec as integration
+from quorem.models import DLRM
+
+CARDINALITIES = (1460, 580, 200_000, 80_000, 300, 24, 12_000, 630, 4, 90_000)
+ADAGRAD = {"lr": 0.02, "eps": 1e-10}
+NAMES = [f"C{f + 1}" for f in range(len(CARDINALITIES))]
+
+
+def tables(collisions: int) -> list[quorem.Table]:
+    """Full tables, or those of more than 1000 ids composed: sums, products and a path."""
+    schemes = [quorem.QR(collisions, operation="add"), quorem.QR(collisions), quorem.Path(collisions, ())]
+    return [
+        quorem.Table(name, n, 16, schemes[f % 3] if collisions > 1 and n > 1000 else quorem.Full())
+        for f, (name, n) in enumerate(zip(NAMES, CARDINALITIES, strict=True))
+    ]
+
+
+def network(embeddings: nn.Module, seed: int) -> DLRM:
+    torch.manual_seed(seed)
+    return ShardedDLRM(embeddings, num_dense=13, bottom=(64, 32), top=(64, 32))
+
+
+class ShardedDLRM(DLRM):
+    """DLRM whose embeddings take and give what TorchRec's do."""
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        if isinstance(self.embeddings, quorem.EmbeddingCollection):
+            return super().forward(dense, ids)
+        features = KeyedJaggedTensor(NAMES, ids.T.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.int32))
+        return self.logits(dense, self.embeddings(features).values())
+
+
+def single(arguments: argparse.Namespace) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """The model and its optimizers in one process; this is where every run starts from."""
+    torch.manual_seed(arguments.seed)
+    collection = quorem.EmbeddingCollection(tables(arguments.collisions), mode="sum", sparse=True)
+    model = network(collection, arguments.seed)
+    return model, [quorem.optim.Adagrad(model.parameters(), **ADAGRAD)]
+
+
+def sharded(arguments: argparse.Namespace) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """The same model, sharded by TorchRec's planner, and the optimizer of what the backward pass does not update."""
+    bags = integration.EmbeddingBagCollection(tables(arguments.collisions), device="meta")
+    model = network(bags, arguments.seed)
+    updated = [*bags.bags.parameters(), *bags.vectors.parameters()]
+    apply_optimizer_in_backward(torch.optim.Adagrad, updated, dict(ADAGRAD))  # a copy: TorchRec writes into it
+    ranks = dist.get_world_size()
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=ranks, compute_device="cpu"),
+        constraints=integration.constraints(model, batch_size=arguments.batch // ranks),
+    )
+    plan = planner.collective_plan(model, get_default_sharders(), dist.group.WORLD)
+    model = DistributedModelParallel(model, plan=plan, device=torch.device("cpu"))
+    start, _ = single(arguments)
+    integration.copy_state_(model, start)  # the start of one process; TorchRec's own is as good
+    rest = [parameter for _, parameter in in_backward_optimizer_filter(model.named_parameters())]
+    return model, [torch.optim.Adagrad(rest, **ADAGRAD)]
+
+
+def train(
+    arguments: argparse.Namespace, model: nn.Module, optimizers: list[torch.optim.Optimizer], rank: int, ranks: int
+) -> None:
+    log = ClickLog(cardinalities=CARDINALITIES, seed=arguments.seed)
+    share = arguments.batch // ranks  # of each step's rows
+    done = resume(arguments.out, model, optimizers)
+    losses = read_losses(arguments.out)[:done]
+    for step in range(done, arguments.steps):
+        first = step * arguments.batch + rank * share
+        batch = log.draw(first, first + share).batch
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch.dense, batch.ids), batch.labels.float())
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(mean_over_ranks(loss.detach(), ranks))
+        if (step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps:
+            save(arguments.out, model, optimizers, losses, rank)
+            if rank == 0:
+                recent = losses[-arguments.save_every :]
+                print(f"step {step + 1}: loss {sum(recent) / len(recent):.4f}", flush=True)
+
+
+def mean_over_ranks(loss: Tensor, ranks: int) -> float:
+    if ranks > 1:
+        dist.all_reduce(loss)
+    return float(loss) / ranks
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """Complete checkpoints, the latest last."""
+    return sorted(path.parent for path in out.glob("step-*/.metadata"))
+
+
+def read_losses(out: Path) -> list[float]:
+    found = checkpoints(out)
+    return json.loads((found[-1] / "losses.json").read_text()) if found else []
+
+
+def resume(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
+    found = checkpoints(out)
+    return integration.load(found[-1], model, optimizers) if found else 0
+
+
+def save(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: list[float], rank: int) -> None:
+    """Write a checkpoint, and drop all but the last two."""
+    path = out / f"step-{len(losses):06}"
+    if rank == 0:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "losses.json").write_text(json.dumps(losses))
+    integration.save(path, model, optimizers, step=len(losses))
+    if rank == 0:
+        for old in checkpoints(out)[:-2]:
+            shutil.rmtree(old)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoints")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=512, help="rows of a step, over all ranks")
+    parser.add_argument("--collisions", type=int, default=4, help="1: full tables")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between two checkpoints")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--single", action="store_true", help="one process, without TorchRec")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # TorchRec logs its plan
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if arguments.single:
+        train(arguments, *single(arguments), rank=0, ranks=1)
+        return
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # a rank that hangs ends the others
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if arguments.batch % ranks:
+        parser.error(f"--batch ({arguments.batch}) must be a multiple of the number of ranks ({ranks})")
+    train(arguments, *sharded(arguments), rank=rank, ranks=ranks)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What the page says of a figure in sentences: the paper's claim, the best here, and what the plot hides."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from .. import words
+from ..conditions import all_conditions
+from ..figures import Figure, Result
+from .lines import coinciding, networks, panels
+from .tradeoff import is_clear, is_full
+
+PAPER = ("figure4", "figure5", "figure6", "table1")
+PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
+
+
+def varies(figures: Sequence[Figure]) -> bool:
+    """Whether the runs of some figures were trained under unlike conditions, so that no best can be named."""
+    return len({found for figure in figures for found in all_conditions(figure)}) > 1
+
+
+def claim(figure: Figure) -> str:
+    """What the paper says, and on how many rows; nothing for a figure that is not the paper's."""
+    if not figure.axes.paper:
+        return ""
+    rows = "" if figure.axes.y == "parameters" or figure.axes.name not in PAPER else f" {PAPER_ROWS}"
+    return f'<div class="claim"><h4>The paper</h4><p>{escape(figure.axes.paper + rows)}</p></div>'
+
+
+def measured(figure: Figure) -> str:
+    """The best of each network in a sentence, beside what the paper found."""
+    if figure.axes.y == "parameters" or varies([figure]):
+        return ""
+    rows = []
+    for network in networks(figure.points):
+        points = [p for p in figure.points if p.network == network and math.isfinite(words.known(p.test_mean))]
+        if points:
+            rows.append(f"<li><strong>{escape(words.network(network))}</strong>: {escape(_best(figure, points))}</li>")
+    return f'<div class="measured"><h4>Here, the best</h4><ul>{"".join(rows)}</ul></div>' if rows else ""
+
+
+def _best(figure: Figure, points: Sequence[Result]) -> str:
+    """The best point of one network, those that tie with it, and its distance from the full tables."""
+    axes, full = figure.axes, next((p for p in points if is_full(p)), None)
+    ranked = sorted((p for p in points if not is_full(p)), key=lambda p: words.known(p.test_mean)) or points[:1]
+    best = ranked[0]
+    place = f" at {axes.x_label} {best.x:,.6g}" if axes.x == "x" and best.x is not None else ""
+    place = place or (f" at {words.count(best.parameters)} parameters" if axes.x == "parameters" else "")
+    text = f"{best.series}{place}, test {words.spread(best.test_mean, best.test_sd, best.trials)}"
+    if full is not None and best is not full and full.test_mean:
+        change = words.known(best.test_mean) / full.test_mean - 1
+        tie = ", a tie" if is_clear(best, full) is False else ""
+        text += f", {abs(change):.2%} {'above' if change >= 0 else 'below'} full tables{tie}"
+    others = dict.fromkeys(p.series for p in ranked if p.series != best.series)
+    first = {series: next(p for p in ranked if p.series == series) for series in others}
+    if ties := [series for series, point in first.items() if is_clear(best, point) is False]:
+        text += f"; ties with {', '.join(ties)}"
+    if others and all(is_clear(best, point) is None for point in first.values()):
+        text += "; one trial, so whether it is a tie is not known"
+    return text
+
+
+def notes(figure: Figure) -> str:
+    """What a reader would not see: lines on top of each other, trials that are missing, points without a place."""
+    return _coinciding(figure) + _missing(figure)
+
+
+def _coinciding(figure: Figure) -> str:
+    texts: dict[str, list[str]] = {}
+    for network, lines in panels(figure).items():
+        for text in coinciding(lines, log=figure.axes.y_log):
+            texts.setdefault(text, []).append(words.network(network))
+    if not texts:
+        return ""
+    listed = "; ".join(f"{text} ({' and '.join(names)})" for text, names in texts.items())
+    return f'<p class="note same">Drawn on top of each other: {escape(listed)}.</p>'
+
+
+def _missing(figure: Figure) -> str:
+    missing, failed = sum(p.missing for p in figure.points), sum(p.failed for p in figure.points)
+    undrawn = len(figure.points) - sum(len(line.points) for lines in panels(figure).values() for line in lines)
+    texts = []
+    if missing:
+        every = missing + sum(map(words.finished, figure.points))
+        texts.append(
+            f"{missing:,} of {every:,} trials are missing" + (f", {failed:,} of them failed" if failed else "")
+        )
+    if undrawn:
+        texts.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw")
+    return f'<p class="note">{"; ".join(texts)}.</p>' if texts else ""

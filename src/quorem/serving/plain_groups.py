@@ -1,0 +1,224 @@
+"""Groups of tables in plain torch operators: ids in, composed vectors out.
+
+Shapes: N ids, G features of a group, W columns that come out of a table. ``member`` says which feature of its group an
+id belongs to, and has the shape of the ids or broadcasts to it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.quantized import code_bytes
+from ..partitions import MIXING_FACTORS
+from ..tables import Tables
+from .groups import Buckets, Group, OwnRows, Rows
+
+
+class Composed(NamedTuple):
+    """Composed vectors ``[..., W]``, and which ids are in range and which are padding ``[...]``."""
+
+    vectors: Tensor
+    in_range: Tensor
+    is_padding: Tensor
+
+
+class PlainRows(nn.Module):
+    """Tables end to end."""
+
+    starts: Tensor | None
+
+    def __init__(self, rows: Rows, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        constant(self, "starts", rows.starts)
+        # A copy, since an exported program keeps whole storages, and rows are views of one that all tables share.
+        values = torch.cat(rows.tables).to(dtype or rows.tables[0].dtype)
+        self.values = nn.Parameter(values, requires_grad=False)
+
+    def forward(self, row: Tensor, member: Tensor) -> Tensor:
+        """The rows, counted from the start of the table of each ``member``."""
+        return self.values[row if self.starts is None else row + self.starts[member]]
+
+
+class QuantizedRows(nn.Module):
+    """Tables of quantized rows end to end: codes, scales and zero points of their pieces (``ops.quantized``)."""
+
+    starts: Tensor | None
+
+    def __init__(self, rows: Rows, width: int, bits: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        constant(self, "starts", rows.starts)
+        self.width, self.bits, size = width, bits, code_bytes(width, bits)
+        pieces = torch.cat(rows.tables).unflatten(1, (rows.pitch, size + 4))
+        scales = pieces[..., size : size + 2].contiguous().view(torch.float16).to(dtype)
+        zeros = pieces[..., size + 2 :].contiguous().view(torch.int16).to(dtype)
+        self.codes = nn.Parameter(pieces[..., :size].contiguous(), requires_grad=False)
+        self.scales, self.zeros = nn.Parameter(scales, requires_grad=False), nn.Parameter(zeros, requires_grad=False)
+
+    def forward(self, row: Tensor, member: Tensor) -> Tensor:
+        """The numbers of rows, counted from the start of the table of each ``member``."""
+        row = row if self.starts is None else row + self.starts[member]
+        codes = self.codes[row]
+        if self.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+        numbers = (codes[..., : self.width].to(self.scales.dtype) - self.zeros[row]) * self.scales[row]
+        return numbers.flatten(-2)
+
+
+class PlainBuckets(nn.Module):
+    """Which row, or network, a number takes."""
+
+    strides: Tensor | None
+    sizes: Tensor | None
+
+    def __init__(self, buckets: Buckets) -> None:
+        super().__init__()
+        constant(self, "strides", buckets.strides)
+        constant(self, "sizes", buckets.sizes)
+        self.maps = None if buckets.maps is None else PlainRows(buckets.maps)
+
+    def forward(self, number: Tensor, member: Tensor) -> Tensor:
+        """Rows from the start of the table of each ``member``."""
+        if self.maps is not None:
+            number = self.maps(number, member)
+        if self.strides is not None:
+            number = number // self.strides[member]
+        return number if self.sizes is None else number % self.sizes[member]
+
+
+class PlainPlaces(nn.Module):
+    """The place of an id among those with rows of their own, and behind them those that are composed."""
+
+    num_hot: Tensor
+    has_rest: Tensor
+    rest_from: Tensor
+    num_listed: Tensor
+
+    def __init__(self, own: OwnRows) -> None:
+        super().__init__()
+        for name in ("num_hot", "has_rest", "rest_from"):
+            constant(self, name, getattr(own, name))
+        listed = [count * rest for count, rest in zip(own.num_composed, own.has_rest, strict=True)]
+        constant(self, "num_listed", listed)
+        self.steps = (max(own.num_hot).bit_length(), max(listed).bit_length())
+        self.hot, self.cold = (None if lists is None else PlainRows(lists) for lists in (own.hot, own.cold))
+
+    def forward(self, ids: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+        """The place of each id, and how many places have rows of their own."""
+        hot, rest = self.num_hot[member], self.has_rest[member]
+        if self.hot is None or self.cold is None:
+            place = torch.where(ids < hot, ids, ids + rest)
+            return torch.where(ids >= self.rest_from[member], hot, place), hot + rest
+        below_hot, is_hot = _search(ids, self.hot, hot, member, self.steps[0])
+        below_cold, is_cold = _search(ids, self.cold, self.num_listed[member], member, self.steps[1])
+        listed = torch.where(is_cold, below_cold + hot + rest, hot)
+        cold = torch.where(rest > 0, listed, ids - below_hot + hot + rest)
+        return torch.where(is_hot, below_hot, cold), hot + rest
+
+
+def _search(ids: Tensor, lists: PlainRows, length: Tensor, member: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """How many entries of its rising list are below each id, and whether the id is in it; by bisection."""
+    below = torch.zeros_like(ids)
+    if not len(lists.values):
+        return below, below > 0
+    last = len(lists.values) - 1
+    start = below if lists.starts is None else lists.starts[member]
+    for step in reversed(range(steps)):
+        further = below + 2**step
+        is_below = lists.values[(start + further - 1).clamp(max=last)] < ids
+        below = torch.where((further <= length) & is_below, further, below)
+    return below, (below < length) & (lists.values[(start + below).clamp(max=last)] == ids)
+
+
+class PlainGroup(nn.Module):
+    """The features of one group."""
+
+    limits: Tensor
+    padding: Tensor | None
+    multipliers: Tensor | None
+    shifts: Tensor
+    moduli: Tensor
+    offsets: Tensor | None
+
+    def __init__(self, group: Group, tables: Tables, pools: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.operation, self.width, self.features = group.operation, group.width, group.features
+        self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
+
+        def stored(rows: Rows) -> nn.Module:
+            quantized = QuantizedRows(rows, tables.width, tables.bits, self.compute) if tables.bits else None
+            return quantized or PlainRows(rows)
+
+        constant(self, "limits", group.limits)
+        constant(self, "padding", group.padding)
+        for name, values in zip(("multipliers", "shifts", "moduli"), group.permutation or [None] * 3, strict=True):
+            constant(self, name, values)
+        constant(self, "offsets", None if group.mixing is None else group.mixing[0])
+        self.mixing = None if group.mixing is None else group.mixing[1]
+        self.places = self.own = None
+        if group.own is not None:
+            self.places, self.own = PlainPlaces(group.own), stored(group.own.rows)
+        self.buckets = nn.ModuleList([PlainBuckets(buckets) for buckets in group.buckets])
+        for rows in group.rows:
+            pools[rows.name] = pools.get(rows.name) or stored(rows)
+        self.rows = nn.ModuleList([pools[rows.name] for rows in group.rows])
+        self.networks = nn.ModuleList([PlainBuckets(level.buckets) for level in group.levels])
+        self.weights, self.biases = (
+            nn.ModuleList([PlainRows(rows, self.compute) for level in group.levels for rows in getattr(level, kind)])
+            for kind in ("weights", "biases")
+        )
+        self.activation = torch.sigmoid if group.activation == "sigmoid" else torch.relu
+
+    def forward(self, ids: Tensor, member: Tensor) -> Composed:
+        """Vectors of ``ids``, each of the feature ``member`` of the group; those out of range give the id 0's."""
+        in_range = (ids >= 0) & (ids < self.limits[member])
+        number = torch.where(in_range, ids, 0)
+        is_padding = torch.zeros_like(in_range) if self.padding is None else in_range & (ids == self.padding[member])
+        if self.places is None or self.own is None:
+            return Composed(self._composed(number, member), in_range, is_padding)
+        place, num_own = self.places(number, member)
+        is_composed = place >= num_own
+        vectors = self.own(torch.where(is_composed, 0, place), member).to(self.compute)
+        if len(self.rows):
+            composed = self._composed(torch.where(is_composed, place - num_own, 0), member)
+            vectors = torch.where(is_composed[..., None], composed, vectors)
+        return Composed(vectors, in_range, is_padding)
+
+    def _composed(self, number: Tensor, member: Tensor) -> Tensor:
+        """Vectors of the numbers that partitions divide."""
+        if self.multipliers is not None:
+            number = (number * self.multipliers[member] + self.shifts[member]) % self.moduli[member]
+        if self.offsets is not None and self.mixing is not None:
+            number = _mixed(number + self.offsets[member], self.mixing)
+        pairs = zip(self.rows, self.buckets, strict=True)
+        rows = [rows(buckets(number, member), member).to(self.compute) for rows, buckets in pairs]
+        if self.operation in ("concat", "feature"):
+            return torch.cat(rows, -1)
+        total = rows[0]
+        for row in rows[1:]:
+            total = total * row if self.operation == "mult" else total + row
+        return self._paths(total, number, member)
+
+    def _paths(self, vectors: Tensor, number: Tensor, member: Tensor) -> Tensor:
+        """Vectors after the networks of section 4.1, each id with its own weights."""
+        layers = len(self.weights) // max(len(self.networks), 1)
+        for level, buckets in enumerate(self.networks):
+            network = buckets(number, member)
+            for i in range(level * layers, (level + 1) * layers):
+                weight, bias = self.weights[i](network, member), self.biases[i](network, member)
+                vectors = (vectors[..., None, :] @ weight)[..., 0, :] + bias
+                vectors = vectors if i == (level + 1) * layers - 1 else self.activation(vectors)
+        return vectors
+
+
+def _mixed(numbers: Tensor, bits: int) -> Tensor:
+    """``partitions.mix`` with one number of bits."""
+    shift, mask = bits // 2 + 1, 2**bits - 1
+    for factor in MIXING_FACTORS:
+        numbers = ((numbers ^ (numbers >> shift)) * factor) & mask
+    return numbers ^ (numbers >> shift)
+
+
+def constant(module: nn.Module, name: str, values: list[int] | None) -> None:
+    """Integers of a module, or None."""
+    module.register_buffer(name, None if values is None else torch.tensor(values, device="cpu"), persistent=True)

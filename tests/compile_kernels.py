@@ -1,0 +1,108 @@
+"""Compiles every GPU kernel for Hopper (sm_90), on any machine: ``python tests/compile_kernels.py``.
+
+The interpreter does not see what the compiler refuses, such as a variable whose type changes between branches. Prints
+the name of each kernel that compiled. ``TRITON_INTERPRET`` must not be set.
+"""
+
+import os
+
+os.environ["QUOREM_FAST_LAUNCH"] = "0"  # which would load what was compiled onto a GPU
+
+import torch
+import triton
+from gpu_cases import batch, collection, gradient, jagged, rule_state, scalar
+from torch import nn
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import quorem
+from quorem import optim
+from quorem.dense import foreach
+from quorem.dense.step import FusedStep
+from quorem.models import DCN, DLRM
+from quorem.ops.gpu import gradients, lookup, path, replay, rules
+
+
+class Hopper:
+    """Stands for Triton's driver of a GPU, of which the compiler only asks what it is."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+compiled = set()
+
+
+def compile_only(kernel, grid):  # type: ignore[no-untyped-def]
+    """In place of ``kernel[grid]``: compiles, and launches nothing."""
+
+    def run(*arguments, **options):  # type: ignore[no-untyped-def]
+        kernel.warmup(*arguments, grid=grid, **options)
+        compiled.add(kernel.fn.__name__)
+
+    return run
+
+
+def compile_tables() -> None:
+    module = collection(4, names="qr pad cat")  # rows of several widths, so that W = 2
+    layout, stored = module.layout, module.stored.detach()
+    ids, grad, (values, offsets), count = batch(module, 9), gradient(module, 9), jagged(module, 9), torch.tensor(0)
+    samples, bags = torch.rand(len(values)), (values, offsets)
+    lookup.lookup_counting(ids, stored, layout, count)
+    lookup.count_invalid_(ids, None, count, layout)
+    lookup.bag(*bags, samples, stored, layout, mean=True)
+    gradients.lookup_backward(grad, ids, stored, layout)
+    gradients.bag_sample_weights_backward(grad, *bags, stored, layout, mean=True)
+    scale = {"clip_value": 0.5, "loss_scale": torch.tensor(2.0)}
+    for rule in ("adagrad", "amsgrad"):
+        state, constants = rule_state(rule, stored)
+        options = {"rule": rule, "constants": constants}
+        rules.lookup_update_(grad, ids, stored, scalar(0.1), state, layout, **options, **scale)
+        if rule == "amsgrad":
+            replay.lookup_catch_up_(ids, stored, state, layout, **options)
+            rules.lookup_update_(grad[:0], ids[:0], stored, scalar(0.1), state, layout, **options)  # advance alone
+        else:
+            rules.bag_update_(grad, *bags, samples, stored, scalar(0.1), state, layout, mean=True, **options)
+
+
+def compile_paths() -> None:
+    table = quorem.Table("t", 60, 12, quorem.Path(4, (5,), force=True))
+    networks = quorem.EmbeddingCollection([table]).paths[0]
+    layers = [t.detach() for pair in zip(networks.weights, networks.biases, strict=True) for t in pair]
+    integers = (networks.network_slots, networks.network_parts, networks.all_columns)
+    inputs = (torch.randn(9, 1, 12), torch.zeros(9, 1, dtype=torch.int64), layers, *integers)
+    options = {"networks": networks.most[0], "activation": "relu"}
+    vectors, *lists = path.path(*inputs, **options)
+    path.path_backward(vectors, *inputs, *lists, **options)
+
+
+def compile_dense() -> None:
+    foreach.on_gpu = lambda tensor: True
+    for make in (
+        lambda: DLRM(nn.Identity(), embedding_dims=(4, 4), num_dense=3, bottom=(5,), top=(6,)),
+        lambda: DCN(nn.Identity(), embedding_dims=(4, 4), num_dense=3, deep=(6,), num_cross=2),
+    ):
+        model = make()
+        step = FusedStep(model, torch.optim.Adam(model.parameters(), amsgrad=True))
+        step(torch.randn(9, 3), torch.randn(9, 8), torch.zeros(9), torch.zeros((), dtype=torch.float64))
+    for number in (2, 5):
+        parameters = [nn.Parameter(torch.ones(3)) for _ in range(number)]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        optim.AMSGrad(parameters).step()
+
+
+if __name__ == "__main__":
+    driver.set_active(Hopper())
+    JITFunction.__getitem__ = compile_only
+    compile_tables()
+    compile_paths()
+    compile_dense()
+    print(triton.__version__, *sorted(compiled), sep="\n")

@@ -1,0 +1,247 @@
+"""``compress_`` in models written without quorem in mind."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from quorem import QR, Embedding, EmbeddingBag, Full, Hash, HotCold, compress_, decompress_
+from quorem.tied import TiedLinear
+
+
+class Recommender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user = nn.Embedding(2000, 8, padding_idx=0)
+        self.tags = nn.EmbeddingBag(1000, 8, mode="sum", sparse=True, include_last_offset=True)
+        self.day = nn.Embedding(7, 8)
+        self.seen = self.user  # a shared module
+        self.penalized = [self.user.weight, self.tags.weight]  # as DeepCTR keeps its regularized parameters
+        self.groups = {"tables": (self.tags.weight,)}
+        self.top = nn.Linear(24, 1)
+
+    def forward(self, user, tags, offsets, day):
+        return self.top(torch.cat([self.seen(user), self.tags(tags, offsets), self.day(day)], 1))
+
+
+INPUTS = (torch.tensor([0, 5]), torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), torch.tensor([6, 0]))
+
+
+def test_modules_are_replaced_with_their_options_and_the_report_says_so():
+    model = Recommender().double()
+    model.user.weight.requires_grad_(False)
+    calls = []
+    model.user.register_forward_hook(lambda *_: calls.append(1))
+    model.day.eval()
+    report = compress_(model, QR(4), threshold=7)
+    assert type(model.user) is Embedding and model.seen is model.user and type(model.tags) is EmbeddingBag
+    assert (
+        model.user.padding_idx == 0 and not model.user.stored.requires_grad and model.user.stored.dtype == torch.float64
+    )
+    assert (model.tags.mode, model.tags.sparse, model.tags.include_last_offset) == ("sum", True, True)
+    assert type(model.day) is nn.Embedding and not model.day.training
+    assert report.swapped == ["user", "tags"] and report.left == {"day": "7 ids are at most the threshold (7)"}
+    assert report.bytes_after < report.bytes_before / 3.5
+    text = str(report)
+    assert "QR(num_collisions=4)" in text and "as it was: 7 ids" in text
+    assert model(*INPUTS).shape == (2, 1) and calls == [1] and not model.user(torch.tensor([0])).any()
+
+
+def test_lists_dicts_and_tuples_of_parameters_follow_and_the_memory_is_freed():
+    model = Recommender()
+    old = [weakref.ref(model.user.weight), weakref.ref(model.tags.weight)]
+    report = compress_(model, QR(4))
+    assert model.penalized[0] is model.user.stored and model.penalized[1] is model.tags.stored
+    assert model.groups["tables"][0] is model.tags.stored
+    assert any("penalized" in line for line in report.references) and any(
+        "groups" in line for line in report.references
+    )
+    gc.collect()
+    assert [reference() for reference in old] == [None, None]
+
+
+def test_a_reference_that_cannot_be_rewritten_is_reported():
+    model = Recommender()
+
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.weight = model.user.weight
+    report = compress_(model, QR(4))
+    assert any("still held" in line for line in report.references)
+    del holder
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(500, 8)
+        self.also = nn.Embedding(500, 8)
+        self.also.weight = self.items.weight
+        self.head = nn.Linear(8, 500)
+        self.head.weight = self.items.weight
+
+    def forward(self, ids):
+        return self.head(self.items(ids) + self.also(ids))
+
+
+def test_tied_weights_stay_tied():
+    model = Tied()
+    compress_(model, QR(4, operation="add"), fit=True)
+    assert model.also.stored is model.items.stored and type(model.head) is TiedLinear
+    ids = torch.tensor([1, 3, 499])
+    table = model.items.to_dense()
+    expected = F.linear(2 * F.embedding(ids, table), table, model.head.bias)
+    torch.testing.assert_close(model(ids), expected)
+    loss = F.cross_entropy(model(ids), ids)
+    got = torch.autograd.grad(loss, model.items.stored)[0]
+    torch.testing.assert_close(got, torch.autograd.grad(F.cross_entropy(expected, ids), model.items.stored)[0])
+    assert len(list(model.parameters())) == 2
+    decompress_(model)
+    assert type(model.head) is nn.Linear and model.head.weight is model.items.weight is model.also.weight
+    torch.testing.assert_close(model(ids), expected)
+
+
+def test_what_cannot_be_replaced_is_reported_with_the_reason():
+    class Own(nn.Embedding):
+        def forward(self, ids):
+            return super().forward(ids) * 2
+
+    class Holds(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.kernel = weight
+
+    model = nn.ModuleDict(
+        {
+            "norm": nn.Embedding(99, 4, max_norm=1.0),
+            "freq": nn.Embedding(99, 4, scale_grad_by_freq=True),
+            "own": Own(99, 4),
+            "held": nn.Embedding(99, 4),
+            "pruned": nn.Embedding(99, 4),
+            "fine": nn.Embedding(99, 4),
+            "small": nn.Embedding(3, 4),
+        }
+    )
+    model["holder"] = Holds(model["held"].weight)
+    nn.utils.parametrizations.weight_norm(model["pruned"])
+    left = compress_(model, QR(4)).left
+    assert set(left) == {"norm", "freq", "own", "held", "pruned", "small"}
+    assert "max_norm" in left["norm"] and "scale_grad_by_freq" in left["freq"] and "forward of its own" in left["own"]
+    assert "holder (Holds)" in left["held"] and "parametrized" in left["pruned"]
+    assert "would store" in left["small"]
+
+
+@pytest.mark.parametrize("scheme", [QR(4), QR(4, operation="add"), Hash(4), HotCold(50, cold=QR(4, operation="add"))])
+def test_fit_recovers_a_table_that_is_compositional(scheme):
+    torch.manual_seed(0)
+    source = Embedding(400, 8, scheme, init_std=1.0)
+    model = nn.Sequential(nn.Embedding.from_pretrained(source.to_dense().detach(), freeze=False))
+    compress_(model, scheme, fit=True)
+    torch.testing.assert_close(model[0].to_dense(), source.to_dense(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam, torch.optim.SGD])
+def test_the_optimizer_follows_and_training_goes_on(kind):
+    model = nn.Sequential(nn.Embedding(400, 8), nn.Linear(8, 1))
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        loss = (model(torch.arange(400)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    before = [step() for _ in range(5)]
+    compress_(model, QR(4, operation="add"), fit=True, optimizer=optimizer)
+    assert optimizer.param_groups[0]["params"][0] is model[0].stored
+    for value in optimizer.state[model[0].stored].values():
+        assert not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape == model[0].stored.shape
+    after = [step() for _ in range(30)]
+    assert after[-1] < before[-1]
+
+
+def test_on_the_meta_device():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(10**9, 16))
+    report = compress_(model, QR(1000))
+    assert model[0].stored.is_meta and report.bytes_before == 64 * 10**9
+    model.to_empty(device="cpu")
+    model[0].reset_parameters()
+    assert model(torch.tensor([10**9 - 1])).isfinite().all()
+
+
+def test_the_deviation_of_the_table_is_kept():
+    model = nn.Sequential(nn.Embedding(4000, 16))
+    nn.init.normal_(model[0].weight, std=0.3)
+    for scheme in (QR(4), QR(4, operation="add"), QR(4, operation="concat"), Hash(4)):
+        copy = nn.Sequential(nn.Embedding.from_pretrained(model[0].weight.detach().clone()))
+        compress_(copy, scheme)
+        assert abs(float(copy[0].to_dense().std()) - 0.3) < 0.02
+
+
+def test_scores_in_blocks():
+    table = Embedding(300, 8, QR(4), init_std=1.0)
+    queries = torch.randn(2, 3, 8, requires_grad=True)
+    expected = queries @ table.weight.T
+    torch.testing.assert_close(table.score(queries, block=64), expected)
+    weights = torch.randn_like(expected)
+    inputs = (queries, table.stored)
+    got = torch.autograd.grad((table.score(queries, block=64) * weights).sum(), inputs)
+    for a, b in zip(got, torch.autograd.grad((expected * weights).sum(), inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: nn.init.normal_(w),
+        lambda w: w.data.copy_(torch.zeros_like(w)),
+        lambda w: w.data[0].fill_(0),
+        lambda w: w.detach().zero_(),
+        lambda w: w.__setitem__(0, 1.0),
+        lambda w: w.mul_(2),
+        lambda w: torch.add(w, 1, out=w),
+        lambda w: w.view(-1)[3:].zero_(),
+    ],
+)
+def test_a_write_into_a_composed_weight_is_refused(write):
+    table = Embedding(300, 8, QR(4))
+    before = table.stored.detach().clone()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="weight is composed from stored"):
+        write(table.weight)
+    assert torch.equal(table.stored, before)
+
+
+def test_a_table_that_is_assigned_is_fitted():
+    table, wanted = Embedding(300, 8, QR(4, operation="add")), Embedding(300, 8, QR(4, operation="add"), init_std=1.0)
+    table.weight = nn.Parameter(wanted.to_dense().detach())
+    torch.testing.assert_close(table.weight + 0, wanted.weight + 0)
+    with pytest.raises(ValueError, match=r"weight \(\(3, 8\)\) must be a table \[300, 8\]"):
+        table.weight = torch.zeros(3, 8)
+    full = Embedding(300, 8, Full())
+    assert full.weight is full.stored
+    nn.init.zeros_(full.weight)
+    assert not full.stored.any()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: compress_(Recommender()), ValueError, "scheme_or_plan or budget must be given"),
+        (lambda: compress_(Recommender(), QR(4), budget=9), ValueError, "and not both"),
+        (lambda: compress_(nn.Embedding(9, 4), QR(4)), TypeError, "cannot be replaced in place"),
+        (lambda: compress_(Recommender(), {"users": QR(4)}), ValueError, r"scheme_or_plan \('users'\)"),
+        (lambda: compress_(Recommender(), 3), TypeError, r"scheme_or_plan \(int\)"),
+        (lambda: compress_(Recommender(), QR(4), frequencies={"x": torch.ones(3)}), ValueError, r"frequencies \('x'\)"),
+        (lambda: compress_(3, QR(4)), TypeError, r"model \(int\)"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
