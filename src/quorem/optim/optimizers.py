@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ..ops import replay
+from ..ops.rows import accumulator
 from ..ops.state import (
     AdagradConstants,
     AdamConstants,
@@ -44,10 +45,11 @@ class SGD(RowOptimizer):
         return SGDConstants()
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        return {}
+        # The step is saved where rows are rounded at random by it, so that a run goes on with the same bits.
+        return super()._initial_state(group, p) if accumulator(p) != p.dtype else {}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        return SGDState(torch.zeros((), dtype=torch.int64, device=p.device))
+        return SGDState(state["step"] if "step" in state else torch.zeros((), dtype=torch.int64, device=p.device))
 
 
 class Adagrad(RowOptimizer):

@@ -79,6 +79,8 @@ class HotCold(Scheme):
         num_hot: ids with rows of their own, the most frequent.
         cold: how the ids after them are stored: a scheme, or a ``Pool`` that several tables share.
         num_rest: ids that share one row, the least frequent.
+        permute: must be None, since ids are ranked by frequency.
+        force: store the table this way even where that does not shrink it; else it stays full.
 
     >>> HotCold(100, cold=Pool(64), num_rest=500).spec(1000, 16).shapes
     ((101, 16),)
