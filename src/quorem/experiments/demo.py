@@ -23,6 +23,7 @@ from ..schemes import QR, Full, Hash, Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.model import data_identity
+from ..training.run import read_metrics
 from .watch import watching
 
 ROWS, SCALE = 250_000, 0.002  # of the log that is made up, and its cardinalities relative to Criteo's
@@ -82,7 +83,7 @@ def train_all(
 
 
 def _curve(out: Path) -> list[tuple[int, float]]:
-    lines = map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    lines = read_metrics(out / "metrics.jsonl").lines
     size = RunConfig.batch_size
     return [(line["step"] * size, line["validation"]["log_loss"]) for line in lines if "validation" in line]
 
