@@ -206,7 +206,7 @@ def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that ``write_json`` wrote; one without a checksum is taken as it is.
+    """The object that ``write_json`` wrote; one without a checksum is taken as it is, unless it names its ``format``.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -214,7 +214,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     text = read(path)
     try:
-        return unsealed(json.loads(text))
+        values = json.loads(text)
+        return unsealed(values, required=isinstance(values, dict) and "format" in values)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 

@@ -1,7 +1,9 @@
 """The demo: small, on data of its own and on prepared data."""
 
-import base64
 import re
+import shlex
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,55 +13,96 @@ from quorem.cli import app
 from quorem.collection import EmbeddingCollection
 from quorem.data.batches import Prepared
 from quorem.experiments import demo
+from quorem.experiments.figures import Figure
 from quorem.training.tables import tables_of
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(demo, "SCALE", 0.00002)
+    monkeypatch.setattr(sys, "argv", ["quorem", "demo"])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["demo", *map(str, arguments)], env={"COLUMNS": "120"})
+
+
 @pytest.mark.filterwarnings("ignore:.*tables stay full")
-def test_demo_prints_a_table_and_writes_a_page(tmp_path):
+def test_demo_prints_a_table_a_headline_and_commands_and_writes_the_page(tmp_path):
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["demo", "--out", str(out), "--rows", "3000"], env={"COLUMNS": "120"})
+    done = run("--out", out, "--rows", 3000, "--device", "cpu")
     assert done.exit_code == 0, done.output
     cardinalities = demo.scaled_cardinalities(0.00002)
-    page = (out / "index.html").read_text()
-    for name, scheme in demo.SCHEMES.items():
-        parameters = f"{EmbeddingCollection(tables_of(cardinalities, scheme), device='meta').num_parameters:,}"
-        assert re.search(rf"{name} +{parameters} ", done.output)
-        assert f"<td>{name}</td><td>{parameters}</td>" in page
-    images = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    assert [base64.b64decode(image)[:4] for image in images] == [b"\x89PNG"] * 2
-    assert not re.search(r'(src|href)="(?!data:)', page)
-    assert "The hidden model that drew the clicks has a log loss of" in page
+    sizes = {
+        name: EmbeddingCollection(tables_of(cardinalities, scheme), device="meta").num_parameters * 4
+        for name, scheme in demo.SCHEMES.items()
+    }
+    figure = Figure.read(out / "results.json")
+    assert {point.series: point.embedding_bytes for point in figure.points} == sizes
+    full = figure.points[0]
+    rows = [line for line in done.output.splitlines() if re.search(r" 0\.\d{4} ", line) and "kB" in line]
+    assert [line.split("  ")[0].strip() for line in rows] == sorted(sizes, key=sizes.get, reverse=True)
+    for line, point in zip(rows[1:], figure.points[1:], strict=True):
+        assert f" {sizes['full'] / point.embedding_bytes:.1f} " in line  # times smaller
+        assert f" {point.test_mean / full.test_mean - 1:+.1%} " in line and "rows/s" not in line
+    assert demo.headline(figure.points) in done.output
+    assert "The hidden model that drew the clicks has a log loss of" in done.output
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert f'<p class="headline">{demo.headline(figure.points)}</p>' in page and "What a byte buys" in page
+    assert f"trained on {len(Prepared(out / 'log').split('train')):,} rows, 1 epoch, batch 128" in page
+    assert "<img" not in page[: page.index("<script>")]
+
+
+@pytest.mark.filterwarnings("ignore:.*tables stay full")
+def test_the_commands_to_try_next_work_as_pasted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("--out", "out", "--rows", 1500, "--device", "cpu")
+    lines = [line.strip() for line in done.output[done.output.index("Try next:") :].splitlines()[1:]]
+    assert len(lines) == 3
+    for line in lines:
+        words = shlex.split(line)
+        program = next(k for k, word in enumerate(words) if Path(word).name == "quorem")
+        pasted = CliRunner().invoke(app, words[program + 1 :])
+        assert pasted.exit_code == 0, (line, pasted.output)
+    assert Path("out/mult/report.html").exists() and Path("out/figure4/report.html").exists()
+
+
+def test_the_program_is_named_so_that_it_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    program = tmp_path / ".venv" / "bin" / "quorem"
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo.program() == ".venv/bin/quorem"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert demo.program() == "quorem"
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "__main__.py")])
+    assert demo.program().endswith(" -m quorem")
 
 
 def test_demo_on_prepared_data(tmp_path):
     demo.make_log(tmp_path / "log", seed=3, num_rows=4000)
-    done = CliRunner().invoke(
-        app, ["demo", "--data", str(tmp_path / "log"), "--out", str(tmp_path / "out"), "--rows", "1280"]
-    )
+    done = run("--data", tmp_path / "log", "--out", tmp_path / "out", "--rows", 1280, "--device", "cpu")
     assert done.exit_code == 0, done.output
-    assert "one epoch over 1,280 rows" in done.output
+    assert "one epoch over 1,280 rows" in done.output and not (tmp_path / "out" / "log").exists()
 
 
 def test_curves_reach_from_the_first_rows_to_the_last(tmp_path):
     prepared = demo.make_log(tmp_path / "log", seed=0, num_rows=3000)
-    entries = demo.train_all(demo.configs_of(prepared, seed=0), prepared, tmp_path)
+    figure = demo.train_all(demo.configs_of(prepared, seed=0), prepared, tmp_path)
     steps = -(-len(prepared.split("train")) // 128)
-    for entry in entries:
-        assert 2 <= len(entry.curve) <= demo.POINTS + 1
-        assert entry.curve[-1] == (steps * 128, entry.result["validation"]["log_loss"])
+    for point in figure.points:
+        assert 2 <= len(point.curve) <= demo.POINTS + 1
+        assert point.curve[-1] == [steps, point.validation_mean, None]
 
 
 def test_data_that_are_not_there_are_one_line(tmp_path):
-    done = CliRunner().invoke(app, ["demo", "--data", str(tmp_path / "absent"), "--out", str(tmp_path / "out")])
+    done = run("--data", tmp_path / "absent", "--out", tmp_path / "out")
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
     assert "is not a folder of prepared data" in done.stderr
 
@@ -68,3 +111,5 @@ def test_the_made_up_log_is_of_criteos_shape(tmp_path):
     prepared = demo.make_log(tmp_path / "log", seed=0, num_rows=1000)
     assert (len(prepared.names), len(prepared.dense_names)) == (26, 13)
     assert isinstance(prepared, Prepared) and prepared.meta["true_log_loss"]["test"] > 0
+    again = demo.make_log(tmp_path / "log", seed=0, num_rows=1000)  # replaces the log of an earlier demo
+    assert again.num_rows == 1000

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import quorem
-from quorem import files, models
+from quorem import models
 from quorem.collection import EmbeddingCollection
 from quorem.training import checkpoint, clock, loop, run
 from quorem.training import feed as feed_module
@@ -188,7 +188,7 @@ def test_damaged_lines_of_metrics_are_left_out_with_a_word_and_those_after_them_
     digit = second.rindex("0.")
     second = second[: digit + 2] + str((int(second[digit + 2]) + 1) % 10) + second[digit + 3 :]
     path.write_text(first + second + third + '{"step": 3')  # cut off: it was being written
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged in line 2: what it held is left out"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: 1 of its 3 lines up to step 35 are lost"):
         train(config, log, tmp_path / "cut")
     whole = lines(tmp_path / "whole")
     assert lines(tmp_path / "cut") == [whole[0], *whole[2:]]
@@ -212,7 +212,7 @@ def test_damaged_lines_of_metrics_are_left_out_with_a_word_and_those_after_them_
             r"run\.json is damaged: seed \('0'\)",
         ),
         ("result.json", lambda text: text.replace('"auc": 0.', '"auc": 1.', 1), r"result\.json is damaged: it differs"),
-        ("result.json", lambda text: "{}", r"result\.json is damaged: it has no commit"),
+        ("result.json", lambda text: "{}", r"result\.json is damaged: 'parameters' is missing"),
     ],
 )
 def test_a_damaged_file_of_a_finished_run_is_named(log, tmp_path, file, damage, message):
@@ -296,7 +296,7 @@ def test_a_finished_run_is_not_trained_again(log, tmp_path):
 def test_result_tells_what_was_trained(log, tmp_path):
     config = small_run(log, epochs=2)
     result = train(config, log, tmp_path / "run")
-    assert files.read_json(tmp_path / "run" / "result.json") == result
+    assert run.read_result(tmp_path / "run" / "result.json") == result
     with pytest.warns(UserWarning, match="1 of 4 tables stay full"):
         tables = EmbeddingCollection(tables_of(log.cardinalities, config.scheme, embedding_dim=4), device="meta")
     model = models.build("dlrm", tables, num_dense=3, device=torch.device("meta"))

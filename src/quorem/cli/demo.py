@@ -11,17 +11,17 @@ from .options import Device
 commands = typer.Typer()
 
 
-@commands.command(epilog="Example: quorem demo --rows 50000 --out runs/demo")
+@commands.command(epilog="Example: quorem demo --rows 50000")
 def demo(
     data: Annotated[Path | None, typer.Option(help="Prepared data; by default a click log is made up.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the page, the log and the runs.")] = Path("runs/demo"),
     rows: Annotated[
-        int | None, typer.Option(min=1000, help="Rows to make up (by default 250,000), or to train on at most.")
+        int | None, typer.Option(min=1000, help="Rows to make up (by default 100,000), or to train on at most.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Train DLRM with full, hashed and composed tables; print what each costs and write a page with plots."""
+    """Train DLRM with full, hashed and composed tables; print what each costs and write a page about it."""
     with plain_errors():
         from rich.console import Console
 

@@ -113,7 +113,7 @@ def infer_columns(
     _check_separators(separator, multi_separator)
     files.check_is_file(source)
     if source.suffix == ".parquet":
-        frame = _scan(source).head(ROWS).collect()
+        frame = _collected(_scan(source).head(ROWS), source)
     else:
         names, head = _header(source, separator, BLOCK_BYTES)
         layout = Layout(names, dict.fromkeys(names, pl.String), separator, quoted=True)
@@ -160,9 +160,9 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Rows]:
     for name in (columns.label, *columns.dense):
         if not (schema[name].is_numeric() or schema[name] == pl.Boolean):
             raise ValueError(f"{name} of {path} is {schema[name]} but must be numeric")
-    total = table.select(pl.len()).collect().item()
+    total = _collected(table.select(pl.len()), path).item()
     for start in range(0, total, PARQUET_ROWS):
-        frame = table.select(columns.all).slice(start, PARQUET_ROWS).collect()
+        frame = _collected(table.select(columns.all).slice(start, PARQUET_ROWS), path)
         yield Rows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
 
 
@@ -170,9 +170,16 @@ def _scan(path: Path) -> pl.LazyFrame:
     try:
         table = pl.scan_parquet(path)
         table.collect_schema()
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ValueError(f"{path} is not a Parquet file, or damaged: {error}") from None
     return table
+
+
+def _collected(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
+    try:
+        return table.collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _list_columns(path: Path) -> list[str]:

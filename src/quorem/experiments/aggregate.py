@@ -187,8 +187,8 @@ def curve(metrics: Sequence[Path]) -> list[list[float | None]]:
     """``[step, mean, deviation]`` of the validation loss at the steps where every trial has one."""
     trials = []
     for path in metrics:
-        lines, damaged, _ = read_metrics(path)
-        if damaged:
+        lines, damaged, is_final = read_metrics(path)
+        if damaged or not is_final:
             raise ValueError(f"{path} is damaged: remove its folder, and the next command trains the run again")
         trials.append({line["step"]: line["validation"]["log_loss"] for line in lines if "validation" in line})
     steps = sorted(set.intersection(*map(set, trials)))

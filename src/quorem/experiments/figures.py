@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files import write
+from .. import files
 from ..training.config import RunConfig
+
+PLAN_FORMAT = "quorem-plan-1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class Figure:
 
     def write(self, path: Path) -> None:
         """Write as JSON."""
-        write(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        files.write(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Figure":
@@ -141,7 +143,7 @@ class Figure:
             ValueError: if the file holds no figure.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = files.read_json(path)
             points = [Result(**point) for point in found["points"]]
             if not isinstance(found["made"], dict):
                 raise TypeError("made must be an object")
@@ -173,7 +175,7 @@ class Plan:
             for p, runs in zip(self.points, self.runs, strict=True)
         ]
         whole = {"axes": dataclasses.asdict(self.axes), "made": self.made, "points": points}
-        write(path, json.dumps(whole, indent=1) + "\n")
+        files.write_json(path, {"format": PLAN_FORMAT, **whole})
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
@@ -183,11 +185,14 @@ class Plan:
             ValueError: if the file holds no plan.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = files.read_json(path)
             points = [Point(series=p["series"], x=p["x"], options={}) for p in found["points"]]
             runs = [[RunConfig.from_json(json.dumps(run)) for run in p["runs"]] for p in found["points"]]
             if not all(isinstance(about, dict) for about in found["made"]["datasets"].values()):
                 raise TypeError("made.datasets must hold objects")
+            for point in points:
+                if not isinstance(point.series, str) or not isinstance(point.x, int | float | None):
+                    raise TypeError(f"series ({point.series!r}) must be text and x ({point.x!r}) a number")
             return cls(axes=Axes(**found["axes"]), made=found["made"], points=points, runs=runs)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a plan: {error}") from None

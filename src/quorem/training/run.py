@@ -24,7 +24,8 @@ from .config import RunConfig
 from .trial import Trial
 
 MODEL_FORMAT = "quorem-model-1"
-RESULT_KEYS = {"validation", "test", "parameters", "rows_per_second", "device", "versions", "commit"}
+RESULT_FORMAT = "quorem-result-1"
+RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second")
 
 
 class RunFolder:
@@ -43,6 +44,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str], config: RunConfig) -> None:
         self.path, self.config = Path(path), config
         self._lock: files.Lock | None = None
+        self._num_lines = 0  # of metrics
 
     def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
         """Keep other processes out until ``unlock``.
@@ -124,26 +126,27 @@ class RunFolder:
         """
         last = checkpoint.latest(self.path / "checkpoints")
         if last is None:
-            self._forget_after(0)
+            self._forget_after(0, 0)
             return 0, {}
         found = RunConfig.from_json(last.meta["config"])
         if found != self.config:
             raise ValueError(f"{self.path} has a checkpoint of another run: {difference(found, self.config)}")
         trial.restore(last.tensors)
-        self._forget_after(last.step)
+        self._forget_after(last.step, last.meta["metrics_lines"])
         return last.step, last.meta["progress"]
 
-    def _forget_after(self, step: int) -> None:
-        """Drop the metrics of steps that are about to be taken again, and lines that are damaged, with a word."""
+    def _forget_after(self, step: int, num_lines: int) -> None:
+        """Drop the metrics of steps that are about to be taken again; say if some of those before are lost."""
         path = self.path / "metrics.jsonl"
-        metrics = read_metrics(path)
-        # A line that is cut off was being written when the run was stopped: its step is taken again.
-        if numbers := metrics.damaged[:-1] if metrics.is_cut else metrics.damaged:
-            shown = ", ".join(map(str, numbers[:3]))
-            warnings.warn(f"{path} is damaged in line {shown}: what it held is left out", stacklevel=4)
+        lines = [values for values in read_metrics(path).lines if values["step"] <= step]
+        if lost := num_lines - len(lines):
+            warnings.warn(
+                f"{path} is damaged: {lost} of its {num_lines} lines up to step {step} are lost", stacklevel=4
+            )
         self.metrics.close()
-        files.write(path, "".join(_line(values) for values in metrics.lines if values["step"] <= step))
+        files.write(path, "".join(map(_line, lines)))
         self._open_metrics()
+        self._num_lines = len(lines)
 
     def save(self, trial: Trial, step: int, progress: dict[str, Any], *, keep: int = 2) -> None:
         """Write a checkpoint; metrics up to it are on the disk before it is.
@@ -153,13 +156,15 @@ class RunFolder:
         """
         self.metrics.flush()
         os.fsync(self.metrics.fileno())
-        meta = {"config": self.config.to_json(), "progress": progress, "versions": versions(), "commit": commit()}
+        meta = {"config": self.config.to_json(), "progress": progress, "metrics_lines": self._num_lines}
+        meta |= {"versions": versions(), "commit": commit()}
         checkpoint.save(self.path / "checkpoints", step, trial.tensors(), meta, keep=keep)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
         self.metrics.write(_line({"step": step, **values}))
         self.metrics.flush()
+        self._num_lines += 1
 
     def finish(self, model: nn.Module | None, result: dict[str, Any]) -> None:
         """Write the trained model, if one is given, and the result, and drop the checkpoints.
@@ -171,17 +176,17 @@ class RunFolder:
         if model is not None:
             about = {"config": self.config.to_json()}
             checkpoint.write_tensors(self.path / "model.safetensors", MODEL_FORMAT, model.state_dict(), about)
-        files.write_json(self.path / "result.json", result)
+        files.write_json(self.path / "result.json", {"format": RESULT_FORMAT, **result})
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
 
 
 class Metrics(NamedTuple):
-    """The lines of a ``metrics.jsonl``, the numbers of those that are damaged, and whether the last is cut off."""
+    """The lines of a ``metrics.jsonl``, the numbers of those that are damaged, and whether the final one is there."""
 
     lines: list[dict[str, Any]]
     damaged: list[int]
-    is_cut: bool
+    is_final: bool
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -193,15 +198,17 @@ def read_metrics(path: Path) -> Metrics:
     """
     files.check_is_file(path)
     lines, damaged, text = [], [], path.read_bytes()
+    has_checksums = f'"{files.CHECKSUM}"'.encode() in text  # those of earlier versions have none
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            values = files.unsealed(json.loads(line))
+            values = files.unsealed(json.loads(line), required=has_checksums)
             if type(values["step"]) is not int:
                 raise ValueError("step must be an integer")
             lines.append(values)
         except (ValueError, KeyError, RecursionError):
             damaged.append(number)
-    return Metrics(lines, damaged, is_cut=not text.endswith(b"\n"))
+    is_final = bool(lines) and ("test" in lines[-1] or not has_checksums)
+    return Metrics(lines, damaged, is_final)
 
 
 def _line(values: dict[str, Any]) -> str:
@@ -216,8 +223,16 @@ def read_result(path: Path) -> dict[str, Any]:
         ValueError: if it is damaged.
     """
     result = files.read_json(path)
-    if missing := sorted(RESULT_KEYS - result.keys()):
-        raise ValueError(f"{path} is damaged: it has no {', '.join(missing[:3])}")
+    result.pop("format", None)  # earlier versions wrote none, and no checksum
+    try:
+        numbers = [result[name] for name in RESULT_NUMBERS]
+        numbers += [result["validation"]["log_loss"], result["test"]["log_loss"], result["test"]["auc"]]
+        if missing := sorted({"device", "versions", "commit"} - result.keys()):
+            raise KeyError(missing[0])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error} is missing") from None
+    if wrong := [number for number in numbers if isinstance(number, bool) or not isinstance(number, int | float)]:
+        raise ValueError(f"{path} is damaged: it has {wrong[0]!r} where a number must be")
     return result
 
 

@@ -6,25 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import (
-    BASE,
-    CLOSED_FORM,
-    FEATURE,
-    LIMIT,
-    MAP,
-    MULT,
-    MULTIPLIER,
-    NO_PADDING,
-    OPERATION,
-    PADDING,
-    PITCH,
-    SHIFT,
-    SIZE,
-    STRIDE,
-    UNUSED,
-    Layout,
-    is_plain,
-)
+from .. import layout as column
+from ..layout import CLOSED_FORM, MULT, NO_PADDING, UNUSED, Layout, is_plain
 from ..per_tensor import PerTensor
 from ..rows import accumulator
 from .fast_launch import Plan
@@ -137,19 +120,19 @@ def _read(layout: Layout) -> HostLayout:
     slots, parts, spans = (tensor.cpu() for tensor in (layout.slots, layout.parts, layout.spans))
     _check(slots, parts, spans, layout.maps)
     number = torch.arange(len(slots), device="cpu")  # whatever torch's default device
-    first = spans[slots[:, FEATURE], 0] == number
+    first = spans[slots[:, column.FEATURE], 0] == number
     table = torch.cat([slots.T, first[None], parts.flatten(1).T])
-    end = parts[..., BASE] + (parts[..., SIZE] - 1) * parts[..., PITCH] + 1
-    if max(int(table.max()), int((end + parts[..., PITCH]).max()), mapped) < 2**31:
+    end = parts[..., column.BASE] + (parts[..., column.SIZE] - 1) * parts[..., column.PITCH] + 1
+    if max(int(table.max()), int((end + parts[..., column.PITCH]).max()), mapped) < 2**31:
         table = table.int()
-    used = parts[..., BASE] != UNUSED
-    operations = slots[used.sum(1) > 1, OPERATION].unique().tolist()
+    used = parts[..., column.BASE] != UNUSED
+    operations = slots[used.sum(1) > 1, column.OPERATION].unique().tolist()
     flags = {
-        "PLAIN": bool((slots[:, FEATURE] == number).all()),
-        "PADDED": bool((slots[:, PADDING] != NO_PADDING).any()),
-        "PERMUTED": bool(((slots[:, MULTIPLIER] != 1) | (slots[:, SHIFT] != 0)).any()),
-        "PITCHED": bool((parts[..., PITCH] != 1).any()),
-        "MAPPED": bool((parts[..., MAP] != CLOSED_FORM).any()),
+        "PLAIN": bool((slots[:, column.FEATURE] == number).all()),
+        "PADDED": bool((slots[:, column.PADDING] != NO_PADDING).any()),
+        "PERMUTED": bool(((slots[:, column.MULTIPLIER] != 1) | (slots[:, column.SHIFT] != 0)).any()),
+        "PITCHED": bool((parts[..., column.PITCH] != 1).any()),
+        "MAPPED": bool((parts[..., column.MAP] != CLOSED_FORM).any()),
         "MULT": -1 if len(operations) > 1 else int(operations == [MULT]),
     }
     return HostLayout(slots, parts, spans, table.contiguous().to(device), flags, int(end[used].max()), is_plain(layout))
@@ -157,8 +140,9 @@ def _read(layout: Layout) -> HostLayout:
 
 def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor) -> None:
     """Raise ValueError if the integers would lead a kernel out of its arrays."""
-    feature, limit, multiplier, shift = (slots[:, column] for column in (FEATURE, LIMIT, MULTIPLIER, SHIFT))
-    stride, size, base, pitch, start = (parts[..., column] for column in (STRIDE, SIZE, BASE, PITCH, MAP))
+    feature, limit = slots[:, column.FEATURE], slots[:, column.LIMIT]
+    multiplier, shift = slots[:, column.MULTIPLIER], slots[:, column.SHIFT]
+    stride, size, base, pitch, start = parts.unbind(-1)  # in the order of the columns
     fits = (
         ((feature >= 0) & (feature < len(spans)) & (limit > 0)).all()
         & ((multiplier > 0) & (multiplier <= limit) & (shift >= 0) & (shift < limit)).all()

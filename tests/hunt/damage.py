@@ -1,0 +1,347 @@
+"""Damaged files: each is told in one line that names it, or the result is that of the whole file.
+
+``python tests/hunt/damage.py --files 1000`` prints its figures as JSON; the tests run it on a few.
+A file is damaged in one way (``DAMAGES``), then what reads it is run. The outcomes are
+
+told        one line, or a warning, which names the file or its folder
+same        the result of the whole file: the damage was to nothing that counts, or an earlier checkpoint was taken
+changed     another result, of a file that may say so: text of a user's, or JSON changed together with its checksum
+wrong       another result, and no word
+unnamed     an error that names neither the file nor its folder
+traceback   an exception that no one is meant to see
+hang        no end within a minute
+"""
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import polars as pl
+import typer
+from runs_of_training import StopAt, small_log, small_run
+
+from quorem import files, schemes
+from quorem.cli.errors import plain_errors
+from quorem.data.batches import Prepared
+from quorem.data.prepare import PrepareConfig
+from quorem.data.raw import write_raw
+from quorem.data.synthetic import ClickLog
+from quorem.data.table import prepare_table
+from quorem.experiments import reproduce, sweep
+from quorem.experiments.figures import Axes, Point
+from quorem.training import checkpoint, run
+from quorem.training.config import RunConfig
+from quorem.training.loop import train
+
+FINE = ("told", "same", "changed")
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that is read: where its files are, which of them are damaged, and what reads them."""
+
+    name: str
+    folder: Path
+    pattern: str
+    read: Callable[[Path], Any]  # is given a copy of the folder
+    may_change: bool = False
+    may_vanish: bool = False  # a file may be absent, and is then made again or counted as missing
+
+
+class HangError(BaseException):
+    """What was run does not come to an end."""
+
+
+def flip(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+
+
+def garble(data: bytes, rng: random.Random) -> bytes:
+    at, size = rng.randrange(len(data)), rng.choice([1, 2, 8, 100])
+    return data[:at] + rng.randbytes(size) + data[at + size :]
+
+
+def zero(data: bytes, rng: random.Random) -> bytes:
+    at, size = rng.randrange(len(data)), rng.choice([1, 16, 4096])
+    return data[:at] + bytes(len(data[at : at + size])) + data[at + size :]
+
+
+def cut(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def insert(data: bytes, rng: random.Random) -> bytes:
+    at = rng.choice([len(data), rng.randrange(len(data))])
+    return data[:at] + rng.choice([b"\n", b"\0", b'"', rng.randbytes(9), data[:50]]) + data[at:]
+
+
+def change_json(data: bytes, rng: random.Random) -> bytes:
+    """Another value, or none, somewhere in a JSON object, its checksum made to fit: as a hand or another version would.
+
+    What is no JSON object is garbled. Of several lines one is changed.
+    """
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines)) if len(lines) > 2 and data.startswith(b'{"') else None
+    try:
+        values = json.loads(data if at is None else lines[at])
+        sealed = files.CHECKSUM in values
+        values = files.unsealed(values)
+    except (ValueError, TypeError):
+        return garble(data, rng)
+    place: Any = values
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return data
+        key = rng.choice(keys)
+        if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.7:
+            place = place[key]
+            continue
+        if rng.random() < 0.3:
+            del place[key]
+        else:
+            place[key] = rng.choice([None, True, -1, 0.5, 1e308, 10**400, "", "x", [], {}, [1], {"a": 1}, "é\0"])
+        break
+    text = json.dumps(files.sealed(values) if sealed else values).encode()
+    return text if at is None else b"\n".join([*lines[:at], text, *lines[at + 1 :]])
+
+
+DAMAGES = {f.__name__: f for f in (flip, garble, zero, cut, insert, change_json)}
+
+
+def damage(path: Path, how: str, rng: random.Random) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    if how in DAMAGES:
+        path.write_bytes(DAMAGES[how](data, rng) if data else rng.randbytes(3))
+    elif how == "empty":
+        path.touch()
+    elif how == "pipe":
+        os.mkfifo(path)
+    elif how == "folder":
+        path.mkdir()
+
+
+HOWS = [*DAMAGES, *DAMAGES, "empty", "missing", "pipe", "folder"]
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(target: Target, how: str, folder: Path, expected: Any) -> tuple[str, str]:
+    """What comes of reading a damaged copy, and a word on it."""
+    errors = io.StringIO()
+    try:
+        with limited(SECONDS), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with contextlib.redirect_stderr(errors), plain_errors():
+                result = target.read(folder)
+    except typer.Exit:
+        text = errors.getvalue().strip()
+        named = str(folder) in text and len(text.splitlines()) == 1
+        return ("told" if named else "unnamed"), text
+    except HangError:
+        return "hang", ""
+    except BaseException as error:
+        return "traceback", f"{type(error).__name__}: {error}"
+    if result == expected:
+        return "same", ""
+    if any(str(folder) in str(word.message) for word in said):
+        return "told", ""
+    if target.may_change or how == "change_json" or (target.may_vanish and how == "missing"):
+        return "changed", ""
+    return "wrong", f"{result} and not {expected}"
+
+
+def hunt(count: int, seed: int = 0) -> dict[str, Any]:
+    """Damage so many files, of all targets in turn, and say what came of it."""
+    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every = targets(Path(scratch) / "whole")
+        expected = {target.name: target.read(copied(target, Path(scratch) / "expected")) for target in every}
+        rng, began = random.Random(seed), time.monotonic()
+        by_target: dict[str, Counter[str]] = {target.name: Counter() for target in every}
+        by_damage: dict[str, Counter[str]] = {how: Counter() for how in HOWS}
+        bad = []
+        for number in range(count):
+            target, how = every[number % len(every)], HOWS[number // len(every) % len(HOWS)]
+            copy = copied(target, Path(scratch) / "copy")
+            path = rng.choice(sorted(path for path in copy.rglob(target.pattern) if path.is_file()))
+            damage(path, how, rng)
+            kind, word = outcome(target, how, copy, expected[target.name])
+            by_target[target.name][kind] += 1
+            by_damage[how][kind] += 1
+            if kind not in FINE:
+                where = {"target": target.name, "file": str(path.relative_to(copy)), "damage": how}
+                bad.append({**where, kind: word[:300]})
+            shutil.rmtree(copy)
+    total = sum(by_target.values(), Counter())
+    return {
+        "files": count,
+        "seed": seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "outcomes": dict(sorted(total.items())),
+        "by_target": {name: dict(sorted(found.items())) for name, found in by_target.items()},
+        "by_damage": {name: dict(sorted(found.items())) for name, found in by_damage.items()},
+        "bad": bad,
+    }
+
+
+def copied(target: Target, folder: Path) -> Path:
+    return Path(shutil.copytree(target.folder, folder / target.name))
+
+
+def targets(folder: Path) -> list[Target]:
+    """Data, runs, sweeps and files of a user's, whole."""
+    folder.mkdir()
+    table = folder / "table"
+    table.mkdir()
+    rows = [f'{k % 2},{k / 8 - 20},u{k % 13},{"a|b" if k % 3 else ""},"t{k % 5}"' for k in range(400)]
+    (table / "table.csv").write_text("\n".join(["y,x,user,tags,shop", *rows]) + "\n")
+    columns = {"label": "y", "dense": ["x"], "categorical": ["user", "tags", "shop"], "multi": ["tags"]}
+    prepared = prepare_table(table / "table.csv", folder / "prepared" / "data", **columns)
+    config = small_run(prepared, batch_size=32, scheme=schemes.QR(2))
+
+    def trained(copy: Path) -> Any:
+        data = Prepared(copy / "data")
+        for name in data.names:
+            data.vocabulary(name)
+            data.frequencies(name)
+        return train(config, data)["test"]
+
+    def verified(copy: Path) -> None:
+        Prepared(copy / "data").verify()
+
+    log = small_log(folder / "log", 600)
+    training = small_run(log, validate_every=3, optimizer="amsgrad", epochs=2)
+    for steps in (9, 3):
+        with contextlib.suppress(KeyboardInterrupt):
+            train(training, log, folder / "stopped" / "run", stop=StopAt(steps))
+    train(training, log, folder / "finished" / "run")
+
+    def resumed(copy: Path) -> Any:
+        result = train(training, log, copy / "run")
+        return result["test"], run.read_metrics(copy / "run" / "metrics.jsonl").lines
+
+    def finished(copy: Path) -> Any:
+        result = train(training, log, copy / "run")
+        metrics = run.read_metrics(copy / "run" / "metrics.jsonl")
+        if metrics.damaged or not metrics.is_final:
+            raise ValueError(f"{copy} has damaged metrics")
+        tensors, _ = checkpoint.read_tensors(copy / "run" / "model.safetensors", run.MODEL_FORMAT)
+        return result["test"], metrics.lines, {name: checkpoint.checksum(tensor) for name, tensor in tensors.items()}
+
+    options = {"scheme": schemes.QR(4), "embedding_dim": 4, "batch_size": 64, "validate_every": 3}
+    plan = reproduce.plan(
+        Axes(name="grid", title="grid", x_label="x"),
+        [Point(series="mult", x=1.0, options=options)],
+        log.path,
+        trials=1,
+        optimizers=["adagrad"],
+        command="quorem sweep grid.py",
+    )
+    swept = folder / "sweep"
+    (swept / "plans").mkdir(parents=True)
+    plan.write(swept / "plans" / "grid.json")
+    made = sweep.new(swept, plan.runs, {plan.runs[0][0].data: log.path}, "cpu")
+    for config_of_run in plan.runs[0]:
+        train(config_of_run, log, made.run(config_of_run))
+
+    def reported(copy: Path) -> Any:
+        return reproduce.figures_in(copy)
+
+    for figure in reproduce.figures_in(swept):
+        (folder / "figures").mkdir(exist_ok=True)
+        figure.write(folder / "figures" / "grid.json")
+
+    def prepared_again(name: str) -> Callable[[Path], Any]:
+        def read(copy: Path) -> Any:
+            given = columns if "table" in name else {"label": "y"}
+            with tempfile.TemporaryDirectory(dir=copy.parent) as out:
+                config = PrepareConfig(max_malformed=3)
+                return prepare_table(copy / name, Path(out) / "data", **given, config=config).checksums()
+
+        return read
+
+    frame = pl.read_csv(table / "table.csv")
+    (folder / "packed").mkdir()
+    (folder / "parquet").mkdir()
+    (folder / "packed" / "table.csv.gz").write_bytes(gzip.compress((table / "table.csv").read_bytes()))
+    frame.with_columns(pl.col("tags").str.split("|")).write_parquet(folder / "parquet" / "table.parquet")
+    (folder / "raw").mkdir()
+    write_raw(ClickLog(cardinalities=(30,) * 26), 200, folder / "raw" / "raw.txt")
+
+    def criteo(copy: Path) -> Any:
+        from quorem.data.criteo import prepare_criteo
+
+        with tempfile.TemporaryDirectory(dir=copy.parent) as out:
+            return prepare_criteo(copy / "raw.txt", Path(out) / "data").checksums()
+
+    (folder / "configs").mkdir()
+    (folder / "configs" / "run.json").write_text(config.to_json())
+
+    def configured(copy: Path) -> Any:
+        try:
+            return RunConfig.from_json(files.read(copy / "run.json"))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{copy}: {error}") from None
+
+    return [
+        Target("prepared", folder / "prepared", "*.npy", trained),
+        Target("meta", folder / "prepared", "meta.json", trained),
+        Target("verified", folder / "prepared", "*.*", verified),
+        Target("checkpoint", folder / "stopped", "*.safetensors", resumed),
+        Target("stopped", folder / "stopped", "*.json*", resumed),
+        Target("finished", folder / "finished", "*.*", finished),
+        Target("sweep", swept, "*.json*", reported, may_vanish=True),
+        Target("figure", folder / "figures", "*.json", reported, may_change=True),
+        Target("config", folder / "configs", "*.json", configured, may_change=True),
+        Target("csv", table, "*.csv", prepared_again("table.csv"), may_change=True),
+        Target("gzip", folder / "packed", "*.gz", prepared_again("table.csv.gz"), may_change=True),
+        Target("parquet", folder / "parquet", "*.parquet", prepared_again("table.parquet"), may_change=True),
+        Target("criteo", folder / "raw", "*.txt", criteo, may_change=True),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=1000, help="how many to damage")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    found = hunt(options.files, options.seed)
+    print(json.dumps(found, indent=1))
+    sys.exit(bool(found["bad"]))
+
+
+if __name__ == "__main__":
+    main()

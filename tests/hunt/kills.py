@@ -1,0 +1,299 @@
+"""SIGKILL at random moments of preparing, training, sweeping and reporting: nothing is lost, and nothing is wrong.
+
+``python tests/hunt/kills.py --kills 200`` prints its figures as JSON; the tests run it with a few. Each job is run in a
+process of its own, killed after a random time, and run again, until it comes to its end. What it left is looked at
+after every kill. This process starts no thread, so that it can be forked: one import serves all jobs.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import torch
+from click_logs import random_lines
+from matplotlib.image import imread
+from runs_of_training import small_log, small_run
+
+from quorem import files
+from quorem.data.batches import Prepared
+from quorem.data.criteo import prepare_criteo
+from quorem.data.folder import replaced
+from quorem.experiments import reproduce, sweep
+from quorem.experiments.figures import Axes, Point
+from quorem.experiments.report import page
+from quorem.schemes import QR
+from quorem.training import checkpoint, run
+from quorem.training.loop import Options, train
+
+
+@dataclass
+class Job:
+    """Something to kill.
+
+    Args:
+        name: of the job.
+        run: does it, from wherever it was killed; ``number`` counts how often it came to its end.
+        look: says what is wrong with what is there, given whether the job came to its end.
+    """
+
+    name: str
+    run: Callable[[int], None]
+    look: Callable[[int, bool], list[str]]
+    kills: int = 0
+    ends: int = 0
+    seconds: float = 0.0  # of a run that is not killed
+    bad: list[str] = field(default_factory=list)
+
+
+def in_child(work: Callable[[], None], kill_after: float | None = None) -> bool:
+    """Run in a process of its own, killed after a time; whether it came to its end.
+
+    Raises:
+        RuntimeError: if it fails by itself.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if kill_after is not None:
+        end = time.monotonic() + kill_after
+        while time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                break
+            time.sleep(0.001)
+        else:
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+    else:
+        _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return False
+    if os.WEXITSTATUS(status):
+        raise RuntimeError("a job failed by itself")
+    return True
+
+
+def hunt(kills: int, seed: int = 0, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Kill the jobs of these names, or all, in turn at random moments, and say what came of it."""
+    rng, began = random.Random(seed), time.monotonic()
+    makers = {"prepare": preparing, "train": training, "sweep": sweeping, "report": reporting}
+    with tempfile.TemporaryDirectory() as scratch:
+        jobs = [makers[name](Path(scratch) / name) for name in names or makers]
+        for number in range(kills):
+            job = jobs[number % len(jobs)]
+            if job.seconds == 0:
+                start = time.monotonic()
+                in_child(lambda job=job: job.run(0))
+                job.seconds = time.monotonic() - start
+                job.bad += job.look(0, True)
+                job.ends = 1
+            while in_child(lambda job=job: job.run(job.ends), rng.uniform(0, job.seconds)):
+                job.bad += job.look(job.ends, True)
+                job.ends += 1
+            job.kills += 1
+            job.bad += job.look(job.ends, False)
+        for job in jobs:  # once more, to the end
+            if job.kills:
+                in_child(lambda job=job: job.run(job.ends))
+                job.bad += job.look(job.ends, True)
+                job.ends += 1
+    return {
+        "kills": kills,
+        "seed": seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "jobs": {job.name: {"kills": job.kills, "ends": job.ends, "seconds": round(job.seconds, 2)} for job in jobs},
+        "bad": [f"{job.name}: {text}" for job in jobs for text in job.bad],
+    }
+
+
+def preparing(folder: Path) -> Job:
+    """One of two files into one folder in turn, over what is there."""
+    folder.mkdir()
+    for k in range(2):
+        lines = random_lines(400, seed=k)
+        (folder / f"raw{k}").write_text("".join(text + "\n" for text in lines))
+        in_child(lambda k=k: prepare_criteo(folder / f"raw{k}", folder / f"whole{k}"))  # type: ignore[func-returns-value]
+    expected = [Prepared(folder / f"whole{k}").meta for k in range(2)]
+    out = folder / "out" / "data"
+
+    def work(number: int) -> None:
+        prepare_criteo(folder / f"raw{number % 2}", out, overwrite=True, block_bytes=20_000)
+
+    def look(number: int, ended: bool) -> list[str]:
+        where = out if out.exists() or not replaced(out).exists() else replaced(out)
+        try:
+            data = Prepared(where)
+            data.verify()
+        except (OSError, ValueError) as error:
+            return [str(error)]
+        bad = [] if data.meta in expected else ["neither the old data nor the new"]
+        if ended:
+            bad += [] if data.meta == expected[number % 2] else ["the old data"]
+            bad += [f"{name} was left" for name in sorted(os.listdir(out.parent)) if name != "data"]
+        return bad
+
+    return Job("prepare", work, look)
+
+
+def training(folder: Path) -> Job:
+    """A run that saves after every step."""
+    folder.mkdir()
+    in_child(lambda: small_log(folder / "log", 1000))  # type: ignore[func-returns-value]
+    log = Prepared(folder / "log")
+    config = small_run(log, optimizer="amsgrad", epochs=2, validate_every=9)
+
+    def work(number: int) -> None:
+        done = folder / f"run{number - 1}"
+        shutil.rmtree(done, ignore_errors=True)
+        train(config, Prepared(folder / "log"), folder / f"run{number}", options=Options(checkpoint_seconds=0))
+
+    in_child(lambda: train(config, Prepared(folder / "log"), folder / "whole"))  # type: ignore[func-returns-value]
+    result = run.read_result(folder / "whole" / "result.json")
+    metrics = run.read_metrics(folder / "whole" / "metrics.jsonl")
+    model = (folder / "whole" / "model.safetensors").read_bytes()
+
+    def look(number: int, ended: bool) -> list[str]:
+        out = folder / f"run{number}"
+        if not ended:
+            try:
+                checkpoint.latest(out / "checkpoints")
+                return []
+            except ValueError as error:
+                return [str(error)]
+        bad = []
+        found = run.read_result(out / "result.json")
+        if any(found[split] != result[split] for split in ("validation", "test")):
+            bad.append("another result")
+        if run.read_metrics(out / "metrics.jsonl") != metrics:
+            bad.append("other metrics")
+        if (out / "model.safetensors").read_bytes() != model:
+            bad.append("another model")
+        names = {path.name for path in out.rglob("*")}
+        left = names - {".lock", "run.json", "metrics.jsonl", "checkpoints", "model.safetensors", "result.json"}
+        return bad + [f"{name} was left" for name in sorted(left)]
+
+    return Job("train", work, look)
+
+
+def grid(folder: Path, out: Path) -> sweep.Sweep:
+    """A sweep of four short runs."""
+    log = Prepared(folder / "log")
+    options = {"embedding_dim": 4, "batch_size": 64, "validate_every": 5}
+    points = [Point(series="mult", x=float(c), options={**options, "scheme": QR(c)}) for c in (2, 4)]
+    axes = Axes(name="grid", title="grid", x_label="collisions")
+    plan = reproduce.plan(axes, points, log.path, trials=2, optimizers=["adagrad"], command="quorem sweep grid.py")
+    (out / "plans").mkdir(parents=True, exist_ok=True)
+    plan.write(out / "plans" / "grid.json")
+    return sweep.new(out, plan.runs, {plan.runs[0][0].data: log.path}, "cpu")
+
+
+def trained(folder: Path, out: Path) -> None:
+    sweep.work(grid(folder, out), 1, lambda *_: None, threading.Event())
+
+
+def sweeping(folder: Path) -> Job:
+    """A sweep of four short runs, in one process."""
+    folder.mkdir()
+    in_child(lambda: small_log(folder / "log", 1000))  # type: ignore[func-returns-value]
+    in_child(lambda: trained(folder, folder / "whole"))
+
+    def results(out: Path) -> dict[str, Any]:
+        found = {path.parent.name: run.read_result(path) for path in out.glob("runs/*/result.json")}
+        return {key: (result["validation"], result["test"]) for key, result in found.items()}
+
+    expected = results(folder / "whole")
+    finished: dict[str, int] = {}
+
+    def work(number: int) -> None:
+        shutil.rmtree(folder / f"sweep{number - 1}", ignore_errors=True)
+        trained(folder, folder / f"sweep{number}")
+
+    def look(number: int, ended: bool) -> list[str]:
+        out = folder / f"sweep{number}"
+        found = results(out)
+        times = {str(path): path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
+        bad = [f"{key} has another result" for key in found if found[key] != expected[key]]
+        bad += [f"{path} was trained again" for path in times if finished.get(path, times[path]) != times[path]]
+        finished.update(times)
+        if ended:
+            bad += [] if found.keys() == expected.keys() else ["runs are missing"]
+            bad += [f"{path} was left" for path in out.rglob("*.tmp")]
+        return bad
+
+    return Job("sweep", work, look)
+
+
+def reporting(folder: Path) -> Job:
+    """Numbers, pictures and page of a sweep."""
+    folder.mkdir()
+    in_child(lambda: small_log(folder / "log", 1000))  # type: ignore[func-returns-value]
+    in_child(lambda: trained(folder, folder / "sweep"))
+    out = folder / "sweep"
+
+    def work(number: int) -> None:
+        figures = reproduce.figures_in(out)
+        reproduce.publish(figures, out / "results")
+        page(figures, out / "report.html")
+
+    def look(number: int, ended: bool) -> list[str]:
+        bad = []
+        written = [path for path in [*(out / "results").glob("*"), *out.glob("report.html*")] if path.suffix != ".tmp"]
+        for path in written:
+            try:
+                if path.suffix == ".png":
+                    is_whole = bool(np.isfinite(imread(path)).all())
+                elif path.suffix == ".pdf":
+                    is_whole = path.read_bytes().startswith(b"%PDF") and path.read_bytes().endswith(b"%%EOF\n")
+                elif path.suffix == ".json":
+                    is_whole = "points" in files.read_json(path)
+                else:
+                    text = path.read_text()
+                    is_whole = text.endswith("</html>\n" if path.suffix == ".html" else "\n")
+            except Exception as error:
+                bad.append(f"{path.name}: {error}")
+                continue
+            bad += [] if is_whole else [f"{path.name} is cut off"]
+        if ended:
+            bad += [] if len(written) == 5 else [f"{sorted(path.name for path in written)} and not five files"]
+            bad += [f"{path.name} was left" for path in out.rglob("*.tmp")]
+        return bad
+
+    return Job("report", work, look)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="how many")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", nargs="*", default=[], help="which of prepare, train, sweep, report; by default all")
+    options = parser.parse_args()
+    found = hunt(options.kills, options.seed, options.jobs)
+    print(json.dumps(found, indent=1))
+    sys.exit(bool(found["bad"]))
+
+
+if __name__ == "__main__":
+    main()
