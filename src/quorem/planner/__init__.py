@@ -133,7 +133,7 @@ def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
             tuple(len(table.features) for table in tables),
             dtype,
             True,
-            tuple(table.frequencies for table in tables),
+            tuple(table.frequencies if isinstance(table.frequencies, Tensor) else None for table in tables),
         )
     ]
 
