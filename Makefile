@@ -4,6 +4,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 WORKERS ?= 2
 TRITON ?= 3.9.0
 PYTEST_ARGS ?=
+HUNTS ?= damage kills
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +16,7 @@ TORCHREC := torchrec==1.8.0
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install test triton lint format demo bench clean
+.PHONY: help install test triton hunt lint format demo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +39,11 @@ triton: install ## run the GPU kernels' tests in the interpreter of another Trit
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/triton-$(TRITON) triton==$(TRITON)
 	$(TEST_ENV) PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
 		-m "kernels(device='gpu')" tests/ops/gpu tests/dense $(PYTEST_ARGS)
+
+hunt: install ## damage files and kill processes by the hundred, into benchmarks/results/hunt (takes an hour)
+	mkdir -p benchmarks/results/hunt
+	for hunt in $(HUNTS); do \
+		$(TEST_ENV) $(BIN)/python tests/hunt/$$hunt.py > benchmarks/results/hunt/$$hunt.json || exit 1; done
 
 lint: install ## check style, format, types and import direction
 	$(BIN)/ruff check .

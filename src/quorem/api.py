@@ -6,6 +6,7 @@ from .collection import EmbeddingCollection, Table
 from .convert import compress_, decompress_
 from .embeddings import Embedding
 from .hashing import hash_strings
+from .planner import Plan, plan
 from .quantize import quantize_
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Path, Pool, Scheme, TableSpec
 from .store.model_file import load, save
@@ -28,6 +29,8 @@ __all__ = [
     "TableSpec",
     "compress_",
     "decompress_",
+    "plan",
+    "Plan",
     "quantize_",
     "hash_strings",
     "save",

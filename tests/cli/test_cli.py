@@ -107,11 +107,7 @@ def test_missing_extra_is_one_line(package):
     assert done.stderr == 'quorem: the command needs typer and rich: pip install "quorem[cli]"\n'
 
 
-@pytest.mark.parametrize("command", ["['demo']", "['train', '--data', 'log', '--out', 'run']"])
-def test_missing_safetensors_is_one_line(command):
-    done = python(
-        "import sys\nsys.modules['safetensors'] = None\n"
-        f"from quorem.cli import main\nsys.argv = ['quorem', *{command}]\nmain()"
-    )
-    assert done.returncode == 1
-    assert done.stderr == "quorem: checkpoints need safetensors: pip install safetensors\n"
+def test_training_does_not_need_safetensors():
+    """Checkpoints and models are in its format, and written and read by ``tensor_file``."""
+    done = python("import sys\nsys.modules['safetensors'] = None\nimport quorem.training.loop, quorem.store")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -37,7 +37,7 @@ import polars as pl
 import typer
 from runs_of_training import StopAt, small_log, small_run
 
-from quorem import files, schemes
+from quorem import files, schemes, tensor_file
 from quorem.cli.errors import plain_errors
 from quorem.data.batches import Prepared
 from quorem.data.prepare import PrepareConfig
@@ -46,7 +46,8 @@ from quorem.data.synthetic import ClickLog
 from quorem.data.table import prepare_table
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
-from quorem.training import checkpoint, run
+from quorem.store.model_file import load
+from quorem.training import run
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
@@ -258,8 +259,8 @@ def targets(folder: Path) -> list[Target]:
         metrics = run.read_metrics(copy / "run" / "metrics.jsonl")
         if metrics.damaged or not metrics.is_final:
             raise ValueError(f"{copy} has damaged metrics")
-        tensors, _ = checkpoint.read_tensors(copy / "run" / "model.safetensors", run.MODEL_FORMAT)
-        return result["test"], metrics.lines, {name: checkpoint.checksum(tensor) for name, tensor in tensors.items()}
+        state = load(copy / "run" / "model.safetensors").state_dict()
+        return result["test"], metrics.lines, {name: tensor_file.checksum(tensor) for name, tensor in state.items()}
 
     options = {"scheme": schemes.QR(4), "embedding_dim": 4, "batch_size": 64, "validate_every": 3}
     plan = reproduce.plan(

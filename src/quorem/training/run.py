@@ -3,7 +3,7 @@
 run.json            configuration
 metrics.jsonl       one JSON object a line: step, training loss or metrics of a split, and a checksum
 checkpoints/        the last few, each one file
-model.safetensors   the trained model, as ``state_dict`` names it
+model.safetensors   the trained model, as ``quorem.save`` writes it
 result.json         written last: with it the run is finished
 """
 
@@ -19,11 +19,11 @@ from torch import nn
 
 from .. import files
 from ..provenance import commit, versions
+from ..store.model_file import save as save_model
 from . import checkpoint
 from .config import RunConfig
 from .trial import Trial
 
-MODEL_FORMAT = "quorem-model-1"
 RESULT_FORMAT = "quorem-result-1"
 RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second")
 
@@ -174,8 +174,7 @@ class RunFolder:
         """
         os.fsync(self.metrics.fileno())
         if model is not None:
-            about = {"config": self.config.to_json()}
-            checkpoint.write_tensors(self.path / "model.safetensors", MODEL_FORMAT, model.state_dict(), about)
+            save_model(model, self.path / "model.safetensors")
         files.write_json(self.path / "result.json", {"format": RESULT_FORMAT, **result})
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()

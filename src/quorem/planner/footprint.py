@@ -1,0 +1,112 @@
+"""Bytes: what tables of a scheme take in a module, and what an optimizer keeps for them.
+
+The bytes of a module are those of all its tensors: rows, path networks, maps, and the integers of its layout. Those of
+an optimizer are those of its state for the module's parameters. A table with sparse gradients, or one that is updated
+within the backward pass, is updated by ``quorem.optim``, row by row; one with dense gradients as by ``torch.optim``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from ..ops import replay
+from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
+from ..ops.state import MOMENT_COLUMNS
+from ..schemes import TableSpec
+
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
+AVERAGES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "amsgrad": 3, "adamw": 2}  # numbers a weight
+BETAS = (0.9, 0.999)  # by default; others may need a longer history of steps
+
+
+class Rate(NamedTuple):
+    """Bytes that a table costs: of its module and of the optimizer's state, for each row and each stored table."""
+
+    row: int
+    row_state: int
+    table_state: int
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How the tables of one module are stored and trained.
+
+    Args:
+        widths: ``embedding_dim`` of each table.
+        num_features: that read them.
+        dtype: of the rows.
+        sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
+        optimizer: whose state counts; None for none.
+    """
+
+    widths: tuple[int, ...]
+    num_features: tuple[int, ...]  # of each table
+    dtype: torch.dtype
+    sparse: bool
+    optimizer: Optimizer | None
+
+    @cached_property
+    def width(self) -> int:
+        """Of a row of the module's parameter, which has all tables: what all widths can be divided by."""
+        return gcd(*self.widths)
+
+    def rate(self, embedding_dim: int) -> Rate:
+        """Of a table that is ``embedding_dim`` wide."""
+        number = self.dtype.itemsize
+        if self.optimizer is None:
+            return Rate(embedding_dim * number, 0, 0)
+        average = max(number, 4) if self.sparse else number
+        rows = embedding_dim // self.width  # of the parameter, for a row of the table
+        if self.optimizer == "rowwise_adagrad" and self.sparse:
+            return Rate(embedding_dim * number, rows * average, 16)
+        state = embedding_dim * average * AVERAGES[self.optimizer]
+        last = 4 * rows if self.sparse and self.optimizer in ("adam", "amsgrad", "adamw") else 0
+        return Rate(embedding_dim * number, state + last, 0)
+
+    def shared_state(self) -> int:
+        """Bytes of the optimizer's state that do not depend on the rows."""
+        if self.optimizer is None:
+            return 0
+        if not self.sparse:
+            return 0 if self.optimizer == "sgd" else 4  # torch's step
+        if self.optimizer not in ("adam", "amsgrad", "adamw"):
+            return 8
+        constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
+        history = max(replay.HISTORY, 2 * int(constants.window))
+        moments = 0 if self.dtype == torch.float64 else MOMENT_COLUMNS
+        return 8 + 8 * history * (1 + moments)
+
+    def layout(self, most_partitions: int, num_maps: int = 0) -> int:
+        """Bytes of the integers by which lookups find rows, if an id reads one of at most so many stored tables."""
+        slots = sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
+        per_slot = SLOT_COLUMNS + PART_COLUMNS * most_partitions
+        return 8 * (slots * per_slot + 2 * sum(self.num_features) + num_maps + 1)  # the count of ids out of range
+
+    def fixed(self, most_partitions: int) -> tuple[int, int]:
+        """Bytes of the module and of the state that no single table accounts for."""
+        return self.layout(most_partitions), self.shared_state()
+
+
+def module_bytes(storage: Storage, specs: Sequence[TableSpec]) -> tuple[int, int]:
+    """Bytes of a module with tables of such specs, and of the optimizer's state for it.
+
+    Specs of closed-form partitions that do not concatenate, as those of the planner's choices.
+    """
+    module, state = storage.fixed(max(len(spec.shapes) for spec in specs))
+    for spec in specs:
+        rate, rows = storage.rate(spec.embedding_dim), sum(rows for rows, _ in spec.shapes)
+        module += rows * rate.row
+        state += rows * rate.row_state + len(spec.shapes) * rate.table_state
+    return module, state
+
+
+def check_optimizer(optimizer: str | None) -> None:
+    """``optimizer`` must be one whose state is known, or None."""
+    if optimizer is not None and optimizer not in get_args(Optimizer):
+        raise ValueError(
+            f"optimizer ({optimizer!r}) must be None or one of {', '.join(map(repr, get_args(Optimizer)))}"
+        )

@@ -1,0 +1,352 @@
+"""Plans: what they predict is what is allocated, what they lose falls with the budget, and nothing grows."""
+
+import itertools
+import json
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import quorem
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Plan, Table, optim, plan
+from quorem.planner.allocate import allocate, hull
+from quorem.planner.budget import parse_bytes, show_bytes
+
+CRITEO = [1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 8351592, 3194, 27, 14992, 5461305, 10]
+CRITEO += [5652, 2172, 3, 7046546, 17, 15, 286180, 104, 142571]
+SMALL = [Table("a", 5000, 16), Table("b", 300, 8), Table("c", 100_000, 4), Table("d", 5, 16), Table("e", 2000, 1)]
+OPTIMIZERS = {
+    "sgd": optim.SGD,
+    "adagrad": optim.Adagrad,
+    "rowwise_adagrad": optim.RowWiseAdagrad,
+    "adam": optim.Adam,
+    "amsgrad": optim.AMSGrad,
+}
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def size_of(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in {id(t): t for t in tensors}.values())
+
+
+def state_size(optimizer: torch.optim.Optimizer) -> int:
+    """What an optimizer keeps for its parameters, by rows or not."""
+    by_row = optimizer.live_state() if isinstance(optimizer, optim.RowOptimizer) else {}
+    kept = [tensor for state in by_row.values() for tensor in state]
+    kept += [tensor for p, state in optimizer.state.items() if p not in by_row for tensor in state.values()]
+    return size_of([tensor for tensor in kept if tensor is not None])
+
+
+def built(planned: Plan, tables: list[Table], dtype: torch.dtype) -> EmbeddingCollection:
+    schemes = [Table(t.name, t.num_embeddings, t.embedding_dim, planned[t.name], features=t.features) for t in tables]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a table that stays full against the plan
+        return EmbeddingCollection(schemes, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", [None, *OPTIMIZERS])
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.02, 0.0])
+def test_a_collection_takes_what_was_predicted(optimizer: str | None, share: float, dtype: torch.dtype) -> None:
+    """From full tables down to the smallest budget; several widths, and a table that two features read."""
+    tables = [*SMALL, Table("f", 900, 16, features=("f1", "f2"))]
+    options = {"optimizer": optimizer, "dtypes": (dtype,)}
+    with pytest.raises(ValueError, match="must be at least") as refusal:
+        plan(tables, 1, **options)
+    least = int(str(refusal.value).split("at least ")[1].split()[0])
+    everything = plan(tables, "1GB", **options)
+    assert {type(scheme) for scheme in everything.values()} == {Full}
+    planned = plan(tables, max(least, int(share * everything.bytes)), **options)
+    module = built(planned, tables, dtype)
+    taken = size_of(tensors_of(module))
+    state = 0
+    if optimizer is not None:
+        state = state_size(optim.apply_in_backward(module, OPTIMIZERS[optimizer]))
+    assert planned.bytes - planned.state_bytes == taken
+    assert planned.state_bytes == state
+    if share == 0:
+        assert planned.bytes == least
+        with pytest.raises(ValueError, match=rf"budget \({least - 1}\) must be at least {least} bytes"):
+            plan(tables, least - 1, **options)
+
+
+class Model(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.user = nn.Embedding(5000, 16, sparse=sparse)
+        self.bags = nn.ModuleDict({"item": nn.EmbeddingBag(3000, 4, mode="sum", sparse=sparse)})
+        self.day = nn.Embedding(7, 16, sparse=sparse)
+        self.again = self.user
+        self.tied = nn.Embedding(5000, 16, sparse=sparse)
+        self.tied.weight = self.user.weight
+        self.top = nn.Linear(16, 1)
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "adamw"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_modules_take_what_was_predicted(optimizer: str, sparse: bool) -> None:
+    """A module a table, as ``compress_`` makes them; dense gradients are torch's business."""
+    if sparse and optimizer == "adamw":
+        pytest.skip("quorem.optim has no AdamW that updates by rows; dense gradients are tested")
+    model = Model(sparse)
+    whole = plan(model, "1GB", optimizer=optimizer)
+    assert list(whole) == ["user", "bags.item", "day"]
+    planned = plan(
+        model, int((whole.bytes - whole.shared_state_bytes) * 0.2) + whole.shared_state_bytes, optimizer=optimizer
+    )
+    assert planned["day"] == Full() and not isinstance(planned["user"], Full)
+    modules = [
+        Embedding(5000, 16, planned["user"], sparse=sparse),
+        EmbeddingBag(3000, 4, planned["bags.item"], mode="sum", sparse=sparse),
+        Embedding(7, 16, planned["day"], sparse=sparse),
+    ]
+    assert planned.bytes - planned.state_bytes == size_of([t for module in modules for t in tensors_of(module)])
+    parameters = [p for module in modules for p in module.parameters()]
+    if sparse:
+        used: torch.optim.Optimizer = OPTIMIZERS[optimizer](parameters)
+    else:
+        dense = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+        dense |= dict.fromkeys(("adagrad", "rowwise_adagrad"), torch.optim.Adagrad)
+        options = {"amsgrad": True} if optimizer == "amsgrad" else {}
+        used = dense.get(optimizer, torch.optim.Adam)(parameters, **options)
+    for module in modules:
+        module(torch.tensor([[1, 2]])).sum().backward()
+    used.step()
+    assert planned.state_bytes == state_size(used)
+
+
+tables_drawn = st.lists(st.tuples(st.integers(1, 10**9), st.sampled_from([1, 2, 3, 16, 64])), min_size=1, max_size=6)
+
+
+@given(tables_drawn, st.lists(st.integers(1, 10**12), min_size=2, max_size=5), st.sampled_from([None, *OPTIMIZERS]))
+def test_more_bytes_never_cost_more(sizes: list[tuple[int, int]], budgets: list[int], optimizer: str | None) -> None:
+    """And no plan exceeds its budget, or stores more than the full table."""
+    tables = [Table(f"t{i}", n, d) for i, (n, d) in enumerate(sizes)]
+    costs = []
+    for budget in sorted(budgets):
+        try:
+            planned = plan(tables, budget, optimizer=optimizer)
+        except ValueError:
+            assert not costs  # whatever fits fits a larger budget too
+            continue
+        costs.append(planned.cost)
+        assert planned.bytes <= budget
+        for table in planned.tables:
+            spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
+            assert spec.fallback is None and table.bytes == 4 * spec.num_parameters <= table.bytes_before
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_scheme_follows_from_the_budget() -> None:
+    tables = [Table(f"C{i + 1}", n, 16) for i, n in enumerate(CRITEO)]
+    thresholds = []
+    for budget, worst in (("1GB", QR), ("36MB", QR), ("2MB", GeneralizedQR), ("500kB", GeneralizedQR)):
+        planned = plan(tables, budget)
+        assert 0.97 * parse_bytes(budget) < planned.bytes <= parse_bytes(budget)
+        assert type(planned["C3"]) is worst
+        kept = [table.num_embeddings for table in planned.tables if table.scheme == Full()]
+        compressed = [table.num_embeddings for table in planned.tables if table.scheme != Full()]
+        assert max(kept) < min(compressed)  # a threshold, as the paper has, but found
+        thresholds.append(max(kept))
+    assert thresholds == sorted(thresholds, reverse=True) and thresholds[0] > 100 * thresholds[-1]
+
+
+def test_tables_too_small_to_shrink_stay_full() -> None:
+    """QR(2) of 5 ids stores 3 + 2 rows; of 4 ids nothing stores fewer, D = 1 or not."""
+    tables = [Table(f"{n}x{d}", n, d) for n in range(1, 9) for d in (1, 16)]
+    with pytest.raises(ValueError, match="must be at least") as refusal:
+        plan(tables, 1, optimizer=None)
+    least = plan(tables, int(str(refusal.value).split("at least ")[1].split()[0]), optimizer=None)
+    assert {name for name, scheme in least.items() if scheme == Full()} == {
+        f"{n}x{d}" for n in range(1, 6) for d in (1, 16)
+    }
+    assert all(table.bytes < table.bytes_before for table in least.tables if table.scheme != Full())
+
+
+def test_a_single_table_uses_its_budget() -> None:
+    """Between few collisions the steps are large: some ids get rows of their own instead."""
+    for share in (0.9, 0.7, 0.6, 0.45, 0.3, 0.1, 0.01):
+        budget = int(share * 64e6)
+        planned = plan([Table("t", 10**6, 16)], budget, optimizer=None)
+        assert planned.bytes > 0.85 * budget
+
+
+def test_frequencies_say_which_rows_are_worth_keeping() -> None:
+    """Two tables of one size: traffic on few ids needs few rows; and a table that is hardly read gets the fewest."""
+    n = 10_000
+    even, steep = torch.ones(n), torch.zeros(n)
+    steep[:100] = n / 100
+    tables = [Table("even", n, 16), Table("steep", n, 16)]
+    planned = plan(tables, 900_000, frequencies={"even": even, "steep": steep})
+    assert planned.tables[0].bytes > 3 * planned.tables[1].bytes
+    assert planned.tables[1].cost == 0 and planned["steep"] != Full()
+    given_to_tables = [Table("even", n, 16, frequencies=even), Table("steep", n, 16, frequencies=steep)]
+    assert plan(given_to_tables, 900_000) == planned
+    rare = plan(tables, 900_000, frequencies={"even": even, "steep": even / 1000})
+    assert rare.tables[0].bytes > 2 * rare.tables[1].bytes
+
+
+def test_the_cost_is_the_traffic_of_ids_that_share_a_row() -> None:
+    """Against a loop over the rows of the large table."""
+    frequencies = torch.rand(1000, generator=torch.Generator().manual_seed(0)).pow(4)
+    planned = plan([Table("t", 1000, 16)], 20_000, frequencies={"t": frequencies}).tables[0]
+    large = planned.scheme.spec(1000, 16).partitions[0].size
+    most = sum(float(frequencies[row::large].max()) for row in range(large))
+    assert planned.cost == pytest.approx(1 - most / float(frequencies.sum()))
+
+
+def test_narrower_rows_come_before_fewer() -> None:
+    tables = [Table("t", 100_000, 16)]
+    budget = 100_000 * 16 * 2 + 10_000
+    both = plan(tables, budget, optimizer=None, dtypes=(torch.float32, torch.bfloat16))
+    assert both["t"] == Full() and both.tables[0].dtype == torch.bfloat16
+    wide = plan(tables, 10 * budget, optimizer=None, dtypes=(torch.float32, torch.bfloat16))
+    assert wide.tables[0].dtype == torch.float32
+    half = nn.Embedding(1000, 4, dtype=torch.float16)
+    assert plan(half, "1MB").tables[0].dtype == torch.float16  # its own
+
+
+def test_quorem_modules_and_mappings() -> None:
+    model = nn.Module()
+    model.tables = EmbeddingCollection([Table("user", 5000, 16), Table("day", 7, 16)])
+    model.item = Embedding(3000, 8, Full())
+    model.compressed = Embedding(3000, 8, QR(4))
+    planned = plan(model, "100kB", optimizer=None)
+    assert list(planned) == ["tables.user", "tables.day", "item"]
+    mapping = {"user": (5000, 16), "item": nn.Embedding(3000, 8), "day": Table("week", 7, 16)}
+    assert set(plan(mapping, "100kB")) == {"user", "item", "day"}
+    meta = nn.Embedding(10**9, 64, device="meta")
+    assert plan(meta, "1GB").bytes <= 10**9
+
+
+def test_a_plan_is_a_mapping_that_prints_and_saves() -> None:
+    planned = plan(SMALL, "5MB", optimizer="adam")
+    assert list(planned) == ["a", "b", "c", "d", "e"] and len(planned) == 5 and planned["d"] == Full()
+    lines = str(planned).splitlines()
+    assert lines[0].split() == ["table", "ids", "D", "before", "after", "state", "scheme", "why"]
+    assert lines[1].startswith("a ") and lines[-1].startswith("total") and "of 5 MB" in lines[-1]
+    assert repr(planned).startswith("Plan(5 tables,")
+    assert Plan.from_json(planned.to_json()) == planned
+    with pytest.raises(KeyError):
+        planned["z"]
+    with pytest.raises(AttributeError):
+        planned.budget = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(format="other"), "must be an object of format 'quorem-plan', version 1"),
+        (lambda d: d.pop("tables"), "'tables' is missing"),
+        (lambda d: d.update(optimizer="lion"), "optimizer \\('lion'\\) must be None or one of"),
+        (lambda d: d["tables"][0].update(bytes=-1), "bytes \\(-1\\) must be"),
+        (lambda d: d["tables"][0].update(cost="high"), "cost \\('high'\\) must be a number of at least 0"),
+        (lambda d: d["tables"][0].update(dtype="int8"), "dtype \\('int8'\\) must be one of"),
+        (lambda d: d["tables"][0].update(name="b"), "names of tables \\('b'\\) must be unique"),
+        (lambda d: d["tables"][0].update(scheme={"scheme": "None"}), "must be an object whose 'scheme' is one of"),
+        (lambda d: d["tables"][0].update(more=1), "unexpected keyword argument 'more'"),
+        (lambda d: d["tables"].append(3), "a table \\(3\\) must be an object"),
+        (lambda d: d["tables"][0].update(name=3), "name \\(3\\) must be a str"),
+    ],
+)
+def test_a_damaged_plan_is_refused(change, message: str) -> None:
+    values = json.loads(plan(SMALL, "300kB").to_json())
+    change(values)
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(json.dumps(values))
+    with pytest.raises(ValueError, match="is not a plan"):
+        Plan.from_json("{")
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"optimizer \('lion'\) must be None or one of 'sgd', 'adagrad'"):
+        plan(SMALL, "1MB", optimizer="lion")
+    with pytest.raises(ValueError, match=r"model_or_tables \(Linear\) must hold an embedding table"):
+        plan(nn.Linear(2, 2), "1MB")
+    with pytest.raises(TypeError, match=r"model_or_tables \(int\) must be an nn.Module, a list of quorem.Table, or"):
+        plan(3, "1MB")
+    with pytest.raises(TypeError, match=r"model_or_tables\['a'\] \(int\) must be a module, a quorem.Table or a pair"):
+        plan({"a": 3}, "1MB")
+    with pytest.raises(ValueError, match=r"frequencies has no table to go with 'z'"):
+        plan(SMALL, "1MB", frequencies={"z": torch.ones(3)})
+    with pytest.raises(ValueError, match=r"frequencies\['b'\] has shape \(3,\) but must be \[num_embeddings\] \(300\)"):
+        plan(SMALL, "1MB", frequencies={"b": torch.ones(3)})
+    with pytest.raises(ValueError, match=r"dtypes \(\(torch.int8,\)\) must be one or more of"):
+        plan(SMALL, "1MB", dtypes=(torch.int8,))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MB", 512 * 10**6),
+        ("2GiB", 2**31),
+        ("1.5 kB", 1500),
+        ("7", 7),
+        ("7B", 7),
+        ("0.1TB", 10**11),
+        (" 3mb ", 3 * 10**6),
+    ],
+)
+def test_budgets(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "1e3", "1 XB", "1,000", "1.MB", "nan"])
+def test_budgets_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"budget \(.*\) must be a number with B, kB, MB"):
+        parse_bytes(text)
+
+
+def test_budgets_of_the_wrong_kind() -> None:
+    for wrong in (1.5, True, None):
+        with pytest.raises(TypeError, match=r"budget \(.*\) must be a number of bytes, or a string such as '512MB'"):
+            parse_bytes(wrong)
+    for wrong in (0, -5, "0MB"):
+        with pytest.raises(ValueError, match=r"must be at least 1 byte"):
+            parse_bytes(wrong)
+
+
+def test_sizes_for_people() -> None:
+    assert [show_bytes(n) for n in (0, 999, 1000, 999_999, 1_500_000, 10**12)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1 MB",
+        "1.5 MB",
+        "1 TB",
+    ]
+
+
+@given(st.data())
+def test_allocations_are_near_the_best(data: st.DataObject) -> None:
+    """Against every combination: never over the budget, and behind the best by less than one step's saving."""
+    tables = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        choices = data.draw(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1, max_size=4))
+        size, cost = (torch.tensor(column).numpy() for column in zip(*choices, strict=True))
+        corners = hull(size, cost.astype(float))
+        tables.append((size[corners].tolist(), cost[corners].astype(float).tolist()))
+        assert all(a < b for a, b in itertools.pairwise(tables[-1][0]))
+        assert all(a > b for a, b in itertools.pairwise(tables[-1][1]))
+    sizes, costs = zip(*tables, strict=True)
+    budget = sum(size[0] for size in sizes) + data.draw(st.integers(0, 100))
+    taken = allocate(sizes, costs, budget)
+    assert sum(size[i] for size, i in zip(sizes, taken, strict=True)) <= budget
+    cost = sum(c[i] for c, i in zip(costs, taken, strict=True))
+    best = min(
+        sum(c[i] for c, i in zip(costs, combination, strict=True))
+        for combination in itertools.product(*(range(len(size)) for size in sizes))
+        if sum(size[i] for size, i in zip(sizes, combination, strict=True)) <= budget
+    )
+    largest_step = max((a - b for c in costs for a, b in itertools.pairwise(c)), default=0)
+    assert best <= cost <= best + largest_step
+
+
+def test_the_names_are_public() -> None:
+    assert quorem.plan is plan and quorem.Plan is Plan
