@@ -69,6 +69,11 @@ class Plan(Mapping[str, Scheme]):
         optimizer: whose state counts; None for none.
         shared_bytes: that no single table accounts for: the integers of layouts.
         shared_state_bytes: likewise, of the optimizer's state.
+
+    >>> import quorem
+    >>> plan = quorem.plan([quorem.Table("user", 100_000, 16)], "2MB")
+    >>> list(plan), plan.budget
+    (['user'], 2000000)
     """
 
     tables: tuple[PlannedTable, ...]
