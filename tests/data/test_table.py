@@ -299,8 +299,10 @@ def test_columns_are_taken_for_what_they_look_like(tmp_path):
     ]
     header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare"
     (tmp_path / "t.csv").write_text("\n".join([header, *rows]).replace("x|7", "x/7") + "\n")
-    found = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv", label="y", time="row")}
+    found = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv")}
     assert found == {
+        "y": ("category", "text"),
+        "row": ("number", "whole numbers"),
         "price": ("number", "numbers with fractions"),
         "clicks": ("number", "whole numbers"),
         "user_id": ("category", "whole numbers under a name of ids"),
@@ -330,7 +332,8 @@ def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
             "struct": [{"a": 1}, {"a": 2}],
         }
     ).write_parquet(tmp_path / "t.parquet")
-    found = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", label="y")}
+    names = ["when", "list", "flag", "x", "text", "struct"]
+    found = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", names)}
     kinds = {"when": "none", "list": "list", "flag": "category", "x": "number", "text": "category", "struct": "none"}
     assert found == kinds
 
@@ -340,7 +343,7 @@ def test_a_table_without_categories_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"t\.csv has no column that looks like categories"):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y")
     with pytest.raises(ValueError, match=r"t\.csv has no column z; it has y, x"):
-        infer_columns(tmp_path / "t.csv", label="y", drop=["z"])
+        infer_columns(tmp_path / "t.csv", ["z"])
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])

@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +64,8 @@ def prepare_table(
     source, config = Path(file), config or PrepareConfig()
     config = dataclasses.replace(config, transform=config.transform or "signed_log")
     if not dense and not categorical:
-        found = infer_columns(file, label=label, time=time, separator=separator, multi_separator=multi_separator)
+        names = [name for name in column_names(source, separator) if name not in (label, time)]
+        found = infer_columns(source, names, separator=separator, multi_separator=multi_separator)
         dense = [column.name for column in found if column.kind == "number"]
         categorical = [column.name for column in found if column.kind in ("category", "list")]
         multi = [column.name for column in found if column.kind == "list"]
@@ -87,40 +88,49 @@ def prepare_table(
     return Prepared(out)
 
 
+def column_names(file: str | os.PathLike[str], separator: str = ",") -> list[str]:
+    """The names of a table's columns.
+
+    Raises:
+        ValueError: if the file is empty or damaged.
+    """
+    source = Path(file)
+    files.check_is_file(source)
+    if source.suffix == ".parquet":
+        return list(_scan(source).collect_schema())
+    return _header(source, separator, BLOCK_BYTES)[0]
+
+
 def infer_columns(
     file: str | os.PathLike[str],
+    names: Sequence[str] | None = None,
     *,
-    label: str,
-    time: str | None = None,
-    drop: Sequence[str] = (),
     separator: str = ",",
     multi_separator: str = "|",
 ) -> list[Inferred]:
-    """What the columns of a table are, but the label, the time and those to drop, judged by its first 100,000 rows.
+    """What the columns of a table look like, judged by its first 100,000 rows.
 
     Args:
         file: CSV with a header line (plain or gzip), or Parquet.
-        label: column of 0 and 1.
-        time: column of times.
-        drop: columns to leave out.
+        names: of the columns in question; all where None.
         separator: between the fields of a CSV file.
         multi_separator: between the values of a row.
 
     Raises:
-        ValueError: if the file is empty, or has no column of a name that was given.
+        ValueError: if the file is empty or damaged, or has no column of such a name.
     """
     source = Path(file)
     _check_separators(separator, multi_separator)
-    files.check_is_file(source)
+    names = column_names(source, separator) if names is None else names
     if source.suffix == ".parquet":
-        frame = _collected(_scan(source).head(ROWS), source)
+        check_present(source, names, column_names(source))
+        frame = _collected(_scan(source).select(names).head(ROWS), source)
     else:
-        names, head = _header(source, separator, BLOCK_BYTES)
-        layout = Layout(names, dict.fromkeys(names, pl.String), separator, quoted=True)
+        known, head = _header(source, separator, BLOCK_BYTES)
+        check_present(source, names, known)
+        layout = Layout(known, dict.fromkeys(names, pl.String), separator, quoted=True)
         frame = parse(head, layout, Malformed(source.name, len(head.data))).frame.head(ROWS)
-    given = (label, *drop, *[name for name in [time] if name is not None])
-    _check_present(source, given, frame.columns)
-    return infer(frame, [name for name in frame.columns if name not in given], multi_separator)
+    return infer(frame, names, multi_separator)
 
 
 def _check_separators(separator: str, multi_separator: str) -> None:
@@ -146,7 +156,7 @@ def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Bl
 
 def _csv(path: Path, columns: Columns, separator: str, malformed: Malformed, block_bytes: int) -> Iterator[Rows]:
     names, _ = _header(path, separator, block_bytes)
-    _check_present(path, columns.all, names)
+    check_present(path, columns.all, names)
     types = {name: pl.Float64 if name in columns.dense else pl.String for name in columns.all}
     layout = Layout(names, types, separator, quoted=True)
     for block in blocks(path, separator=separator, skip=1, size=block_bytes):
@@ -156,7 +166,7 @@ def _csv(path: Path, columns: Columns, separator: str, malformed: Malformed, blo
 def _parquet(path: Path, columns: Columns) -> Iterator[Rows]:
     table = _scan(path)
     schema = table.collect_schema()
-    _check_present(path, columns.all, list(schema))
+    check_present(path, columns.all, list(schema))
     for name in (columns.label, *columns.dense):
         if not (schema[name].is_numeric() or schema[name] == pl.Boolean):
             raise ValueError(f"{name} of {path} is {schema[name]} but must be numeric")
@@ -186,7 +196,8 @@ def _list_columns(path: Path) -> list[str]:
     return [name for name, dtype in _scan(path).collect_schema().items() if dtype == pl.List]
 
 
-def _check_present(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
+def check_present(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
+    """Raise ValueError unless all the wanted columns are among the names."""
     if missing := sorted(set(wanted) - set(names)):
         shown = ", ".join(names[:20]) + ", ..." * (len(names) > 20)
         raise ValueError(f"{path} has no column {', '.join(missing[:5])}; it has {shown}")

@@ -61,20 +61,20 @@ def table(
     console: Console,
 ) -> None:
     """Prepare a CSV or Parquet file; columns that are not named are inferred, if asked for or if none are named."""
-    from ..data.table import infer_columns, prepare_table
+    from ..data.table import check_present, column_names, infer_columns, prepare_table
 
-    named = {*dense, *categorical, *multi, *drop, label, time}
-    inferred = infer_columns(
-        file, label=label, time=time, drop=drop, separator=separator, multi_separator=multi_separator
-    )
-    rest = [column for column in inferred if column.name not in named]
+    columns = column_names(file, separator)
+    named = {*dense, *categorical, *multi, *drop, label, *([] if time is None else [time])}
+    check_present(file, named, columns)
+    rest = [name for name in columns if name not in named]
     if infer or not (dense or categorical):
-        dense = [*dense, *(column.name for column in rest if column.kind == "number")]
-        categorical = [*categorical, *(column.name for column in rest if column.kind in ("category", "list"))]
-        multi = [*multi, *(column.name for column in rest if column.kind == "list")]
-        show_inferred(rest, console)
+        inferred = infer_columns(file, rest, separator=separator, multi_separator=multi_separator)
+        dense = [*dense, *(column.name for column in inferred if column.kind == "number")]
+        categorical = [*categorical, *(column.name for column in inferred if column.kind in ("category", "list"))]
+        multi = [*multi, *(column.name for column in inferred if column.kind == "list")]
+        show_inferred(inferred, console)
     elif rest:
-        names = ", ".join(column.name for column in rest[:10]) + ", ..." * (len(rest) > 10)
+        names = ", ".join(rest[:10]) + ", ..." * (len(rest) > 10)
         text = f"left out, since no option names them (--infer takes them too): {names}"
         console.print(text, highlight=False, soft_wrap=True)
     with bar(console) as report:
