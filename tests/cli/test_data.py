@@ -40,6 +40,14 @@ def test_prepare_criteo(raw, tmp_path):
     assert "100 rows (train 75, validation 13, test 12)" in done.output
 
 
+def test_without_a_terminal_each_stage_ends_with_a_line(raw, tmp_path):
+    done = quorem("prepare", "criteo", raw, tmp_path / "out")
+    lines = [line for line in done.output.splitlines() if ": 100%, " in line]
+    assert [line.split(",")[:2] for line in lines] == [
+        [f"{stage}: 100%", " 100 rows"] for stage in ("parse", "number", "write")
+    ]
+
+
 def test_malformed_lines_are_shown(raw, tmp_path):
     raw.write_text(raw.read_text() + "a\tb\n")
     done = quorem("prepare", "criteo", raw, tmp_path / "out")

@@ -1,5 +1,6 @@
 """Sweeps: every run once, by any number of processes, whatever was killed; a failure stops nothing else."""
 
+import io
 import json
 import os
 import signal
@@ -10,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from runs_of_training import small_log, small_run
 
-from quorem.experiments import sweep
+from quorem.experiments import progress, sweep
 from quorem.experiments.progress import View
 from quorem.files import LockedError
 from quorem.schemes import QR, Full
@@ -300,8 +302,6 @@ def test_the_view_counts_done_running_failed_and_left(log, tmp_path):
     made.error(configs[2]).parent.mkdir()
     made.error(configs[2]).write_text("{}")
     view.survey()
-    from rich.console import Console
-
     console = Console(width=120)
     with console.capture() as shown:
         console.print(view.table())
@@ -314,6 +314,21 @@ def test_the_view_counts_done_running_failed_and_left(log, tmp_path):
     view.take("settled", 7, configs[1])
     view.survey()
     assert view.done == 2 and view.seconds_left is not None and view.seconds_left > 0
+
+
+def test_without_a_terminal_a_sweep_prints_lines_that_say_something_new(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "SURVEY_SECONDS", 0.0)
+    configs = [small_run(log, seed=seed) for seed in range(2)]
+    made = made_of(log, tmp_path, configs)
+    text = io.StringIO()
+    with progress.showing(Console(file=text, width=120), made) as report:
+        for _ in range(3):
+            report("status", 0, Status(configs[0], 5, 10, 123.0, 0.5))
+        work(made)
+        report("ended", 0, None)
+    lines = [line.split(" done")[0] for line in text.getvalue().splitlines()]
+    assert lines == ["0 of 2 runs", "0 of 2 runs", "2 of 2 runs"]
 
 
 def test_a_run_has_one_lock(log, tmp_path):

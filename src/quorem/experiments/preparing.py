@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # these load polars
     from ..data.prepare import PrepareConfig
 
 RATE_SECONDS = 0.5  # below, rows a second are noise
+LINE_SECONDS = 10.0  # between two lines of a stage, where there is no terminal
 
 
 def need_polars() -> None:
@@ -120,7 +122,10 @@ def synthetic(log: ClickLog, rows: int, out: Path, *, days: int, raw: bool, over
 
 @contextmanager
 def bar(console: Console) -> Iterator[Report]:
-    """A progress bar, as the function that reports to it; one line a stage."""
+    """A progress bar, as the function that reports to it; one line a stage. Without a terminal, lines at intervals."""
+    if not console.is_terminal:
+        yield _lines(console)
+        return
     columns = (
         TextColumn("{task.description:7}"),
         BarColumn(),
@@ -135,11 +140,33 @@ def bar(console: Console) -> Iterator[Report]:
         def report(stage: str, done: float, rows: int) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage, total=1.0, rows=0, rate="")
-            counted = rows if stage in ("parse", "draw") else round(done * rows)  # these do not know how many will come
+            counted = rows_of(stage, done, rows)
             seconds = progress.tasks[tasks[stage]].elapsed or 0.0
             progress.update(tasks[stage], completed=done, rows=counted, rate=rate(counted, seconds))
 
         yield report
+
+
+def _lines(console: Console) -> Report:
+    """A line for each stage every ``LINE_SECONDS``, and one when it is finished."""
+    began: dict[str, float] = {}
+    printed: dict[str, float] = {}
+
+    def report(stage: str, done: float, rows: int) -> None:
+        seconds = monotonic()
+        began.setdefault(stage, seconds)
+        if seconds - printed.setdefault(stage, seconds) >= LINE_SECONDS or done >= 1:
+            printed[stage] = seconds
+            counted = rows_of(stage, done, rows)
+            parts = [f"{stage}: {done:.0%}", f"{counted:,} rows", rate(counted, seconds - began[stage])]
+            console.print(", ".join(filter(None, parts)), highlight=False, soft_wrap=True)
+
+    return report
+
+
+def rows_of(stage: str, done: float, rows: int) -> int:
+    """Rows that a stage has done; parsing and drawing count them, since they do not know how many will come."""
+    return rows if stage in ("parse", "draw") else round(done * rows)
 
 
 def rate(rows: int, seconds: float) -> str:

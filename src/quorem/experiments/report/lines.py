@@ -181,12 +181,13 @@ def linear_ticks(span: Sequence[float]) -> list[float]:
 
 
 def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
-    """The marks of an axis in one unit; plain numbers where they are small.
+    """The marks of an axis in one unit; plain numbers where some are small.
 
-    >>> tick_texts([1, 20, 20000]), tick_texts([5e5, 1e6])
-    (['1', '20', '20,000'], ['0.5 M', '1 M'])
+    >>> tick_texts([1, 20, 20000]), tick_texts([0, 20000]), tick_texts([5e5, 1e6])
+    (['1', '20', '20,000'], ['0', '20 k'], ['0.5 M', '1 M'])
     """
-    return words.counts(marks, unit) if unit or max(marks) >= 1e5 else [f"{mark:,.6g}" for mark in marks]
+    large = max(marks) >= 1e4 and min(filter(None, marks)) >= 1e3
+    return words.counts(marks, unit) if unit or large else [f"{mark:,.6g}" for mark in marks]
 
 
 def _even(found: Sequence[float]) -> bool:
