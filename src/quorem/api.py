@@ -9,7 +9,8 @@ from .hashing import hash_strings
 from .planner import Plan, plan
 from .quantize import quantize_
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Path, Pool, Scheme, TableSpec
-from .store.model_file import load, save
+from .serving.loading import load
+from .store.model_file import save
 
 __all__ = [
     "Embedding",

@@ -12,7 +12,7 @@ commands = typer.Typer()
 
 @commands.command(epilog="Example: quorem export model.quorem --format onnx --out model.onnx")
 def export(
-    model: Annotated[Path, typer.Argument(help="A file that quorem.save wrote.", exists=True)],
+    model: Annotated[Path, typer.Argument(help="Folder of a finished run, or a file of quorem.save.", exists=True)],
     out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")],
     format: Annotated[
         Literal["onnx", "torch-export", "safetensors"],
@@ -32,7 +32,7 @@ def export(
     with plain_errors():
         from ..store.model_file import load, save
 
-        module = load(model, table=table)
+        module = load(model / "model.safetensors" if model.is_dir() else model, table=table)
         if bits is not None:
             from ..quantize import quantize_
 

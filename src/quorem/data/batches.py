@@ -263,17 +263,24 @@ class Prepared:
         Raises:
             ValueError: if there is no feature of that name, or its ids are hashed or made up.
         """
+        try:
+            text = self.vocabulary_text(name).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the vocabulary of {name} in {self.path} is damaged: {error}") from None
+        tokens = [unescaped(token) if "\\" in token else token for token in text.split("\n")[:-1]]
+        return [*[None] * self.meta["first_token_id"], *tokens]
+
+    def vocabulary_text(self, name: str) -> bytes:
+        """The file of a feature's vocabulary: one token a line in order of id, escaped.
+
+        Raises:
+            ValueError: if there is no feature of that name, or its ids are hashed or made up.
+        """
         self._check_name(name)
-        first = self.meta["first_token_id"]
-        if first is None:
+        if self.meta["first_token_id"] is None:
             raise ValueError(f"{self.path} has no vocabulary: its ids are {self.meta['config'].get('ids', 'made up')}")
         file = f"vocabulary/{file_name(name)}.txt"
-        try:
-            text = checked_bytes(self.path / file, self._recorded(file)).decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.path / file} is damaged: {error}") from None
-        tokens = [_unescaped(token) if "\\" in token else token for token in text.split("\n")[:-1]]
-        return [*[None] * first, *tokens]
+        return checked_bytes(self.path / file, self._recorded(file))
 
     def _check_name(self, name: str) -> None:
         if name not in self.names:
@@ -328,6 +335,7 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def _unescaped(token: str) -> str:
+def unescaped(token: str) -> str:
+    """A token of a vocabulary's file as it was: ``write_vocabulary`` escapes backslashes and line ends."""
     parts = token.split("\\\\")
     return "\\".join(part.replace("\\n", "\n").replace("\\r", "\r") for part in parts)

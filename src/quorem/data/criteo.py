@@ -1,6 +1,7 @@
 """``quorem prepare criteo``: the Kaggle display advertising file (section 5.2), plain or gzip."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -9,7 +10,7 @@ from . import shape
 from .batches import Prepared
 from .folder import Progress
 from .prepare import Columns, PrepareConfig, write
-from .text import BLOCK_BYTES, Layout, Malformed, blocks, parse
+from .text import BLOCK_BYTES, Layout, Malformed, Rows, blocks, parse
 
 TYPES = {name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMNS}
 LAYOUT = Layout(shape.COLUMNS, TYPES)
@@ -45,3 +46,17 @@ def prepare_criteo(
     rows = (parse(block, LAYOUT, malformed) for block in blocks(source, size=block_bytes))
     write(source, Path(out), COLUMNS, rows, malformed, config, overwrite=overwrite, progress=progress)
     return Prepared(out)
+
+
+def read_features(raw: str | os.PathLike[str], malformed: Malformed, block_bytes: int = BLOCK_BYTES) -> Iterator[Rows]:
+    """The rows of a file of Criteo's form, with or without label, a block at a time, for an ``Encoder``.
+
+    Raises:
+        ValueError: if the file is empty, damaged, or has more malformed lines than the limit.
+    """
+    source, layout = Path(raw), LAYOUT
+    for block in blocks(source, size=block_bytes):
+        if block.first_line == 1 and block.data.partition(b"\n")[0].count(b"\t") == len(shape.COLUMNS) - 2:
+            layout = Layout(shape.COLUMNS[1:], {name: TYPES[name] for name in shape.COLUMNS[1:]})
+        rows = parse(block, layout, malformed)
+        yield rows._replace(frame=rows.frame.select(shape.COLUMNS[1:]))

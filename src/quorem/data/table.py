@@ -82,7 +82,10 @@ def prepare_table(
     bags = tuple(name for name in categorical if name in multi or name in lists)
     columns = Columns(label, tuple(dense), tuple(categorical), bags, time)
     malformed = Malformed(source.name, config.max_malformed, "row" if parquet else "line")
-    found_rows = _parquet(source, columns) if parquet else _csv(source, columns, separator, malformed, block_bytes)
+    if parquet:
+        found_rows = _parquet(source, columns.all, (label, *dense))
+    else:
+        found_rows = _csv(source, columns.all, dense, separator, malformed, block_bytes)
     rows = (batch._replace(frame=_typed(batch.frame, columns, multi_separator)) for batch in found_rows)
     write(source, Path(out), columns, rows, malformed, config, overwrite=overwrite, progress=progress)
     return Prepared(out)
@@ -154,25 +157,62 @@ def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Bl
     return names, without_head(head, 1, separator)
 
 
-def _csv(path: Path, columns: Columns, separator: str, malformed: Malformed, block_bytes: int) -> Iterator[Rows]:
+def read_features(
+    file: str | os.PathLike[str],
+    *,
+    dense: Sequence[str],
+    categorical: Sequence[str],
+    bags: Sequence[str],
+    malformed: Malformed,
+    separator: str = ",",
+    multi_separator: str = "|",
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[Rows]:
+    """The rows of a table without label, a block at a time, for an ``Encoder``; arguments as of ``prepare_table``.
+
+    Raises:
+        ValueError: if a column is missing or has the wrong type, or too many lines are malformed.
+    """
+    source = Path(file)
+    _check_separators(separator, multi_separator)
+    files.check_is_file(source)
+    wanted = (*dense, *categorical)
+    if source.suffix == ".parquet":
+        rows = _parquet(source, wanted, dense)
+    else:
+        rows = _csv(source, wanted, dense, separator, malformed, block_bytes)
+    for batch in rows:
+        yield batch._replace(
+            frame=batch.frame.select(_features(batch.frame, dense, categorical, bags, multi_separator))
+        )
+
+
+def header(file: str | os.PathLike[str], separator: str = ",") -> list[str]:
+    """The names of a CSV file's columns."""
+    return _header(Path(file), separator, BLOCK_BYTES)[0]
+
+
+def _csv(
+    path: Path, wanted: Sequence[str], dense: Sequence[str], separator: str, malformed: Malformed, block_bytes: int
+) -> Iterator[Rows]:
     names, _ = _header(path, separator, block_bytes)
-    check_present(path, columns.all, names)
-    types = {name: pl.Float64 if name in columns.dense else pl.String for name in columns.all}
+    check_present(path, wanted, names)
+    types = {name: pl.Float64 if name in dense else pl.String for name in wanted}
     layout = Layout(names, types, separator, quoted=True)
     for block in blocks(path, separator=separator, skip=1, size=block_bytes):
         yield parse(block, layout, malformed)
 
 
-def _parquet(path: Path, columns: Columns) -> Iterator[Rows]:
+def _parquet(path: Path, wanted: Sequence[str], numbers: Sequence[str]) -> Iterator[Rows]:
     table = _scan(path)
     schema = table.collect_schema()
-    check_present(path, columns.all, list(schema))
-    for name in (columns.label, *columns.dense):
+    check_present(path, wanted, list(schema))
+    for name in numbers:
         if not (schema[name].is_numeric() or schema[name] == pl.Boolean):
             raise ValueError(f"{name} of {path} is {schema[name]} but must be numeric")
     total = _collected(table.select(pl.len()), path).item()
     for start in range(0, total, PARQUET_ROWS):
-        frame = _collected(table.select(columns.all).slice(start, PARQUET_ROWS), path)
+        frame = _collected(table.select(wanted).slice(start, PARQUET_ROWS), path)
         yield Rows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
 
 
@@ -206,17 +246,24 @@ def check_present(path: Path, wanted: Iterable[str], names: Sequence[str]) -> No
 def _typed(frame: pl.DataFrame, columns: Columns, multi_separator: str) -> pl.DataFrame:
     """Numbers as floats, categories as integers or text without empty ones, bags as lists of such text."""
     typed = [_label(frame.schema[columns.label], columns.label)]
-    typed += [pl.col(name).cast(pl.Float64) for name in columns.dense]
-    for name in columns.categorical:
+    typed += _features(frame, columns.dense, columns.categorical, columns.bags, multi_separator)
+    if columns.time is not None:
+        typed.append(_time(frame.schema[columns.time], columns.time))
+    return frame.select(*typed)
+
+
+def _features(
+    frame: pl.DataFrame, dense: Sequence[str], categorical: Sequence[str], bags: Sequence[str], multi_separator: str
+) -> list[pl.Expr]:
+    typed = [pl.col(name).cast(pl.Float64) for name in dense]
+    for name in categorical:
         values, dtype = pl.col(name), frame.schema[name]
-        if name in columns.bags:
+        if name in bags:
             lists = values if dtype == pl.List else _text(values).str.split(multi_separator)
             typed.append(lists.list.eval(_text(pl.element())).alias(name))
         else:
             typed.append(values if dtype.is_integer() else _text(values).alias(name))
-    if columns.time is not None:
-        typed.append(_time(frame.schema[columns.time], columns.time))
-    return frame.select(*typed)
+    return typed
 
 
 def _text(values: pl.Expr) -> pl.Expr:

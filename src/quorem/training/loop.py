@@ -163,7 +163,7 @@ def _train(
         "seed": config.seed,
     }
     if folder is not None:
-        folder.finish(trial.model if options.keep_model else None, result)
+        folder.finish(trial.model if options.keep_model else None, feed.prepared, result)
     return result
 
 

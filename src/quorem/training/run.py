@@ -1,10 +1,11 @@
 """A run's folder: what is being trained, its checkpoints, its metrics line by line, and at the end its result.
 
-run.json            configuration
-metrics.jsonl       one JSON object a line: step, training loss or metrics of a split, and a checksum
-checkpoints/        the last few, each one file
-model.safetensors   the trained model, as ``quorem.save`` writes it
-result.json         written last: with it the run is finished
+run.json              configuration
+metrics.jsonl         one JSON object a line: step, training loss or metrics of a split, and a checksum
+checkpoints/          the last few, each one file
+model.safetensors     the trained model, as ``quorem.save`` writes it
+encoding.safetensors  columns, transforms and vocabularies of the data, so that the model can score raw rows
+result.json           written last: with it the run is finished
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from .. import files
+from ..data.batches import Prepared
+from ..data.encoding import write_encoding
 from ..provenance import commit, versions
 from ..store.model_file import save as save_model
 from . import checkpoint
@@ -26,6 +29,7 @@ from .trial import Trial
 
 RESULT_FORMAT = "quorem-result-1"
 RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second")
+MODEL, ENCODING, RESULT = "model.safetensors", "encoding.safetensors", "result.json"
 
 
 class RunFolder:
@@ -114,7 +118,7 @@ class RunFolder:
         Raises:
             ValueError: if it is damaged.
         """
-        path = self.path / "result.json"
+        path = self.path / RESULT
         return read_result(path) if path.exists() else None
 
     def resume(self, trial: Trial) -> tuple[int, dict[str, Any]]:
@@ -166,16 +170,17 @@ class RunFolder:
         self.metrics.flush()
         self._num_lines += 1
 
-    def finish(self, model: nn.Module | None, result: dict[str, Any]) -> None:
-        """Write the trained model, if one is given, and the result, and drop the checkpoints.
+    def finish(self, model: nn.Module | None, prepared: Prepared, result: dict[str, Any]) -> None:
+        """Write the trained model, if one is given, with the encoding of its data, and the result; drop checkpoints.
 
         Raises:
             OSError: if the disk is full.
         """
         os.fsync(self.metrics.fileno())
         if model is not None:
-            save_model(model, self.path / "model.safetensors")
-        files.write_json(self.path / "result.json", {"format": RESULT_FORMAT, **result})
+            save_model(model, self.path / MODEL)
+            write_encoding(self.path / ENCODING, prepared, self.config.data)
+        files.write_json(self.path / RESULT, {"format": RESULT_FORMAT, **result})
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
 

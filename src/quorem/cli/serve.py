@@ -1,0 +1,99 @@
+"""``quorem evaluate`` and ``quorem predict``: a finished run at work."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import plain_errors
+from .options import Threads
+
+commands = typer.Typer()
+
+Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+Bits = Annotated[Literal["8", "4"] | None, typer.Option(help="Store the rows in 8 or 4 bits a number first.")]
+
+
+@commands.command(epilog="Example: quorem evaluate runs/first --bits 8")
+def evaluate(
+    run: Run,
+    data: Annotated[
+        Path | None, typer.Option(help="The prepared data of the run; by default where they were when it trained.")
+    ] = None,
+    split: Annotated[Literal["train", "validation", "test"], typer.Option(help="Rows to evaluate.")] = "test",
+    bits: Bits = None,
+    threads: Threads = None,
+) -> None:
+    """Print the metrics of a finished run on its data."""
+    with plain_errors():
+        from dataclasses import asdict
+
+        import torch
+        from rich.console import Console
+        from rich.table import Table
+
+        from ..data.batches import Prepared
+        from ..serving.scorer import Scorer
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        scorer = Scorer(run)
+        if bits is not None:
+            scorer.quantize_(8 if bits == "8" else 4)
+        metrics = scorer.evaluate(Prepared(data if data is not None else scorer.encoding.folder), split)
+        table = Table(title=f"{run}, {split}", title_justify="left")
+        for column in ("metric", "value"):
+            table.add_column(column, justify="right" if column == "value" else "left")
+        for name, value in asdict(metrics).items():
+            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.5f}")
+        Console().print(table)
+
+
+@commands.command(epilog="Example: quorem predict runs/first clicks.csv --out scores.csv")
+def predict(
+    run: Run,
+    file: Annotated[Path, typer.Argument(help="CSV with a header line (plain or gzip), .parquet, or Criteo's form.")],
+    out: Annotated[Path, typer.Option(help="File to write: CSV, or Parquet by its name.")],
+    bits: Bits = None,
+    unknown: Annotated[
+        Literal["error", "missing"],
+        typer.Option(help="A value that no training row had, unless the data have an id for such: stop, or missing."),
+    ] = "error",
+    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
+    multi_separator: Annotated[str, typer.Option(help="Between the values of a multi-valued field.")] = "|",
+    max_malformed: Annotated[int, typer.Option(min=0, help="Malformed lines left out before it stops.")] = 0,
+    threads: Threads = None,
+) -> None:
+    """Write the probability of a click for every row of a file."""
+    with plain_errors():
+        import torch
+        from rich.console import Console
+
+        from ..experiments import preparing
+
+        preparing.need_polars()
+        from ..serving.predict import predict
+        from ..serving.scorer import Scorer
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        scorer = Scorer(run, unknown=unknown)
+        if bits is not None:
+            scorer.quantize_(8 if bits == "8" else 4)
+        console = Console(stderr=True)
+        with preparing.bar(console) as progress:
+            done = predict(
+                scorer,
+                file,
+                out,
+                separator=separator,
+                multi_separator=multi_separator,
+                max_malformed=max_malformed,
+                progress=progress,
+            )
+        rate = done.rows / max(done.seconds, 1e-9)
+        typer.echo(f"{out}: {done.rows:,} rows, {rate:,.0f} rows/s")
+        if done.malformed:
+            typer.echo(f"{done.malformed:,} malformed lines were left out")
+        for name, count in done.unknown.items():
+            typer.echo(f"{count:,} values of {name} were not in the training data and taken for missing ones")

@@ -1,0 +1,183 @@
+"""Raw rows as a batch of ids and numbers, by the encoding of prepared data. Needs Polars.
+
+A vocabulary is an index of 64-bit hashes, sorted, with the id of each; the distinct values of a block are searched in
+it together, and a value that is found is compared with its token, so that a hash that two strings share does no harm.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .batches import Bags, Batch, unescaped
+from .dense import Dense
+from .encoding import Encoding
+from .ids import NULL, crc32
+
+
+class UnknownTokenError(ValueError):
+    """A value that the vocabulary does not have, where it has no id for such."""
+
+
+class Vocabulary:
+    """The ids of a column's tokens.
+
+    Args:
+        text: one token a line, in order of id, as ``prepare`` wrote it.
+        first: id of the first token.
+    """
+
+    def __init__(self, text: Tensor, first: int) -> None:
+        self.first = first
+        self.tokens = _lines(text)
+        hashes = self.tokens.hash().to_numpy()
+        order = np.argsort(hashes)
+        self.hashes, self.places = hashes[order], order.astype(np.int32)
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.tokens)
+
+    def ids(self, values: pl.Series, unknown: int) -> NDArray[np.int32]:
+        """The id of each text; ``unknown`` for those that are no token.
+
+        >>> text = torch.frombuffer(bytearray(b"a\\nb\\n"), dtype=torch.uint8)
+        >>> Vocabulary(text, first=1).ids(pl.Series(["b", "c", "a"]), unknown=-1).tolist()
+        [2, -1, 1]
+        """
+        if not len(self.tokens) or not len(values):
+            return np.full(len(values), unknown, np.int32)
+        hashes, first, inverse = np.unique(values.hash().to_numpy(), return_index=True, return_inverse=True)
+        found = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
+        places = self.places[found]
+        same = (self.hashes[found] == hashes) & self._are_tokens(places, values, first)
+        return np.where(same, places + self.first, unknown).astype(np.int32)[inverse]
+
+    def _are_tokens(self, places: NDArray[np.int32], values: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        return (self.tokens.gather(places) == values.gather(rows)).to_numpy()
+
+
+class Encoder:
+    """Turns raw rows into the ids and numbers that a model was trained on.
+
+    Args:
+        encoding: of the prepared data.
+        texts: of the vocabularies, by column.
+        unknown: what a token that the vocabulary does not have is: ``"error"``, or ``"missing"``, taken for a missing
+            value and counted in ``unknown_counts``. Where the data have an id for unknown tokens it is that id.
+
+    Raises:
+        ValueError: if ``unknown`` is another, or a vocabulary does not have the size that it must have.
+    """
+
+    def __init__(self, encoding: Encoding, texts: Mapping[str, Tensor], *, unknown: str = "error") -> None:
+        if unknown not in ("error", "missing"):
+            raise ValueError(f"unknown ({unknown!r}) must be 'error' or 'missing'")
+        self.encoding, self.unknown = encoding, unknown
+        self.dense = Dense(encoding.dense, "none", encoding.transforms)
+        self.unknown_counts: dict[str, int] = dict.fromkeys(encoding.categorical, 0)
+        with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
+            built = pool.map(lambda text: Vocabulary(text, encoding.first_token), texts.values())
+            self.vocabularies = dict(zip(texts, built, strict=True))
+        for name, size in zip(encoding.categorical, encoding.cardinalities, strict=True):
+            if name in self.vocabularies and len(self.vocabularies[name]) + encoding.first_token != size:
+                raise ValueError(f"the vocabulary of {name} has {len(self.vocabularies[name])} tokens for {size} ids")
+
+    def __call__(self, rows: Mapping[str, Any] | pl.DataFrame) -> Batch:
+        """The rows as a batch, without labels.
+
+        Args:
+            rows: values by column: texts or numbers, lists of them in columns with several values a row, None where
+                one is missing. Columns that the model does not know are left aside.
+
+        Raises:
+            ValueError: if a column is missing or has values of the wrong type.
+            UnknownTokenError: if a value is not in the vocabulary, with ``unknown="error"``.
+        """
+        wanted = [*self.encoding.dense, *self.encoding.categorical]
+        if missing := [name for name in wanted if name not in rows]:
+            raise ValueError(f"rows have no column {', '.join(missing)}")
+        frame = rows.select(wanted) if isinstance(rows, pl.DataFrame) else _frame({name: rows[name] for name in wanted})
+        for name in self.encoding.dense:
+            if not (frame[name].dtype.is_numeric() or frame[name].dtype in (pl.Boolean, pl.Null)):
+                raise ValueError(f"{name} is {frame[name].dtype} but must be numeric")
+        for reason, condition in self.dense.malformed(frame).items():
+            if frame.select(condition.fill_null(False).any()).item():
+                raise ValueError(reason)
+        dense = self.dense.array(frame)
+        single = [name for name in self.encoding.categorical if name not in self.encoding.bags]
+        ids = np.empty((frame.height, len(single)), np.int32)
+        for k, name in enumerate(single):
+            ids[:, k] = self._ids(name, frame[name])
+        bags = {name: self._bags(name, frame[name]) for name in self.encoding.bags}
+        labels = torch.zeros(frame.height, dtype=torch.uint8)
+        return Batch(labels, torch.from_numpy(dense), torch.from_numpy(ids), bags)
+
+    def _bags(self, name: str, values: pl.Series) -> Bags:
+        if values.dtype != pl.List:
+            raise ValueError(f"{name} is {values.dtype} but must hold lists")
+        lengths = values.list.len().fill_null(0).cast(pl.Int64).to_numpy()
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        inner = values.filter(values.list.len().fill_null(0) > 0).explode()
+        return Bags(torch.from_numpy(self._ids(name, inner)), torch.from_numpy(offsets))
+
+    def _ids(self, name: str, values: pl.Series) -> NDArray[np.int32]:
+        """The ids of one column's values; ``NULL`` where one is missing."""
+        if values.dtype == pl.List:
+            raise ValueError(f"{name} holds lists but must hold one value a row")
+        if self.encoding.ids == "none":
+            return self._given_ids(name, values)
+        text = values.cast(pl.String)
+        is_missing = (text.is_null() | (text == "")).fill_null(True).to_numpy()
+        if self.encoding.ids == "hash":
+            assert self.encoding.buckets is not None
+            hashed = (1 + crc32(text.fill_null("")) % self.encoding.buckets).astype(np.int32)
+            return np.where(is_missing, np.int32(NULL), hashed)
+        ids = self.vocabularies[name].ids(text.fill_null(""), -1)
+        ids[is_missing] = NULL
+        if self.encoding.unknown is not None:
+            ids[ids < 0] = self.encoding.unknown
+        elif (ids < 0).any():
+            if self.unknown == "error":
+                token = text[int(np.argmax(ids < 0))]
+                raise UnknownTokenError(
+                    f"{name} ({token!r}) is not in the vocabulary of the training data: unknown='missing' takes such"
+                    " values for missing ones; data prepared with vocabulary='train' have an id for them"
+                )
+            self.unknown_counts[name] += int(np.count_nonzero(ids < 0))
+            ids[ids < 0] = NULL
+        return ids
+
+    def _given_ids(self, name: str, values: pl.Series) -> NDArray[np.int32]:
+        size = self.encoding.cardinalities[self.encoding.categorical.index(name)]
+        if not (values.dtype.is_integer() or values.dtype == pl.Null):
+            raise ValueError(f"{name} is {values.dtype} but must hold ids: the data were made up")
+        ids = values.cast(pl.Int64).fill_null(NULL).to_numpy()
+        if len(outside := ids[(ids < 0) | (ids >= size)]):
+            raise UnknownTokenError(f"{name} ({outside[0]}) must be in [0, {size})")
+        return ids.astype(np.int32)
+
+
+def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:
+    try:
+        return pl.DataFrame({name: pl.Series(name, values, strict=True) for name, values in columns.items()})
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise ValueError(f"rows must be columns of one length and of one type each: {error}") from None
+
+
+def _lines(text: Tensor) -> pl.Series:
+    """The tokens of a vocabulary's text."""
+    data = text.numpy().tobytes()
+    if not data:
+        return pl.Series([], dtype=pl.String)
+    lines = pl.Series([data]).cast(pl.String).str.strip_suffix("\n").str.split("\n").explode()
+    if b"\\" in data:
+        escaped = lines.str.contains("\\", literal=True)
+        plain = pl.Series([unescaped(token) for token in lines.filter(escaped)], dtype=pl.String)
+        lines = lines.scatter(escaped.arg_true(), plain)
+    return lines

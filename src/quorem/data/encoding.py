@@ -1,0 +1,134 @@
+"""How prepared data turned raw columns into numbers, in one file, so that a trained model can do it again.
+
+The file holds the names of the columns, the transforms, and the vocabulary of each categorical column as it was
+written: one token a line, in order of id. It is read as a memory map; neither writing nor reading it needs Polars.
+"""
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tensor_file import Kind, TensorFile, write
+from .batches import Prepared
+
+KIND = Kind("quorem-encoding", 1)
+KINDS = {"log", "signed_log", "none"}  # of transforms, as in ``dense``, which needs Polars
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Columns and transforms of prepared data.
+
+    ``ids`` is how ids were given: ``"vocabulary"`` (a token's line), ``"hash"`` (``1 + crc32(token) % buckets``), or
+    ``"none"`` for made-up data, whose columns hold the ids themselves.
+    """
+
+    data: str  # identity of the prepared data
+    folder: str  # where they were
+    dense: list[str]
+    categorical: list[str]
+    bags: list[str]  # those of categorical with several values a row
+    cardinalities: list[int]
+    transforms: dict[str, str]  # of the dense columns
+    ids: str
+    buckets: int | None
+    first_token: int  # id of the first line of a vocabulary
+    unknown: int | None  # id of a token that the vocabulary does not have, where there is one
+
+    @classmethod
+    def of(cls, prepared: Prepared, data: str) -> "Encoding":
+        """The encoding of prepared data, whose identity is ``data``."""
+        meta, config = prepared.meta, prepared.meta["config"]
+        hashed = config.get("ids") == "hash"
+        return cls(
+            data=data,
+            folder=str(prepared.path.resolve()),
+            dense=prepared.dense_names,
+            categorical=prepared.names,
+            bags=meta["bags"],
+            cardinalities=prepared.cardinalities,
+            transforms=_transforms(prepared),
+            ids="hash" if hashed else "none" if meta["first_token_id"] is None else "vocabulary",
+            buckets=config.get("buckets"),
+            first_token=meta["first_token_id"] or 0,
+            unknown=meta.get("unknown_id"),
+        )
+
+
+def write_encoding(path: str | os.PathLike[str], prepared: Prepared, data: str) -> None:
+    """Write the encoding of prepared data, whose identity is ``data``.
+
+    Raises:
+        ValueError: if the data are damaged.
+        OSError: if the disk is full; a file that was there before stays.
+    """
+    encoding = Encoding.of(prepared, data)
+    tensors = {}
+    if encoding.ids == "vocabulary":
+        tensors = {name: _bytes(prepared.vocabulary_text(name)) for name in encoding.categorical}
+    write(path, KIND, tensors, asdict(encoding))
+
+
+def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Encoding, dict[str, Tensor]]:
+    """The encoding that ``write_encoding`` wrote, and the text of each vocabulary, uint8 ``[bytes]``.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if the file is cut off, damaged, or another file.
+    """
+    file = TensorFile(path, KIND)
+    try:
+        encoding = _checked(file.description)
+        names = encoding.categorical if encoding.ids == "vocabulary" else []
+        if sorted(file.entries) != sorted(names):
+            raise ValueError("its vocabularies are not those of its columns")
+        for name, entry in file.entries.items():
+            if entry.dtype != torch.uint8 or len(entry.shape) != 1:
+                raise ValueError(f"the vocabulary of {name} is {entry.dtype} {list(entry.shape)} and must be bytes")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file.path} is damaged: {error}") from None
+    if verify:
+        file.verify()
+    return encoding, {name: file.tensor(name) for name in names}
+
+
+def _checked(values: dict[str, Any]) -> Encoding:
+    encoding = Encoding(**values)
+    lists = (encoding.dense, encoding.categorical, encoding.bags)
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        raise ValueError("dense, categorical and bags must be lists of names")
+    sizes = encoding.cardinalities
+    if not isinstance(sizes, list) or not all(type(size) is int and 1 <= size < 2**31 for size in sizes):
+        raise ValueError("cardinalities must be integers in [1, 2**31)")
+    if len(sizes) != len(encoding.categorical) or not set(encoding.bags) <= set(encoding.categorical):
+        raise ValueError("cardinalities and bags must be those of categorical")
+    if encoding.ids not in ("vocabulary", "hash", "none"):
+        raise ValueError("ids must be 'vocabulary', 'hash' or 'none'")
+    kinds = encoding.transforms
+    if not isinstance(kinds, dict) or sorted(kinds) != sorted(encoding.dense) or not set(kinds.values()) <= KINDS:
+        raise ValueError(f"transforms must be one of {', '.join(sorted(KINDS))} for each dense column")
+    if (encoding.ids == "hash") != (type(encoding.buckets) is int and encoding.buckets >= 1):
+        raise ValueError("buckets must be given with ids 'hash', and only then")
+    small = (encoding.first_token, 0 if encoding.unknown is None else encoding.unknown)
+    if not all(type(value) is int and 0 <= value <= 2 for value in small):
+        raise ValueError("first_token and unknown must be in [0, 2]")
+    if not isinstance(encoding.data, str) or not isinstance(encoding.folder, str):
+        raise ValueError("data and folder must be strings")
+    return encoding
+
+
+def _transforms(prepared: Prepared) -> dict[str, str]:
+    """The transform of each dense column; numbers of made-up data are what a network takes."""
+    if "transforms" in prepared.meta:
+        return dict(prepared.meta["transforms"])
+    made_up = "synthetic" in prepared.meta["config"]
+    return dict.fromkeys(
+        prepared.dense_names, "log" if prepared.meta["config"].get("log_dense", not made_up) else "none"
+    )
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)

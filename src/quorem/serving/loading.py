@@ -1,0 +1,39 @@
+"""``quorem.load``: a saved file, or the folder of a run."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..store import model_file
+
+if TYPE_CHECKING:
+    from .scorer import Scorer
+
+
+def load(
+    path: str | os.PathLike[str], *, table: str | None = None, unknown: str = "error", verify: bool = True
+) -> "nn.Module | Scorer":
+    """The module or network that ``save`` wrote; or, for the folder of a run, its model as one that scores raw rows.
+
+    The parameters are the mapped file until they are written to.
+
+    Args:
+        path: of the file, or of the folder of a finished run.
+        table: load this table of a collection alone, as an ``Embedding``; not of a run.
+        unknown: of a run, what a token is that no training row had, where the data have no id for such: ``"error"``, or
+            ``"missing"``, taken for a missing value.
+        verify: compare every tensor with its checksum, which reads the file once; False maps it and reads nothing.
+
+    Raises:
+        FileNotFoundError: if there is no such file, or the run is not finished.
+        ValueError: if a file is cut off, damaged, of something else or of an unknown version, or has no such table.
+    """
+    if not Path(path).is_dir():
+        return model_file.load(path, table=table, verify=verify)
+    from .scorer import Scorer
+
+    if table is not None:
+        raise ValueError(f"table ({table!r}) must be None for a run: load its {path}/model.safetensors")
+    return Scorer(path, unknown=unknown, verify=verify)

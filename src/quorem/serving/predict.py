@@ -1,0 +1,133 @@
+"""``quorem predict``: the scores of a file of any size, a block at a time."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from ..data import criteo, shape, table
+from ..data.batches import Batch
+from ..data.encoder import Encoder
+from ..data.text import Malformed, Rows, ahead
+from ..files import check_is_file, replacing
+from .scorer import Scorer
+
+Progress = Callable[[str, float, int], None]  # stage, part of it that is done, rows so far
+
+
+class Predicted(NamedTuple):
+    """What came of a file: rows that were scored, lines left out, values that no training row had, and the time."""
+
+    rows: int
+    malformed: int
+    unknown: dict[str, int]
+    seconds: float
+
+
+def predict(
+    scorer: Scorer,
+    file: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    separator: str = ",",
+    multi_separator: str = "|",
+    max_malformed: int = 0,
+    progress: Progress | None = None,
+) -> Predicted:
+    """Write the probability of a click of every row of a file, in its order and in bounded memory.
+
+    Args:
+        scorer: of a run.
+        file: CSV with a header line (plain or gzip) or Parquet, with the run's columns; for a run on Criteo's file also
+            a file of that form, with or without label.
+        out: CSV, or Parquet if its name ends in ``.parquet``: the number of each line (of a Parquet file, row), counted
+            from 1 and the header included, and its probability. It is there whole or not at all.
+        separator: between the fields of a CSV file.
+        multi_separator: between the values of a field with several.
+        max_malformed: malformed lines that are left out before it stops.
+        progress: called with the stage, the part of it that is done, and the rows so far.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if a column is missing, a value is not known, or too many lines are malformed.
+        OSError: if the disk is full; a file that was there before stays.
+    """
+    source, began = Path(file), time.perf_counter()
+    check_is_file(source)
+    unit = "row" if source.suffix == ".parquet" else "line"
+    malformed = Malformed(source.name, max_malformed, unit)
+    counted, before = 0, dict(scorer.encoder.unknown_counts)
+
+    def frames() -> Iterator[pl.DataFrame]:
+        nonlocal counted
+        rows = _rows(scorer, source, separator, multi_separator, malformed)
+        for numbers, batch, done in ahead(_encoded(scorer.encoder, rows, malformed)):
+            probability = pl.Series("probability", scorer.probabilities(batch).numpy())
+            counted += len(batch)
+            if progress is not None:
+                progress("score", done, counted)
+            yield pl.DataFrame([pl.Series(unit, numbers), probability])
+
+    with replacing(out) as sink:
+        if Path(out).suffix == ".parquet":
+            _write_parquet(frames(), unit, sink)
+        else:
+            sink.write(f"{unit},probability\n".encode())
+            for frame in frames():
+                frame.write_csv(sink, include_header=False)
+    counts = {name: count - before[name] for name, count in scorer.encoder.unknown_counts.items()}
+    unknown = {name: count for name, count in counts.items() if count}
+    return Predicted(counted, malformed.count, unknown, time.perf_counter() - began)
+
+
+def _rows(scorer: Scorer, source: Path, separator: str, multi_separator: str, malformed: Malformed) -> Iterator[Rows]:
+    encoding = scorer.encoding
+    wanted = (*encoding.dense, *encoding.categorical)
+    of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
+    if of_criteo and not set(wanted) <= set(table.header(source, separator)):
+        return criteo.read_features(source, malformed)
+    return table.read_features(
+        source,
+        dense=encoding.dense,
+        categorical=encoding.categorical,
+        bags=encoding.bags,
+        malformed=malformed,
+        separator=separator,
+        multi_separator=multi_separator,
+    )
+
+
+def _encoded(encoder: Encoder, rows: Iterator[Rows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
+    """Line numbers, encoded rows and the part of the file that is done; rows without a finite number are left out."""
+    for frame, numbers, done in ahead(rows):
+        for reason, condition in encoder.dense.malformed(frame).items():
+            wrong = frame.select(condition.fill_null(False)).to_series()
+            if wrong.any():
+                malformed.add(numbers[wrong.to_numpy()], [reason] * int(wrong.sum()))
+                frame, numbers = frame.filter(~wrong), numbers[~wrong.to_numpy()]
+        yield numbers, encoder(frame), done
+
+
+def _write_parquet(frames: Iterator[pl.DataFrame], unit: str, sink: Any) -> None:
+    """Write frames as they come; Polars would wrap an error of theirs, so it is kept and raised again."""
+    from polars.io.plugins import register_io_source
+
+    failure: list[BaseException] = []
+
+    def source(columns: list[str] | None, *_: Any) -> Iterator[pl.DataFrame]:
+        try:
+            for frame in frames:
+                yield frame if columns is None else frame.select(columns)
+        except BaseException as error:
+            failure.append(error)
+            raise
+
+    try:
+        register_io_source(source, schema={unit: pl.Int64, "probability": pl.Float32}).sink_parquet(sink)
+    except pl.exceptions.PolarsError:
+        if failure:
+            raise failure[0] from None
+        raise

@@ -1,0 +1,110 @@
+"""A finished run as a model that scores raw rows."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import files
+from ..data.batches import Batch, Prepared
+from ..data.encoding import read_encoding
+from ..quantize import quantize_
+from ..store.model_file import load as load_model
+from ..training.config import RunConfig
+from ..training.metrics import Evaluation, Metrics
+from ..training.model import data_identity
+from ..training.run import ENCODING, MODEL, RESULT
+
+BATCH_ROWS = 4096  # whose activations stay in a CPU's cache
+
+
+class Scorer:
+    """The model of a run: raw rows in, probabilities out.
+
+    Args:
+        run: the folder of a finished run.
+        unknown: what a token is that no training row had, where the data have no id for such: ``"error"``, or
+            ``"missing"``, taken for a missing value.
+        verify: compare every file with its checksums.
+
+    Raises:
+        FileNotFoundError: if there is no such folder, or the run is not finished, or it did not keep its model.
+        ValueError: if a file is damaged.
+    """
+
+    def __init__(self, run: str | os.PathLike[str], *, unknown: str = "error", verify: bool = True) -> None:
+        self.path = Path(run)
+        if not (self.path / "run.json").exists():
+            raise FileNotFoundError(f"{self.path} is not the folder of a run: run.json is missing")
+        for name, reason in {RESULT: "the run is not finished", MODEL: "the run did not keep its model"}.items():
+            if not (self.path / name).exists():
+                raise FileNotFoundError(f"{self.path} has no {name}: {reason}")
+        self.config = RunConfig.from_json(files.read(self.path / "run.json"))
+        self.model: nn.Module = load_model(self.path / MODEL, verify=verify).requires_grad_(False).eval()
+        self.encoding, self._texts = read_encoding(self.path / ENCODING, verify=verify)
+        self._unknown = unknown
+        self._encoder: Any = None
+
+    @property
+    def encoder(self) -> Any:
+        """Turns raw rows into batches; the index of its vocabularies is built when it is first used."""
+        if self._encoder is None:
+            from ..data.encoder import Encoder
+
+            self._encoder = Encoder(self.encoding, self._texts, unknown=self._unknown)
+        return self._encoder
+
+    def __call__(self, rows: Mapping[str, Any]) -> Tensor:
+        """The probability of a click of each row, float32 ``[N]``.
+
+        Args:
+            rows: values by column: texts or numbers, lists of them in columns with several values a row, None where
+                one is missing.
+
+        Raises:
+            ValueError: if a column is missing, has values of the wrong type, or a value that is not known.
+        """
+        return self.probabilities(self.encoder(rows))
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """The probability of a click of each row of an encoded batch."""
+        parts = [self.logits(part).sigmoid() for part in batch.batches(BATCH_ROWS)]
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits ``[B]`` in float32, in the precision that the run was trained in."""
+        ids = batch.jagged(self.encoding.categorical) if batch.bags else (batch.ids,)
+        half = self.config.precision == "bfloat16"
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+            logits: Tensor = self.model(batch.dense, *ids)
+        return logits.float()
+
+    def evaluate(self, prepared: Prepared, split: str = "test") -> Metrics:
+        """The metrics of a split of the data that the run was trained on.
+
+        Raises:
+            ValueError: if the data are not those of the run, or there is no such split.
+        """
+        if (identity := data_identity(prepared)) != self.config.data:
+            raise ValueError(
+                f"{prepared.path} ({identity}) must be the data that {self.path} was trained on ({self.config.data}):"
+                " other data number their tokens in another way"
+            )
+        evaluation = Evaluation()
+        for batch in prepared.split(split).batches(BATCH_ROWS):
+            evaluation.update(self.logits(batch), batch.labels.float())
+        return evaluation.compute()
+
+    def quantize_(self, bits: Literal[8, 4] = 8) -> "Scorer":
+        """Store the rows of the tables in 8 or 4 bits a number (see ``quorem.quantize_``)."""
+        quantize_(self.model, bits)
+        return self
+
+    def __repr__(self) -> str:
+        """The run and its network."""
+        options = ", ".join(f"{f.name}={getattr(self.config, f.name)!r}" for f in dataclasses.fields(self.config)[1:4])
+        return f"Scorer({str(self.path)!r}, {options})"

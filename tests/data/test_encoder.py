@@ -1,0 +1,189 @@
+"""Raw rows through an encoder are the rows that ``prepare`` wrote."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from quorem.data.batches import Prepared
+from quorem.data.encoder import Encoder, UnknownTokenError, Vocabulary
+from quorem.data.encoding import KIND, Encoding, read_encoding, write_encoding
+from quorem.data.prepare import PrepareConfig
+from quorem.data.table import prepare_table
+from quorem.tensor_file import write
+
+ROWS = 210
+
+
+def frame() -> pl.DataFrame:
+    """Odd tokens, missing values, negative and fractional numbers, lists, and tokens that only the last day has."""
+    rng = np.random.default_rng(0)
+    odd = ["plain", "back\\slash", "line\nbreak", "carriage\rreturn", "é", "", None, "\\n", "longer than eight bytes"]
+    return pl.DataFrame(
+        {
+            "click": rng.integers(0, 2, ROWS),
+            "price": [None if i % 11 == 0 else float(x) for i, x in enumerate(rng.normal(0, 100, ROWS))],
+            "age": rng.integers(-5, 90, ROWS),
+            "user": [odd[i % len(odd)] for i in range(ROWS)],
+            "item": [None if i % 13 == 0 else int(x) for i, x in enumerate(rng.integers(0, 40, ROWS))],
+            "late": [f"token {i // 10}" for i in range(ROWS)],
+            "tags": [None if i % 17 == 0 else [f"t{j}" for j in range(i % 4)] for i in range(ROWS)],
+        }
+    )
+
+
+def prepared(folder: Path, **options: object) -> Prepared:
+    frame().write_parquet(folder / "log.parquet")
+    columns = {"label": "click", "dense": ["price", "age"], "categorical": ["user", "item", "late", "tags"]}
+    config = PrepareConfig(**options)
+    return prepare_table(folder / "log.parquet", folder / "log", **columns, config=config)
+
+
+def encoder(data: Prepared, folder: Path, **options: object) -> Encoder:
+    write_encoding(folder / "encoding", data, "identity")
+    return Encoder(*read_encoding(folder / "encoding"), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ids": "frequency"},
+        {"vocabulary": "train"},
+        {"ids": "hash", "buckets": 50},
+        {"transform": "log", "transforms": {"price": "none"}},
+    ],
+    ids=["appearance", "frequency", "train", "hash", "transforms"],
+)
+@pytest.mark.parametrize("as_mapping", [True, False])
+def test_rows_are_those_that_were_prepared(options: dict[str, object], as_mapping: bool, tmp_path: Path) -> None:
+    data = prepared(tmp_path, **options)
+    rows = frame().to_dict(as_series=False) if as_mapping else frame()
+    batch = encoder(data, tmp_path)(rows)
+    assert torch.equal(batch.dense, data.all.dense)
+    assert torch.equal(batch.ids, data.all.ids)
+    assert torch.equal(batch.bags["tags"].offsets, data.all.bags["tags"].offsets)
+    assert torch.equal(batch.bags["tags"].values, data.all.bags["tags"].values)
+
+
+def rows(**changed: object) -> dict[str, list[object]]:
+    one = {"price": [1.5], "age": [3], "user": ["plain"], "item": [7], "late": ["token 0"], "tags": [["t1"]]}
+    return {**one, **changed}
+
+
+def test_tokens_that_no_training_row_had(tmp_path: Path) -> None:
+    data = prepared(tmp_path)
+    strict = encoder(data, tmp_path)
+    with pytest.raises(UnknownTokenError, match=r"late \('token 99'\) is not in the vocabulary of the training data"):
+        strict(rows(late=["token 99"]))
+    with pytest.raises(UnknownTokenError, match=r"tags \('new'\) is not in the vocabulary"):
+        strict(rows(tags=[["t1", "new"]]))
+    lenient = encoder(data, tmp_path, unknown="missing")
+    batch = lenient(rows(late=["token 99"], tags=[["new", "t1", "newer"]]))
+    assert batch.ids[0, 2] == 0 and batch.bags["tags"].values.tolist()[::2] == [0, 0]
+    assert lenient.unknown_counts == {"user": 0, "item": 0, "late": 1, "tags": 2}
+    known = (
+        encoder(prepared(tmp_path / "train", vocabulary="train"), tmp_path)
+        if (tmp_path / "train").mkdir() is None
+        else None
+    )
+    assert known is not None and known(rows(late=["token 99"])).ids[0, 2] == 1
+
+
+def test_one_row_and_no_row(tmp_path: Path) -> None:
+    encode = encoder(prepared(tmp_path), tmp_path)
+    assert len(encode(rows())) == 1
+    empty = encode({name: [] for name in rows()} | {"tags": pl.Series([], dtype=pl.List(pl.String))})
+    assert len(empty) == 0 and empty.bags["tags"].offsets.tolist() == [0]
+    missing = encode(
+        rows(price=[None], age=[None], user=[None], item=[None], late=[None], tags=[None])
+        | {"tags": pl.Series([None], dtype=pl.List(pl.String))}
+    )
+    assert missing.ids.tolist() == [[0, 0, 0]] and not missing.dense.any()
+    assert missing.bags["tags"].offsets.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"age": ["old"]}, "age is String but must be numeric"),
+        ({"price": [float("inf")]}, "price is not finite"),
+        ({"user": [["a"]]}, "user holds lists but must hold one value a row"),
+        ({"tags": ["t1"]}, "tags is String but must hold lists"),
+        ({"age": [1, 2]}, "rows must be columns of one length and of one type each"),
+        ({"user": ["a", 3]}, "rows must be columns of one length and of one type each"),
+    ],
+)
+def test_rows_of_the_wrong_kind(changed: dict[str, object], match: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=match):
+        encoder(prepared(tmp_path), tmp_path)(rows(**changed))
+
+
+def test_a_missing_column(tmp_path: Path) -> None:
+    encode = encoder(prepared(tmp_path), tmp_path)
+    given = rows(other=[1])
+    del given["late"], given["age"]
+    with pytest.raises(ValueError, match="rows have no column age, late"):
+        encode(given)
+    with pytest.raises(ValueError, match=r"unknown \('zero'\) must be 'error' or 'missing'"):
+        encoder(prepared(tmp_path / "again"), tmp_path, unknown="zero") if (
+            tmp_path / "again"
+        ).mkdir() is None else None
+
+
+def test_made_up_data_hold_ids(log: Prepared, tmp_path: Path) -> None:
+    encode = encoder(log, tmp_path)
+    columns = {name: log.all.dense[:, k].tolist() for k, name in enumerate(log.dense_names)}
+    columns |= {name: log.all.ids[:, k].tolist() for k, name in enumerate(log.names)}
+    batch = encode(columns)
+    assert torch.equal(batch.ids, log.all.ids) and torch.equal(batch.dense, log.all.dense)
+    with pytest.raises(UnknownTokenError, match=r"C1 \(400\) must be in \[0, 400\)"):
+        encode({name: values[:1] for name, values in columns.items()} | {"C1": [400]})
+    with pytest.raises(ValueError, match="C1 is String but must hold ids: the data were made up"):
+        encode({name: values[:1] for name, values in columns.items()} | {"C1": ["a"]})
+
+
+def test_two_strings_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = torch.frombuffer(bytearray(b"aa\nb\n"), dtype=torch.uint8)
+    lengths = {"hash": lambda series, *_: series.str.len_bytes().cast(pl.UInt64)}
+    for name, value in lengths.items():
+        monkeypatch.setattr(pl.Series, name, value)
+    vocabulary = Vocabulary(text, 1)
+    assert vocabulary.ids(pl.Series(["aa", "b"]), -1).tolist() == [1, 2]
+    assert vocabulary.ids(pl.Series(["zz", "c"]), -1).tolist() == [-1, -1]
+
+
+def test_an_empty_vocabulary() -> None:
+    nothing = Vocabulary(torch.empty(0, dtype=torch.uint8), 1)
+    assert len(nothing) == 0 and nothing.ids(pl.Series(["a"]), -1).tolist() == [-1]
+
+
+def test_damaged_encodings(tmp_path: Path) -> None:
+    data = prepared(tmp_path)
+    write_encoding(tmp_path / "encoding", data, "identity")
+    encoding, texts = read_encoding(tmp_path / "encoding")
+    assert encoding == Encoding.of(data, "identity")
+    whole = dataclasses.asdict(encoding)
+    for name, wrong in [
+        ("cardinalities", [1]),
+        ("bags", ["price"]),
+        ("transforms", {"price": "log"}),
+        ("ids", "other"),
+        ("buckets", 3),
+        ("first_token", 7),
+        ("dense", [3]),
+        ("data", None),
+        ("folder", 3),
+    ]:
+        write(tmp_path / "wrong", KIND, texts, whole | {name: wrong})
+        with pytest.raises(ValueError, match="wrong is damaged"):
+            read_encoding(tmp_path / "wrong")
+    write(tmp_path / "wrong", KIND, {name: texts[name] for name in list(texts)[1:]}, whole)
+    with pytest.raises(ValueError, match="wrong is damaged: its vocabularies are not those of its columns"):
+        read_encoding(tmp_path / "wrong")
+    write(tmp_path / "wrong", KIND, texts | {"user": texts["user"][:6]}, whole)
+    with pytest.raises(ValueError, match=r"the vocabulary of user has \d+ tokens for \d+ ids"):
+        Encoder(*read_encoding(tmp_path / "wrong"))

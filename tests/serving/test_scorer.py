@@ -1,0 +1,186 @@
+"""A finished run that scores raw rows, and files of them: the same probabilities whichever way they come in."""
+
+import dataclasses
+import gzip
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from click_logs import random_lines
+from runs_of_training import small_run
+from typer.testing import CliRunner
+
+import quorem
+from quorem.cli import app
+from quorem.data.batches import Prepared
+from quorem.data.criteo import prepare_criteo
+from quorem.data.prepare import PrepareConfig
+from quorem.data.table import prepare_table
+from quorem.serving.predict import predict
+from quorem.serving.scorer import Scorer
+from quorem.training.config import RunConfig
+from quorem.training.loop import Options, train
+from quorem.training.metrics import Evaluation
+from quorem.training.model import data_identity
+
+ROWS = 700
+
+
+def table() -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "click": [i * 7 % 3 == 0 for i in range(ROWS)],
+            "price": [None if i % 11 == 0 else i / 10 for i in range(ROWS)],
+            "user": [f"user {i % 97}" for i in range(ROWS)],
+            "item": [i * i % 31 for i in range(ROWS)],
+            "tags": [[f"t{j}" for j in range(i % 4)] for i in range(ROWS)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with a column of lists, and a run on it."""
+    path = tmp_path_factory.mktemp("serve")
+    table().write_parquet(path / "log.parquet")
+    columns = {"label": "click", "dense": ["price"], "categorical": ["user", "item", "tags"]}
+    data = prepare_table(path / "log.parquet", path / "log", **columns)
+    config = RunConfig(data=data_identity(data), scheme=quorem.QR(4), threshold=20, embedding_dim=4, lr=0.1)
+    train(config, data, path / "run")
+    return path
+
+
+def oracle(folder: Path) -> torch.Tensor:
+    """The probability of every row of the prepared data, straight from the model."""
+    data, model = Prepared(folder / "log"), quorem.load(folder / "run" / "model.safetensors")
+    with torch.no_grad():
+        return model(data.all.dense, *data.all.jagged(data.names)).sigmoid()
+
+
+def test_raw_rows_score_as_prepared_rows(folder: Path) -> None:
+    scorer = quorem.load(folder / "run")
+    assert isinstance(scorer, Scorer)
+    rows = table().to_dict(as_series=False)
+    torch.testing.assert_close(scorer(rows), oracle(folder))
+    one = {name: values[3:4] for name, values in rows.items()}
+    torch.testing.assert_close(scorer(one), oracle(folder)[3:4])
+    assert "run" in repr(scorer) and "dlrm" in repr(scorer)
+
+
+def test_the_metrics_are_those_of_the_run(folder: Path) -> None:
+    result = train(quorem.load(folder / "run").config, Prepared(folder / "log"), folder / "run")  # finished: read back
+    for split in ("validation", "test"):
+        metrics = dataclasses.asdict(quorem.load(folder / "run").evaluate(Prepared(folder / "log"), split))
+        assert metrics == pytest.approx(result[split], rel=1e-6)
+
+
+def test_predictions_of_the_test_rows_have_the_metrics_of_evaluate(folder: Path, tmp_path: Path) -> None:
+    data, scorer = Prepared(folder / "log"), Scorer(folder / "run")
+    start, stop = data.meta["split"]["test"]
+    table()[start:stop].write_parquet(tmp_path / "test.parquet")
+    predict(scorer, tmp_path / "test.parquet", tmp_path / "scores.parquet")
+    scores = pl.read_parquet(tmp_path / "scores.parquet")["probability"]
+    evaluation = Evaluation()
+    evaluation.update(torch.from_numpy(scores.to_numpy().copy()).logit(), data.split("test").labels.float())
+    found, expected = dataclasses.asdict(evaluation.compute()), dataclasses.asdict(scorer.evaluate(data))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize("out", ["scores.csv", "scores.parquet"])
+def test_files(kind: str, out: str, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        table().write_parquet(file)
+    else:
+        text = table().with_columns(pl.col("tags").list.join("|")).write_csv()
+        file.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
+    calls: list[tuple[str, float, int]] = []
+    done = predict(Scorer(folder / "run"), file, tmp_path / out, progress=lambda *call: calls.append(call))
+    assert (done.rows, done.malformed, done.unknown) == (ROWS, 0, {}) and calls[-1] == ("score", 1.0, ROWS)
+    scores = pl.read_parquet(tmp_path / out) if out.endswith("parquet") else pl.read_csv(tmp_path / out)
+    unit, first = ("row", 1) if kind == "parquet" else ("line", 2)  # a CSV file's first line names its columns
+    assert scores.columns == [unit, "probability"]
+    assert scores[unit].to_list() == list(range(first, first + ROWS))
+    torch.testing.assert_close(torch.tensor(scores["probability"].to_list()), oracle(folder))
+
+
+def test_small_blocks_change_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorem.data.table.PARQUET_ROWS", 64)
+    table().write_parquet(tmp_path / "rows.parquet")
+    assert predict(Scorer(folder / "run"), tmp_path / "rows.parquet", tmp_path / "scores.csv").rows == ROWS
+    found = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
+    torch.testing.assert_close(found, oracle(folder))
+
+
+def test_values_and_lines_that_cannot_be_scored(folder: Path, tmp_path: Path) -> None:
+    lines = ["price,user,item,tags", "1,user 3,4,t1|t2", "2,nobody,4,", "inf,user 3,4,", "3,user 3,4", "x,user 3,4,"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    before = set(tmp_path.iterdir())
+    for out in ("scores.csv", "scores.parquet"):
+        with pytest.raises(ValueError, match=r"rows.csv has \d malformed lines so far, more than max_malformed \(0\)"):
+            predict(Scorer(folder / "run"), tmp_path / "rows.csv", tmp_path / out)
+        with pytest.raises(ValueError, match=r"user \('nobody'\) is not in the vocabulary"):
+            predict(Scorer(folder / "run"), tmp_path / "rows.csv", tmp_path / out, max_malformed=3)
+    assert set(tmp_path.iterdir()) == before
+    scorer = Scorer(folder / "run", unknown="missing")
+    done = predict(scorer, tmp_path / "rows.csv", tmp_path / "scores.csv", max_malformed=3)
+    assert (done.rows, done.malformed, done.unknown) == (2, 3, {"user": 1})
+    assert pl.read_csv(tmp_path / "scores.csv")["line"].to_list() == [2, 3]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_files_of_criteos_form(labelled: bool, tmp_path: Path) -> None:
+    lines = random_lines(140)
+    (tmp_path / "train.txt").write_text("\n".join(lines) + "\n")
+    data = prepare_criteo(tmp_path / "train.txt", tmp_path / "log", PrepareConfig(days=2))
+    train(small_run(data), data, tmp_path / "run")
+    rows = lines if labelled else [line.split("\t", 1)[1] for line in lines]
+    (tmp_path / "rows.txt").write_text("\n".join(rows) + "\n")
+    predict(Scorer(tmp_path / "run"), tmp_path / "rows.txt", tmp_path / "scores.csv")
+    found = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
+    model = quorem.load(tmp_path / "run" / "model.safetensors")
+    torch.testing.assert_close(found, model(data.all.dense, data.all.ids).sigmoid().detach())
+
+
+def test_made_up_data_and_half_precision(log: Prepared, tmp_path: Path) -> None:
+    result = train(small_run(log, precision="bfloat16"), log, tmp_path / "run")
+    scorer = quorem.load(tmp_path / "run")
+    assert dataclasses.asdict(scorer.evaluate(log)) == pytest.approx(result["test"], rel=1e-6)
+    scorer.quantize_(8)
+    assert scorer.model.embeddings.bits == 8
+    assert scorer.evaluate(log).log_loss == pytest.approx(result["test"]["log_loss"], abs=1e-3)
+
+
+def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing is not the folder of a run: run.json is missing"):
+        Scorer(tmp_path / "nothing")
+    train(small_run(log), log, tmp_path / "run", options=Options(keep_model=False))
+    with pytest.raises(FileNotFoundError, match=r"run has no model.safetensors: the run did not keep its model"):
+        quorem.load(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"run has no result.json: the run is not finished"):
+        quorem.load(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"table \('user'\) must be None for a run"):
+        quorem.load(folder / "run", table="user")
+    with pytest.raises(ValueError, match=r"log \([0-9a-f]+\) must be the data that .*run was trained on"):
+        Scorer(folder / "run").evaluate(log)
+
+
+def test_commands(folder: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["evaluate", str(folder / "run")], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    loss = f"{Scorer(folder / 'run').evaluate(Prepared(folder / 'log')).log_loss:.5f}"
+    assert loss in done.output
+    data = ["--data", str(folder / "log"), "--split", "validation", "--bits", "4"]
+    assert CliRunner().invoke(app, ["evaluate", str(folder / "run"), *data]).exit_code == 0
+    table().write_parquet(tmp_path / "rows.parquet")
+    names = [str(folder / "run"), str(tmp_path / "rows.parquet"), "--out", str(tmp_path / "scores.csv"), "--bits", "8"]
+    done = CliRunner().invoke(app, ["predict", *names], env={"COLUMNS": "200"})
+    assert done.exit_code == 0 and f"{ROWS} rows, " in done.output, done.output
+    assert len(pl.read_csv(tmp_path / "scores.csv")) == ROWS
+    done = CliRunner().invoke(app, ["export", str(folder / "run"), "--jagged", "--out", str(tmp_path / "model.onnx")])
+    assert done.exit_code == 0 and "DLRM, onnx" in done.output
+    done = CliRunner().invoke(app, ["predict", str(tmp_path), names[1], "--out", names[3]])
+    assert done.exit_code == 1 and "is not the folder of a run" in done.output
