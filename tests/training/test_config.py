@@ -19,6 +19,7 @@ CHANGES = {
     "preset": "table1",
     "scheme": quorem.Hash(num_collisions=4),
     "threshold": 20,
+    "plan": {"C2": quorem.Full(), "C1": quorem.QR(60)},
     "embedding_dim": 8,
     "optimizer": "amsgrad",
     "lr": 0.5,
@@ -42,6 +43,22 @@ def test_json_round_trip_and_a_key_of_its_own(name):
     assert RunConfig.from_json(changed.to_json()) == changed != CONFIG
     assert changed.key() != CONFIG.key()
     assert RunConfig.from_json(changed.to_json()).key() == changed.key()
+
+
+def test_a_plan_is_named_by_its_schemes():
+    """In whatever order and form it is given; runs without one are named as before there were plans."""
+    plan = {"C1": quorem.QR(60), "C2": quorem.Full()}
+    config = RunConfig(data="log", plan=plan)
+    assert config == RunConfig(data="log", plan=tuple(reversed(plan.items()))) and hash(config)
+    assert config.plan == (("C1", quorem.QR(60)), ("C2", quorem.Full()))
+    assert config.key() != RunConfig(data="log", plan={**plan, "C1": quorem.QR(4)}).key()
+    assert "plan" not in CONFIG.to_json()
+    for wrong in ({}, {"C1": 3}, {1: quorem.Full()}, 5, "C1"):
+        with pytest.raises(TypeError, match="must be a mapping of names of tables to schemes"):
+            RunConfig(data="log", plan=wrong)
+    for more in ({"scheme": quorem.Hash(4)}, {"threshold": 3}):
+        with pytest.raises(ValueError, match=r"must be left at QR\(num_collisions=4\) and 0 where plan says"):
+            RunConfig(data="log", plan=plan, **more)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,9 @@ def train(
         bool, typer.Option("--force", help="Compress tables even where that does not shrink them, as the paper does.")
     ] = False,
     threshold: Annotated[int, typer.Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
+    plan: Annotated[
+        str | None, typer.Option(help="Instead of a scheme: the file that quorem plan wrote, or JSON of its schemes.")
+    ] = None,
     network: Annotated[Literal["dlrm", "dcn"], typer.Option(help="The network.")] = "dlrm",
     preset: Annotated[Literal["text", "table1"], typer.Option(help="Its architecture.")] = "text",
     dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
@@ -49,14 +52,16 @@ def train(
 
         from ..data.batches import Prepared
         from ..experiments import train
+        from ..schemes import QR
         from ..training.config import RunConfig
         from ..training.model import data_identity
 
         prepared = Prepared(data)
         config = RunConfig(
             data=data_identity(prepared),
-            scheme=train.scheme_from(scheme, collisions, force=force),
+            scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
             threshold=threshold,
+            plan=None if plan is None else train.plan_from(plan, prepared, dim),
             network=network,
             preset=preset,
             embedding_dim=dim,

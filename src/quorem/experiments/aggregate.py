@@ -19,7 +19,7 @@ from ..files import read, write
 from ..schemes import to_json
 from ..training.config import RunConfig
 from ..training.run import read_metrics, read_result
-from ..training.tables import tables_of
+from ..training.tables import tables_of_run
 from . import words
 from .conditions import conditions_of
 from .figures import Axes, Figure, Plan, Point, Result
@@ -116,9 +116,7 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
 
 def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
     """A point of which only the parameters are known."""
-    tables = tables_of(
-        data["cardinalities"], config.scheme, threshold=config.threshold, embedding_dim=config.embedding_dim
-    )
+    tables = tables_of_run(config, data["cardinalities"])
     embeddings = EmbeddingCollection(tables, device="meta")
     model = models.build(
         config.network, embeddings, preset=config.preset, num_dense=data["num_dense"], device=torch.device("meta")
@@ -199,11 +197,15 @@ def curve(metrics: Sequence[Path]) -> list[list[float | None]]:
 
 def command_of(config: RunConfig, data: str) -> str:
     """The command that trains one run by itself."""
-    parts = ["quorem", "train", "--data", data, "--out", f"runs/{config.key()}", "--scheme", to_json(config.scheme)]
+    parts = ["quorem", "train", "--data", data, "--out", f"runs/{config.key()}"]
+    if config.plan is None:
+        parts += ["--scheme", to_json(config.scheme)]
+    else:
+        parts += ["--plan", json.dumps(json.loads(config.to_json())["plan"])]
     for field in dataclasses.fields(RunConfig):
         option = {"embedding_dim": "dim", "max_rows": "rows"}.get(field.name, field.name).replace("_", "-")
         value = getattr(config, field.name)
-        if field.name in ("data", "scheme") or (value == field.default and field.name != "seed"):
+        if field.name in ("data", "scheme", "plan") or (value == field.default and field.name != "seed"):
             continue
         parts += [f"--{option}"] if value is True else [f"--{option}", str(value)]
     return shlex.join(parts)

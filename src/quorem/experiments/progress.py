@@ -1,5 +1,6 @@
 """A sweep while it trains: what is done, running and left, and the time left; without a terminal, in plain lines."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..training.config import RunConfig
+from . import words
 from .sweep import Sweep
 
 SURVEY_SECONDS = 2.0
@@ -127,4 +129,5 @@ def name_of(config: RunConfig) -> str:
     'dlrm QR(num_collisions=4) threshold 200 adagrad seed 3'
     """
     threshold = f" threshold {config.threshold}" if config.threshold else ""
-    return f"{config.network} {config.scheme!r}{threshold} {config.optimizer} seed {config.seed}"
+    scheme = repr(config.scheme) if config.plan is None else words.scheme(json.loads(config.to_json()))
+    return f"{config.network} {scheme}{threshold} {config.optimizer} seed {config.seed}"

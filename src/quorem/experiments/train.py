@@ -1,5 +1,6 @@
 """``quorem train``: one run on the terminal."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -7,9 +8,10 @@ from typing import Any, cast
 import torch
 from rich.console import Console
 
-from .. import schemes
+from .. import files, schemes
 from ..collection import EmbeddingCollection
 from ..data.batches import Prepared
+from ..planner import Plan
 from ..schemes import Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
@@ -44,6 +46,34 @@ def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> S
             f"scheme ({text!r}) must be one of {known}, or JSON such as '{schemes.to_json(schemes.QR(4))}'"
         )
     return scheme_of(text, num_collisions, force=force)
+
+
+def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Scheme]:
+    """The scheme of each feature, from the file that ``quorem plan`` wrote, or JSON of names and schemes.
+
+    Raises:
+        ValueError: if it is neither, or a plan of other tables than the data and ``embedding_dim`` have.
+    """
+    if not text.lstrip().startswith("{"):
+        text = files.read(Path(text))
+    try:
+        values = json.loads(text)
+        if isinstance(values, dict) and "format" not in values:
+            return {name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()}
+        plan = Plan.from_json(text)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"plan ({text[:40]}...) must be what quorem plan wrote, or JSON of names and schemes: {error}"
+        ) from None
+    sizes = dict(zip(prepared.names, prepared.cardinalities, strict=True))
+    for table in plan.tables:
+        size = (table.num_embeddings, table.embedding_dim)
+        if size != (sizes.get(table.name, table.num_embeddings), embedding_dim):
+            raise ValueError(
+                f"plan has {size[0]} ids of width {size[1]} for {table.name}, but the data and --dim have"
+                f" {sizes[table.name]} of width {embedding_dim}"
+            )
+    return dict(plan)
 
 
 def run(
@@ -108,11 +138,11 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     about = {"rows": rows, "num_dense": len(prepared.dense_names), "cardinalities": list(prepared.cardinalities)}
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
-    threads = torch.get_num_threads()
+    threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
     return [
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {parameters:,} parameters",
-        f"tables    {config.scheme!r}, D = {config.embedding_dim}: {tables.num_parameters:,} parameters, {size},"
+        f"tables    {scheme}, D = {config.embedding_dim}: {tables.num_parameters:,} parameters, {size},"
         f" {tables.compression:,.3g} times smaller than full tables",
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
         f"training  {trained:,} rows, {config.epochs} epoch{'s' * (config.epochs != 1)}, batch {config.batch_size},"

@@ -106,6 +106,9 @@ def scheme(config: Mapping[str, Any]) -> str:
     'QR(num_collisions=60)'
     """
     found = config.get("scheme")
+    if isinstance(plan := config.get("plan"), Mapping):
+        full = sum(isinstance(table, Mapping) and table.get("scheme") == "Full" for table in plan.values())
+        return f"plan of {len(plan)} tables, {full} of them full"
     try:
         text = repr(schemes.from_json(json.dumps(found)))
     except (TypeError, ValueError, KeyError):

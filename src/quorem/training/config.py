@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +25,8 @@ class RunConfig:
         preset: architecture of the network, ``"text"`` or ``"table1"`` (see ``models.build``).
         scheme: how tables are stored.
         threshold: tables of at most this many ids stay full.
+        plan: instead of ``scheme`` and ``threshold``, the scheme of each table by its name, such as a ``quorem.plan``;
+            kept as pairs in order of the names.
         embedding_dim: width of a stored row, D; ``concat`` gives vectors of several (see ``tables_of``).
         optimizer: ``"adagrad"`` or ``"amsgrad"``, otherwise at torch's defaults.
         lr: learning rate; torch's default for the optimizer where None.
@@ -49,6 +52,7 @@ class RunConfig:
     preset: str = "text"
     scheme: Scheme = QR()  # noqa: RUF009 - a scheme is frozen
     threshold: int = 0
+    plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
     embedding_dim: int = 16
     optimizer: str = "adagrad"
     lr: float | None = None
@@ -70,6 +74,12 @@ class RunConfig:
             raise TypeError(f"shuffle ({self.shuffle!r}) must be a bool")
         if not isinstance(self.scheme, Scheme):
             raise TypeError(f"scheme ({self.scheme!r}) must be a Scheme")
+        if self.plan is not None:
+            object.__setattr__(self, "plan", _checked_plan(self.plan))
+            default = type(self).__dataclass_fields__["scheme"].default
+            if self.scheme != default or self.threshold:
+                given = f"scheme ({self.scheme!r}) and threshold ({self.threshold})"
+                raise ValueError(f"{given} must be left at {default!r} and 0 where plan says how tables are stored")
         choices = {
             "network": models.NETWORKS,
             "preset": models.PRESETS,
@@ -100,9 +110,15 @@ class RunConfig:
         return OPTIMIZERS[self.optimizer] if self.lr is None else self.lr
 
     def to_json(self) -> str:
-        """The configuration as JSON text, every option written out; equal configurations give equal text."""
+        """The configuration as JSON text, every option written out; equal configurations give equal text.
+
+        ``plan`` is left out where there is none, so that runs of versions without plans keep their names.
+        """
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         options["scheme"] = json.loads(schemes.to_json(self.scheme))
+        plan = options.pop("plan")
+        if plan is not None:
+            options["plan"] = {name: json.loads(schemes.to_json(scheme)) for name, scheme in plan}
         return json.dumps(options, sort_keys=True)
 
     @classmethod
@@ -119,6 +135,8 @@ class RunConfig:
             raise ValueError(f"RunConfig has no option {', '.join(sorted(unknown))}")
         if "scheme" in options:
             options["scheme"] = schemes.from_json(json.dumps(options["scheme"]))
+        if isinstance(plan := options.get("plan"), dict):
+            options["plan"] = {name: schemes.from_json(json.dumps(scheme)) for name, scheme in plan.items()}
         return cls(**options)
 
     def key(self) -> str:
@@ -127,3 +145,14 @@ class RunConfig:
         The same in every process and on every machine; any option that differs gives another key.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+
+def _checked_plan(plan: Any) -> tuple[tuple[str, Scheme], ...]:
+    """A mapping of names to schemes, or pairs of them, as pairs in order of the names."""
+    try:
+        pairs = tuple(sorted(dict(plan).items()))
+    except (TypeError, ValueError):
+        pairs = ()
+    if not pairs or not all(isinstance(name, str) and isinstance(scheme, Scheme) for name, scheme in pairs):
+        raise TypeError(f"plan ({plan!r}) must be a mapping of names of tables to schemes")
+    return pairs

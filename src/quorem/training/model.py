@@ -12,7 +12,7 @@ from .. import models
 from ..collection import EmbeddingCollection
 from ..data.batches import Prepared
 from .config import RunConfig
-from .tables import tables_of
+from .tables import tables_of_run
 
 _seeding = threading.Lock()  # of torch's global generator
 
@@ -23,7 +23,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
     The same configuration and data give the same bits on one kind of device. The global generator is left as it was.
 
     Args:
-        config: network, scheme, threshold, width and seed.
+        config: network, scheme and threshold or plan, width and seed.
         prepared: names and cardinalities of the features, and the number of dense ones.
         device: where the model is.
 
@@ -33,13 +33,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
     if config.data != (name := data_identity(prepared)):
         raise ValueError(f"config.data ({config.data!r}) must be the identity of {prepared.path}, {name!r}")
     device = torch.device(device)
-    tables = tables_of(
-        prepared.cardinalities,
-        config.scheme,
-        threshold=config.threshold,
-        embedding_dim=config.embedding_dim,
-        names=prepared.names,
-    )
+    tables = tables_of_run(config, prepared.cardinalities, prepared.names)
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)

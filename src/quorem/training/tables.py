@@ -1,11 +1,13 @@
 """The tables of the paper's experiments (section 5): one method for all features, and a threshold."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from ..collection import Table
 from ..operations import Operation
 from ..schemes import QR, Composed, Full, Hash, Path, Scheme
+from .config import RunConfig
 
 METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
 
@@ -74,6 +76,30 @@ def tables_of(
         Table(name, n, width, Full(permute=scheme.permute) if n <= threshold else scheme)
         for name, n in zip(names, cardinalities, strict=True)
     ]
+
+
+def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequence[str] | None = None) -> list[Table]:
+    """The tables of a run: as its plan has them, or all by one scheme and threshold.
+
+    Raises:
+        ValueError: if the plan does not name exactly the features.
+
+    >>> run = RunConfig(data="log", plan={"C1": Full(), "C2": QR(4)})
+    >>> [table.scheme for table in tables_of_run(run, [10, 1000])]
+    [Full(), QR(num_collisions=4)]
+    """
+    if config.plan is None:
+        return tables_of(
+            cardinalities, config.scheme, threshold=config.threshold, embedding_dim=config.embedding_dim, names=names
+        )
+    schemes = dict(config.plan)
+    tables = tables_of(cardinalities, Full(), embedding_dim=config.embedding_dim, names=names)
+    known = {table.name for table in tables}
+    if missing := sorted(known - set(schemes)):
+        raise ValueError(f"plan must name every feature of the data: {', '.join(missing)} is missing")
+    if unknown := sorted(set(schemes) - known):
+        raise ValueError(f"plan names {', '.join(unknown)}, which the data do not have")
+    return [replace(table, scheme=schemes[table.name]) for table in tables]
 
 
 def paper_tables(

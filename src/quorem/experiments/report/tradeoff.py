@@ -73,7 +73,7 @@ def winners(points: Sequence[Result]) -> list[Win]:
 def is_full(point: Result) -> bool:
     """Whether every table is full."""
     scheme = point.config.get("scheme")
-    return isinstance(scheme, dict) and scheme.get("scheme") == "Full"
+    return isinstance(scheme, dict) and scheme.get("scheme") == "Full" and "plan" not in point.config
 
 
 def is_clear(one: Result, other: Result) -> bool | None:

@@ -1,0 +1,76 @@
+"""``quorem plan``."""
+
+import runpy
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .errors import plain_errors
+from .options import Overwrite
+
+if TYPE_CHECKING:
+    from torch import nn
+
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: quorem plan data/log --budget 512MB --out plan.json")
+def plan(
+    target: Annotated[Path, typer.Argument(help="Prepared data, or a Python file that defines model.")],
+    budget: Annotated[str, typer.Option(help="Bytes of all tables, such as 512MB or 2GiB.")],
+    out: Annotated[Path | None, typer.Option(help="File for the plan, as JSON for quorem train --plan.")] = None,
+    optimizer: Annotated[
+        Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"],
+        typer.Option(help="Whose state counts too."),
+    ] = "adagrad",
+    serving: Annotated[bool, typer.Option("--serving", help="The tables alone, without an optimizer's state.")] = False,
+    dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
+    overwrite: Overwrite = False,
+) -> None:
+    """Choose how each table is stored so that all of them fit a budget, and say what each gets and why."""
+    with plain_errors():
+        import torch
+
+        from .. import planner
+        from ..collection import Table
+        from ..data.batches import Prepared
+        from ..files import write
+
+        if out is not None and out.exists() and not overwrite:
+            raise ValueError(f"{out} exists: --overwrite replaces it")
+        state = None if serving else optimizer
+        if target.suffix == ".py":
+            planned = planner.plan(model_in(target), budget, optimizer=state)
+        else:
+            data = Prepared(target)
+            sizes = zip(data.names, data.cardinalities, strict=True)
+            tables = [Table(name, n, dim, frequencies=torch.from_numpy(data.frequencies(name))) for name, n in sizes]
+            planned = planner.plan(tables, budget, optimizer=state)
+        typer.echo(str(planned))
+        if out is not None:
+            write(out, planned.to_json() + "\n")
+            if target.suffix != ".py":
+                typer.echo(f"Next: quorem train --data {target} --plan {out} --out RUN")
+
+
+def model_in(path: Path) -> "nn.Module":
+    """The model that a Python file defines as ``model``, itself or a function that makes it.
+
+    The file runs with the meta device as the default, so that a model of any size takes no memory.
+
+    Raises:
+        ValueError: if there is no such model.
+    """
+    import torch
+    from torch import nn
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    with torch.device("meta"):
+        model = runpy.run_path(str(path)).get("model")
+        if callable(model) and not isinstance(model, nn.Module):
+            model = model()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{path} must define model, an nn.Module or a function that returns one")
+    return model
