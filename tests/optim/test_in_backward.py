@@ -155,6 +155,22 @@ def test_a_row_that_overflows_under_loss_scaling_takes_its_gradient_as_zero(name
     same(module, dense)
 
 
+@pytest.mark.parametrize("name", ["SGD", "RowWiseAdagrad", "AMSGrad"])
+@pytest.mark.parametrize("lookups", [1, 2])
+def test_a_row_overflows_as_a_whole_where_another_table_is_narrower(name, lookups):
+    """One infinite element in a row of eight columns, which are two rows of ``stored``."""
+    module, _, dense, theirs = pair(name, loss_scale=4.0)
+    assert module.stored.shape[1] == 4
+    ids, grad = torch.arange(3)[:, None].expand(3, 5), torch.zeros(3, 5, 8, dtype=torch.float64)
+    grad[:, 4] = torch.tensor([[1.0], [0.0], [1.0]])
+    theirs.zero_grad()
+    dense(ids).backward(lookups * grad)
+    theirs.step()
+    grad[1, 4], grad[1, 4, 6] = 1.0, torch.inf
+    sum(module(ids) for _ in range(lookups)).backward(4 * grad)
+    same(module, dense)
+
+
 def test_an_unscaled_gradient_that_is_not_finite_is_not_hidden():
     module = quorem.Embedding(9, 4, quorem.Full())
     optim.apply_in_backward(module, optim.SGD, lr=0.1)

@@ -141,7 +141,8 @@ OPS = {
         _nothing,
     ),
     "rows_update_": Op(
-        f"Tensor rows, Tensor values, Tensor(a!) stored, Tensor lr, Tensor(b!)[] state, *, {_UPDATE}",
+        "Tensor rows, Tensor values, Tensor(a!) stored, Tensor lr, Tensor(b!)[] state,"
+        f" *, {_UPDATE}, Tensor? extents=None",
         "()",
         rules.rows_update_,
         _nothing,

@@ -28,8 +28,9 @@ def bag_backward(
 
 
 def lookup_row_grads(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Rows ``[U]`` that ``lookup`` read, repeated or not, and gradients ``[U, W]`` in the accumulator's dtype."""
-    return _read(*_row_grads(grad, lookup_reads(ids, layout), stored))
+    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
+    rows, values = _row_grads(grad, lookup_reads(ids, layout), stored)
+    return sum_by_row(rows.flatten(), values.flatten(0, -2))
 
 
 def bag_row_grads(
@@ -42,8 +43,9 @@ def bag_row_grads(
     *,
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Rows ``[U]`` that ``bag`` read, repeated or not, and gradients ``[U, W]`` in the accumulator's dtype."""
-    return _read(*_bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean))
+    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
+    rows, values = _bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean)
+    return sum_by_row(rows.flatten(), values.flatten(0, -2))
 
 
 def bag_sample_weights_backward(
@@ -57,27 +59,44 @@ def bag_sample_weights_backward(
 
 
 def sum_by_row(
-    rows: Tensor, values: Tensor, clip_value: float | None = None, loss_scale: Tensor | None = None
+    rows: Tensor,
+    values: Tensor,
+    clip_value: float | None = None,
+    loss_scale: Tensor | None = None,
+    extents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Each row once, with the sum of its gradients, unscaled and clipped; rows below 0 are left out."""
+    """Each row once, with the sum of its gradients, unscaled and clipped; rows below 0 are left out.
+
+    Args:
+        rows: ``[N]``, repeated or not.
+        values: their gradients ``[N, W]``.
+        clip_value: what sums are clamped to.
+        loss_scale: what sums are divided by; a row of a table whose sum is not finite then gets zeros.
+        extents: first row and pitch of each table (``layout.extents_of``), where a row of a table may be several rows.
+    """
     used = rows >= 0
     rows, inverse = rows[used].unique(return_inverse=True)
     sums = values.new_zeros(len(rows), values.shape[1]).index_add(0, inverse, values[used])
     if loss_scale is not None:
         sums = sums / loss_scale
-        sums = torch.where(sums.isfinite().all(1, keepdim=True), sums, 0)
+        overflowed = ~sums.isfinite().all(1)
+        if extents is not None:
+            whole, _ = table_rows(rows, extents)
+            overflowed = torch.isin(whole, whole[overflowed])
+        sums = torch.where(overflowed[:, None], 0, sums)
     return rows, sums if clip_value is None else sums.clamp(-clip_value, clip_value)
+
+
+def table_rows(rows: Tensor, extents: Tensor) -> tuple[Tensor, Tensor]:
+    """The row of a table that each row belongs to, by the first row of ``stored`` it takes; and how many it takes."""
+    base, pitch = extents[torch.searchsorted(extents[:, 0].contiguous(), rows, right=True) - 1].unbind(1)
+    return rows - (rows - base) % pitch, pitch
 
 
 def dense(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
     """Add row gradients into a dense gradient ``[R, W]``."""
     total = values.new_zeros(stored.shape)
     return total.index_add(0, rows.clamp(min=0).flatten(), values.flatten(0, -2)).to(stored.dtype)
-
-
-def _read(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    read = rows >= 0
-    return rows[read], values[read]
 
 
 def _row_grads(grad: Tensor, reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:

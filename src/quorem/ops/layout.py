@@ -76,6 +76,18 @@ def is_plain(layout: Layout) -> bool:
     return plain
 
 
+def extents_of(layout: Layout) -> Tensor:
+    """The first row of each stored table, rising, and its pitch, int64 ``[T, 2]``.
+
+    The slots of a table start at ``pitch`` consecutive rows, of which the first is the table's.
+    """
+    starts: list[list[int]] = []
+    for base, pitch in layout.parts[..., [BASE, PITCH]].flatten(0, 1).unique(dim=0).tolist():
+        if base != UNUSED and (not starts or base >= sum(starts[-1])):
+            starts.append([base, pitch])
+    return torch.tensor(starts, device=layout.parts.device)
+
+
 @dataclass(frozen=True)
 class Storage:
     """The shape of ``stored``, where each table and pool lies in it, and how ids find their rows."""

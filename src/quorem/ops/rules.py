@@ -1,9 +1,9 @@
 """The optimizers as rules on the touched rows: the truth, in plain PyTorch.
 
 An update takes every gradient from ``stored`` as it was, sums those of equal rows in the accumulator's dtype, and
-changes each touched row once. First the sums are divided by ``loss_scale``, in which case a row whose sum is not finite
-counts as having a gradient of zero; then they are clamped to ``clip_value``; then the rule runs. The step counts even
-if no row is touched.
+changes each touched row once. First the sums are divided by ``loss_scale``, in which case a row of a table whose sum is
+not finite counts as having a gradient of zero; then they are clamped to ``clip_value``; then the rule runs. The step
+counts even if no row is touched.
 
 A rule takes ``rows`` ``[N]``, all different; their gradients ``[N, W]`` in the accumulator's dtype; ``stored``
 ``[R, W]``; ``lr``, a float64 scalar tensor; and its state and constants (see ``state``).
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import gradients, replay
-from .layout import Layout
+from .layout import Layout, extents_of
 from .rounding import Rounding
 from .rows import accumulator, subtract_
 from .state import (
@@ -38,6 +38,8 @@ def lookup_update_(
     grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Any
 ) -> None:
     """One step on the rows that a lookup read. The options are those of ``rows_update_``."""
+    if options.get("loss_scale") is not None:
+        options["extents"] = extents_of(layout)
     rows_update_(*gradients.lookup_row_grads(grad, ids, stored, layout), stored, lr, state, **options)
 
 
@@ -55,6 +57,8 @@ def bag_update_(
     **options: Any,
 ) -> None:
     """One step on the rows that a bag read. The options are those of ``rows_update_``."""
+    if options.get("loss_scale") is not None:
+        options["extents"] = extents_of(layout)
     row_grads = gradients.bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean=mean)
     rows_update_(*row_grads, stored, lr, state, **options)
 
@@ -71,10 +75,14 @@ def rows_update_(
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
     rounding_seed: int | None = None,
+    extents: Tensor | None = None,
 ) -> None:
-    """One step on ``rows`` ``[N]``, repeated or not, with gradients ``[N, W]``; rows below 0 are left out."""
+    """One step on ``rows`` ``[N]``, repeated or not, with gradients ``[N, W]``; rows below 0 are left out.
+
+    ``extents`` are those of ``gradients.sum_by_row``.
+    """
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored))
-    rows, sums = gradients.sum_by_row(rows.flatten(), values, clip_value, loss_scale)
+    rows, sums = gradients.sum_by_row(rows.flatten(), values, clip_value, loss_scale, extents)
     rounding = None if rounding_seed is None else Rounding(rounding_seed, state.step)
     RULES[rule](rows, sums, stored, lr, state, constants, rounding)
 
@@ -120,9 +128,8 @@ def rowwise_adagrad(
     rounding: Rounding | None,
 ) -> None:
     """Adagrad with one number per row of a table: the sum of the mean of its squared gradient."""
-    extents = state.extents
-    base, pitch = extents[torch.searchsorted(extents[:, 0].contiguous(), rows, right=True) - 1].unbind(1)
-    _, group = torch.unique(rows - (rows - base) % pitch, return_inverse=True)  # by row of a table
+    whole, pitch = gradients.table_rows(rows, state.extents)
+    _, group = whole.unique(return_inverse=True)
     mean = grad.new_zeros(len(rows)).index_add(0, group, (grad**2).mean(1) / pitch)[group]
     squares = state.sum[rows] + mean
     state.sum[rows] = squares

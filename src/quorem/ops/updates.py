@@ -25,6 +25,7 @@ class RowRule:
     constants: Constants
     lr: DeviceScalar
     state: State
+    extents: Tensor | None = None  # int64 [T, 2]: first row and pitch of each table; None where ``stored`` is one
     rounding_seed: int | None = None  # of half-precision rows that are rounded at random
 
 
@@ -115,6 +116,9 @@ def update_(
             rows, values = zip(*(read.row_grads(stored) for read in reads), strict=True)
             reads = [Read("rows", (torch.cat(rows), torch.cat(values)))]
         (read,) = reads
+        options = dict(read.options)
+        if read.op == "rows" and loss_scale is not None:
+            options["extents"] = row_rule.extents
         declare.call(
             f"{read.op}_update_",
             *read.before,
@@ -122,7 +126,7 @@ def update_(
             row_rule.lr.tensor,
             row_rule.state,
             *read.after,
-            **read.options,
+            **options,
             rule=row_rule.rule,
             constants=row_rule.constants,
             rounding_seed=row_rule.rounding_seed,

@@ -20,7 +20,7 @@ from ..ops.state import (
     State,
 )
 from ..tables import module_of
-from .row_optimizer import RowOptimizer
+from .row_optimizer import RowOptimizer, table_extents
 
 
 class SGD(RowOptimizer):
@@ -127,9 +127,7 @@ class RowWiseAdagrad(Adagrad):
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         if state["sum"].shape != p.shape[:1]:
             raise ValueError(f"sum {tuple(state['sum'].shape)} must hold one number for each of the {len(p)} rows")
-        tables = module_of(p)
-        extents = [[0, 1]] if tables is None else [[e.base, e.pitch] for f in tables.extents for e in f]
-        return RowWiseAdagradState(state["sum"], state["step"], torch.tensor(extents, device=p.device))
+        return RowWiseAdagradState(state["sum"], state["step"], table_extents(p))
 
 
 class _Adam(RowOptimizer):

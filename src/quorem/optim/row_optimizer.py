@@ -108,7 +108,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 if name == "step" or name in self.averages:
                     dtype = torch.int64 if name == "step" else accumulator(p)
                     state[name] = torch.as_tensor(value).to(p.device, dtype)
-            row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), self._row_state(state, p, constants))
+            row_state = self._row_state(state, p, constants)
+            row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             self._row_rules[p], self._updates[p] = row_rule, updates
             updates.lagging = row_rule if self.rule in CATCHES_UP else None
         row_rule.lr.set(group["lr"])
@@ -211,3 +212,10 @@ class RowOptimizer(torch.optim.Optimizer):
         """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` takes the steps."""
         for updates in self._updates.values():
             updates.collector = None
+
+
+def table_extents(p: Tensor) -> Tensor:
+    """The first row of each table in ``p``, rising, and its pitch, int64 ``[T, 2]``."""
+    tables = module_of(p)
+    extents = [] if tables is None else [e for group in (*tables.extents, *tables.pools.values()) for e in group]
+    return torch.tensor([[e.base, e.pitch] for e in extents] or [[0, 1]], device=p.device)

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from kernel_cases import Case, fused
+from kernel_cases import Case, fused, truth
 
-from quorem import QR
+from quorem import QR, Embedding, Full
+from quorem.ops import cpu
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -16,3 +17,24 @@ def test_invalid_ids_get_no_gradient():
     dense = fused("lookup_backward", grad, ids, case.stored, case.layout)
     valid = [0, 3]
     assert torch.equal(dense, fused("lookup_backward", grad[valid], ids[valid], case.stored, case.layout))
+
+
+@pytest.mark.parametrize("run", [fused, truth])
+def test_each_row_is_given_once(run):
+    case = Case([(QR(4), 100, 7)])
+    ids, grad = torch.tensor([[3], [7], [3], [-1], [99], [3]]), case.grad(6)
+    rows, values = run("lookup_row_grads", grad, ids, case.stored, case.layout)
+    assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
+    offsets = torch.tensor([0, 2, 6])
+    rows, values = run("bag_row_grads", grad[:2], ids[:, 0], offsets, None, case.stored, case.layout, mean=True)
+    assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
+
+
+@pytest.mark.parametrize("backend", ["fused", "plain"])
+@pytest.mark.parametrize("dtype, total", [(torch.bfloat16, 3008), (torch.float16, 3000)])
+def test_sparse_gradients_are_summed_before_they_are_rounded(dtype, total, backend, monkeypatch):
+    if backend == "plain":
+        monkeypatch.setattr(cpu, "kernels", dict)
+    table = Embedding(10, 2, Full(), sparse=True, dtype=dtype)
+    table(torch.zeros(3000, dtype=torch.int64)).sum().backward()
+    assert table.stored.grad.coalesce().values().tolist() == [[total, total]]

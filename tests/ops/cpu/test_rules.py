@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernel_cases import LR, MIX, RULES, Case, fresh, fused, same, truth
 
-from quorem import QR
+from quorem import QR, Full
 from quorem.ops.rows import accumulator
 from quorem.ops.state import CATCHES_UP
 
@@ -70,3 +70,25 @@ def test_updates_take_gradients_from_stored_as_it_was():
     state, constants = fresh("sgd", case)
     fused("lookup_update_", grad, ids, case.stored, lr, state, case.layout, rule="sgd", constants=constants)
     assert case.stored.flatten().tolist() == [2 - 11 * 5, 3 - 100 * 7, 5 - 11 * 2, 7 - 100 * 3]
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad", "adagrad", "lazy_adam"])
+@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("run", [fused, truth])
+def test_a_row_of_a_table_overflows_as_a_whole(rule, bag, run):
+    """Of a row that is three rows of ``stored``, one element is infinite: no column of it moves, all others do."""
+    case = Case([(QR(4, force=True), 40, None), (Full(), 40, None)], widths=[48, 16])
+    state, constants = fresh(rule, case)
+    ids, grad = torch.tensor([[0, 0], [13, 1]]), torch.full((2, 4, 16), 8.0)
+    grad[0, 1, 5] = torch.inf
+    options = {"rule": rule, "constants": constants, "loss_scale": torch.tensor(4.0)}
+    before = case.stored.clone()
+    rest = (case.stored, LR, state, case.layout)
+    if bag:
+        run("bag_update_", grad, ids.T.flatten(), torch.arange(5), None, *rest, mean=False, **options)
+    else:
+        run("lookup_update_", grad, ids, *rest, **options)
+    moved = [table.of(before) != table.of(case.stored) for feature in case.storage.extents for table in feature]
+    rows = [torch.nonzero(table.any(1)).flatten().tolist() for table in moved]
+    assert rows == [[3], [1], [0, 1]]  # of id 13 by 10 remainders; rows 0 of the wide tables overflowed
+    assert all(bool(table[row].all()) for table, changed in zip(moved, rows, strict=True) for row in changed)

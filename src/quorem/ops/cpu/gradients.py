@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..layout import BASE, FEATURE, PITCH, SIZE
+from ..layout import BASE, FEATURE, PART_COLUMNS, PITCH, SIZE
 from .compiled import inner, kernel
 from .lookup import compose
 from .rows import BLOCK, Source, block_rows, multiplies, part_item, partitions_of, rows_bytes, slot_item
@@ -53,6 +53,7 @@ class Areas(NamedTuple):
     count: int
     num_partitions: int  # K
     width: int  # W
+    parts: int  # the layout's, from the first area's slot on; 0 for sums of plain rows
 
 
 def area_bytes(num_ids: int, num_partitions: int, width: int, float_bytes: int) -> int:
@@ -63,6 +64,12 @@ def area_bytes(num_ids: int, num_partitions: int, width: int, float_bytes: int) 
         hash_size *= 2
     size = 8 * (2 * k + (2 * k + 2) * BLOCK + k * n) + 4 * k * hash_size
     return -(-size // 64) * 64 + -(-k * n * width * float_bytes // 64) * 64
+
+
+@inner
+def pitch_of(areas, a):
+    """How many areas, from ``a`` on, hold the sums of the same rows of tables, ``width`` columns each."""
+    return item(INT64, areas.parts, a * areas.num_partitions * PART_COLUMNS + PITCH) if areas.parts else 1
 
 
 @inner

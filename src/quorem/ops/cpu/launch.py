@@ -135,9 +135,10 @@ class Scratch:
         self.memory = stored.new_empty(count * step + 64, dtype=torch.uint8)
         self.address = -(-self.memory.data_ptr() // 64) * 64
 
-    def areas(self, count: int = 1) -> tuple[int, ...]:
-        """The first ``count`` areas, as kernels take them."""
-        return tuple(Areas(self.address, self.step, count, self.num_partitions, self.width))
+    def areas(self, count: int = 1, parts: Tensor | None = None, first: int = 0) -> tuple[int, ...]:
+        """The first ``count`` areas, as kernels take them; for slots from ``first`` on, where there are ``parts``."""
+        slot_parts = 0 if parts is None else parts.data_ptr() + first * parts.stride(0) * parts.itemsize
+        return tuple(Areas(self.address, self.step, count, self.num_partitions, self.width, slot_parts))
 
 
 def sum_by_row(
@@ -175,7 +176,7 @@ def sum_by_row(
             gradients.sum_slots(*fixed, scratch[s, share].areas(), s, share, shares)
 
         run_tasks(lambda: sum_share, tasks, threads)
-        run_tasks(lambda: lambda s, share: apply(scratch[s, share].areas(), s), tasks, threads)
+        run_tasks(lambda: lambda s, share: apply(scratch[s, share].areas(1, layout.parts, s), s), tasks, threads)
         return
 
     count = slots if all_at_once else max(1, min(CACHED // step, slots if threads == 1 else slots // (4 * threads)))
@@ -184,7 +185,7 @@ def sum_by_row(
         scratch = Scratch(count, step, partitions, stored)
 
         def run(first: int) -> None:
-            areas = scratch.areas(min(count, slots - first))
+            areas = scratch.areas(min(count, slots - first), layout.parts, first)
             gradients.sum_slots(*fixed, areas, first, 0, 1)
             apply(areas, first)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import Layout
+from ..layout import PITCH, Layout
 from ..rows import accumulator
 from ..state import (
     MOMENT_COLUMNS,
@@ -25,11 +25,9 @@ from ..state import (
 from . import gradients, replay, rules
 from .launch import KINDS, Batch, Scratch, bag_batch, lookup_batch, sum_by_row
 from .replay import Averages, History
-from .rows import Source
 from .rules import AdamFactors, GradientOptions
 from .threads import run_tasks, threads_for
 
-NO_SOURCE = (0,) * len(Source._fields)
 _DTYPES = {  # of state tensors; the others have the accumulator's
     "last": torch.int32,
     "step": torch.int64,
@@ -88,9 +86,10 @@ def _update(
 ) -> None:
     if batch is None or not _fits(stored, state):
         return NotImplemented
-    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale), batch.source)
-    # A row of a table that is several rows of ``stored`` has one accumulator, so its slots are needed together.
-    all_at_once = isinstance(state, RowWiseAdagradState) and _largest_pitch(state) > 1
+    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale))
+    # Here a row of a table that is several rows of ``stored`` is looked at as a whole, so its slots come together.
+    by_table_row = isinstance(state, RowWiseAdagradState) or loss_scale is not None
+    all_at_once = by_table_row and int(layout.parts[..., PITCH].max()) > 1
     sum_by_row(grad, stored, batch, layout, step.apply, all_at_once)
     step.finish()
     return None
@@ -107,15 +106,18 @@ def rows_update_(
     constants: Constants,
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
+    extents: Tensor | None = None,
 ) -> None:
     """``ops.rules.rows_update_``."""
     if stored.dtype not in KINDS or not _fits(stored, state):
         return NotImplemented
-    if isinstance(state, RowWiseAdagradState) and _largest_pitch(state) > 1:
+    if extents is None and isinstance(state, RowWiseAdagradState):
+        extents = state.extents
+    if extents is not None and int(extents[:, 1].max()) > 1:
         return NotImplemented  # the rows of ``stored`` that make up a row of a table need not come together
     rows = _checked(rows, stored)
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
-    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale), NO_SOURCE)
+    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale))
     n, (num_rows, width) = len(rows), stored.shape
     threads = threads_for(n * width)
     fixed = (KINDS[stored.dtype], rows.data_ptr(), values.data_ptr(), n, num_rows)
@@ -188,8 +190,7 @@ def rows_catch_up_(
     return None
 
 
-def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Numbers, source: Addresses) -> Step:
-    """What the rule does; ``source`` says which slots belong to one table, where gradients come from slots."""
+def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Numbers) -> Step:
     kind, address, rate = KINDS[stored.dtype], stored.data_ptr(), float(lr)
     if isinstance(state, AdamState):
         return _adam_step(stored, rate, state, constants, options)
@@ -202,7 +203,7 @@ def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Num
     fixed = (options, address, state.sum.data_ptr(), rate, constants.eps)
     if isinstance(state, AdagradState):
         return Step(lambda areas, first: rules.adagrad(kind, areas, *fixed), finish)
-    return Step(lambda areas, first: rules.rowwise_adagrad(kind, areas, *fixed, source, first), finish)
+    return Step(lambda areas, first: rules.rowwise_adagrad(kind, areas, *fixed), finish)
 
 
 def _adam_step(stored: Tensor, lr: float, state: AdamState, constants: AdamConstants, options: Numbers) -> Step:
@@ -276,8 +277,3 @@ def _checked(rows: Tensor, stored: Tensor) -> Tensor:
     if len(rows) and int(rows.max()) >= len(stored):
         raise IndexError(f"rows ({int(rows.max())}) must be below the number of rows ({len(stored)})")
     return rows
-
-
-def _largest_pitch(state: RowWiseAdagradState) -> int:
-    """The most rows of ``stored`` that one row of a table takes."""
-    return int(state.extents[:, 1].max())

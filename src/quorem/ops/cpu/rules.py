@@ -4,12 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..layout import PITCH
 from ..state import AdamConstants
 from .compiled import inner, kernel
-from .gradients import Areas, count_of, distinct_of, sums_of
+from .gradients import Areas, count_of, distinct_of, pitch_of, sums_of
 from .replay import Averages, History, catch_up_row
-from .rows import Source, part_item
 from .vector import (
     INT32,
     INT64,
@@ -49,20 +47,34 @@ class AdamFactors(NamedTuple):
 
 
 @inner
-def _prepare(kind, grad, W, options):
-    """Unscale and clip one summed gradient; it becomes zero if it is not finite after unscaling."""
-    float_kind = accumulator(kind)
-    finite = True
-    if options.loss_scale != 0:
+def _unscale(kind, areas, loss_scale):
+    """Divide all sums by the loss scale. A row of a table whose gradient is not finite then gets zeros."""
+    K, W, float_kind = areas.num_partitions, areas.width, accumulator(kind)
+    a = 0
+    while a < areas.count:
+        area, pitch = areas.address + a * areas.step, pitch_of(areas, a)
+        for k in range(K):
+            for u in range(count_of(area, K, k)):
+                finite = True
+                for unit in range(pitch):
+                    grad = sums_of(kind, area + unit * areas.step, K, W, k) + u * W * size_of(float_kind)
+                    for j in range(W):
+                        put(float_kind, grad, j, item(float_kind, grad, j) / loss_scale)
+                        finite &= math.isfinite(item(float_kind, grad, j))
+                for unit in range(0 if finite else pitch):
+                    grad = sums_of(kind, area + unit * areas.step, K, W, k) + u * W * size_of(float_kind)
+                    for j in range(W):
+                        put(float_kind, grad, j, 0.0)
+        a += pitch
+
+
+@inner
+def _clip(kind, grad, W, clip_value):
+    if clip_value < math.inf:
         for j in range(W):
-            put(float_kind, grad, j, item(float_kind, grad, j) / options.loss_scale)
-            finite &= math.isfinite(item(float_kind, grad, j))
-    clip_value = options.clip_value
-    if not finite or clip_value < math.inf:
-        for j in range(W):
-            g = item(float_kind, grad, j) if finite else 0.0
+            g = item(accumulator(kind), grad, j)
             g = clip_value if g > clip_value else g
-            put(float_kind, grad, j, -clip_value if g < -clip_value else g)
+            put(accumulator(kind), grad, j, -clip_value if g < -clip_value else g)
 
 
 def _over_rows(update_row: Callable[..., None]) -> Any:
@@ -75,13 +87,15 @@ def _over_rows(update_row: Callable[..., None]) -> Any:
     @inner
     def loop(kind, areas, options, *rest):
         K, W = areas.num_partitions, areas.width
+        if options.loss_scale != 0:
+            _unscale(kind, areas, options.loss_scale)
         for a in range(areas.count):
             area = areas.address + a * areas.step
             for k in range(K):
                 distinct, sums, count = distinct_of(area, K, k), sums_of(kind, area, K, W, k), count_of(area, K, k)
                 for u in range(count):
                     grad = sums + u * W * size_of(accumulator(kind))
-                    _prepare(kind, grad, W, options)
+                    _clip(kind, grad, W, options.clip_value)
                     ahead = item(INT64, distinct, min(u + AHEAD, count - 1))
                     update_row(kind, W, item(INT64, distinct, u), ahead, grad, *rest)
 
@@ -133,26 +147,24 @@ def _add_square(zero, j, kind, sum_, grad):
 
 
 @kernel
-def rowwise_adagrad(kind, areas, options, stored, squares, lr, eps, source, first):
-    """``rules.rowwise_adagrad`` on the slots from ``first`` on, or on plain rows where ``source`` has no parts.
-
-    Where a row of a table is ``pitch`` rows of ``stored``, its slots follow one another and index its rows alike.
-    """
-    areas, options, source = Areas(*areas), GradientOptions(*options), Source(*source)
+def rowwise_adagrad(kind, areas, options, stored, squares, lr, eps):
+    """``rules.rowwise_adagrad``."""
+    areas, options = Areas(*areas), GradientOptions(*options)
     K, W, step = areas.num_partitions, areas.width, areas.step
     float_kind = accumulator(kind)
     size = W * size_of(float_kind)
+    if options.loss_scale != 0:
+        _unscale(kind, areas, options.loss_scale)
     a = 0
     while a < areas.count:
-        area = areas.address + a * step
-        pitch = part_item(source, first + a, 0, PITCH) if source.parts else 1
+        area, pitch = areas.address + a * step, pitch_of(areas, a)
         square = area + 2 * K * 8  # the area's ``rows`` are no longer needed
         for k in range(K):
             for u in range(count_of(area, K, k)):
                 put(float_kind, square, 0, 0)
                 for unit in range(pitch):
                     grad = sums_of(kind, area + unit * step, K, W, k) + u * size
-                    _prepare(kind, grad, W, options)
+                    _clip(kind, grad, W, options.clip_value)
                     _add_square(kind, W, kind, square, grad)
                 for unit in range(pitch):
                     grad = sums_of(kind, area + unit * step, K, W, k) + u * size
