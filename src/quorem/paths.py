@@ -83,7 +83,7 @@ class PathNetworks(nn.Module):
     def place_integers(self, device: torch.device) -> None:
         """(Re)build the buffers that find an id's networks; they hold no learned state."""
         for name, values in self.integers.items():
-            self.register_buffer(name, values.to(device), persistent=False)
+            self.register_buffer(name, values.to(device, copy=True), persistent=False)
 
     def reset_parameters(self) -> None:
         """Draw every network near the identity (see ``init.path_``)."""

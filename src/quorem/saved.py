@@ -14,6 +14,8 @@ from .schemes import Path, TableSpec
 if TYPE_CHECKING:
     from .tables import Tables
 
+EXTRA_STATE = "_extra_state"
+
 
 def save_tables(tables: "Tables", destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
     """``nn.Module._save_to_state_dict`` of ``Tables``."""
@@ -21,6 +23,10 @@ def save_tables(tables: "Tables", destination: dict[str, Any], prefix: str, keep
         destination[prefix + name] = table if keep_vars else table.detach()
     for name, ids in ranks(tables).items():
         destination[prefix + name] = ids
+    for name, tensor in others(tables).items():
+        destination[prefix + name] = tensor if keep_vars else tensor.detach()
+    if has_extra_state(tables):
+        destination[prefix + EXTRA_STATE] = tables.get_extra_state()
     if hasattr(destination, "_metadata"):
         meanings = {name: meaning(spec) for name, spec in zip(tables.names, tables.specs, strict=True)}
         destination._metadata[prefix[:-1]]["meanings"] = meanings
@@ -45,18 +51,24 @@ def load_tables(
     missing_keys += [key for key in lists if key not in new_lists]
     values = {key: state_dict[key] for key in views if key in state_dict}
     missing_keys += [key for key in views if key not in values]
+    more = {prefix + name: tensor for name, tensor in others(tables).items()}
+    new_more = {key: state_dict[key] for key in more if key in state_dict}
+    missing_keys += [key for key in more if key not in new_more]
+    extra = prefix + EXTRA_STATE
+    if has_extra_state(tables) and strict and extra not in state_dict:
+        missing_keys.append(extra)
     if not values and f"{prefix}weight" in state_dict:
         warnings.warn(
             f"{prefix}weight is a full table in the checkpoint: from_pretrained fits a scheme's tables to it",
             stacklevel=2,
         )
     if strict:
-        others = (key for key in state_dict if key.startswith(prefix) and key not in views and key not in lists)
-        unexpected_keys += [key for key in others if key.removeprefix(prefix).split(".")[0] not in tables._modules]
+        known = {*views, *lists, *more, *([extra] if has_extra_state(tables) else [])}
+        unknown = (key for key in state_dict if key.startswith(prefix) and key not in known)
+        unexpected_keys += [key for key in unknown if key.removeprefix(prefix).split(".")[0] not in tables._modules]
     assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
-    wrong = _wrong_shapes(views, values) + _wrong_shapes(lists, new_lists) or _wrong_meanings(
-        tables, prefix, local_metadata
-    )
+    wrong = _wrong_shapes(views, values) + _wrong_shapes(lists, new_lists) + _wrong_shapes(more, new_more)
+    wrong = wrong or _wrong_meanings(tables, prefix, local_metadata)
     if tables.stored.is_meta and values and not assign:
         wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
     error_msgs += wrong
@@ -71,7 +83,24 @@ def load_tables(
                 views[key].copy_(value)
     for key, ids in new_lists.items():
         lists[key].copy_(ids)
+    with torch.no_grad():
+        for key, value in new_more.items():
+            more[key].copy_(value)
+    if has_extra_state(tables) and extra in state_dict:
+        tables.set_extra_state(state_dict[extra])
     tables.place_integers()
+
+
+def others(tables: "Tables") -> dict[str, Tensor]:
+    """Parameters and persistent buffers that are no tables: those of a subclass, or of pruning."""
+    transient = tables._non_persistent_buffers_set
+    named = {**tables._parameters, **{n: b for n, b in tables._buffers.items() if n not in transient}}
+    return {name: tensor for name, tensor in named.items() if tensor is not None and name != "stored"}
+
+
+def has_extra_state(tables: "Tables") -> bool:
+    """Whether a subclass saves a state of its own."""
+    return type(tables).get_extra_state is not nn.Module.get_extra_state
 
 
 def ranks(tables: "Tables") -> dict[str, Tensor]:

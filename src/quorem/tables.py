@@ -352,6 +352,7 @@ class Tables(nn.Module):
         self.updates.flush_()
         super()._apply(fn, recurse)
         self._bind_updates()  # the parameter may be another object
+        self.place_integers()  # which ``fn`` may have emptied, or made floats
         return self
 
     def __getstate__(self) -> Any:

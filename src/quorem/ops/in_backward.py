@@ -73,6 +73,7 @@ class _Collected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
         ctx.collector, ctx.read, ctx.version = collector, read, stored._version
+        ctx.versions = [_version(tensor) for tensor in read.before]
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
         return out
 
@@ -81,6 +82,16 @@ class _Collected(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
         read = ctx.read
+        if ctx.versions != [_version(tensor) for tensor in read.before]:
+            raise RuntimeError(
+                "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
+                " backward: other rows would be trained"
+            )
         before = (*read.before, grad) if read.op == "rows" else (grad, *read.before)
         ctx.collector.collect(Read(read.op, before, read.after, read.options), ctx.version)
         return None, grad if ctx.needs_input_grad[1] else None, None, None
+
+
+def _version(tensor: Tensor | None) -> int:
+    """How often a tensor has been written into; tensors of inference mode are not counted."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
