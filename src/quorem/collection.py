@@ -39,7 +39,7 @@ class Table:
 
     >>> from quorem import QR
     >>> Table("user", 1000, 16, QR(num_collisions=4))
-    Table(name='user', num_embeddings=1000, embedding_dim=16, scheme=QR(num_collisions=4), padding_idx=None)
+    Table(name='user', num_embeddings=1000, embedding_dim=16, scheme=QR(num_collisions=4), ...)
     """
 
     name: str

@@ -28,7 +28,7 @@ def logged(folder) -> dict[str, dict[int, float]]:
         for name, value in line.items():
             if name == "loss":
                 found.setdefault("train/loss", {})[line["step"]] = value
-            elif name != "step":
+            elif isinstance(value, dict):
                 for key, number in value.items():
                     found.setdefault(f"{name}/{key}", {})[line["step"]] = number
     return found

@@ -33,7 +33,7 @@ def quantize(rows: Tensor, bits: int) -> Tensor:
     """``rows`` ``[R, W]``, finite, as bytes ``[R, code_bytes + 4]``.
 
     >>> dequantize(quantize(torch.tensor([[-1.0, 0.0, 1.55]]), 8), 3, 8)
-    tensor([[-1.0000,  0.0000,  1.5500]])
+    tensor([[-1.0002,  0.0000,  1.5503]])
     """
     steps, width = 2**bits - 1, rows.shape[1]
     rows = rows.float()

@@ -81,6 +81,7 @@ class TableSpec:
         Raises:
             ValueError: if ``num_ids`` is below 0.
 
+        >>> from quorem import ChineseRemainder
         >>> round(ChineseRemainder(4).spec(2**40, 16).expected_collisions(10**8))
         4547
         """
@@ -118,6 +119,7 @@ class Scheme:
         Raises:
             ValueError: if the scheme cannot store such a table.
 
+        >>> from quorem import QR
         >>> QR(num_collisions=4).spec(1000, 16).shapes
         ((250, 16), (4, 16))
         >>> QR(num_collisions=4).spec(3, 16).fallback
