@@ -3,12 +3,15 @@
 Started by ``test_torchrec_ranks.py`` as ``python torchrec_ranks.py FOLDER CASE ...``, once for each rank.
 """
 
+import inspect
 import logging
+import math
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +34,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 import quorem
+from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection
 from quorem.partitions import ExplicitPartition, Partition
@@ -161,6 +165,18 @@ def every_type(rank: int) -> None:
         same_tables(model, collection, kind)
 
 
+def sums(rank: int) -> None:
+    """Where TorchRec pools all features, only their order is left to do."""
+    tables = [table for table in TABLES if table.name in ("add3", "full", "hot2", "concat", "add", "hot", "hash")][::-1]
+    names = [table.name for table in tables]
+    collection = reference(tables)
+    model = sharded_with_sgd(EmbeddingBagCollection(tables), collection, "table_wise", "table_wise")
+    optimizer = torch.optim.SGD(collection.parameters(), lr=0.5)
+    step_of_both(rank, model, collection, names=names)
+    optimizer.step()
+    same_tables(model, collection, "sums")
+
+
 def unpooled(rank: int) -> None:
     """Vectors of every scheme, and their gradients."""
     for kind in ("table_wise", "column_wise", "row_wise"):
@@ -229,6 +245,7 @@ def odd_batches(rank: int) -> None:
     for step, sizes in enumerate([(3, 5), (1, 0), (0, 2), (0, 0), (4, 4)]):
         names = NAMES if step % 2 == rank else NAMES[::-1]
         drawn = jagged(rank, step, batch=sizes[rank], names=names)
+        drawn = KeyedJaggedTensor(names, drawn.values().int() if rank else drawn.values(), lengths=drawn.lengths())
         lengths = drawn.lengths() * (0 if step == 4 and rank else 1)
         features = KeyedJaggedTensor(names, drawn.values()[: int(lengths.sum())], lengths=lengths, stride=sizes[rank])
         in_order = [features[name] for name in NAMES] if sizes[rank] else []
@@ -347,6 +364,53 @@ def pipeline(rank: int) -> None:
                 optimizer.step()
                 losses[ahead].append(float(loss.detach()))
     torch.testing.assert_close(losses[True], losses[False], rtol=1e-5, atol=1e-6)
+
+
+@contextmanager
+def counting_bytes() -> Iterator[list[int]]:
+    """Counts the bytes that this rank hands to all-to-alls for other ranks, call by call."""
+    sent: list[int] = []
+    all_to_all = dist.all_to_all_single
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        given = inspect.signature(all_to_all).bind(*arguments, **options).arguments
+        sizes = given.get("input_split_sizes")
+        share = 1 / dist.get_world_size() if not sizes else sizes[dist.get_rank()] / max(sum(sizes), 1)
+        sent.append(round(given["input"].nbytes * (1 - share)))
+        return all_to_all(*arguments, **options)
+
+    dist.all_to_all_single = counted
+    try:
+        yield sent
+    finally:
+        dist.all_to_all_single = all_to_all
+
+
+def sent_bytes(rank: int) -> None:
+    """The bytes of a step are those of the calculator, where ids follow Zipf's law."""
+    n, batch = 4000, 512
+    schemes = {
+        "full": quorem.Full(),
+        "add": quorem.QR(8, operation="add"),
+        "concat": quorem.QR(8, operation="concat"),
+        "mult": quorem.QR(8),
+        "path": quorem.Path(8, ()),
+        "hot": quorem.HotCold(200, cold=quorem.Pool(200), num_rest=1000),
+        "hot2": quorem.HotCold(100, cold=quorem.Pool(200)),
+    }
+    tables = [quorem.Table(name, n, D, scheme) for name, scheme in schemes.items()]
+    module = EmbeddingBagCollection(tables)
+    model = shard(module, all_of(module, "table_wise", "table_wise"))
+    draw = torch.Generator().manual_seed(rank)
+    ids = (torch.rand(len(tables) * batch, generator=draw) * math.log(1 + n)).exp().long() - 1
+    features = KeyedJaggedTensor(list(schemes), ids, lengths=torch.ones(len(ids), dtype=torch.int64))
+    with counting_bytes() as sent:
+        model(features).values().sum().backward()
+    total = torch.tensor(float(sum(sent)))
+    dist.all_reduce(total)
+    cost = scale.estimate(tables, 2, batch_size=batch, replicate=False)
+    wanted = 2 * cost.sent_bytes  # of both ranks: tables are not split evenly between them
+    assert abs(float(total) / wanted - 1) < 0.1, (float(total), wanted)
 
 
 TRAINED = [*TABLES, quorem.Table("tiny", 4, D)]
@@ -469,7 +533,19 @@ def copies(rank: int) -> None:
             near(value, wanted.state_dict()[name], f"back from {plan} {kind} {name}")
 
 
-ALONE = (every_type, unpooled, optimizers, odd_batches, refused, starts, pipeline, copies, refuse_columns)
+ALONE = (
+    every_type,
+    sums,
+    unpooled,
+    optimizers,
+    odd_batches,
+    refused,
+    starts,
+    pipeline,
+    sent_bytes,
+    copies,
+    refuse_columns,
+)
 CASES: dict[str, Callable[[int], None]] = {f.__name__: f for f in (*ALONE, save_on_two, load_from_one)}
 
 

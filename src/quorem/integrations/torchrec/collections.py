@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from math import gcd
 from typing import Any, cast
 
 import torch
@@ -14,8 +15,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from ... import collection as single
 from ...checks import InvalidIdMode, Pooling
 from ...paths import PathNetworks
+from ..features import Feature, features_of
 from .draw import Uniform
-from .features import Feature, features_of
 from .rows import Ids, RowBatch, RowNumbers, lengths_of
 
 CPU = torch.device("cpu")
@@ -189,8 +190,8 @@ class Pooled(Unpooled):
     def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks], mode: str) -> None:
         super().__init__(features, paths)
         self.mode = mode
-        own = any(f.spec.num_own and not f.merged for f in features)
-        self.order = [] if own or mode == "mean" else [key for f in features for key in f.keys]
+        in_order = mode == "sum" and all(f.summed and (f.merged or not f.spec.num_own) for f in features)
+        self.order = [key for f in features for key in f.keys] if in_order else []
 
     def forward(  # type: ignore[override]
         self, rows: RowBatch, pooled: KeyedTensor | None, vectors: list[Any]
@@ -198,8 +199,8 @@ class Pooled(Unpooled):
         """Compose and pool what TorchRec did not, and put the features in order."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
         num_samples = len(rows.features[0].lengths)  # of an empty batch, TorchRec was given one sample
-        if pooled is not None and pooled.keys() == self.order:
-            return KeyedTensor(names, widths, pooled.values()[:num_samples])
+        if pooled is not None and self.order:
+            return KeyedTensor(names, widths, in_order(pooled, self.order)[:num_samples])
         columns = {} if pooled is None else {key: part[:num_samples] for key, part in pooled.to_dict().items()}
         by_key = _by_key(vectors)
         out = []
@@ -212,6 +213,36 @@ class Pooled(Unpooled):
                 part = _pool(self.composed(f, batch, rows.ranks, by_key), batch)
             out.append(part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None])
         return KeyedTensor(names, widths, torch.cat(out, 1))
+
+
+def in_order(pooled: KeyedTensor, order: list[str]) -> Tensor:
+    """The columns of a KeyedTensor by keys in another order; TorchRec's follows the plan."""
+    keys, values = pooled.keys(), pooled.values()
+    if keys == order:
+        return values
+    widths, offsets = dict(zip(keys, pooled.length_per_key(), strict=True)), pooled.offset_per_key()
+    unit = gcd(*widths.values())
+    first = {key: offset // unit for key, offset in zip(keys, offsets, strict=False)}
+    blocks = [block for key in order for block in range(first[key], first[key] + widths[key] // unit)]
+    return Reordered.apply(values, torch.tensor(blocks, device=values.device), unit)
+
+
+class Reordered(torch.autograd.Function):
+    """``values`` ``[B, C * unit]`` with its blocks of ``unit`` columns in another order: one copy each way."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, blocks: Tensor, unit: int) -> Tensor:
+        """Block j of the result is block ``blocks[j]``."""
+        ctx.save_for_backward(blocks)
+        ctx.unit = unit
+        return values.unflatten(1, (-1, unit)).index_select(1, blocks).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Each block of the gradient goes back to its place."""
+        (blocks,) = ctx.saved_tensors
+        back = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
+        return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, back).flatten(1), None, None
 
 
 def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:

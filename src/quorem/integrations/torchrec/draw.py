@@ -9,7 +9,7 @@ from torch import Tensor
 from torchrec.distributed.comm import get_local_size
 
 from ...schemes.scheme import ceil_div
-from .features import Part
+from ..features import Part
 
 
 @dataclass(frozen=True)

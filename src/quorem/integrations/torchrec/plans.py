@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 
+from ..scale import is_replicated
 from .collections import REPLICATED, EmbeddingBagCollection, EmbeddingCollection
 
 
@@ -37,7 +39,7 @@ def constraints(
     >>> bags = EmbeddingBagCollection([Table("user", 1_000_000, 16, QR(4, operation="add")), Table("day", 7, 16)])
     >>> found = constraints(bags, batch_size=2048)
     >>> found["user"].pooling_factors, found["user"].sharding_types, found["day"].sharding_types
-    ([2], ['table_wise', 'column_wise', 'table_column_wise'], ['data_parallel'])
+    ([2.0], ['table_wise', 'column_wise', 'table_column_wise'], ['data_parallel'])
     """
     device_type = torch.device(device).type
     ids_per_sample = {} if ids_per_sample is None else ids_per_sample
@@ -50,19 +52,19 @@ def constraints(
     found: dict[str, ParameterConstraints] = {}
     for collection in collections:
         bag_keys = set(collection.rows.bags)
-        reads: dict[str, list[float]] = {}
+        reads: dict[str, list[float]] = {}  # rows that a sample reads, by table and feature
         for f in collection.rows.features:
-            for key, stored in zip(f.keys, f.stored, strict=True):
-                rows = ids_per_sample.get(f.name, 1) * (len(f.partitions) if f.merged else 1)
-                reads.setdefault(stored.name, []).append(rows)
+            for (key, rows), stored in zip(f.rows_per_id.items(), f.stored, strict=True):
+                reads.setdefault(stored.name, []).append(ids_per_sample.get(f.name, 1) * rows)
                 sharder = EmbeddingBagCollectionSharder() if key in bag_keys else EmbeddingCollectionSharder()
                 types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]
                 may_replicate = key in bag_keys or device_type != "cpu"
-                if may_replicate and stored.num_rows <= batch_size * sum(reads[stored.name]):
+                if may_replicate and is_replicated(stored, batch_size * sum(reads[stored.name])):
                     types = [REPLICATED]
                 found[stored.name] = ParameterConstraints(
                     sharding_types=types,
                     pooling_factors=reads[stored.name],
                     is_weighted=collection.rows.weighted,
+                    bounds_check_mode=BoundsCheckMode.NONE,  # row numbers are in range by construction
                 )
     return found

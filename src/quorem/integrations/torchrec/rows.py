@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import InvalidIdMode, check_ids
-from .features import Feature, Reads
+from ..features import Feature, Reads
 
 
 class Ids(NamedTuple):
@@ -165,7 +165,8 @@ def _jagged(feature: Feature, reads: Reads, batch: Ids) -> list[Jagged]:
         if weights is not None:
             weights = weights[:, None].expand(numbers.shape)
         if used is None:
-            return [Jagged(numbers.flatten(), lengths * len(rows), None if weights is None else weights.flatten())]
+            lengths = lengths * len(rows) if len(rows) > 1 else lengths
+            return [Jagged(numbers.flatten(), lengths, None if weights is None else weights.flatten())]
         return [Jagged(numbers[used], lengths_of(used.sum(1), lengths), None if weights is None else weights[used])]
     if used is None:
         return [Jagged(row, lengths, weights) for row in rows]
@@ -190,7 +191,7 @@ def _keyed(keys: list[str], jagged: dict[str, Jagged], stride: int, weighted: bo
     return KeyedJaggedTensor(
         keys=keys,
         values=torch.cat(values),
-        lengths=torch.cat(lengths),
+        lengths=torch.cat(lengths).int(),
         weights=torch.cat(weights) if weighted and weights[0] is not None else None,
         stride=stride,
         length_per_key=[len(v) for v in values],

@@ -1,17 +1,18 @@
-"""How each feature of a collection is stored in TorchRec's tables, and which of their rows an id reads."""
+"""How a collection is stored in the plain tables of another engine, such as TorchRec, and which rows an id reads."""
 
 from dataclasses import dataclass
+from math import log
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ... import init
-from ...collection import EmbeddingCollection
-from ...ops.layout import BITS, COLD, HOT, OFFSET, build
-from ...partitions import ExplicitPartition, Mixing, Partition
-from ...schemes import TableSpec
-from ...tables import pool_key
+from .. import init
+from ..collection import EmbeddingCollection
+from ..ops.layout import BITS, COLD, HOT, OFFSET, build
+from ..partitions import ExplicitPartition, Mixing, Partition
+from ..schemes import TableSpec
+from ..tables import pool_key
 
 
 class Part(NamedTuple):
@@ -24,7 +25,7 @@ class Part(NamedTuple):
 
 
 class StoredTable(NamedTuple):
-    """A table of TorchRec's: the rows of one or more parts, one after another."""
+    """A plain table: the rows of one or more parts, one after another."""
 
     name: str
     width: int
@@ -45,18 +46,18 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature: the table it reads, and the keys under which TorchRec looks its rows up.
+    """A feature: the table it reads, and the keys under which its rows are looked up.
 
-    Where vectors are sums of rows, all parts of a table are in one table of TorchRec's, ``merged``, and so are those of
-    tables that share a pool. Otherwise each part has a table and a key.
+    Where vectors are sums of rows, all parts of a table are in one plain table, ``merged``, and so are those of tables
+    that share a pool. Otherwise each part has a plain table and a key.
 
     Args:
         name: of the feature.
         table: the name of its table.
         spec: of its table.
         padding: the id that stands for nothing, or None.
-        stored: TorchRec's table for each key.
-        bases: for each part of the table, the number of its first row in TorchRec's table.
+        stored: the plain table of each key.
+        bases: for each part of the table, the number of its first row in the plain table.
         partitions: of the composed ids: the table's, or those of its pool.
         offset: of the composed ids among those of a pool.
         bits: by which they are mixed.
@@ -78,7 +79,7 @@ class Feature:
 
     @property
     def merged(self) -> bool:
-        """Whether one table of TorchRec's has all that the feature reads."""
+        """Whether one plain table has all that the feature reads."""
         return len(self.stored) == 1
 
     @property
@@ -96,20 +97,40 @@ class Feature:
         """Columns of the vector that comes out: K D for feature generation."""
         return self.spec.embedding_dim * self.spec.num_vectors
 
+    @property
+    def rows_per_id(self) -> dict[str, float]:
+        """How many rows of each key's table an id reads on average, where ids follow Zipf's law by rank.
+
+        The i-th most frequent of n ids then has a share of the lookups of about ``log(1 + 1 / i) / log(1 + n)``.
+        """
+        spec, k = self.spec, len(self.partitions)
+        scale = log(1 + spec.num_embeddings)
+        hot, rest = log(1 + spec.num_hot) / scale, 1 - log(1 + spec.num_embeddings - spec.num_rest) / scale
+        own = hot + rest if spec.num_own else 0.0
+        if self.merged:
+            return {self.name: own + (1 - own) * k}
+        parts = [own] * (spec.num_own > 0) + [1 - own] * k
+        return dict(zip(self.keys, parts, strict=True))
+
     def reads(self, ids: Tensor, ranks: Tensor) -> Reads:
         """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids."""
         spec, used, own = self.spec, None, []
+        fits_int32 = max(spec.num_embeddings, *(table.num_rows for table in self.stored)) < 2**31
+        if fits_int32 and not self.bits:
+            ids = ids.int()  # divided faster than int64
         if spec.num_own:
             row, numbers, composed = self._places(ids, ranks)
             own = [row]
             used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
         else:
             numbers = ids
+        limit = spec.num_composed
         if spec.pool is not None:
-            numbers = Mixing(self.bits)(numbers + self.offset)
+            numbers, limit = Mixing(self.bits)(numbers + self.offset), 2**self.bits
         elif spec.permutation is not None:
             numbers = spec.permutation(numbers)
-        return Reads(own + [partition(numbers) for partition in self.partitions], used)
+        rows = own + [_bucket(partition, numbers, limit) for partition in self.partitions]
+        return Reads([row.int() if fits_int32 else row for row in rows], used)  # half as many bytes to send
 
     def _places(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each id its own row, its number among the composed ids, and whether it is one of these."""
@@ -126,6 +147,14 @@ class Feature:
         return row, numbers.clamp(0, max(spec.num_composed - 1, 0)), composed
 
 
+def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: int) -> Tensor:
+    """``partition`` of numbers below ``limit``, without divisions that change nothing."""
+    if isinstance(partition, ExplicitPartition):
+        return partition(numbers)
+    bucket = numbers if partition.stride == 1 else numbers // partition.stride
+    return bucket if partition.stride * partition.size >= limit else bucket % partition.size
+
+
 def _search(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """How many entries of a rising list are below each id, and whether the id is in it."""
     below = torch.searchsorted(ordered, ids.to(ordered.dtype))
@@ -138,7 +167,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
     """The features of a single-device collection, and the lists of its tables' hot and cold ids, end to end.
 
     Raises:
-        ValueError: if two tables of TorchRec's would have one name.
+        ValueError: if two plain tables would have one name.
     """
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)

@@ -1,0 +1,184 @@
+"""What sharded tables cost on many GPUs: memory, bytes that they exchange, and an estimate of a step's time.
+
+The tables are those that ``quorem.integrations.torchrec`` hands to TorchRec. Small ones are replicated, and their
+gradients are summed over all GPUs. The others are sharded by tables and columns so that every GPU has an equal share:
+row numbers go to the GPU that has the table, vectors come back, and their gradients go the same way again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ..checks import check_choice, check_int
+from ..collection import EmbeddingCollection, Table
+from .features import Feature, StoredTable, features_of
+
+ID_BYTES = LENGTH_BYTES = 4  # of a row number, and of the length of a bag
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """GPUs and how they are connected; bandwidths are bytes a second, of one GPU in one direction.
+
+    The default is an NVIDIA H200 in nodes of 8 with a 400 Gb/s network card for each GPU. Rows are read at what was
+    measured for rows of 256 bytes (docs/benchmarks.md), a third of what copying reaches.
+    """
+
+    memory: float = 141e9
+    row_bandwidth: float = 1.4e12
+    gpus_per_node: int = 8
+    node_bandwidth: float = 450e9
+    network_bandwidth: float = 50e9
+
+
+class PlacedTable(NamedTuple):
+    """A stored table, how many of its rows a sample reads, and how it is distributed."""
+
+    table: StoredTable
+    keys: int  # that read it: a bag of row numbers each, in every sample
+    reads: float
+    vectors: float  # of a sample: one for each bag, or one for each row where bags are pooled later
+    replicated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What one GPU holds, sends and waits for in a training step of the tables.
+
+    Args:
+        tables: and how they are distributed.
+        memory: bytes of rows and optimizer state, the largest share.
+        id_bytes: of row numbers and lengths, sent to other GPUs.
+        vector_bytes: of vectors and of their gradients, sent to other GPUs.
+        reduce_bytes: sent to sum the gradients of replicated tables.
+        lookup_seconds: reading rows, and updating them.
+        exchange_seconds: all-to-all and all-reduce.
+        fits: whether the memory of a GPU suffices.
+    """
+
+    tables: tuple[PlacedTable, ...]
+    memory: float
+    id_bytes: float
+    vector_bytes: float
+    reduce_bytes: float
+    lookup_seconds: float
+    exchange_seconds: float
+    fits: bool
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a GPU sends in a step."""
+        return self.id_bytes + self.vector_bytes + self.reduce_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, where nothing overlaps."""
+        return self.lookup_seconds + self.exchange_seconds
+
+
+def is_replicated(table: StoredTable, rows_read: float) -> bool:
+    """Whether a table is replicated: it has no more rows than a GPU's batch reads of it.
+
+    Its gradient, which has a row for each of its own, is then no larger than the vectors that it would exchange.
+    """
+    return table.num_rows <= rows_read
+
+
+def estimate(
+    tables: Sequence[Table],
+    world_size: int,
+    *,
+    batch_size: int,
+    ids_per_sample: Mapping[str, float] | None = None,
+    optimizer: Optimizer = "rowwise_adagrad",
+    bytes_per_number: int = 4,
+    machine: Machine = Machine(),  # noqa: B008 - frozen
+    replicate: bool = True,
+) -> Estimate:
+    """What training the tables costs on ``world_size`` GPUs.
+
+    Args:
+        tables: of any schemes.
+        world_size: number of GPUs.
+        batch_size: of each GPU.
+        ids_per_sample: mean number of ids by feature; 1 where absent.
+        optimizer: whose state is in memory beside the rows.
+        bytes_per_number: of rows, state and vectors.
+        machine: the GPUs.
+        replicate: whether small tables are replicated.
+
+    Raises:
+        ValueError: if a number is below 1, or ``optimizer`` is unknown.
+
+    >>> tables = [Table("user", 100_000_000, 64), Table("day", 7, 64)]
+    >>> cost = estimate(tables, 8, batch_size=4096)
+    >>> [placed.replicated for placed in cost.tables], round(cost.memory / 1e9, 2)
+    ([False, True], 3.25)
+    """
+    check_int("world_size", world_size)
+    check_int("batch_size", batch_size)
+    check_choice("optimizer", optimizer, Optimizer)
+    features, _ = features_of(EmbeddingCollection(tables, device="meta"))
+    placed = place(features, batch_size, ids_per_sample or {}, replicate and world_size > 1)
+    others = (world_size - 1) / world_size  # of what is exchanged, the part that leaves the GPU
+    state = {"sgd": lambda t: 0, "adagrad": lambda t: t.width, "rowwise_adagrad": lambda t: 1}[optimizer]
+    memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
+    for table, keys, reads, vectors, replicated in placed:
+        size = table.num_rows * (table.width + state(table)) * bytes_per_number
+        row = table.width * bytes_per_number
+        # Read for the forward pass; gradient, row and state read, and row and state written, for the backward pass.
+        touched += batch_size * reads * (4 * row + 2 * state(table) * bytes_per_number)
+        if replicated:
+            memory += size
+            reduce_bytes += 2 * others * table.num_rows * row
+        else:
+            memory += size / world_size
+            id_bytes += others * batch_size * (reads * ID_BYTES + keys * LENGTH_BYTES)
+            vector_bytes += 2 * others * batch_size * vectors * row
+    return Estimate(
+        tables=tuple(placed),
+        memory=memory,
+        id_bytes=id_bytes,
+        vector_bytes=vector_bytes,
+        reduce_bytes=reduce_bytes,
+        lookup_seconds=touched / machine.row_bandwidth,
+        exchange_seconds=exchange_seconds(id_bytes + vector_bytes, reduce_bytes, world_size, machine),
+        fits=memory <= machine.memory,
+    )
+
+
+def place(
+    features: Sequence[Feature], batch_size: int, ids_per_sample: Mapping[str, float], replicate: bool
+) -> list[PlacedTable]:
+    """The stored tables of the features, each once, and whether it is replicated."""
+    keys: dict[StoredTable, int] = {}
+    reads: dict[StoredTable, float] = {}
+    vectors: dict[StoredTable, float] = {}
+    for f in features:
+        ids = ids_per_sample.get(f.name, 1)
+        for rows, table in zip(f.rows_per_id.values(), f.stored, strict=True):
+            keys[table] = keys.get(table, 0) + 1
+            reads[table] = reads.get(table, 0) + ids * rows
+            vectors[table] = vectors.get(table, 0) + (1 if f.summed else ids * rows)
+    return [
+        PlacedTable(
+            table,
+            keys[table],
+            reads[table],
+            vectors[table],
+            replicate and is_replicated(table, batch_size * reads[table]),
+        )
+        for table in keys
+    ]
+
+
+def exchange_seconds(all_to_all: float, all_reduce: float, world_size: int, machine: Machine) -> float:
+    """Time of an all-to-all and of an all-reduce, in which a GPU sends so many bytes; the slower link counts."""
+    if world_size <= machine.gpus_per_node:
+        return (all_to_all + all_reduce) / machine.node_bandwidth
+    inside = (machine.gpus_per_node - 1) / (world_size - 1)
+    exchange = max(all_to_all * inside / machine.node_bandwidth, all_to_all * (1 - inside) / machine.network_bandwidth)
+    # Summed within nodes first: then each GPU has its share of a node's sum to send over the network.
+    share = all_reduce / machine.gpus_per_node
+    return exchange + all_reduce / machine.node_bandwidth + share / machine.network_bandwidth

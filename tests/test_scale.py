@@ -1,0 +1,127 @@
+"""The calculator of many GPUs: by hand, and against TorchRec's own planner; torchrec_ranks.py measures its bytes."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+import quorem
+from quorem.integrations import scale
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_one_table_by_hand() -> None:
+    cost = scale.estimate([quorem.Table("user", 1_000_000, 32)], 4, batch_size=100)
+    assert cost.memory == 1_000_000 * (32 + 1) * 4 / 4
+    assert cost.id_bytes == 3 / 4 * 100 * (4 + 4)
+    assert cost.vector_bytes == 2 * 3 / 4 * 100 * 32 * 4
+    assert cost.reduce_bytes == 0
+    assert cost.sent_bytes == cost.id_bytes + cost.vector_bytes
+    assert cost.seconds == cost.lookup_seconds + cost.exchange_seconds
+
+
+def test_small_tables_are_replicated_and_send_no_vectors() -> None:
+    tables = [quorem.Table("user", 10**8, 32, quorem.GeneralizedQR(4, operation="add"))]  # 400 rows
+    cost = scale.estimate(tables, 8, batch_size=100)
+    assert [placed.replicated for placed in cost.tables] == [True]
+    assert cost.id_bytes == cost.vector_bytes == 0
+    assert cost.reduce_bytes == 2 * 7 / 8 * 400 * 32 * 4
+    assert cost.memory == 400 * 33 * 4
+    sharded = scale.estimate(tables, 8, batch_size=99)
+    assert not sharded.tables[0].replicated and sharded.memory == 400 * 33 * 4 / 8
+    assert sharded.sent_bytes < scale.estimate(tables, 8, batch_size=100, replicate=False).sent_bytes
+
+
+def test_one_gpu_sends_nothing() -> None:
+    cost = scale.estimate([quorem.Table("day", 7, 16), quorem.Table("user", 10**6, 16)], 1, batch_size=100)
+    assert cost.sent_bytes == 0 and cost.exchange_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "reads", "vectors"), [("add", 2, 1), ("concat", 2, 1), ("mult", 2, 2)]
+)  # concat: two vectors of half the width
+def test_rows_and_vectors_of_operations(operation: str, reads: int, vectors: int) -> None:
+    tables = [quorem.Table("user", 10**6, 32, quorem.QR(4, operation=operation))]
+    cost = scale.estimate(tables, 2, batch_size=64, replicate=False)
+    assert sum(placed.reads for placed in cost.tables) == reads
+    assert cost.vector_bytes == 2 * 1 / 2 * 64 * vectors * 32 * 4
+
+
+def test_a_network_is_slower_than_a_node() -> None:
+    tables = [quorem.Table("user", 10**6, 32)]
+    costs = {world: scale.estimate(tables, world, batch_size=4096) for world in (8, 16, 512)}
+    assert costs[8].exchange_seconds < costs[16].exchange_seconds < costs[512].exchange_seconds
+    full = scale.Machine(network_bandwidth=450e9)
+    assert scale.estimate(tables, 512, batch_size=4096, machine=full).exchange_seconds < costs[512].exchange_seconds
+
+
+def test_what_does_not_fit_is_said() -> None:
+    tables = [quorem.Table("user", 10**10, 64)]
+    assert not scale.estimate(tables, 8, batch_size=64).fits
+    assert scale.estimate(tables, 64, batch_size=64).fits
+
+
+def test_the_document_has_the_table_that_the_benchmark_prints() -> None:
+    path = ROOT / "benchmarks" / "scale.py"
+    benchmark = runpy.run_path(str(path))
+    _, _, rest = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("<!-- scale -->\n")
+    assert rest.partition("\n<!-- end -->")[0].splitlines() == benchmark["cost_table"]()
+    assert sum(benchmark["cardinalities"]()) == 10**10
+
+
+def test_wrong_arguments_are_named() -> None:
+    tables = [quorem.Table("user", 100, 4)]
+    with pytest.raises(ValueError, match=r"world_size \(0\) must be"):
+        scale.estimate(tables, 0, batch_size=1)
+    with pytest.raises(ValueError, match=r"batch_size \(0\) must be"):
+        scale.estimate(tables, 1, batch_size=0)
+    with pytest.raises(ValueError, match=r"optimizer \('adam'\) must be"):
+        scale.estimate(tables, 1, batch_size=1, optimizer="adam")  # type: ignore[arg-type]
+
+
+def test_memory_and_vectors_are_those_of_torchrecs_planner() -> None:
+    pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import Topology
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    from quorem.integrations import torchrec as integration
+
+    world, batch = 8, 4096
+    tables = [
+        quorem.Table("full", 2_000_000, 64),
+        quorem.Table("sums", 50_000_000, 64, quorem.QR(16, operation="add")),
+        quorem.Table("ends", 50_000_000, 64, quorem.ChineseRemainder(2, operation="concat", num_rows=200_000)),
+        quorem.Table("hot", 50_000_000, 64, quorem.HotCold(10**6, cold=quorem.Pool(10**6))),
+    ]
+    module = integration.EmbeddingBagCollection(tables, device="meta")
+    apply_optimizer_in_backward(RowWiseAdagrad, module.bags.parameters(), {"lr": 0.1})
+    bandwidth = 100e6  # bytes a millisecond, over every link
+    topology = Topology(
+        world_size=world,
+        local_world_size=world,
+        compute_device="cuda",
+        hbm_cap=10**12,
+        intra_host_bw=bandwidth,
+        inter_host_bw=bandwidth,
+    )
+    constraints = integration.constraints(module, batch_size=batch, device="cuda")
+    enumerator = EmbeddingEnumerator(topology=topology, batch_size=batch, constraints=constraints)
+    options = enumerator.enumerate(module, [EmbeddingBagCollectionSharder()])
+    chosen = {o.name: o for o in options if (o.sharding_type, o.compute_kernel) == ("table_wise", "fused")}
+    cost = scale.estimate(tables, world, batch_size=batch)
+    assert not any(placed.replicated for placed in cost.tables)
+    memory = vectors = 0.0
+    for table, _, reads, num_vectors, _ in cost.tables:
+        (shard,) = chosen[table.name].shards
+        # Besides rows and state, TorchRec counts the buffers of ids, of 8 bytes there, and of vectors.
+        buffers = world * batch * (reads * 8 + num_vectors * table.width * 4)
+        rows = table.num_rows * (table.width + 1) * 4
+        assert shard.storage.hbm == pytest.approx(rows + buffers, rel=0.02), table.name
+        memory += shard.storage.hbm - buffers
+        vectors += (shard.perf.fwd_comms + shard.perf.bwd_comms) * bandwidth
+    assert cost.memory == pytest.approx(memory / world, rel=0.02)
+    assert cost.vector_bytes == pytest.approx(vectors / world * (world - 1) / world, rel=0.02)
