@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from runs_of_training import assert_same_model, small_log, small_run
 from typer.testing import CliRunner
 
-from quorem import QR, GeneralizedQR, schemes
+from quorem import QR, GeneralizedQR, load, schemes
 from quorem.cli import app
 from quorem.experiments import watch
 from quorem.experiments.reproduce import figures_in
@@ -196,6 +197,34 @@ def test_a_mistake_is_one_line(log, tmp_path, options, message):
     done = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, *options)
     assert done.exit_code == 1
     assert done.stderr.startswith("quorem: ") and message in done.stderr and done.stderr.count("\n") == 1
+
+
+NETWORK = (Path(__file__).parents[2] / "examples" / "my_model.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("network", ["deepfm", "own"])
+def test_other_networks_train_and_resume(log, tmp_path, network):
+    file = tmp_path / "my_model.py"
+    file.write_text(NETWORK)
+    name = f"{file}:build" if network == "own" else network
+    options = ["--data", log.path, "--network", name, *SMALL, "--rows", 640]
+    done = quorem("train", "--out", tmp_path / "run", *options)
+    assert done.exit_code == 0, done.output
+    assert f"model     {'DeepFM' if network == 'deepfm' else name}, " in done.output
+    assert "is finished: nothing is trained again" in quorem("train", "--out", tmp_path / "run", *options).output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    metrics = load(tmp_path / "run").evaluate(log)  # the trained model, from its files
+    assert metrics.log_loss == pytest.approx(result["test"]["log_loss"], rel=1e-6)
+    exported = quorem("export", tmp_path / "run", "--out", tmp_path / "file", "--format", "safetensors")
+    assert exported.exit_code == (network == "own")
+    assert ("is a run with a network of your own" in exported.stderr) is (network == "own")
+    file.write_text(NETWORK + "# another network\n")
+    again = quorem("train", "--out", tmp_path / "run", *options)
+    assert again.exit_code == (network == "own")
+    if network == "own":
+        assert "holds another run: network is" in again.stderr and again.stderr.count("\n") == 1
+        with pytest.raises(ValueError, match=r"my_model.py has changed since the run began"):
+            load(tmp_path / "run")
 
 
 def test_a_folder_of_another_run_is_refused_in_one_line(log, tmp_path):

@@ -1,4 +1,4 @@
-"""What both networks must do, whatever embeddings they are handed."""
+"""What each network must do, whatever embeddings they are handed."""
 
 from math import sqrt
 
@@ -16,12 +16,14 @@ CARDINALITIES = (4, 23, 90, 500)
 SMALL = {
     "dcn": lambda e, **options: models.DCN(e, num_dense=3, deep=(16, 8), num_cross=3, **options),
     "dlrm": lambda e, **options: models.DLRM(e, num_dense=3, bottom=(16,), top=(16, 8), **options),
+    "deepfm": lambda e, **options: models.DeepFM(e, num_dense=3, deep=(16, 8), **options),
 }
 TINY = {
     "dcn": lambda e: models.DCN(e, num_dense=2, deep=(4, 3), num_cross=3, dtype=torch.float64),
     "dlrm": lambda e: models.DLRM(e, num_dense=2, bottom=(4,), top=(4, 3), dtype=torch.float64),
+    "deepfm": lambda e: models.DeepFM(e, num_dense=2, deep=(4, 3), dtype=torch.float64),
 }
-both = pytest.mark.parametrize("network", SMALL)
+each = pytest.mark.parametrize("network", SMALL)
 
 
 def batch(rows, num_dense=3, cardinalities=CARDINALITIES, dtype=torch.float32):
@@ -46,7 +48,7 @@ class Plain(nn.Module):
         return torch.cat([table(column) for table, column in zip(self.features, ids.unbind(1), strict=True)], 1)
 
 
-@both
+@each
 @pytest.mark.parametrize("threshold", [0, 30, 1000])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_one_logit_a_row_and_trains_every_parameter(network, method, threshold):
@@ -60,7 +62,7 @@ def test_every_method_gives_one_logit_a_row_and_trains_every_parameter(network, 
         assert parameter.grad.any(), name
 
 
-@both
+@each
 def test_any_module_will_do(network):
     torch.manual_seed(0)
     collection = tables("full")
@@ -73,7 +75,7 @@ def test_any_module_will_do(network):
     torch.testing.assert_close(ours(*inputs), theirs(*inputs))
 
 
-@both
+@each
 def test_jagged_ids_reach_the_embeddings(network):
     torch.manual_seed(0)
     model = SMALL[network](tables("mult"))
@@ -82,7 +84,7 @@ def test_jagged_ids_reach_the_embeddings(network):
     torch.testing.assert_close(model(dense, ids.T.flatten(), bags), model(dense, ids))
 
 
-@both
+@each
 @pytest.mark.parametrize("method", ["mult", "feature"])
 def test_gradients_agree_with_finite_differences(network, method):
     torch.manual_seed(0)
@@ -111,7 +113,7 @@ class Head(nn.Module):
         return self.model.logits(dense, vectors)
 
 
-@both
+@each
 @pytest.mark.parametrize("method", ["mult", "path"])
 def test_compiles_without_a_graph_break(network, method):
     torch.manual_seed(0)
@@ -126,7 +128,7 @@ def test_compiles_without_a_graph_break(network, method):
         torch.testing.assert_close(h, w, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@both
+@each
 def test_bfloat16_autocast_trains(network):
     torch.manual_seed(0)
     model = SMALL[network](tables("mult"))
@@ -139,7 +141,7 @@ def test_bfloat16_autocast_trains(network):
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-@both
+@each
 def test_a_small_log_is_learnt_by_heart(network):
     torch.manual_seed(0)
     model = SMALL[network](tables("mult", embedding_dim=8))
@@ -153,7 +155,7 @@ def test_a_small_log_is_learnt_by_heart(network):
     assert loss < 0.05
 
 
-@both
+@each
 def test_meta_model_is_filled_by_reset(network):
     torch.manual_seed(0)
     model = SMALL[network](tables("mult", device="meta"), device="meta").to_empty(device="cpu")
@@ -166,7 +168,7 @@ def test_meta_model_is_filled_by_reset(network):
     torch.testing.assert_close(model(*inputs), other(*inputs), rtol=0, atol=0)
 
 
-@both
+@each
 def test_reset_leaves_the_embeddings_alone(network):
     model = SMALL[network](tables("path"))
     before = {k: v.clone() for k, v in model.embeddings.state_dict().items()}
@@ -177,7 +179,7 @@ def test_reset_leaves_the_embeddings_alone(network):
         assert torch.equal(value, before[name]), name
 
 
-@both
+@each
 def test_deterministic_mode_has_an_answer(network):
     model = SMALL[network](tables("mult"))
     torch.use_deterministic_algorithms(True)
@@ -187,7 +189,7 @@ def test_deterministic_mode_has_an_answer(network):
         torch.use_deterministic_algorithms(False)
 
 
-@both
+@each
 @pytest.mark.gpu
 def test_runs_in_a_cuda_graph(network):
     torch.manual_seed(0)
@@ -201,7 +203,7 @@ def test_runs_in_a_cuda_graph(network):
     torch.testing.assert_close(got.detach(), expected)
 
 
-@both
+@each
 def test_wrong_inputs_are_named(network):
     model = SMALL[network](tables("mult"))
     dense, ids = batch(5)
@@ -215,16 +217,16 @@ def test_wrong_inputs_are_named(network):
         model.logits(dense, torch.zeros(5, 3, 4))
 
 
-@both
+@each
 def test_wrong_sizes_are_named(network):
-    build = {"dcn": models.DCN, "dlrm": models.DLRM}[network]
+    build = {"dcn": models.DCN, "dlrm": models.DLRM, "deepfm": models.DeepFM}[network]
     with pytest.raises(ValueError, match=r"embedding_dims must be given: embeddings \(Plain\) does not say its own"):
         build(Plain((4, 4, 4, 4)))
     with pytest.raises(ValueError, match=r"embedding_dims \(\(4, 0\)\) must be one or more widths of at least 1"):
         build(Plain((4, 4, 4, 4)), embedding_dims=(4, 0))
     with pytest.raises(ValueError, match=r"num_dense \(-1\) must be at least 0"):
         build(tables("full"), num_dense=-1)
-    hidden = {"dcn": "deep", "dlrm": "top"}[network]
+    hidden = {"dcn": "deep", "dlrm": "top", "deepfm": "deep"}[network]
     with pytest.raises(ValueError, match=rf"{hidden} \(\(\)\) must have at least one layer"):
         build(tables("full"), **{hidden: ()})
     with pytest.raises(ValueError, match=r"sizes \(.*\) must all be at least 1"):
@@ -246,7 +248,9 @@ def test_layers_start_with_glorot_variance():
 
 
 def test_unknown_network_and_preset_are_named():
-    with pytest.raises(ValueError, match=r"network \('wide'\) must be one of 'dcn', 'dlrm'"):
+    with pytest.raises(ValueError, match=r"network \('wide'\) must be one of 'dcn', 'dlrm', 'deepfm', or FILE.py:FUNC"):
         models.build("wide", tables("full"))
+    with pytest.raises(ValueError, match=r"preset \('table1'\) must be 'text' for network \('deepfm'\)"):
+        models.build("deepfm", tables("full"), preset="table1")
     with pytest.raises(ValueError, match=r"preset \('table2'\) must be one of 'text', 'table1'"):
         models.build("dcn", tables("full"), preset="table2")

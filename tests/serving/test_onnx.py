@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Table, quantize_
 from quorem import Path as PathScheme
-from quorem.models import DCN, DLRM
+from quorem.models import DCN, DLRM, DeepFM
 from quorem.serving.onnx_export import export_onnx
 from quorem.serving.onnx_graph import OPSET
 
@@ -224,6 +224,8 @@ NETWORKS = {
     "dlrm-no-dense": lambda module: DLRM(module, num_dense=0, top=(6,)),
     "dcn": lambda module: DCN(module, num_dense=3, deep=(7, 5), num_cross=3),
     "dcn-one": lambda module: DCN(module, num_dense=0, deep=(7,), num_cross=1),
+    "deepfm": lambda module: DeepFM(module, num_dense=3, deep=(7, 5)),
+    "deepfm-no-dense": lambda module: DeepFM(module, num_dense=0, deep=(7,)),
 }
 
 

@@ -12,7 +12,7 @@ from oracles import CASES, TOLERANCE, D, N, fill_
 from torch import Tensor, nn
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Pool, Table, quantize_
-from quorem.models import DCN, DLRM
+from quorem.models import DCN, DLRM, DeepFM
 from quorem.serving.plain import PlainModel
 from quorem.serving.torch_export import export_program, write_program
 
@@ -146,6 +146,7 @@ NETWORKS = {
     "dlrm": lambda tables: DLRM(tables, num_dense=3, bottom=(8,), top=(6,)),
     "dlrm-no-dense": lambda tables: DLRM(tables, num_dense=0, top=(6,)),
     "dcn": lambda tables: DCN(tables, num_dense=3, deep=(7,), num_cross=3),
+    "deepfm": lambda tables: DeepFM(tables, num_dense=3, deep=(7,)),
 }
 
 

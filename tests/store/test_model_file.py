@@ -24,7 +24,7 @@ from quorem import (
     quantize_,
     tensor_file,
 )
-from quorem.models import DCN, DLRM
+from quorem.models import DCN, DLRM, DeepFM
 from quorem.partitions import ExplicitPartition
 from quorem.store import model_file
 from quorem.store.model_file import KIND, load, save
@@ -189,6 +189,7 @@ NETWORKS = {
     "dlrm-raw": lambda tables: DLRM(tables, num_dense=3, bottom=(), top=(6, 5), raw_dense=True),
     "dlrm-no-dense": lambda tables: DLRM(tables, num_dense=0, top=(6,)),
     "dcn": lambda tables: DCN(tables, num_dense=3, deep=(7, 5), num_cross=2),
+    "deepfm": lambda tables: DeepFM(tables, num_dense=3, deep=(7, 5)),
     "dcn-double": lambda tables: DCN(tables.double(), num_dense=3, dtype=torch.float64),
 }
 

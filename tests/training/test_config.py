@@ -111,7 +111,8 @@ def test_learning_rates_are_torchs_defaults():
     [
         ({"data": ""}, ValueError, r"data \(''\) must name the data"),
         ({"data": 3}, TypeError, r"data \(3\) must be a str"),
-        ({"network": "wide"}, ValueError, r"network \('wide'\) must be one of 'dcn', 'dlrm'"),
+        ({"network": "wide"}, ValueError, r"network \('wide'\) must be one of 'dcn', 'dlrm', 'deepfm', or FILE.py:F"),
+        ({"network": 3}, TypeError, r"network \(3\) must be a str"),
         ({"preset": "table2"}, ValueError, r"preset \('table2'\) must be one of 'text', 'table1'"),
         ({"optimizer": "sgd"}, ValueError, r"optimizer \('sgd'\) must be one of 'adagrad', 'amsgrad'"),
         ({"precision": "fp8"}, ValueError, r"precision \('fp8'\) must be one of 'float32', 'tf32', 'bfloat16'"),

@@ -31,8 +31,13 @@ def export(
     """Write a model for a runtime that needs neither quorem nor Python."""
     with plain_errors():
         from ..store.model_file import load, save
+        from ..training.trained import LAYERS, MODEL
 
-        module = load(model / "model.safetensors" if model.is_dir() else model, table=table)
+        if (model / LAYERS).exists() and table is None:
+            raise ValueError(
+                f"{model} is a run with a network of your own: export its tables, {model / MODEL}, by themselves"
+            )
+        module = load(model / MODEL if model.is_dir() else model, table=table)
         if bits is not None:
             from ..quantize import quantize_
 

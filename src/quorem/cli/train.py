@@ -26,7 +26,7 @@ def train(
     plan: Annotated[
         str | None, typer.Option(help="Instead of a scheme: the file that quorem plan wrote, or JSON of its schemes.")
     ] = None,
-    network: Annotated[Literal["dlrm", "dcn"], typer.Option(help="The network.")] = "dlrm",
+    network: Annotated[str, typer.Option(help="dlrm, dcn, deepfm, or your own: my_model.py:build.")] = "dlrm",
     preset: Annotated[Literal["text", "table1"], typer.Option(help="Its architecture.")] = "text",
     dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
     optimizer: Annotated[Literal["adagrad", "amsgrad"], typer.Option(help="The optimizer.")] = "adagrad",
@@ -50,6 +50,7 @@ def train(
     with plain_errors():
         from rich.console import Console
 
+        from .. import models
         from ..data.batches import Prepared
         from ..experiments import train
         from ..schemes import QR
@@ -62,7 +63,7 @@ def train(
             scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
             threshold=threshold,
             plan=None if plan is None else train.plan_from(plan, prepared, dim),
-            network=network,
+            network=models.pinned(network),
             preset=preset,
             embedding_dim=dim,
             optimizer=optimizer,

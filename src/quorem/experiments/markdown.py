@@ -18,7 +18,7 @@ def markdown(figure: Figure) -> str:
     for network in dict.fromkeys(point.network for point in figure.points):
         own = [point for point in figure.points if point.network == network]
         places: list[float | None] = [*sorted({point.x for point in own if point.x is not None})]
-        head = [f"{network.upper()}, {axes.y_label}", *([f"{axes.x_column} {x:g}" for x in places] or ["final"])]
+        head = [f"{words.network(network)}, {axes.y_label}", *([f"{axes.x_column} {x:g}" for x in places] or ["final"])]
         text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for series in dict.fromkeys(point.series for point in own):
             line = {point.x: point for point in own if point.series == series}

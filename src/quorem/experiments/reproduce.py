@@ -5,13 +5,14 @@ import datetime
 import json
 import os
 import runpy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from .. import models
 from ..data.batches import Prepared
 from ..training.config import OPTIMIZERS, RunConfig
 from ..training.model import data_identity
@@ -48,7 +49,7 @@ def plan(
         try:
             runs.append(
                 [
-                    RunConfig(data=identities[own], optimizer=optimizer, seed=seed, **point.options)
+                    RunConfig(data=identities[own], optimizer=optimizer, seed=seed, **_pinned(point.options))
                     for optimizer in optimizers
                     for seed in range(trials)
                 ]
@@ -65,6 +66,12 @@ def plan(
         "optimizers": list(optimizers),
     }
     return Plan(axes=axes, made=made, points=points, runs=runs)
+
+
+def _pinned(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a point, with a digest of the file where the network is one of your own."""
+    network = options.get("network")
+    return {**options, "network": models.pinned(network)} if isinstance(network, str) else dict(options)
 
 
 def describe(path: Path, identity: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def parameter_counts() -> dict[tuple[str, int], int]:
     135746273
     """
     counts = {}
-    for network in models.NETWORKS:
+    for network in models.PRESETS["table1"]:
         for hidden in HIDDEN:
             tables = paper_tables(CARDINALITIES, "path", NUM_COLLISIONS, hidden=hidden)
             embeddings = EmbeddingCollection(tables, device="meta")

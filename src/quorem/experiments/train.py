@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -130,7 +130,7 @@ def run(
 def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     """What is about to be trained: data, model, tables, training and device, a line each."""
     model = build_model(config, prepared, "meta")
-    tables = cast(EmbeddingCollection, model.embeddings)
+    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
     parameters = sum(p.numel() for p in model.parameters())
     size = words.size(4 * tables.num_parameters)
     rows = {split: len(prepared.split(split)) for split in ("train", "validation", "test")}
@@ -139,6 +139,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
+    place = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
     return [
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {parameters:,} parameters",
@@ -147,7 +148,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
         f"training  {trained:,} rows, {config.epochs} epoch{'s' * (config.epochs != 1)}, batch {config.batch_size},"
         f" {words.optimizer(config.optimizer)}, lr {config.learning_rate:g}, seed {config.seed}",
-        f"device    {device}" + (f", {threads} thread{'s' * (threads != 1)}" if device == "cpu" else ""),
+        f"device    {device}, {place}",
     ]
 
 

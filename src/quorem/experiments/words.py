@@ -2,13 +2,14 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import schemes
 from .figures import Result
 
-NETWORKS = {"dcn": "DCN", "dlrm": "DLRM"}
+NETWORKS = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
 OPTIMIZERS = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NONE = "\N{EN DASH}"
@@ -90,8 +91,12 @@ def _digits(value: float) -> str:
 
 
 def network(name: str) -> str:
-    """As the paper writes it; other names as they are."""
-    return NETWORKS.get(name, name)
+    """As its authors write it; other names as they are, without the digest of their file.
+
+    >>> network("dlrm"), network("nets/wide.py:build#0123456789ab")
+    ('DLRM', 'nets/wide.py:build')
+    """
+    return NETWORKS.get(name, re.sub(r"#[0-9a-f]{12}$", "", name))
 
 
 def optimizer(name: str) -> str:

@@ -6,13 +6,15 @@ from functools import partial
 import torch
 from torch import nn
 
+from . import custom
 from .dcn import DCN
+from .deepfm import DeepFM
 from .dlrm import DLRM
 
 # "text" is section 5.1 as written. Only "table1" gives table 1's parameter counts: DCN without its layer of 64, and
-# the dense features instead of the bottom's output beside DLRM's dot products.
+# the dense features instead of the bottom's output beside DLRM's dot products. DeepFM is not the paper's.
 PRESETS: dict[str, dict[str, Callable[..., nn.Module]]] = {
-    "text": {"dcn": DCN, "dlrm": DLRM},
+    "text": {"dcn": DCN, "dlrm": DLRM, "deepfm": DeepFM},
     "table1": {"dcn": partial(DCN, deep=(512, 256)), "dlrm": partial(DLRM, raw_dense=True)},
 }
 NETWORKS = tuple(PRESETS["text"])
@@ -27,10 +29,10 @@ def build(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """The paper's ``"dcn"`` or ``"dlrm"`` around ``embeddings`` (section 5.1).
+    """A network around ``embeddings``: the paper's ``"dcn"`` and ``"dlrm"`` (section 5.1), ``"deepfm"``, or your own.
 
     Args:
-        network: which one.
+        network: which one; ``"FILE.py:FUNCTION"`` for your own (see ``models.custom``).
         embeddings: as each network takes them.
         num_dense: number of dense features.
         preset: ``"text"`` is the architecture of section 5.1, ``"table1"`` the one whose parameters table 1 counts.
@@ -38,10 +40,31 @@ def build(
         dtype: of the network.
 
     Raises:
-        ValueError: if ``network`` or ``preset`` is unknown.
+        ValueError: if ``network`` or ``preset`` is unknown, a network has no such preset, or your own does not hold the
+            embeddings.
+        TypeError: if your own function returns no module.
     """
-    if network not in NETWORKS:
-        raise ValueError(f"network ({network!r}) must be one of {', '.join(map(repr, NETWORKS))}")
+    check_network(network, preset)
+    if custom.is_custom(network):
+        made = custom.load(network)(embeddings, num_dense=num_dense, device=device)
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"network ({network!r}) returned {type(made).__name__} and must return a module")
+        if all(module is not embeddings for module in made.modules()):
+            raise ValueError(f"network ({network!r}) must return a module that holds the embeddings it is given")
+        return made if dtype is None else made.to(dtype)
+    return PRESETS[preset][network](embeddings, num_dense=num_dense, device=device, dtype=dtype)
+
+
+def check_network(network: str, preset: str = "text") -> None:
+    """Check the names, without building anything.
+
+    Raises:
+        ValueError: as ``build`` does.
+    """
     if preset not in PRESETS:
         raise ValueError(f"preset ({preset!r}) must be one of {', '.join(map(repr, PRESETS))}")
-    return PRESETS[preset][network](embeddings, num_dense=num_dense, device=device, dtype=dtype)
+    if network not in NETWORKS and not custom.is_custom(network):
+        known = ", ".join(map(repr, NETWORKS))
+        raise ValueError(f"network ({network!r}) must be one of {known}, or FILE.py:FUNCTION of your own")
+    if network not in PRESETS[preset] and preset != "text":
+        raise ValueError(f"preset ({preset!r}) must be 'text' for network ({network!r})")

@@ -8,7 +8,7 @@ from torch import nn
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..embeddings import Embedding
-from ..models import DCN, DLRM
+from ..models import DCN, DLRM, DeepFM
 from ..store.model_file import tables_of
 from .groups import Unknown, check_options, output_shape
 from .onnx_graph import EXTERNAL_BYTES, OPSET, Graph
@@ -33,7 +33,7 @@ def export_onnx(
     Embedding            input ``[N]``                                             vectors ``[N, D]``
     EmbeddingBag         input ``[B, L]``, or jagged: input ``[V]``, offsets       vectors ``[B, D]``
     EmbeddingCollection  ids ``[B, F]``, or jagged: ids ``[V]``, offsets           vectors, as the module gives
-    DLRM, DCN            dense ``[B, num_dense]``, then as the collection          logits, probabilities ``[B]``
+    DLRM, DCN, DeepFM    dense ``[B, num_dense]``, then as the collection          logits, probabilities ``[B]``
     ==================== ========================================================= ===========================
 
     Ids are int64. Bags are composed, then pooled; ``offsets`` is what the module takes. Tables in half precision stay
@@ -58,12 +58,11 @@ def export_onnx(
     with torch.no_grad():
         graph = Graph()
         nodes = TableNodes(graph, tables, unknown)
-        if isinstance(model, DLRM | DCN):
+        if isinstance(model, DLRM | DCN | DeepFM):
             dense = graph.input("dense", nodes.compute, ["batch", model.num_dense])
             vectors = _vectors(graph, nodes, jagged, sample_weights, len(model.embedding_dims))
             layers = NetworkNodes(graph, nodes.compute)
-            network = layers.dlrm if isinstance(model, DLRM) else layers.dcn
-            logits = network(model, dense, vectors)  # type: ignore[arg-type]
+            logits = layers.logits(model, dense, vectors)
             graph.output("logits", logits, nodes.compute, ["batch"])
             graph.output("probabilities", graph.op("Sigmoid", logits), nodes.compute, ["batch"])
         else:

@@ -1,9 +1,9 @@
-"""DLRM and DCN (section 5.1) as ONNX nodes: from dense features and vectors already looked up to logits."""
+"""DLRM, DCN (section 5.1) and DeepFM as ONNX nodes: from dense features and vectors already looked up to logits."""
 
 import torch
 from torch import Tensor, nn
 
-from ..models import DCN, DLRM
+from ..models import DCN, DLRM, DeepFM
 from .onnx_graph import Graph
 
 
@@ -17,6 +17,12 @@ class NetworkNodes:
 
     def __init__(self, graph: Graph, compute: torch.dtype) -> None:
         self.graph, self.compute = graph, compute
+
+    def logits(self, model: DLRM | DCN | DeepFM, dense: str, vectors: str) -> str:
+        """Logits ``[B]`` of dense features and vectors ``[B, sum D]``."""
+        if isinstance(model, DLRM):
+            return self.dlrm(model, dense, vectors)
+        return self.dcn(model, dense, vectors) if isinstance(model, DCN) else self.deepfm(model, dense, vectors)
 
     def dlrm(self, model: DLRM, dense: str, vectors: str) -> str:
         """Logits ``[B]`` of dense features and vectors ``[B, sum D]``."""
@@ -53,6 +59,23 @@ class NetworkNodes:
         cross = graph.op("Add", graph.op("Mul", a, last), graph.scalar(bias, self.compute))
         deep = graph.op("MatMul", self._layers(model.deep, x0, "deep"), self._weight("to_deep", to_deep[:, None]))
         return self._flat(graph.op("Add", cross, deep))
+
+    def deepfm(self, model: DeepFM, dense: str, vectors: str) -> str:
+        """Logits ``[B]``; the sum over pairs from the sum of all vectors and the sum of their squares."""
+        graph = self.graph
+        features = graph.op("Concat", dense, vectors, axis=1)
+        stacked = graph.op("Reshape", vectors, graph.constant([0, len(model.embedding_dims), model.embedding_dim]))
+        total = graph.op("ReduceSum", stacked, graph.constant([1]), keepdims=0)
+        squares = graph.op("ReduceSum", graph.op("Mul", vectors, vectors), graph.constant([1]), keepdims=1)
+        if model.num_dense:
+            own = model.dense_vectors.detach()
+            total = graph.op("Add", total, graph.op("MatMul", dense, self._weight("dense_vectors", own)))
+            lengths = self._weight("dense_squares", own.double().square().sum(1, keepdim=True))
+            squares = graph.op("Add", squares, graph.op("MatMul", graph.op("Mul", dense, dense), lengths))
+        lengths_of_sum = graph.op("ReduceSum", graph.op("Mul", total, total), graph.constant([1]), keepdims=1)
+        pairs = graph.op("Mul", graph.op("Sub", lengths_of_sum, squares), graph.scalar(0.5, self.compute))
+        deep = graph.op("Concat", features, self._layers(model.deep, features, "deep"), axis=1)
+        return self._flat(graph.op("Add", self._linear(model.output, deep, "output"), pairs))
 
     def _layers(self, layers: nn.Sequential, value: str, name: str) -> str:
         for i, layer in enumerate(layers):

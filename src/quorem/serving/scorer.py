@@ -13,11 +13,11 @@ from .. import files
 from ..data.batches import Batch, Prepared
 from ..data.encoding import read_encoding
 from ..quantize import quantize_
-from ..store.model_file import load as load_model
 from ..training.config import RunConfig
 from ..training.metrics import Evaluation, Metrics
 from ..training.model import data_identity
-from ..training.run import ENCODING, MODEL, RESULT
+from ..training.run import ENCODING, RESULT
+from ..training.trained import MODEL, read_model
 
 BATCH_ROWS = 4096  # whose activations stay in a CPU's cache
 
@@ -44,8 +44,9 @@ class Scorer:
             if not (self.path / name).exists():
                 raise FileNotFoundError(f"{self.path} has no {name}: {reason}")
         self.config = RunConfig.from_json(files.read(self.path / "run.json"))
-        self.model: nn.Module = load_model(self.path / MODEL, verify=verify).requires_grad_(False).eval()
         self.encoding, self._texts = read_encoding(self.path / ENCODING, verify=verify)
+        model = read_model(self.path, self.config, len(self.encoding.dense), verify=verify)
+        self.model: nn.Module = model.requires_grad_(False).eval()
         self._unknown = unknown
         self._encoder: Any = None
 

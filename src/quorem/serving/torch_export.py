@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..files import replacing
-from ..models import DCN, DLRM
+from ..models import DCN, DLRM, DeepFM
 from ..store.model_file import tables_of
 from .groups import Unknown, check_options
 from .plain import PlainModel
@@ -54,7 +54,7 @@ def _example(
     tables, batch = tables_of(model), Dim("batch")
     inputs: list[Tensor] = []
     sizes: list[dict[int, Dim]] = []
-    if isinstance(model, DLRM | DCN):
+    if isinstance(model, DLRM | DCN | DeepFM):
         inputs.append(torch.zeros(BATCH, model.num_dense, dtype=plain.tables.compute))
         sizes.append({0: batch})
     if not jagged:
@@ -63,7 +63,7 @@ def _example(
         elif isinstance(tables, EmbeddingBag):
             shape = [BATCH, BATCH + 1]
         else:
-            shape = [BATCH, len(model.embedding_dims)] if isinstance(model, DLRM | DCN) else [BATCH]
+            shape = [BATCH, len(model.embedding_dims)] if isinstance(model, DLRM | DCN | DeepFM) else [BATCH]
         inputs.append(torch.zeros(shape, dtype=torch.int64))
         sizes.append({0: batch, 1: Dim("length")} if isinstance(tables, EmbeddingBag) else {0: batch})
     else:

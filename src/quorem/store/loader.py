@@ -14,7 +14,7 @@ from ..bags import EmbeddingBag
 from ..checks import DTYPES as FLOATS
 from ..collection import EmbeddingCollection, Table
 from ..embeddings import Embedding
-from ..models import DCN, DLRM
+from ..models import DCN, DLRM, DeepFM
 from ..paths import PathNetworks
 from ..quantize import quantize_
 from ..schemes import Ranks, TableSpec
@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, type]] = {
 NETWORKS: dict[str, tuple[type[nn.Module], dict[str, type]]] = {
     "DLRM": (DLRM, {"raw_dense": bool, "bottom": list, "top": list}),
     "DCN": (DCN, {"deep": list, "num_cross": int}),
+    "DeepFM": (DeepFM, {"deep": list}),
 }
 
 

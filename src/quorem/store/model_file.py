@@ -12,7 +12,7 @@ from torch import nn
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..embeddings import Embedding
-from ..models import DCN, DLRM
+from ..models import DCN, DLRM, DeepFM
 from ..provenance import versions
 from ..tables import Tables
 from ..tensor_file import Kind, TensorFile, write
@@ -28,7 +28,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     The file is in the safetensors format: tensors by the names of ``state_dict``, and a description in its header.
 
     Args:
-        model: ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, ``models.DLRM`` or ``models.DCN``.
+        model: ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a network of ``models``.
         path: of the file; one that is there is replaced.
 
     Raises:
@@ -78,9 +78,9 @@ def tables_of(model: nn.Module) -> Tables:
     Raises:
         TypeError: if it is of another class.
     """
-    tables = model.embeddings if type(model) in (DLRM, DCN) else model
+    tables = model.embeddings if type(model) in (DLRM, DCN, DeepFM) else model
     if type(tables) not in (Embedding, EmbeddingBag, EmbeddingCollection):
-        known = "Embedding, EmbeddingBag, EmbeddingCollection, or a DLRM or DCN around one of these"
+        known = "Embedding, EmbeddingBag, EmbeddingCollection, or a DLRM, DCN or DeepFM around one of these"
         raise TypeError(f"model ({type(tables).__name__}) must be an {known}")
     assert isinstance(tables, Tables)
     return tables
@@ -101,6 +101,8 @@ def _described(model: nn.Module) -> dict[str, Any]:
         options = {"raw_dense": model.raw_dense, "bottom": _widths(model.bottom)[:-1], "top": _widths(model.top)}
     elif isinstance(model, DCN):
         options = {"deep": _widths(model.deep), "num_cross": len(model.cross_weight)}
+    elif isinstance(model, DeepFM):
+        options = {"deep": _widths(model.deep)}
     else:
         return values
     sizes = {"num_dense": model.num_dense, "embedding_dims": list(model.embedding_dims)}

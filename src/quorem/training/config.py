@@ -21,7 +21,7 @@ class RunConfig:
 
     Args:
         data: identity of the prepared data, not its path: the same data elsewhere is the same run.
-        network: ``"dcn"`` or ``"dlrm"``.
+        network: ``"dcn"``, ``"dlrm"``, ``"deepfm"``, or your own as ``"FILE.py:FUNCTION#DIGEST"`` (``models.pinned``).
         preset: architecture of the network, ``"text"`` or ``"table1"`` (see ``models.build``).
         scheme: how tables are stored.
         threshold: tables of at most this many ids stay full.
@@ -80,12 +80,11 @@ class RunConfig:
             if self.scheme != default or self.threshold:
                 given = f"scheme ({self.scheme!r}) and threshold ({self.threshold})"
                 raise ValueError(f"{given} must be left at {default!r} and 0 where plan says how tables are stored")
-        choices = {
-            "network": models.NETWORKS,
-            "preset": models.PRESETS,
-            "optimizer": OPTIMIZERS,
-            "precision": PRECISIONS,
-        }
+        for name in ("network", "preset"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} ({getattr(self, name)!r}) must be a str")
+        models.check_network(self.network, self.preset)
+        choices = {"optimizer": OPTIMIZERS, "precision": PRECISIONS}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")

@@ -3,7 +3,7 @@
 run.json              configuration
 metrics.jsonl         one JSON object a line: step, training loss or metrics of a split, and a checksum
 checkpoints/          the last few, each one file
-model.safetensors     the trained model, as ``quorem.save`` writes it
+model.safetensors     the trained model, as ``quorem.save`` writes it (``trained``)
 encoding.safetensors  columns, transforms and vocabularies of the data, so that the model can score raw rows
 result.json           written last: with it the run is finished
 """
@@ -22,14 +22,14 @@ from .. import files
 from ..data.batches import Prepared
 from ..data.encoding import write_encoding
 from ..provenance import commit, versions
-from ..store.model_file import save as save_model
 from . import checkpoint
 from .config import RunConfig
+from .trained import write_model
 from .trial import Trial
 
 RESULT_FORMAT = "quorem-result-1"
 RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second")
-MODEL, ENCODING, RESULT = "model.safetensors", "encoding.safetensors", "result.json"
+ENCODING, RESULT = "encoding.safetensors", "result.json"
 
 
 class RunFolder:
@@ -178,7 +178,7 @@ class RunFolder:
         """
         os.fsync(self.metrics.fileno())
         if model is not None:
-            save_model(model, self.path / MODEL)
+            write_model(self.path, model, self.config)
             write_encoding(self.path / ENCODING, prepared, self.config.data)
         files.write_json(self.path / RESULT, {"format": RESULT_FORMAT, **result})
         for _, old in checkpoint.saved(self.path / "checkpoints"):

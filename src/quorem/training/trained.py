@@ -1,0 +1,62 @@
+"""The trained model in a run's folder.
+
+model.safetensors    as ``quorem.save`` writes it; of a network of your own its tables alone
+layers.safetensors   of a network of your own: everything else, which needs the network's file to be loaded
+"""
+
+from pathlib import Path
+
+from torch import nn
+
+from .. import models
+from ..models.custom import is_custom
+from ..store.model_file import load, save
+from ..tables import Tables
+from ..tensor_file import Kind, TensorFile, write
+from .config import RunConfig
+
+MODEL, LAYERS = "model.safetensors", "layers.safetensors"
+KIND = Kind("quorem-layers", 1)
+
+
+def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
+    """Write a trained model.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    if not is_custom(config.network):
+        save(model, folder / MODEL)
+        return
+    tables = next(module for module in model.modules() if isinstance(module, Tables))
+    state, inside = model.state_dict(), _prefixes(model, tables)
+    layers = {name: tensor.detach() for name, tensor in state.items() if not name.startswith(inside)}
+    write(folder / LAYERS, KIND, dict(sorted(layers.items(), key=lambda item: -item[1].itemsize)), {})
+    save(tables, folder / MODEL)
+
+
+def read_model(folder: Path, config: RunConfig, num_dense: int, *, verify: bool = True) -> nn.Module:
+    """The model that ``write_model`` wrote. The file of a network of your own is run as Python.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if one is damaged, or the network's file has changed since.
+    """
+    loaded = load(folder / MODEL, verify=verify)
+    if not is_custom(config.network):
+        return loaded
+    model = models.build(config.network, loaded, num_dense=num_dense)
+    file = TensorFile(folder / LAYERS, KIND)
+    if verify:
+        file.verify()
+    keys = model.load_state_dict({name: file.tensor(name) for name in file.entries}, strict=False)
+    missing = [name for name in keys.missing_keys if not name.startswith(_prefixes(model, loaded))]
+    if wrong := [*keys.unexpected_keys, *missing]:
+        raise ValueError(f"{folder / LAYERS} does not fit the network: {', '.join(wrong[:3])}")
+    return model
+
+
+def _prefixes(model: nn.Module, tables: nn.Module) -> tuple[str, ...]:
+    """What the names of the tables' tensors begin with in the state of the model."""
+    named = model.named_modules(remove_duplicate=False)
+    return tuple(f"{name}." for name, module in named if module is tables)
