@@ -243,6 +243,53 @@ def dense_profile() -> str:
     return markdown(("kernel", *(NAMES[n] for n in kernels)), *rows)
 
 
+DAMAGED = {
+    "prepared": "arrays of prepared data, by training",
+    "meta": "`meta.json` of prepared data, by training",
+    "verified": "any file of prepared data, by `quorem inspect --verify`",
+    "checkpoint": "a checkpoint, by going on with the run",
+    "stopped": "`run.json`, `metrics.jsonl` of a stopped run, by going on",
+    "finished": "any file of a finished run",
+    "sweep": "plans, results and metrics of a sweep, by `quorem report`",
+    "figure": "the numbers of a figure, by `quorem report`",
+    "config": "a configuration as JSON",
+    "csv": "a CSV file, by `quorem prepare table`",
+    "gzip": "the same, packed",
+    "parquet": "the same, as Parquet",
+    "criteo": "Criteo's text, by `quorem prepare criteo`",
+}
+
+
+def damaged_files() -> str:
+    """What came of files that ``tests/hunt/damage.py`` damaged."""
+    found = results("hunt/damage")
+    kinds = ("told", "same", "changed")
+    wrong = ("wrong", "unnamed", "traceback", "hang")
+    rows = []
+    for name, outcomes in [*found["by_target"].items(), ("all", found["outcomes"])]:
+        counts = [outcomes.get(kind, 0) for kind in kinds] + [sum(outcomes.get(kind, 0) for kind in wrong)]
+        rows.append((DAMAGED.get(name, "**all**"), f"{sum(counts):,}", *map(str, counts)))
+    return markdown(("what is damaged, and who reads it", "files", "told", "same", "changed", "wrong"), *rows)
+
+
+def kills() -> str:
+    """What came of processes that ``tests/hunt/kills.py`` killed."""
+    found = results("hunt/kills")
+    rows = []
+    for name, job in found["jobs"].items():
+        bad = sum(text.startswith(f"{name}: ") for text in found["bad"])
+        rows.append((f"`{name}`", f"{job['kills']}", f"{job['ends']}", f"{bad}"))
+    rows.append(
+        (
+            "**all**",
+            f"{found['kills']}",
+            f"{sum(job['ends'] for job in found['jobs'].values())}",
+            f"{len(found['bad'])}",
+        )
+    )
+    return markdown(("command", "kills", "ends", "lost, or wrong"), *rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
@@ -255,5 +302,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/training.md", train_gpu_targets),
         ("docs/kernels.md", dense_steps),
         ("docs/kernels.md", dense_profile),
+        ("docs/reliability.md", damaged_files),
+        ("docs/reliability.md", kills),
     )
 }

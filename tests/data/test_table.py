@@ -346,6 +346,13 @@ def test_a_table_without_categories_is_refused(tmp_path):
         infer_columns(tmp_path / "t.csv", ["z"])
 
 
+def test_names_of_columns_are_shown_in_one_line(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"a\x1b[2J\x0bb," + b"x" * 100 + b",\xff\n1,2,3\n")
+    with pytest.raises(ValueError, match=rf"has no column y, z; it has 'a\\x1b\[2J\\x0bb', {'x' * 40}, ") as error:
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", categorical=["z"])
+    assert len(str(error.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_a_pipe_is_refused_at_once(tmp_path, name):
     os.mkfifo(tmp_path / name)

@@ -110,7 +110,7 @@ def hunt(kills: int, seed: int = 0, names: Sequence[str] = ()) -> dict[str, Any]
                 job.seconds = time.monotonic() - start
                 job.bad += job.look(0, True)
                 job.ends = 1
-            while in_child(lambda job=job: job.run(job.ends), rng.uniform(0, job.seconds)):
+            while in_child(lambda job=job: job.run(job.ends), rng.uniform(0, 1.5 * job.seconds)):
                 job.bad += job.look(job.ends, True)
                 job.ends += 1
             job.kills += 1

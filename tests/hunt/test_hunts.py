@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hunt import damage
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "hunt"
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -24,6 +26,15 @@ def test_damaged_files_are_told_or_harmless():
     found = damage.hunt(39, seed=7)
     assert found["bad"] == []
     assert sum(found["outcomes"].values()) == 39 and found["outcomes"]["told"] > 15
+
+
+def test_the_long_forms_found_nothing():
+    """In the files that docs/reliability.md shows."""
+    for name in ("damage", "kills"):
+        found = json.loads((RESULTS / f"{name}.json").read_text())
+        assert found["bad"] == [], name
+    assert json.loads((RESULTS / "damage.json").read_text())["files"] >= 1000
+    assert json.loads((RESULTS / "kills.json").read_text())["kills"] >= 200
 
 
 def fail(error):

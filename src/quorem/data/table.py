@@ -1,6 +1,5 @@
 """``quorem prepare table``: any CSV or Parquet file with a label, dense and categorical columns."""
 
-import csv
 import dataclasses
 import os
 from collections import Counter
@@ -11,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from .. import files
+from . import quoting
 from .batches import Prepared
 from .folder import Progress
 from .infer import ROWS, Inferred, infer
@@ -150,8 +150,7 @@ def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Bl
     if head.first_line in head.broken:
         raise ValueError(f"{path}: the header has a quote that is not closed, or text after a closing quote")
     end = int(line_ends(head.data, quoted=True)[0]) + 1
-    text = head.data[:end].decode(errors="replace")
-    names = next(csv.reader(text.splitlines(keepends=True), delimiter=separator))
+    names = [name.decode(errors="replace") for name in quoting.fields(head.data[:end], separator)]
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(f"{path} has more than one column {', '.join(map(repr, repeated[:5]))}")
     return names, without_head(head, 1, separator)
@@ -239,7 +238,8 @@ def _list_columns(path: Path) -> list[str]:
 def check_present(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
     """Raise ValueError unless all the wanted columns are among the names."""
     if missing := sorted(set(wanted) - set(names)):
-        shown = ", ".join(names[:20]) + ", ..." * (len(names) > 20)
+        shown = ", ".join(n if n.isprintable() else ascii(n) for n in (name[:40] for name in names[:20]))
+        shown += ", ..." * (len(names) > 20)
         raise ValueError(f"{path} has no column {', '.join(missing[:5])}; it has {shown}")
 
 
