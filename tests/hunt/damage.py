@@ -40,6 +40,7 @@ from runs_of_training import StopAt, small_log, small_run
 from quorem import files, schemes, tensor_file
 from quorem.cli.errors import plain_errors
 from quorem.data.batches import Prepared
+from quorem.data.encoding import read_encoding
 from quorem.data.prepare import PrepareConfig
 from quorem.data.raw import write_raw
 from quorem.data.synthetic import ClickLog
@@ -259,8 +260,10 @@ def targets(folder: Path) -> list[Target]:
         metrics = run.read_metrics(copy / "run" / "metrics.jsonl")
         if metrics.damaged or not metrics.is_final:
             raise ValueError(f"{copy} has damaged metrics")
-        state = load(copy / "run" / "model.safetensors").state_dict()
-        return result["test"], metrics.lines, {name: tensor_file.checksum(tensor) for name, tensor in state.items()}
+        state = load(copy / "run" / run.MODEL).state_dict()
+        encoding, _ = read_encoding(copy / "run" / run.ENCODING)
+        checksums = {name: tensor_file.checksum(tensor) for name, tensor in state.items()}
+        return result["test"], metrics.lines, checksums, encoding
 
     options = {"scheme": schemes.QR(4), "embedding_dim": 4, "batch_size": 64, "validate_every": 3}
     plan = reproduce.plan(

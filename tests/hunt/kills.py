@@ -173,7 +173,7 @@ def training(folder: Path) -> Job:
     in_child(lambda: train(config, Prepared(folder / "log"), folder / "whole"))  # type: ignore[func-returns-value]
     result = run.read_result(folder / "whole" / "result.json")
     metrics = run.read_metrics(folder / "whole" / "metrics.jsonl")
-    model = (folder / "whole" / "model.safetensors").read_bytes()
+    model = [(folder / "whole" / name).read_bytes() for name in (run.MODEL, run.ENCODING)]
 
     def look(number: int, ended: bool) -> list[str]:
         out = folder / f"run{number}"
@@ -189,10 +189,10 @@ def training(folder: Path) -> Job:
             bad.append("another result")
         if run.read_metrics(out / "metrics.jsonl") != metrics:
             bad.append("other metrics")
-        if (out / "model.safetensors").read_bytes() != model:
+        if [(out / name).read_bytes() for name in (run.MODEL, run.ENCODING)] != model:
             bad.append("another model")
         names = {path.name for path in out.rglob("*")}
-        left = names - {".lock", "run.json", "metrics.jsonl", "checkpoints", "model.safetensors", "result.json"}
+        left = names - {".lock", "run.json", "metrics.jsonl", "checkpoints", run.MODEL, run.ENCODING, run.RESULT}
         return bad + [f"{name} was left" for name in sorted(left)]
 
     return Job("train", work, look)

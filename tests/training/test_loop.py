@@ -192,7 +192,7 @@ def test_damaged_lines_of_metrics_are_left_out_with_a_word_and_those_after_them_
         train(config, log, tmp_path / "cut")
     whole = lines(tmp_path / "whole")
     assert lines(tmp_path / "cut") == [whole[0], *whole[2:]]
-    for line in (b"\xff\n", b'{"loss": 1}\n', b"3\n", b'{"step": "3"}\n', b"\n"):
+    for line in (b"\xff\n", b'{"loss": 1}\n', b"3\n", b'{"step": "3"}\n', b"\n", b'{"step": 3, "test": 5}\n'):
         path.write_bytes(line + first.encode())
         assert run.read_metrics(path) == ([whole[0]], [1], False)
 

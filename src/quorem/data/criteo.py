@@ -42,7 +42,7 @@ def prepare_criteo(
         OSError: if the disk is full.
     """
     source, config = Path(raw), config or PrepareConfig()
-    malformed = Malformed(source.name, config.max_malformed)
+    malformed = Malformed(str(source), config.max_malformed)
     rows = (parse(block, LAYOUT, malformed) for block in blocks(source, size=block_bytes))
     write(source, Path(out), COLUMNS, rows, malformed, config, overwrite=overwrite, progress=progress)
     return Prepared(out)

@@ -81,7 +81,7 @@ def prepare_table(
     lists = _list_columns(source) if parquet else []
     bags = tuple(name for name in categorical if name in multi or name in lists)
     columns = Columns(label, tuple(dense), tuple(categorical), bags, time)
-    malformed = Malformed(source.name, config.max_malformed, "row" if parquet else "line")
+    malformed = Malformed(str(source), config.max_malformed, "row" if parquet else "line")
     if parquet:
         found_rows = _parquet(source, columns.all, (label, *dense))
     else:
@@ -132,7 +132,7 @@ def infer_columns(
         known, head = _header(source, separator, BLOCK_BYTES)
         check_present(source, names, known)
         layout = Layout(known, dict.fromkeys(names, pl.String), separator, quoted=True)
-        frame = parse(head, layout, Malformed(source.name, len(head.data))).frame.head(ROWS)
+        frame = parse(head, layout, Malformed(str(source), len(head.data))).frame.head(ROWS)
     return infer(frame, names, multi_separator)
 
 

@@ -33,7 +33,7 @@ class Malformed:
     """Count of the lines left out, and where the first ones are.
 
     Args:
-        source: name of the file, for messages.
+        source: the file, for messages.
         limit: the run stops when there are more.
         unit: what the numbers count, ``"line"`` or ``"row"``, from 1.
     """

@@ -206,10 +206,11 @@ def read_metrics(path: Path) -> Metrics:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             values = files.unsealed(json.loads(line), required=has_checksums)
-            if type(values["step"]) is not int:
-                raise ValueError("step must be an integer")
+            losses = [values[split]["log_loss"] for split in ("validation", "test") if split in values]
+            if type(values["step"]) is not int or not all(map(_is_number, losses)):
+                raise ValueError("step must be an integer, losses must be numbers")
             lines.append(values)
-        except (ValueError, KeyError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     is_final = bool(lines) and ("test" in lines[-1] or not has_checksums)
     return Metrics(lines, damaged, is_final)
@@ -217,6 +218,10 @@ def read_metrics(path: Path) -> Metrics:
 
 def _line(values: dict[str, Any]) -> str:
     return json.dumps(files.sealed(values)) + "\n"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -235,7 +240,7 @@ def read_result(path: Path) -> dict[str, Any]:
             raise KeyError(missing[0])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error} is missing") from None
-    if wrong := [number for number in numbers if isinstance(number, bool) or not isinstance(number, int | float)]:
+    if wrong := [number for number in numbers if not _is_number(number)]:
         raise ValueError(f"{path} is damaged: it has {wrong[0]!r} where a number must be")
     return result
 
