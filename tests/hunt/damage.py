@@ -48,7 +48,7 @@ from quorem.data.table import prepare_table
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
 from quorem.store.model_file import load
-from quorem.training import run
+from quorem.training import run, trained
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
@@ -234,7 +234,7 @@ def targets(folder: Path) -> list[Target]:
     prepared = prepare_table(table / "table.csv", folder / "prepared" / "data", **columns)
     config = small_run(prepared, batch_size=32, scheme=schemes.QR(2))
 
-    def trained(copy: Path) -> Any:
+    def trained_on(copy: Path) -> Any:
         data = Prepared(copy / "data")
         for name in data.names:
             data.vocabulary(name)
@@ -260,7 +260,7 @@ def targets(folder: Path) -> list[Target]:
         metrics = run.read_metrics(copy / "run" / "metrics.jsonl")
         if metrics.damaged or not metrics.is_final:
             raise ValueError(f"{copy} has damaged metrics")
-        state = load(copy / "run" / run.MODEL).state_dict()
+        state = load(copy / "run" / trained.MODEL).state_dict()
         encoding, _ = read_encoding(copy / "run" / run.ENCODING)
         checksums = {name: tensor_file.checksum(tensor) for name, tensor in state.items()}
         return result["test"], metrics.lines, checksums, encoding
@@ -321,8 +321,8 @@ def targets(folder: Path) -> list[Target]:
             raise ValueError(f"{copy}: {error}") from None
 
     return [
-        Target("prepared", folder / "prepared", "*.npy", trained),
-        Target("meta", folder / "prepared", "meta.json", trained),
+        Target("prepared", folder / "prepared", "*.npy", trained_on),
+        Target("meta", folder / "prepared", "meta.json", trained_on),
         Target("verified", folder / "prepared", "*.*", verified),
         Target("checkpoint", folder / "stopped", "*.safetensors", resumed),
         Target("stopped", folder / "stopped", "*.json*", resumed),

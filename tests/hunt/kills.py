@@ -39,6 +39,7 @@ from quorem.experiments.report import page
 from quorem.schemes import QR
 from quorem.training import checkpoint, run
 from quorem.training.loop import Options, train
+from quorem.training.trained import MODEL
 
 
 @dataclass
@@ -173,7 +174,7 @@ def training(folder: Path) -> Job:
     in_child(lambda: train(config, Prepared(folder / "log"), folder / "whole"))  # type: ignore[func-returns-value]
     result = run.read_result(folder / "whole" / "result.json")
     metrics = run.read_metrics(folder / "whole" / "metrics.jsonl")
-    model = [(folder / "whole" / name).read_bytes() for name in (run.MODEL, run.ENCODING)]
+    model = [(folder / "whole" / name).read_bytes() for name in (MODEL, run.ENCODING)]
 
     def look(number: int, ended: bool) -> list[str]:
         out = folder / f"run{number}"
@@ -189,10 +190,10 @@ def training(folder: Path) -> Job:
             bad.append("another result")
         if run.read_metrics(out / "metrics.jsonl") != metrics:
             bad.append("other metrics")
-        if [(out / name).read_bytes() for name in (run.MODEL, run.ENCODING)] != model:
+        if [(out / name).read_bytes() for name in (MODEL, run.ENCODING)] != model:
             bad.append("another model")
         names = {path.name for path in out.rglob("*")}
-        left = names - {".lock", "run.json", "metrics.jsonl", "checkpoints", run.MODEL, run.ENCODING, run.RESULT}
+        left = names - {".lock", "run.json", "metrics.jsonl", "checkpoints", MODEL, run.ENCODING, run.RESULT}
         return bad + [f"{name} was left" for name in sorted(left)]
 
     return Job("train", work, look)
