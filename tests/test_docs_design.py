@@ -52,4 +52,4 @@ def test_a_batch_takes_the_hops_of_the_page() -> None:
         rest = iter(made)
         for hop in hops(name):
             assert hop in rest, (name, hop, made)
-        assert len(hops(name)) == {"forward": 8, "backward": 11}[name]
+        assert len(hops(name)) == {"forward": 7, "backward": 10}[name]

@@ -285,3 +285,12 @@ def test_networks_of_unlike_shape_in_one_collection_compile() -> None:
     module = fill_(EmbeddingCollection([*tables, Table("d", 9, 2)]))
     check_same(module, torch.compile(module, fullgraph=True, backend="aot_eager"), (torch.arange(8).view(2, 4),))
     assert_near(module(torch.tensor([[5, 6, 7, 8]]))[0, 4:12], dense_by_hand(module, 1)[6], torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.trace:DeprecationWarning")
+def test_a_traced_module_reads_other_ids():
+    table = Embedding(100, 8, QR(4))
+    ids = torch.arange(50, 59)
+    with torch.no_grad():
+        traced = torch.jit.trace(table, torch.arange(5), check_trace=False)
+        assert torch.equal(traced(ids), table(ids))

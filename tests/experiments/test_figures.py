@@ -148,9 +148,21 @@ def test_axes_are_checked(options, match):
         Axes(**{"name": "a", "title": "t", "x_label": "x"} | options)
 
 
-@pytest.mark.parametrize("change", [{"test_mean": "0.5"}, {"trials": "3"}, {"bytes": []}])
-def test_points_without_numbers_are_refused(tmp_path, change):
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"test_mean": "0.5"}, r"test_mean \('0.5'\) must be a number"),
+        ({"trials": "3"}, r"trials \('3'\) must be an integer"),
+        ({"failed": None}, r"failed \('None'\) must be an integer"),
+        ({"bytes": []}, r"bytes \('\[\]'\) must be an integer"),
+        ({"series": 3}, r"series \('3'\) must be text"),
+        ({"config": []}, r"config \('\[\]'\) must be an object"),
+        ({"curve": [[1, 0.5]]}, r"curve \('\[1, 0.5\]'\) must be rows of three numbers"),
+        ({"others": {"adagrad": 3}}, "others must hold objects"),
+    ],
+)
+def test_fields_of_the_wrong_type_are_refused(tmp_path, change, match):
     figure = Figure(axes=figure5.AXES, made={}, points=[result(**change)])
     figure.write(tmp_path / "f.json")
-    with pytest.raises(ValueError, match=r"f.json does not hold a figure: .* must be a number"):
+    with pytest.raises(ValueError, match=rf"f.json does not hold a figure: {match}"):
         Figure.read(tmp_path / "f.json")

@@ -10,12 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from .. import files
 from ..training.config import RunConfig
 
 PLAN_FORMAT = "quorem-plan-1"
+
+
+Number = int | float | None  # in a file: None where it is not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +123,16 @@ class Result:
     failed: int = 0
 
 
-NUMBERS = tuple(f"{name}_{kind}" for name in ("test", "validation", "auc") for kind in ("mean", "sd"))
-NUMBERS += ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "trials", "missing", "failed")
+# What the fields of a result are in a file.
+KINDS: dict[str, tuple[type | UnionType, str]] = {
+    **dict.fromkeys(("network", "series", "optimizer", "command"), (str, "text")),
+    **dict.fromkeys(("parameters", "bytes", "embedding_parameters", "embedding_bytes"), (int, "an integer")),
+    **dict.fromkeys(("trials", "missing", "failed"), (int, "an integer")),
+    **{f"{name}_{kind}": (Number, "a number") for name in ("test", "validation", "auc") for kind in ("mean", "sd")},
+    **dict.fromkeys(("x",), (Number, "a number")),
+    **dict.fromkeys(("others", "config"), (dict, "an object")),
+    **dict.fromkeys(("runs", "curve", "test_losses"), (list, "a list")),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +160,22 @@ class Figure:
             if not isinstance(found["made"], dict):
                 raise TypeError("made must be an object")
             for point in points:
-                for name in NUMBERS:
-                    if not isinstance(getattr(point, name), int | float | None):
-                        raise TypeError(f"{name} ({getattr(point, name)!r}) must be a number")
+                _check(point)
             return cls(axes=Axes(**found["axes"]), made=found["made"], points=points)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a figure: {error}") from None
+
+
+def _check(point: Result) -> None:
+    """Raise TypeError unless the fields of a result have their types."""
+    for name, (kind, text) in KINDS.items():
+        if not isinstance(value := getattr(point, name), kind):
+            raise TypeError(f"{name} ({str(value)[:40]!r}) must be {text}")
+    for row in point.curve:
+        if not isinstance(row, list) or len(row) != 3 or not all(isinstance(value, Number) for value in row):
+            raise TypeError(f"curve ({str(row)[:40]!r}) must be rows of three numbers")
+    if not all(isinstance(other, dict) for other in point.others.values()):
+        raise TypeError("others must hold objects")
 
 
 @dataclass(frozen=True, kw_only=True)

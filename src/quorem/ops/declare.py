@@ -162,20 +162,24 @@ OPS = {
 }
 _MAPPED = ("lookup", "lookup_backward", "bag", "bag_backward", "bag_sample_weights_backward")  # by torch.vmap
 _library = torch.library.Library("quorem", "DEF")
-_catching_up = threading.RLock()  # two threads that bring the same row up to date would move it twice
+_CATCHING_UP = ("lookup_catch_up_", "bag_catch_up_", "rows_catch_up_")
+_catching_up = threading.RLock()
 
 
 def call(name: str, *args: Any, **options: Any) -> Any:
     """Run the op ``name``, with a ``Layout``, ``State`` and ``Constants`` whole.
 
-    On a GPU its kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a
-    mode or a profiler has to see the op.
+    The device's kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a
+    mode, a tracer or a profiler has to see the op.
     """
     if options.get("rounding_seed", 0) is None:
         del options["rounding_seed"]
-    if _is_direct(args):
-        kernel = _kernel(gpu, name, options)
-        result = NotImplemented if kernel is None else kernel(*args, **options)
+    device = _direct_device(args)
+    kernel = None if device is None else _kernel(device, name, options)
+    if kernel is not None:
+        if device is cpu and name in _CATCHING_UP:
+            kernel = _alone(kernel)
+        result = kernel(*args, **options)
         if result is not NotImplemented:
             return result
     flat: list[Any] = []
@@ -196,19 +200,32 @@ def _kernel(device: Any, name: str, options: dict[str, Any]) -> Kernel | None:
     return None if options.get("rounding_seed") is not None else device.kernels().get(name)
 
 
-def _is_direct(args: tuple[Any, ...]) -> bool:
-    """Whether a GPU's kernel may be called without the dispatcher: plain tensors on a GPU, and nothing looks on."""
+def _alone(kernel: Kernel) -> Kernel:
+    """``kernel``, run while no other thread brings rows up to date: two would move the same row twice."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        with _catching_up:
+            return kernel(*args, **options)
+
+    return run
+
+
+def _direct_device(args: tuple[Any, ...]) -> Any:
+    """``cpu`` or ``gpu``, if its kernels may be called without the dispatcher: plain tensors, and nothing looks on."""
     if torch.compiler.is_compiling():
-        return False
+        return None
+    devices = set()
     for arg in args:
-        if type(arg) in (Tensor, nn.Parameter):
-            if not arg.is_cuda:
-                return False
-        elif isinstance(arg, Tensor):
-            return False
+        tensor = arg.slots if type(arg) is Layout else arg
+        if type(tensor) in (Tensor, nn.Parameter) and torch._C._has_storage(tensor):  # a batched one has none
+            devices.add(gpu if tensor.is_cuda else cpu if tensor.is_cpu else None)
+        elif isinstance(tensor, Tensor):
+            return None
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return False
-    return not torch._C._autograd._profiler_enabled()
+        return None
+    if torch._C._autograd._profiler_enabled() or torch._C._get_tracing_state() is not None:
+        return None
+    return devices.pop() if len(devices) == 1 else None
 
 
 def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
@@ -231,11 +248,7 @@ def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
         result = NotImplemented if kernel is None else kernel(*packed, **options)
         return plain(*packed, **options) if result is NotImplemented else result
 
-    def run_alone(*args: Any, **options: Any) -> Any:
-        with _catching_up:
-            return run(*args, **options)
-
-    return run_alone if device is cpu and "catch_up" in name else run
+    return _alone(run) if device is cpu and name in _CATCHING_UP else run
 
 
 def _map(name: str) -> None:

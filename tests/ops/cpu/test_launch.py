@@ -112,6 +112,13 @@ def test_a_layout_of_another_dtype_is_refused(op):
         fused(op, *each_op(case, case.stored, layout)[op], **options(op, case))
 
 
+def test_a_layout_on_another_device_reaches_no_kernel(monkeypatch):
+    case = Case(MIX[:2])
+    layout = Layout(*[t.to("meta") for t in case.layout])
+    monkeypatch.setitem(cpu.kernels(), "lookup", lambda *args, **options: pytest.fail("a kernel would read address 0"))
+    assert call("lookup", case.ids(3), case.stored, layout, names="").shape == (3, 2, 16)
+
+
 @pytest.mark.parametrize("name", Layout._fields[:4])
 def test_a_layout_of_uninitialized_integers_is_refused(name):
     case = Case([MIX[0], MIX[8]])
