@@ -69,28 +69,42 @@ def plan(
     >>> wished["country"], wished["user"], wished.bytes <= 16_000_000
     (Full(), QR(num_collisions=14), True)
     """
+    modules = modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
+    if not modules:
+        raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")
+    return plan_modules(modules, budget, optimizer=optimizer, frequencies=frequencies, dtypes=dtypes)
+
+
+def plan_modules(
+    modules: Sequence[Module],
+    budget: int | str,
+    *,
+    optimizer: Optimizer | None,
+    frequencies: Mapping[str, Tensor] | None = None,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+    reserved: int = 0,
+) -> Plan:
+    """``plan`` for tables by the module that holds them; ``reserved`` bytes of the budget are spent already."""
     size = parse_bytes(budget)
     check_optimizer(optimizer)
     if not dtypes or any(dtype not in DTYPES for dtype in dtypes):
         raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {', '.join(map(str, DTYPES))}")
-    modules = modules_of(model_or_tables, dtypes[0])
-    if not modules:
-        raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")
     modules = [_with_frequencies(module, frequencies or {}) for module in modules]
     if unknown := sorted(set(frequencies or {}) - {name for module in modules for name in module.names}):
         raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unknown))}")
-    widths = sorted({dtype.itemsize for dtype in dtypes}, reverse=True)
-    plans, least = [], None
-    for widest in widths:
-        narrowed = [_narrowed(module, dtypes, widest) for module in modules]
-        planned, fewest = _plan(modules, narrowed, size, optimizer)
-        least = fewest if least is None else min(least, fewest)
+    plans, least = [], []
+    for itemsize in sorted({dtype.itemsize for dtype in dtypes}, reverse=True):
+        narrowed = [_narrowed(module, dtypes, itemsize) for module in modules]
+        planned, fewest = _plan(modules, narrowed, size - reserved, optimizer)
+        least.append(fewest + reserved)
         plans += [planned] if planned is not None else []
     if not plans:
-        names = sum(len(module.names) for module in modules)
+        tables = f"{sum(len(module.names) for module in modules)} tables"
         state = "" if optimizer is None else f", {optimizer}'s state included"
+        others = f" and {reserved} bytes that cannot be compressed" if reserved else ""
         raise ValueError(
-            f"budget ({budget!r}) must be at least {least} bytes ({show_bytes(least or 0)}) for {names} tables{state}"
+            f"budget ({budget!r}) must be at least {min(least)} bytes ({show_bytes(min(least))})"
+            f" for {tables}{others}{state}"
         )
     return min(plans, key=lambda planned: planned.cost)
 

@@ -1,0 +1,105 @@
+"""The embeddings of a model: those that share a weight together, and why some cannot be replaced."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..checks import DTYPES
+
+KINDS = (nn.Embedding, nn.EmbeddingBag)
+# Methods that a subclass may have of its own: they make the weight, which is there already, or show the module.
+HARMLESS = {"reset_parameters", "_fill_padding_idx_with_zero", "from_pretrained", "extra_repr"}
+
+
+@dataclass(eq=False)
+class Group:
+    """Embeddings with one weight, by name; and why they are left as they are, if they are."""
+
+    members: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the first member."""
+        return next(iter(self.members))
+
+    @property
+    def first(self) -> Any:
+        """The first member."""
+        return self.members[self.name]
+
+
+def groups_in(model: nn.Module) -> list[Group]:
+    """The embeddings of a model, shared modules once."""
+    groups: dict[int, Group] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, KINDS):
+            weight = module._parameters.get("weight")
+            groups.setdefault(id(module if weight is None else weight), Group()).members[name] = module
+    return list(groups.values())
+
+
+def leave_out(
+    model: nn.Module,
+    groups: list[Group],
+    threshold: int,
+    filter_fn: Callable[[str, nn.Module], bool] | None,
+) -> None:
+    """Note why groups are to stay as they are."""
+    holders: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            holders.setdefault(id(parameter), []).append((name, module))
+    for group in groups:
+        for name, module in group.members.items():
+            reason = _reason(name, module, threshold, filter_fn) or _holder(module, holders)
+            if reason:
+                group.reason = reason if name == group.name else f"{name}, which has the same weight: {reason}"
+                break
+
+
+def _reason(name: str, module: Any, threshold: int, filter_fn: Any) -> str:
+    """Why an embedding is not to be replaced, or cannot be; empty if it can."""
+    if module.num_embeddings <= threshold:
+        return f"{module.num_embeddings} ids are at most the threshold ({threshold})"
+    if filter_fn is not None and not filter_fn(name, module):
+        return "filter_fn left it out"
+    extra = [n for n, _ in [*module.named_parameters(), *module.named_buffers()] if n != "weight"]
+    if parametrize.is_parametrized(module) or extra or "weight" not in module._parameters:
+        return f"its weight is parametrized, pruned or joined by others ({', '.join(extra)})"
+    methods = _own_methods(type(module))
+    if methods:
+        return f"{type(module).__name__} has methods of its own ({', '.join(methods)})"
+    weight = module.weight
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    if module.max_norm is not None:
+        return "max_norm renormalizes rows in place, and a composed vector has no row of its own"
+    if module.scale_grad_by_freq:
+        return "scale_grad_by_freq counts ids, and ids share rows"
+    if weight.dtype not in DTYPES:
+        return f"dtype ({weight.dtype}) is none of {', '.join(map(str, DTYPES))}"
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return "its weight has hooks that expect the gradient of the whole table"
+    return ""
+
+
+def _own_methods(kind: type) -> list[str]:
+    """Methods of a subclass that the new module would not have."""
+    bases = kind.__mro__[: next(i for i, base in enumerate(kind.__mro__) if base in KINDS)]
+    names = {
+        name for base in bases for name, value in vars(base).items() if callable(value) or isinstance(value, property)
+    }
+    return sorted(name for name in names - HARMLESS if not name.startswith("__") or name == "__call__")
+
+
+def _holder(module: Any, holders: dict[int, list[tuple[str, nn.Module]]]) -> str:
+    """Another module that holds the weight, and cannot be given something in its place; empty if there is none."""
+    weight: Tensor = module.weight
+    for name, other in holders[id(weight)]:
+        if not isinstance(other, KINDS) and not (type(other) is nn.Linear and other.weight is weight):
+            return f"its weight is also a parameter of {name} ({type(other).__name__})"
+    return ""

@@ -1,0 +1,82 @@
+"""What ``compress_`` and ``decompress_`` did, table by table."""
+
+from dataclasses import dataclass, field
+
+from ..planner.budget import show_bytes
+from ..schemes import Scheme
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one table.
+
+    Args:
+        name: of its module.
+        num_embeddings: number of ids.
+        embedding_dim: width of its vectors.
+        bytes_before: of the table; 0 where it is that of a module before it.
+        bytes_after: of what is stored instead, layout included.
+        state_bytes: of the state that the optimizer keeps for it then.
+        scheme: how it is stored; None if it was left as it was.
+        why: it is stored so, or was left as it was.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    bytes_before: int
+    bytes_after: int
+    state_bytes: int
+    scheme: Scheme | None
+    why: str
+
+    def cells(self) -> tuple[str, ...]:
+        """A row of the report."""
+        sizes = [show_bytes(size) for size in (self.bytes_before, self.bytes_after, self.state_bytes)]
+        stored = "as it was" if self.scheme is None else repr(self.scheme)
+        return self.name, f"{self.num_embeddings:,}", str(self.embedding_dim), *sizes, stored, self.why
+
+
+@dataclass
+class Report:
+    """What ``compress_`` or ``decompress_`` did. ``print`` shows it as a table."""
+
+    entries: list[Entry] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)  # to what was replaced: rewritten, or still there
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all tables before."""
+        return sum(entry.bytes_before for entry in self.entries)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of all tables after, layouts included."""
+        return sum(entry.bytes_after for entry in self.entries)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state that the optimizer keeps for all tables after."""
+        return sum(entry.state_bytes for entry in self.entries)
+
+    @property
+    def swapped(self) -> list[str]:
+        """Names of the modules that were replaced."""
+        return [entry.name for entry in self.entries if entry.scheme is not None]
+
+    @property
+    def left(self) -> dict[str, str]:
+        """Names of the modules that were left as they were, with the reason."""
+        return {entry.name: entry.why for entry in self.entries if entry.scheme is None}
+
+    def __str__(self) -> str:
+        head = ("table", "ids", "D", "before", "after", "state", "stored as", "why")
+        total = (show_bytes(self.bytes_before), show_bytes(self.bytes_after), show_bytes(self.state_bytes))
+        rows = [head, *(entry.cells() for entry in self.entries), ("total", "", "", *total, "", "")]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = zip(row, widths, strict=True)
+            aligned = [cell.rjust(w) if 0 < j < 6 else cell.ljust(w) for j, (cell, w) in enumerate(cells)]
+            lines.append("  ".join(aligned).rstrip())
+        return "\n".join([*lines, *self.references])

@@ -1,0 +1,88 @@
+"""Put new modules in place of old ones, wherever they or their parameters are held."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+DEPTH = 6  # of containers in containers that are looked through
+
+
+def keep_(old: nn.Module, new: nn.Module) -> None:
+    """Give ``new`` the hooks, the mode and the attributes that ``old`` was given beside those of its class."""
+    for hooks in HOOKS:
+        getattr(new, hooks).update(getattr(old, hooks))
+    for name in ("_is_full_backward_hook",):
+        new.__dict__[name] = old.__dict__.get(name)
+    new.training = old.training
+    plain: dict[str, Any] = {}
+    if isinstance(old, nn.Embedding | nn.EmbeddingBag):
+        kind = nn.Embedding if isinstance(old, nn.Embedding) else nn.EmbeddingBag
+        plain = vars(kind(1, 1, device="meta"))
+        for name in vars(old).keys() - plain.keys() - vars(new).keys():
+            object.__setattr__(new, name, vars(old)[name])
+
+
+def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Tensor, Tensor]) -> list[str]:
+    """Replace modules and parameters; returns where they were held beside the model's own structure.
+
+    Looked through are the children of modules, their attributes, and lists, tuples, dicts and sets in these.
+    """
+    new: dict[int, Any] = {id(old): module for old, module in modules.items()}
+    new |= {id(old): parameter for old, parameter in parameters.items()}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if id(child) in new:
+                parent._modules[name] = new[id(child)]
+    held = []
+    own = set(vars(nn.Module()))
+    for path, module in model.named_modules():
+        for attribute, value in list(vars(module).items()):
+            if attribute in own:
+                continue
+            rewritten, count = _rewritten(value, new)
+            if not count:
+                continue
+            if rewritten is not value:
+                object.__setattr__(module, attribute, rewritten)
+            held.append(f"{path + '.' if path else ''}{attribute} held {count} that were replaced: given the new")
+    return held
+
+
+def _rewritten(value: Any, new: Mapping[int, Any], depth: int = DEPTH) -> tuple[Any, int]:
+    """``value`` with what was replaced, within lists, tuples, dicts and sets too; and how often it was there."""
+    if id(value) in new:
+        return new[id(value)], 1
+    if depth == 0 or not isinstance(value, list | tuple | dict | set | frozenset):
+        return value, 0
+    if isinstance(value, dict):
+        keys = [_rewritten(key, new, depth - 1) for key in value]
+        items = [_rewritten(item, new, depth - 1) for item in value.values()]
+        count = sum(c for _, c in keys + items)
+        if count:
+            pairs = list(zip((key for key, _ in keys), (item for item, _ in items), strict=True))
+            value.clear()
+            value.update(pairs)
+        return value, count
+    items = [_rewritten(item, new, depth - 1) for item in value]
+    count = sum(c for _, c in items)
+    if not count:
+        return value, 0
+    entries = [item for item, _ in items]
+    if isinstance(value, list):
+        value[:] = entries
+        return value, count
+    if isinstance(value, set):
+        value.clear()
+        value.update(entries)
+        return value, count
+    return (type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)), count
