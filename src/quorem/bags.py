@@ -28,6 +28,7 @@ class EmbeddingBag(Embedding):
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: as in ``Embedding``; an invalid id on a GPU is left out, as padding is.
         frequencies: as in ``Embedding``.
+        raw_ids: as in ``Embedding``.
         init_std: as in ``Embedding``.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16.
@@ -53,6 +54,7 @@ class EmbeddingBag(Embedding):
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
         frequencies: Tensor | Ranks | None = None,
+        raw_ids: bool = False,
         init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -69,6 +71,7 @@ class EmbeddingBag(Embedding):
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             frequencies=frequencies,
+            raw_ids=raw_ids,
             init_std=init_std,
             device=device,
             dtype=dtype,
@@ -88,6 +91,7 @@ class EmbeddingBag(Embedding):
             ValueError: if the shapes, the offsets or the mode do not fit.
             TypeError: if ids or weights have the wrong dtype.
         """
+        input = self._signed(input)
         check_ids(input, "input")
         weights = self._check_weights(per_sample_weights, input)
         if input.dim() == 2:

@@ -13,7 +13,6 @@ from .checks import (
     check_choice,
     check_ids,
     check_offsets,
-    check_padding,
     check_sample_weights,
 )
 from .schemes import Full, Scheme, check_scheme
@@ -36,6 +35,7 @@ class Table:
         features: names of the features that read this table; the table's own name where empty.
         frequencies: how often each id occurs, ``[n]``, or ``schemes.Ranks``, the hot and cold ids themselves; a
             ``HotCold`` scheme ranks ids by it.
+        raw_ids: take any 64-bit id, as in ``Embedding``.
 
     >>> from quorem import QR
     >>> Table("user", 1000, 16, QR(num_collisions=4))
@@ -49,6 +49,7 @@ class Table:
     padding_idx: int | None = None
     features: tuple[str, ...] = ()
     frequencies: Tensor | Ranks | None = field(default=None, compare=False, repr=False)
+    raw_ids: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the name and the scheme."""
@@ -114,13 +115,13 @@ class EmbeddingCollection(Tables):
             raise ValueError(f"features of tables ({', '.join(map(repr, repeated))}) must be unique")
         check_choice("mode", mode, Pooling)
         specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in tables]
-        padding = [check_padding(table.padding_idx, table.num_embeddings) for table in tables]
         super().__init__(
             names,
             specs,
-            padding,
+            [table.padding_idx for table in tables],
             features=features,
             frequencies=[table.frequencies for table in tables],
+            raw_ids=[table.raw_ids for table in tables],
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             init_std=init_std,
@@ -158,6 +159,7 @@ class EmbeddingCollection(Tables):
             if offsets is not None:
                 raise ValueError("offsets must be None where ids are given by feature")
             ids, offsets = by_feature(ids, self.features)
+        ids = self._signed(ids)
         check_ids(ids, "ids")
         features = len(self.features)
         if offsets is None:

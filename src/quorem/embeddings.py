@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .checks import InvalidIdMode, check_ids, check_padding, check_unsupported
+from .checks import InvalidIdMode, check_ids, check_unsupported
 from .composed_weight import ComposedWeight
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, check_ranking
@@ -29,6 +29,8 @@ class Embedding(Tables):
             warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
         frequencies: for a ``HotCold`` scheme how often each id occurs, ``[n]``, or ``schemes.Ranks``, the hot and cold
             ids themselves; None where ids come by frequency.
+        raw_ids: take any 64-bit id, signed or unsigned, without a vocabulary: ids are mixed into the table's
+            (``hashing.mixed_ids``), and ``padding_idx`` is such an id.
         init_std: deviation of the vectors that the module starts with; ``1 / sqrt(3 n)`` where None, as in the public
             DLRM code, where ``nn.Embedding`` has 1.
         device: where the tables are, ``"meta"`` included.
@@ -59,6 +61,7 @@ class Embedding(Tables):
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
         frequencies: Tensor | Ranks | None = None,
+        raw_ids: bool = False,
         init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -66,14 +69,14 @@ class Embedding(Tables):
         check_unsupported(max_norm, scale_grad_by_freq)
         check_scheme(scheme)
         spec = scheme.spec(num_embeddings, embedding_dim)
-        padding = [check_padding(padding_idx, num_embeddings)]
         if frequencies is not None:
             frequencies = check_ranking(frequencies, num_embeddings)
         super().__init__(
             [""],
             [spec],
-            padding,
+            [padding_idx],
             frequencies=[frequencies],
+            raw_ids=[raw_ids],
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             init_std=init_std,
@@ -81,7 +84,7 @@ class Embedding(Tables):
             dtype=dtype,
         )
         self.num_embeddings, self.embedding_dim, self.scheme = num_embeddings, embedding_dim, spec.scheme
-        self.padding_idx = padding[0]
+        self.padding_idx = self.padding_ids[0]
 
     @property
     def weight(self) -> Tensor:
@@ -143,6 +146,8 @@ class Embedding(Tables):
         >>> Embedding(1000, 16, QR(num_collisions=4)).score(torch.ones(2, 16)).shape
         torch.Size([2, 1000])
         """
+        if self.raw_ids[0]:
+            raise ValueError("raw_ids (True) must be False: score goes over all ids of the table")
         if self.specs[0].operation == "feature":
             raise ValueError("operation ('feature') must be another: score needs one vector an id")
         if queries.dim() == 0 or queries.shape[-1] != self.embedding_dim:
@@ -159,6 +164,7 @@ class Embedding(Tables):
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of the ids in ``input``, of any shape."""
+        input = self._signed(input)
         check_ids(input, "input")
         vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
         return self._lookup(input.reshape(-1, 1)).view(*input.shape, *vectors, self.embedding_dim)

@@ -146,17 +146,36 @@ def mix(ids: Tensor) -> Tensor:
     return x ^ _shifted(x, LAST_SHIFT)
 
 
-def mixed_ids(ids: Tensor, num_embeddings: int) -> Tensor:
+def mixed_ids(ids: Tensor, num_embeddings: int | Tensor) -> Tensor:
     """The id in ``[0, num_embeddings)`` that each raw id takes: the low 63 bits of ``mix``, modulo.
 
     Args:
         ids: any 64-bit integers, as ``mix`` takes them.
-        num_embeddings: size of the id space; 2**40 to 2**62 keep collisions rare (see ``expected_collisions``).
+        num_embeddings: size of the id space, or of that of each id; 2**40 to 2**62 keep collisions rare (see
+            ``expected_collisions``).
 
     >>> mixed_ids(torch.tensor([7, 7 + 2**20, -7]), 2**40)
     tensor([ 980748996055, 1069577029096,  430629333360])
     """
     return (mix(ids) & (2**63 - 1)) % num_embeddings
+
+
+def mixed_id(raw_id: int, num_embeddings: int) -> int:
+    """``mixed_ids`` of one id, signed or unsigned.
+
+    Raises:
+        TypeError: if ``raw_id`` is not an integer.
+        ValueError: if it has more than 64 bits.
+
+    >>> mixed_id(7, 2**40), mixed_id(2**64 - 7, 2**40) == mixed_id(-7, 2**40)
+    (980748996055, True)
+    """
+    if isinstance(raw_id, bool) or not hasattr(raw_id, "__index__"):
+        raise TypeError(f"raw id ({raw_id!r}) must be an int")
+    if not -(2**63) <= raw_id < 2**64:
+        raise ValueError(f"raw id ({raw_id}) must be in [-2**63, 2**64)")
+    signed = int(raw_id) - 2**64 if raw_id >= 2**63 else int(raw_id)
+    return int(mixed_ids(torch.tensor([signed], device="cpu"), num_embeddings))
 
 
 def expected_collisions(num_ids: int, num_embeddings: int) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .checks import check_choice
 from .schemes import TableSpec
 
+RAW_STD = sqrt(1 / (3 * 2**20))  # of vectors of raw ids: that of a full table of 2**20 ids
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
 
 

@@ -28,7 +28,7 @@ def save_tables(tables: "Tables", destination: dict[str, Any], prefix: str, keep
     if has_extra_state(tables):
         destination[prefix + EXTRA_STATE] = tables.get_extra_state()
     if hasattr(destination, "_metadata"):
-        meanings = {name: meaning(spec) for name, spec in zip(tables.names, tables.specs, strict=True)}
+        meanings = dict(zip(tables.names, meanings_of(tables), strict=True))
         destination._metadata[prefix[:-1]]["meanings"] = meanings
 
 
@@ -125,10 +125,15 @@ def _wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> lis
 def _wrong_meanings(tables: "Tables", prefix: str, local_metadata: Mapping[str, Any]) -> list[str]:
     saved = local_metadata.get("meanings", {})
     return [
-        f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning(spec)} here"
-        for name, spec in zip(tables.names, tables.specs, strict=True)
-        if saved.get(name, meaning(spec)) != meaning(spec)
+        f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning} here"
+        for name, meaning in zip(tables.names, meanings_of(tables), strict=True)
+        if saved.get(name, meaning) != meaning
     ]
+
+
+def meanings_of(tables: "Tables") -> list[str]:
+    """Of each table, which rows an id takes and how they are combined, and whether ids are raw."""
+    return [meaning(spec) + raw * ", of raw ids" for spec, raw in zip(tables.specs, tables.raw_ids, strict=True)]
 
 
 def meaning(spec: TableSpec) -> str:

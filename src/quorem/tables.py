@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from . import init, saved
-from .checks import InvalidIdMode, check_choice, check_device, check_dtype
+from .checks import InvalidIdMode, check_choice, check_device, check_dtype, check_padding
 from .fit import fit_
+from .hashing import mixed_id, mixed_ids
 from .operations import OPERATIONS
 from .ops import autograd, declare
-from .ops.layout import Extent, Layout, Storage, build
+from .ops.layout import LIMIT, Extent, Layout, Storage, build
 from .ops.lookup import pooling_factor
 from .ops.quantized import dequantize
 from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
@@ -40,6 +41,7 @@ class Tables(nn.Module):
     spans: Tensor
     ranks: Tensor
     invalid_ids: Tensor
+    is_raw: Tensor  # of each feature, 0 or 1
     ids_argument = "input"  # what ``forward`` calls the ids
     bits = 0  # of a number in ``stored``, where rows are quantized (``quantize_``)
     vector_dtype: torch.dtype  # where rows are quantized, the dtype of the vectors that come out
@@ -52,6 +54,7 @@ class Tables(nn.Module):
         *,
         features: Sequence[tuple[str, int]] | None = None,
         frequencies: Sequence[Tensor | Ranks | None] | None = None,
+        raw_ids: Sequence[bool] | None = None,
         sparse: bool,
         on_invalid_id: InvalidIdMode,
         init_std: float | None = None,
@@ -61,7 +64,13 @@ class Tables(nn.Module):
         super().__init__()
         check_choice("on_invalid_id", on_invalid_id, InvalidIdMode)
         check_dtype(dtype)
-        self.names, self.specs, self.padding = tuple(names), tuple(specs), tuple(padding)
+        self.names, self.specs = tuple(names), tuple(specs)
+        self.raw_ids = (False,) * len(specs) if raw_ids is None else tuple(raw_ids)
+        pads = zip(padding, specs, self.raw_ids, strict=True)
+        self.padding = tuple(padding_of(pad, spec.num_embeddings, raw) for pad, spec, raw in pads)
+        # As ids are given: of raw ids, ``padding`` is mixed.
+        pairs = zip(padding, self.padding, self.raw_ids, strict=True)
+        self.padding_ids = tuple(given if raw else within for given, within, raw in pairs)
         self.sparse, self.on_invalid_id = sparse, on_invalid_id
         if init_std is not None and not 0 < init_std < math.inf:
             raise ValueError(f"init_std ({init_std}) must be above 0 and finite")
@@ -105,14 +114,20 @@ class Tables(nn.Module):
         """Draw the tables anew: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
         self.place_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
-            init.init_(self.tables(t), spec, method, std=self.init_std)
+            init.init_(self.tables(t), spec, method, std=self._std([t]))
             if self.is_full(t) and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for name, extents in self.pools.items():
-            members = [spec for spec in self.specs if pool_key(self.pools, spec) == name]
-            init.pool_(self._views(extents), members, std=self.init_std)
+            members = [t for t, spec in enumerate(self.specs) if pool_key(self.pools, spec) == name]
+            init.pool_(self._views(extents), [self.specs[t] for t in members], std=self._std(members))
         for group in self._path_networks():
             group.reset_parameters()
+
+    def _std(self, members: Sequence[int]) -> float | None:
+        """The deviation that vectors are drawn with; that of raw ids does not depend on the size of the id space."""
+        if self.init_std is None and any(self.raw_ids[t] for t in members):
+            return init.RAW_STD
+        return self.init_std
 
     def tables(self, table: int = 0) -> list[Tensor]:
         """What is stored for one table, views ``[rows, width]`` of ``stored``; rows of ids' own come first."""
@@ -217,6 +232,7 @@ class Tables(nn.Module):
             if spec.embedding_dim != self.width:
                 rule = f"must be that of all tables ({self.width})"
                 raise ValueError(f"{title}embedding_dim ({spec.embedding_dim}) {rule}")
+        ids = self._within(ids, None)
         raise_out_of_range(ids, None, self.layout, self.titles)
         reads = lookup_reads(ids, self.layout)
         return torch.where(reads.valid[..., None] & reads.used, reads.rows, -1)
@@ -225,6 +241,7 @@ class Tables(nn.Module):
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
         stored = self.stored
         check_device(stored, self.ids_argument, ids)
+        ids = self._within(ids, None)
         invalid = self.invalid_ids if self._counts_invalid(ids) else None
         if self.bits:
             if invalid is not None:
@@ -244,6 +261,7 @@ class Tables(nn.Module):
         """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
         stored, layout = self.stored, self.layout
         check_device(stored, self.ids_argument, ids, offsets, sample_weights)
+        ids = self._within(ids, offsets)
         if self._counts_invalid(ids):
             declare.call("count_invalid_", ids, offsets, self.invalid_ids, layout)
             self._report_invalid()
@@ -255,6 +273,22 @@ class Tables(nn.Module):
         for group in self._path_networks():  # the op pooled their rows; they have to be transformed before
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
         return out
+
+    def _within(self, ids: Tensor, offsets: Tensor | None) -> Tensor:
+        """Raw ids mixed into the ids of their tables; those of other tables as they are."""
+        if not any(self.raw_ids):
+            return ids
+        limits, raw = self.slots[self.spans[:, 0], LIMIT], self.is_raw
+        if offsets is not None:
+            feature = bag_and_feature(ids, offsets, self.spans)[1]
+            limits, raw = limits[feature], raw[feature]
+        mixed = mixed_ids(ids, limits)
+        return mixed if all(self.raw_ids) else torch.where(raw > 0, mixed, ids)
+
+    def _signed(self, ids: Tensor) -> Tensor:
+        """Unsigned raw ids by their bits, which torch computes with."""
+        is_unsigned = any(self.raw_ids) and isinstance(ids, Tensor) and ids.dtype == torch.uint64
+        return ids.view(torch.int64) if is_unsigned else ids
 
     def _quantized(self) -> dict[str, Any]:
         return {"width": self.width, "bits": self.bits, "dtype": self.dtype, "names": self.titles}
@@ -331,6 +365,7 @@ class Tables(nn.Module):
         """(Re)build the layout's buffers where ``stored`` is; they hold no learned state."""
         integers = self._storage().layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
+        integers["is_raw"] = torch.tensor([int(self.raw_ids[t]) for t in self.table_of], device="cpu")
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.stored.device), persistent=False)
         for group in self._path_networks():
@@ -365,6 +400,13 @@ class Tables(nn.Module):
 
     _save_to_state_dict = saved.save_tables
     _load_from_state_dict = saved.load_tables
+
+
+def padding_of(padding_idx: int | None, n: int, raw_ids: bool) -> int | None:
+    """The id of a table that stands for nothing; a raw one is mixed into the table's ids."""
+    if not isinstance(raw_ids, bool):
+        raise TypeError(f"raw_ids ({raw_ids!r}) must be a bool")
+    return mixed_id(padding_idx, n) if raw_ids and padding_idx is not None else check_padding(padding_idx, n)
 
 
 def module_of(stored: Tensor) -> Tables | None:

@@ -207,6 +207,29 @@ def test_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
     assert [weights[f"pool_pool_{j}{suffix}"].dims[0] for j in (0, 1)] == stored  # shared, and there once
 
 
+def raw_tables() -> EmbeddingCollection:
+    tables = [
+        Table("user", 2**62, D, GeneralizedQR(5), raw_ids=True, padding_idx=-5),
+        Table("day", 7, D),
+        Table("item", 2**40, D, GeneralizedQR(4), raw_ids=True),
+        Table("word", 1000, D, QR(4), raw_ids=True),
+    ]
+    return fill_(EmbeddingCollection(tables))
+
+
+def test_raw_ids(tmp_path: Path) -> None:
+    module = raw_tables()
+    path = exported(module, tmp_path / "tables.onnx")
+    raw = torch.tensor([*UNKNOWN, -5, 0, 7])
+    ids = torch.stack([raw, raw.remainder(7), raw, raw], 1)
+    vectors = run(path, ids=ids)["vectors"]
+    assert_near(vectors, module(ids).detach())
+    assert vectors.isfinite().all() and not vectors[len(UNKNOWN), 0].any()
+    path = exported(module, path, jagged=True)
+    offsets = torch.arange(0, ids.numel() + 1, 2)
+    assert_near(run(path, ids=ids.T.flatten(), offsets=offsets)["vectors"], module(ids.T.flatten(), offsets).detach())
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantized_rows_of_several_widths(bits: int, tmp_path: Path) -> None:
     module = several_widths(bits)

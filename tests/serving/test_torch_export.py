@@ -11,7 +11,7 @@ from hot_cold_cases import COUNTS, FEATURES, hot_and_cold, several_widths
 from oracles import CASES, TOLERANCE, D, N, fill_
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Pool, Table, quantize_
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, GeneralizedQR, HotCold, Pool, Table, quantize_
 from quorem.models import DCN, DLRM, DeepFM
 from quorem.serving.plain import PlainModel
 from quorem.serving.torch_export import export_program, write_program
@@ -90,6 +90,16 @@ def test_hot_and_cold_ids_in_plain_operators(bits: int) -> None:
     if bits:
         module = several_widths(bits)
         assert_near(PlainModel(module)(ids[:, :5])["vectors"], module(ids[:, :5]))
+
+
+def test_raw_ids_in_plain_operators() -> None:
+    tables = [Table("user", 2**40, D, GeneralizedQR(4), raw_ids=True, padding_idx=-5), Table("day", 7, D)]
+    module = fill_(EmbeddingCollection(tables))
+    raw = torch.tensor([*UNKNOWN, -5, 0, 7])
+    ids = torch.stack([raw, raw.remainder(7)], 1)
+    assert_near(PlainModel(module)(ids)["vectors"], module(ids))
+    offsets = torch.arange(0, ids.numel() + 1, 3)
+    assert_near(PlainModel(module, jagged=True)(ids.T.flatten(), offsets)["vectors"], module(ids.T.flatten(), offsets))
 
 
 def test_a_program_with_hot_and_cold_ids_and_quantized_rows() -> None:

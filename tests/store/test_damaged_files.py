@@ -176,7 +176,7 @@ def test_wrong_values_in_the_description(kind: str, saved: Path, tmp_path: Path)
                 accepted.add(place[-1])
     # Other values of these describe the same file: ids in another order, another padding id, options of no shape.
     harmless = {"padding_idx", "permutation", "num_embeddings", "sparse", "frozen", "num_collisions", "permute"}
-    assert accepted <= harmless | {"check", "force", "stride", "features", 0, 1}
+    assert accepted <= harmless | {"check", "force", "stride", "features", "raw_ids", 0, 1}
 
 
 @pytest.mark.parametrize("name", ["embeddings", "frozen", "versions", "type", "top"])

@@ -43,12 +43,13 @@ def collection(**options: object) -> EmbeddingCollection:
         Table("shop", N, D, CASES["path-mlp"]),
         Table("car", N, D, Custom((groups,), check=False)),
         Table("words", 10**12, D, GeneralizedQR(4, permute=5)),
+        Table("raw", 2**40, D, GeneralizedQR(4), raw_ids=True, padding_idx=2**64 - 5),
     ]
     return fill_(EmbeddingCollection(tables, **options))
 
 
 def assert_same(a: Tables, b: Tables) -> None:
-    assert type(a) is type(b) and a.padding == b.padding and a.names == b.names
+    assert type(a) is type(b) and a.padding_ids == b.padding_ids and a.names == b.names and a.raw_ids == b.raw_ids
     assert a.specs == tuple(replace(spec, fallback=None) for spec in b.specs)
     assert all(torch.equal(x, y) for x, y in zip(a.layout, b.layout, strict=True))
     assert {name: value.dtype for name, value in a.state_dict().items()} == {
@@ -162,7 +163,7 @@ def test_collections(tmp_path: Path) -> None:
     other = load(tmp_path / "tables")
     assert_same(module, other)
     assert other.mode == "sum" and other.sparse
-    ids = torch.randint(0, 7, (5, 6))
+    ids = torch.randint(0, 7, (5, 7))
     assert torch.equal(module(ids), other(ids))
 
 
@@ -173,9 +174,9 @@ def test_one_table_alone(in_network: bool, tmp_path: Path) -> None:
     for feature, name in enumerate(module.names):
         table = load(tmp_path / "tables", table=name)
         assert type(table) is Embedding and table.specs[0] == module.specs[feature]
-        assert table.padding_idx == module.padding[feature]
+        assert table.padding_idx == module.padding_ids[feature] and table.raw_ids[0] == module.raw_ids[feature]
         assert all(torch.equal(a, b) for a, b in zip(table.tables(), module.tables(feature), strict=True))
-        if name != "words":  # 10**12 ids
+        if name not in ("words", "raw"):  # 10**12 ids
             assert torch.equal(table.to_dense(), module.dense(feature))
     with pytest.raises(ValueError, match=r"table \('shoe'\) of .*tables must be one of 'user', 'item.id', 'day',"):
         load(tmp_path / "tables", table="shoe")
@@ -203,7 +204,7 @@ def test_networks(name: str, tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert type(other) is type(network)
     assert_same(network.embeddings, other.embeddings)
-    ids, dense = torch.randint(0, 7, (5, 6)), torch.rand(5, network.num_dense, dtype=network.output.weight.dtype)
+    ids, dense = torch.randint(0, 7, (5, 7)), torch.rand(5, network.num_dense, dtype=network.output.weight.dtype)
     assert torch.equal(network(dense, ids), other(dense, ids))
     other(dense, ids).sum().backward()  # it trains
 

@@ -132,7 +132,8 @@ def decompress_(model: nn.Module) -> Report:
         if not isinstance(module, Tables):
             continue
         before = _size(module)
-        if type(module) not in (Embedding, EmbeddingBag) or module.specs[0].operation == "feature":
+        several = module.specs[0].operation == "feature"
+        if type(module) not in (Embedding, EmbeddingBag) or several or module.raw_ids[0]:
             why = f"{type(module).__name__} stands for no module of torch.nn"
             report.entries.append(Entry(name, 0, 0, before, before, 0, None, why))
             continue

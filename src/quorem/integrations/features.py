@@ -167,8 +167,11 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
     """The features of a single-device collection, and the lists of its tables' hot and cold ids, end to end.
 
     Raises:
-        ValueError: if two plain tables would have one name.
+        ValueError: if two plain tables would have one name, or a table takes raw ids.
     """
+    if any(collection.raw_ids):
+        name = collection.names[collection.raw_ids.index(True)]
+        raise ValueError(f"raw_ids of table {name!r} must be False: mix them before (hashing.mixed_ids)")
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
     features: list[Feature] = []

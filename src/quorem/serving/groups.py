@@ -73,7 +73,8 @@ class Group:
 
     features: list[int]  # as positions in the module
     limits: list[int]  # number of ids
-    padding: list[int] | None  # -1 for a table without
+    raw: bool  # any id is taken, and mixed into the table's
+    padding: list[int] | None  # -1 for a table without; of raw ids, mixed
     own: OwnRows | None
     permutation: tuple[list[int], list[int], list[int]] | None  # multiplier, shift and modulus
     mixing: tuple[list[int], int] | None  # of a pool: what is added to each number, and the bits that are mixed
@@ -96,7 +97,7 @@ def groups_of(tables: Tables) -> list[Group]:
         operation = spec.operation if len(spec.partitions) > 1 else "one table"
         own = (spec.num_own > 0, tables.ranks_of[t] is not None, spec.num_composed > 0)
         networks = None if path is None else (path.hidden, path.activation)
-        key = (operation, explicit, widths, own, pool_key(tables.pools, spec), networks)
+        key = (operation, explicit, widths, own, pool_key(tables.pools, spec), networks, tables.raw_ids[t])
         alike.setdefault(key, []).append(feature)
     return [group_of(tables, features) for features in alike.values()]
 
@@ -119,6 +120,7 @@ def group_of(tables: Tables, features: list[int]) -> Group:
     return Group(
         features=features,
         limits=[spec.num_embeddings for spec in specs],
+        raw=tables.raw_ids[members[0]],
         padding=padding if any(pad >= 0 for pad in padding) else None,
         own=_own(tables, members) if first else None,
         permutation=_permutation(specs),

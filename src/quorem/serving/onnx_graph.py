@@ -34,6 +34,7 @@ DTYPES = {
     torch.float16: onnx.TensorProto.FLOAT16,
     torch.bfloat16: onnx.TensorProto.BFLOAT16,
     torch.int64: onnx.TensorProto.INT64,
+    torch.uint64: onnx.TensorProto.UINT64,
     torch.int32: onnx.TensorProto.INT32,
     torch.uint8: onnx.TensorProto.UINT8,
 }

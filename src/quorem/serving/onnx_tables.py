@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import hashing
 from ..ops.quantized import code_bytes
 from ..partitions import MIXING_FACTORS
 from ..tables import Tables
@@ -61,10 +62,10 @@ class TableNodes:
 
     def _compose(self, ids: str, group: Group) -> Composed:
         """Vectors of int64 ``ids`` ``[N, G]`` of one group; those out of range give the id 0's."""
-        graph, zero = self.graph, self.graph.constant(0)
-        in_range = graph.op(
-            "And", graph.op("GreaterOrEqual", ids, zero), graph.op("Less", ids, graph.constant(group.limits))
-        )
+        graph, zero, limit = self.graph, self.graph.constant(0), self.graph.constant(group.limits)
+        if group.raw:
+            ids = graph.op("Mod", self._mixed_raw(ids), limit)
+        in_range = graph.op("And", graph.op("GreaterOrEqual", ids, zero), graph.op("Less", ids, limit))
         number = graph.op("Where", in_range, ids, zero)
         if group.own is None:
             vectors = self._composed(number, group)
@@ -148,6 +149,21 @@ class TableNodes:
             number = graph.op("BitwiseXor", number, graph.op("Div", number, divisor))
             number = graph.op("BitwiseAnd", graph.op("Mul", number, graph.constant(factor)), mask)
         return str(graph.op("BitwiseXor", number, graph.op("Div", number, divisor)))
+
+    def _mixed_raw(self, ids: str) -> str:
+        """The low 63 bits of ``hashing.mix``; only unsigned integers can be shifted with zeros from the left."""
+        graph = self.graph
+
+        def shifted(value: str, bits: int) -> str:
+            right = graph.op("BitShift", graph.cast(value, torch.uint64), graph.constant(bits, "u8"), direction="RIGHT")
+            return graph.cast(right, torch.int64)
+
+        ids = graph.op("Add", ids, graph.constant(hashing.GOLDEN))
+        for shift, multiplier in hashing.ROUNDS:
+            mixed = graph.op("BitwiseXor", ids, shifted(ids, shift))
+            ids = graph.op("Mul", mixed, graph.constant(multiplier))
+        mixed = graph.op("BitwiseXor", ids, shifted(ids, hashing.LAST_SHIFT))
+        return str(graph.op("BitwiseAnd", mixed, graph.constant(2**63 - 1)))
 
     def _gathered(self, rows: Rows, row: str) -> str:
         """Rows ``[N, G, w]`` of the stored tables, as numbers; ``row`` counts from the start of each table."""

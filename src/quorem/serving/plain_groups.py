@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..hashing import mixed_ids
 from ..ops.quantized import code_bytes
 from ..partitions import MIXING_FACTORS
 from ..tables import Tables
@@ -142,7 +143,7 @@ class PlainGroup(nn.Module):
 
     def __init__(self, group: Group, tables: Tables, pools: dict[str, nn.Module]) -> None:
         super().__init__()
-        self.operation, self.width, self.features = group.operation, group.width, group.features
+        self.operation, self.width, self.features, self.raw = group.operation, group.width, group.features, group.raw
         self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
 
         def stored(rows: Rows) -> nn.Module:
@@ -171,6 +172,7 @@ class PlainGroup(nn.Module):
 
     def forward(self, ids: Tensor, member: Tensor) -> Composed:
         """Vectors of ``ids``, each of the feature ``member`` of the group; those out of range give the id 0's."""
+        ids = mixed_ids(ids, self.limits[member]) if self.raw else ids
         in_range = (ids >= 0) & (ids < self.limits[member])
         number = torch.where(in_range, ids, 0)
         is_padding = torch.zeros_like(in_range) if self.padding is None else in_range & (ids == self.padding[member])

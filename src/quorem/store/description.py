@@ -22,6 +22,7 @@ from ..tables import Tables
 _KINDS = {int: "an integer", str: "a string", bool: "true or false", list: "a list", dict: "an object"}
 TABLE_NAMES = {
     *("name", "features", "num_embeddings", "embedding_dim", "padding_idx", "num_hot", "num_rest", "ranked"),
+    "raw_ids",
     *("scheme", "operation", "permutation", "partitions", "dims"),
 }
 
@@ -40,13 +41,14 @@ class Known(Scheme):
 
 def of_table(tables: Tables, t: int) -> dict[str, Any]:
     """What one table of a module is, as JSON values."""
-    spec = tables.specs[t]
+    spec, padding = tables.specs[t], tables.padding_ids[t]
     return {
         "name": tables.names[t],
         "features": [name for name, table in zip(tables.features, tables.table_of, strict=True) if table == t],
         "num_embeddings": spec.num_embeddings,
         "embedding_dim": spec.embedding_dim,
-        "padding_idx": tables.padding[t],
+        "padding_idx": padding,
+        "raw_ids": tables.raw_ids[t],
         "num_hot": spec.num_hot,
         "num_rest": spec.num_rest,
         "ranked": tables.ranks_of[t] is not None,

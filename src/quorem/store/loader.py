@@ -79,10 +79,10 @@ class Loader:
             raise ValueError(f"table ({name!r}) of {self.file.path} must be {rule}")
         t = names.index(name)
         options: dict[str, Any] = {"sparse": tables.sparse, "on_invalid_id": tables.on_invalid_id}
-        options |= {"dtype": tables.dtype, "frequencies": tables.ranks_of[t]}
+        options |= {"dtype": tables.dtype, "frequencies": tables.ranks_of[t], "raw_ids": tables.raw_ids[t]}
         alone = "must be loaded with the whole file" if tables.specs[t].pool is not None else None
         if alone is None:
-            module = _embedding(Embedding, tables.specs[t], tables.padding[t], options)
+            module = _embedding(Embedding, tables.specs[t], tables.padding_ids[t], options)
             if tables.bits and module.width != tables.width:
                 alone = f"is stored in pieces of {tables.width} numbers and must be loaded with the whole file"
         if alone is not None:
@@ -140,6 +140,7 @@ class Loader:
                     padding_idx=pad,
                     features=tuple(taken(entry, "features", list)),
                     frequencies=lists,
+                    raw_ids=taken(entry, "raw_ids", bool),
                 )
                 for entry, spec, pad, lists in zip(entries, specs, padding, ranks, strict=True)
             ]
@@ -147,7 +148,7 @@ class Loader:
         elif len(specs) != 1 or entries[0]["name"]:
             raise ValueError(f"{kind} must have one table, without a name")
         else:
-            options["frequencies"] = ranks[0]
+            options |= {"frequencies": ranks[0], "raw_ids": taken(entries[0], "raw_ids", bool)}
             module = _embedding(EmbeddingBag if kind == "EmbeddingBag" else Embedding, specs[0], padding[0], options)
         if bits:
             quantize_(module, bits)
