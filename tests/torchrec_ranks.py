@@ -40,6 +40,7 @@ from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollec
 from quorem.partitions import ExplicitPartition, Partition
 
 N, D, B = 90, 16, 4
+TINY = 2  # ids of the table that is replicated
 GROUPS = ExplicitPartition([i * i % 7 for i in range(N)])
 SCHEMES = {
     "full": quorem.Full(),
@@ -73,12 +74,13 @@ def reference(tables: list[quorem.Table] = TABLES, **options: Any) -> quorem.Emb
 
 
 def jagged(
-    rank: int, step: int = 0, batch: int = B, names: list[str] = NAMES, weighted: bool = False, n: int = N
+    rank: int, step: int = 0, batch: int = B, names: list[str] = NAMES, weighted: bool = False
 ) -> KeyedJaggedTensor:
     """A rank's batch: zero to three ids in each bag."""
     draw = torch.Generator().manual_seed(100 * step + rank)
     lengths = torch.randint(0, 4, (len(names) * batch,), generator=draw)
-    ids = torch.randint(0, n, (int(lengths.sum()),), generator=draw)
+    sizes = torch.tensor([TINY if name == "tiny" else N for name in names]).repeat_interleave(batch)
+    ids = torch.randint(0, N, (int(lengths.sum()),), generator=draw) % sizes.repeat_interleave(lengths)
     weights = torch.rand(ids.shape, generator=draw) if weighted else None
     return KeyedJaggedTensor(names, ids, lengths=lengths, weights=weights, stride=batch)
 
@@ -214,7 +216,7 @@ OPTIMIZERS = {
 
 def optimizers(rank: int) -> None:
     """Three steps of each optimizer in TorchRec's backward pass, under the plan that its planner makes."""
-    tables = [*TABLES, quorem.Table("tiny", 4, D)]
+    tables = [*TABLES, quorem.Table("tiny", TINY, D)]
     names = [table.name for table in tables]
     for name, (theirs, ours, options) in OPTIMIZERS.items():
         collection = reference(tables, sparse=True)
@@ -222,7 +224,7 @@ def optimizers(rank: int) -> None:
         apply_optimizer_in_backward(theirs, [*module.bags.parameters(), *module.vectors.parameters()], dict(options))
         model = shard(module, integration.constraints(module, batch_size=B))
         kinds = {table: plan.sharding_type for group in model.plan.plan.values() for table, plan in group.items()}
-        assert {table for table, kind in kinds.items() if kind == "data_parallel"} == {"tiny", "feature:1"}, kinds
+        assert {table for table, kind in kinds.items() if kind == "data_parallel"} == {"tiny"}, kinds
         integration.copy_state_(model, collection)
         replicated, networks = [], []
         for key, parameter in in_backward_optimizer_filter(model.named_parameters()):
@@ -232,7 +234,7 @@ def optimizers(rank: int) -> None:
         for step in range(3):
             for optimizer in both:
                 optimizer.zero_grad()
-            step_of_both(rank, model, collection, step, names=names, n=4)
+            step_of_both(rank, model, collection, step, names=names)
             for optimizer in both:
                 optimizer.step()
         same_tables(model, collection, name)
@@ -413,7 +415,7 @@ def sent_bytes(rank: int) -> None:
     assert abs(float(total) / wanted - 1) < 0.1, (float(total), wanted)
 
 
-TRAINED = [*TABLES, quorem.Table("tiny", 4, D)]
+TRAINED = [*TABLES, quorem.Table("tiny", TINY, D)]
 
 
 def trained_reference(kind: str, steps: int) -> tuple[quorem.EmbeddingCollection, torch.optim.Optimizer]:
@@ -428,7 +430,7 @@ def trained_reference(kind: str, steps: int) -> tuple[quorem.EmbeddingCollection
 def global_batch(step: int) -> KeyedJaggedTensor:
     """The batches of two ranks, one after the other."""
     names = [table.name for table in TRAINED]
-    parts = [jagged(rank, step, names=names, n=4) for rank in range(2)]
+    parts = [jagged(rank, step, names=names) for rank in range(2)]
     by_key = [[part[name] for part in parts] for name in names]
     return KeyedJaggedTensor(
         names,
@@ -442,7 +444,7 @@ def go_on(model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: rang
     ranks = dist.get_world_size() if dist.is_initialized() and not isinstance(model, quorem.EmbeddingCollection) else 1
     for step in steps:
         names = [table.name for table in TRAINED]
-        batch = global_batch(step) if ranks == 1 else jagged(dist.get_rank(), step, names=names, n=4)
+        batch = global_batch(step) if ranks == 1 else jagged(dist.get_rank(), step, names=names)
         for optimizer in optimizers:
             optimizer.zero_grad()
         out = expected(model, batch) if isinstance(model, quorem.EmbeddingCollection) else model(batch).values()

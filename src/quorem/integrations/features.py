@@ -114,23 +114,39 @@ class Feature:
 
     def reads(self, ids: Tensor, ranks: Tensor) -> Reads:
         """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids."""
-        spec, used, own = self.spec, None, []
-        fits_int32 = max(spec.num_embeddings, *(table.num_rows for table in self.stored)) < 2**31
-        if fits_int32 and not self.bits:
-            ids = ids.int()  # divided faster than int64
-        if spec.num_own:
-            row, numbers, composed = self._places(ids, ranks)
-            own = [row]
-            used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
-        else:
-            numbers = ids
-        limit = spec.num_composed
+        ids = self._narrow(ids)
+        if not self.spec.num_own:
+            return Reads(self._buckets(ids), None)
+        row, numbers, composed = self._places(ids, ranks)
+        used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
+        return Reads([row, *self._buckets(numbers)], used)
+
+    def row_numbers(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        """The row numbers of ``ids`` ``[N]``, one after another, and how many each has ``[N]``; of merged tables."""
+        row, numbers, composed = self._places(self._narrow(ids), ranks)
+        more = len(self.partitions) - 1
+        counts = composed.int().mul_(more).add_(1)
+        first = counts.cumsum(0).sub_(counts)
+        (cold,) = composed.nonzero(as_tuple=True)
+        values = row.new_empty(len(ids) + more * len(cold))
+        values[first] = row + self.bases[0]
+        places = first[cold]
+        for j, bucket in enumerate(self._buckets(numbers[cold])):
+            values[places + j] = bucket + self.bases[1 + j]
+        return values, counts
+
+    def _narrow(self, ids: Tensor) -> Tensor:
+        """``ids`` in 32 bits where all numbers fit: they are divided faster, and take half as many bytes to send."""
+        return ids.int() if max(self.spec.num_embeddings, *(t.num_rows for t in self.stored)) < 2**31 else ids.long()
+
+    def _buckets(self, numbers: Tensor) -> list[Tensor]:
+        """The row of composed ids in each partition, by their number."""
+        spec, dtype, limit = self.spec, numbers.dtype, self.spec.num_composed
         if spec.pool is not None:
-            numbers, limit = Mixing(self.bits)(numbers + self.offset), 2**self.bits
+            numbers, limit = Mixing(self.bits)(numbers.long() + self.offset), 2**self.bits
         elif spec.permutation is not None:
             numbers = spec.permutation(numbers)
-        rows = own + [_bucket(partition, numbers, limit) for partition in self.partitions]
-        return Reads([row.int() if fits_int32 else row for row in rows], used)  # half as many bytes to send
+        return [_bucket(partition, numbers, limit).to(dtype) for partition in self.partitions]
 
     def _places(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each id its own row, its number among the composed ids, and whether it is one of these."""

@@ -33,11 +33,10 @@ class Machine:
 
 
 class PlacedTable(NamedTuple):
-    """A stored table, how many of its rows a sample reads, and how it is distributed."""
+    """A stored table, what a sample reads of it, and whether it is replicated."""
 
     table: StoredTable
-    keys: int  # that read it: a bag of row numbers each, in every sample
-    reads: float
+    reads: tuple[float, ...]  # rows that a sample reads, by key; each key has a bag of row numbers in every sample
     vectors: float  # of a sample: one for each bag, or one for each row where bags are pooled later
     replicated: bool
 
@@ -77,12 +76,13 @@ class Estimate:
         return self.lookup_seconds + self.exchange_seconds
 
 
-def is_replicated(table: StoredTable, rows_read: float) -> bool:
-    """Whether a table is replicated: it has no more rows than a GPU's batch reads of it.
+def is_replicated(table: StoredTable, vectors: float) -> bool:
+    """Whether a table is replicated: it has at most half as many rows as a GPU's batch would exchange vectors for it.
 
-    Its gradient, which has a row for each of its own, is then no larger than the vectors that it would exchange.
+    A gradient has as many rows as the table, so that half as many bytes are sent. The other half is for the optimizer,
+    which passes over all rows of a replicated table in every step.
     """
-    return table.num_rows <= rows_read
+    return table.num_rows <= vectors / 2
 
 
 def estimate(
@@ -124,17 +124,17 @@ def estimate(
     others = (world_size - 1) / world_size  # of what is exchanged, the part that leaves the GPU
     state = {"sgd": lambda t: 0, "adagrad": lambda t: t.width, "rowwise_adagrad": lambda t: 1}[optimizer]
     memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
-    for table, keys, reads, vectors, replicated in placed:
+    for table, reads, vectors, replicated in placed:
         size = table.num_rows * (table.width + state(table)) * bytes_per_number
         row = table.width * bytes_per_number
         # Read for the forward pass; gradient, row and state read, and row and state written, for the backward pass.
-        touched += batch_size * reads * (4 * row + 2 * state(table) * bytes_per_number)
+        touched += batch_size * sum(reads) * (4 * row + 2 * state(table) * bytes_per_number)
         if replicated:
             memory += size
             reduce_bytes += 2 * others * table.num_rows * row
         else:
             memory += size / world_size
-            id_bytes += others * batch_size * (reads * ID_BYTES + keys * LENGTH_BYTES)
+            id_bytes += others * batch_size * (sum(reads) * ID_BYTES + len(reads) * LENGTH_BYTES)
             vector_bytes += 2 * others * batch_size * vectors * row
     return Estimate(
         tables=tuple(placed),
@@ -152,25 +152,18 @@ def place(
     features: Sequence[Feature], batch_size: int, ids_per_sample: Mapping[str, float], replicate: bool
 ) -> list[PlacedTable]:
     """The stored tables of the features, each once, and whether it is replicated."""
-    keys: dict[StoredTable, int] = {}
-    reads: dict[StoredTable, float] = {}
+    reads: dict[StoredTable, list[float]] = {}
     vectors: dict[StoredTable, float] = {}
     for f in features:
         ids = ids_per_sample.get(f.name, 1)
         for rows, table in zip(f.rows_per_id.values(), f.stored, strict=True):
-            keys[table] = keys.get(table, 0) + 1
-            reads[table] = reads.get(table, 0) + ids * rows
+            reads.setdefault(table, []).append(ids * rows)
             vectors[table] = vectors.get(table, 0) + (1 if f.summed else ids * rows)
-    return [
-        PlacedTable(
-            table,
-            keys[table],
-            reads[table],
-            vectors[table],
-            replicate and is_replicated(table, batch_size * reads[table]),
-        )
-        for table in keys
-    ]
+    placed = []
+    for table, of_keys in reads.items():
+        replicated = replicate and is_replicated(table, batch_size * vectors[table])
+        placed.append(PlacedTable(table, tuple(of_keys), vectors[table], replicated))
+    return placed
 
 
 def exchange_seconds(all_to_all: float, all_reduce: float, world_size: int, machine: Machine) -> float:

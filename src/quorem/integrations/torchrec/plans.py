@@ -7,9 +7,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.types import ParameterConstraints
 
-from ..scale import is_replicated
+from ..scale import is_replicated, place
 from .collections import REPLICATED, EmbeddingBagCollection, EmbeddingCollection
 
 
@@ -22,9 +23,9 @@ def constraints(
 ) -> dict[str, ParameterConstraints]:
     """Constraints for ``EmbeddingShardingPlanner``: how many rows a sample reads, and which tables are replicated.
 
-    A table is replicated (data-parallel) where it has at most as many rows as a rank's batch reads of it: its gradient
-    is then no larger than the vectors that ranks would exchange. All others get any other type that TorchRec has for
-    the device. Unpooled tables are never replicated on the CPU, where FBGEMM pools them (torchrec#1255).
+    A table is replicated (data-parallel) where it has at most half as many rows as ranks would exchange vectors for it
+    (``scale.is_replicated``). All others get any other type that TorchRec has for the device. Unpooled tables are never
+    replicated on the CPU, where FBGEMM pools them (torchrec#1255).
 
     Args:
         model: contains collections of ``quorem.integrations.torchrec``, not yet sharded.
@@ -39,7 +40,7 @@ def constraints(
     >>> bags = EmbeddingBagCollection([Table("user", 1_000_000, 16, QR(4, operation="add")), Table("day", 7, 16)])
     >>> found = constraints(bags, batch_size=2048)
     >>> found["user"].pooling_factors, found["user"].sharding_types, found["day"].sharding_types
-    ([2.0], ['table_wise', 'column_wise', 'table_column_wise'], ['data_parallel'])
+    ([2.0], ['table_wise'], ['data_parallel'])
     """
     device_type = torch.device(device).type
     ids_per_sample = {} if ids_per_sample is None else ids_per_sample
@@ -51,20 +52,22 @@ def constraints(
         raise ValueError(f"ids_per_sample names {', '.join(map(repr, unknown))} but must name features of the model")
     found: dict[str, ParameterConstraints] = {}
     for collection in collections:
-        bag_keys = set(collection.rows.bags)
-        reads: dict[str, list[float]] = {}  # rows that a sample reads, by table and feature
-        for f in collection.rows.features:
-            for (key, rows), stored in zip(f.rows_per_id.items(), f.stored, strict=True):
-                reads.setdefault(stored.name, []).append(ids_per_sample.get(f.name, 1) * rows)
-                sharder = EmbeddingBagCollectionSharder() if key in bag_keys else EmbeddingCollectionSharder()
-                types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]
-                may_replicate = key in bag_keys or device_type != "cpu"
-                if may_replicate and is_replicated(stored, batch_size * sum(reads[stored.name])):
-                    types = [REPLICATED]
-                found[stored.name] = ParameterConstraints(
-                    sharding_types=types,
-                    pooling_factors=reads[stored.name],
-                    is_weighted=collection.rows.weighted,
-                    bounds_check_mode=BoundsCheckMode.NONE,  # row numbers are in range by construction
-                )
+        features, bag_keys = collection.rows.features, set(collection.rows.bags)
+        pooled = {
+            stored.name for f in features for key, stored in zip(f.keys, f.stored, strict=True) if key in bag_keys
+        }
+        for table, reads, vectors, _ in place(features, batch_size, ids_per_sample, replicate=False):
+            is_pooled = table.name in pooled
+            sharder = EmbeddingBagCollectionSharder() if is_pooled else EmbeddingCollectionSharder()
+            types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]
+            if table.width < 2 * MIN_CW_DIM:  # TorchRec's planner does not split such columns
+                types = [kind for kind in types if "column" not in kind]
+            if is_replicated(table, batch_size * vectors) and (is_pooled or device_type != "cpu"):
+                types = [REPLICATED]
+            found[table.name] = ParameterConstraints(
+                sharding_types=types,
+                pooling_factors=list(reads),
+                is_weighted=collection.rows.weighted,
+                bounds_check_mode=BoundsCheckMode.NONE,  # row numbers are in range by construction
+            )
     return found

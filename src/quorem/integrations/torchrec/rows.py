@@ -86,6 +86,12 @@ class RowNumbers(nn.Module):
         batches: list[Ids] = []
         jagged: dict[str, Jagged] = {}
         for f, (batch, unread) in zip(self.features, self._batches(features), strict=True):
+            if unread is None and f.spec.num_own and f.name in self.bags:  # the same, without a mask of all parts
+                values, counts = f.row_numbers(batch.ids, self.ranks)
+                weights = None if batch.weights is None else batch.weights.repeat_interleave(counts)
+                jagged[f.name] = Jagged(values, lengths_of(counts, batch.lengths), weights)
+                batches.append(batch)
+                continue
             ids = batch.ids if unread is None else batch.ids.clamp(0, f.spec.num_embeddings - 1)
             reads = f.reads(ids, self.ranks)
             if unread is not None:
