@@ -41,7 +41,7 @@ class Tables(nn.Module):
     spans: Tensor
     ranks: Tensor
     invalid_ids: Tensor
-    is_raw: Tensor  # of each feature, 0 or 1
+    is_raw: Tensor  # of each feature, 0 or 1; only where a table takes raw ids
     ids_argument = "input"  # what ``forward`` calls the ids
     bits = 0  # of a number in ``stored``, where rows are quantized (``quantize_``)
     vector_dtype: torch.dtype  # where rows are quantized, the dtype of the vectors that come out
@@ -365,7 +365,8 @@ class Tables(nn.Module):
         """(Re)build the layout's buffers where ``stored`` is; they hold no learned state."""
         integers = self._storage().layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        integers["is_raw"] = torch.tensor([int(self.raw_ids[t]) for t in self.table_of], device="cpu")
+        if any(self.raw_ids):
+            integers["is_raw"] = torch.tensor([int(self.raw_ids[t]) for t in self.table_of], device="cpu")
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.stored.device), persistent=False)
         for group in self._path_networks():
