@@ -9,14 +9,14 @@ HUNTS ?= damage kills
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,cpu,gpu,cli,data,train,report,export,torchrec-cpu
+EXTRAS := dev,docs,cpu,gpu,cli,data,train,report,export,torchrec-cpu
 TORCHREC := torchrec==1.8.0
 
 # Each test worker is one process: one compute thread apiece keeps them from competing for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install test triton hunt lint format demo bench clean
+.PHONY: help install test triton hunt lint format demo bench docs dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,12 @@ demo: install ## show the library at work
 
 bench: install ## measure speed and memory
 	$(BIN)/quorem bench
+
+docs: install ## make the site of the documents: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: install ## build the wheel and the source distribution into dist/
+	$(BIN)/python -m build --no-isolation
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

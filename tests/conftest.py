@@ -1,6 +1,8 @@
 """Settings every test runs under."""
 
 import os
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -10,6 +12,9 @@ from torch import Tensor
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton's functions are defined: the GPU kernels run as Python
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+NO_NETWORK = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
 
 # A first call may compile a kernel, so the time of one example says nothing.
 hypothesis.settings.register_profile("quorem", deadline=None)
@@ -50,3 +55,22 @@ def nan_filled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty_like", filled(empty_like))
     monkeypatch.setattr(Tensor, "new_empty", filled(new_empty))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a network; skips the test where there is none."""
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("needs Chromium: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1300,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", NO_NETWORK)
+    yield driver
+    driver.quit()
