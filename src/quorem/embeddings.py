@@ -95,7 +95,7 @@ class Embedding(Tables):
         to be written into, since that would be lost.
         """
         self.updates.flush_()
-        return self.stored if self.is_full() else self.dense().as_subclass(ComposedWeight)
+        return self.live_stored if self.is_full() else self.dense().as_subclass(ComposedWeight)
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -107,7 +107,7 @@ class Embedding(Tables):
             if not self.is_full():
                 self._set_weight(param)
                 return
-            if param is None or param.shape != self.stored.shape:
+            if param is None or param.shape != self.live_stored.shape:
                 self._refuse_weight(param)
             name = "stored"
         super().register_parameter(name, param)
@@ -153,7 +153,7 @@ class Embedding(Tables):
         if queries.dim() == 0 or queries.shape[-1] != self.embedding_dim:
             shape = tuple(queries.shape)
             raise ValueError(f"queries has shape {shape} but must end with embedding_dim ({self.embedding_dim})")
-        ids = torch.arange(self.num_embeddings, device=self.stored.device)
+        ids = torch.arange(self.num_embeddings, device=self.live_stored.device)
         flat = queries.reshape(-1, self.embedding_dim)
         scores = [checkpoint(self._score, flat, part, use_reentrant=False) for part in ids.split(block)]
         return torch.cat(scores, 1).view(*queries.shape[:-1], self.num_embeddings)

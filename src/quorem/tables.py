@@ -95,9 +95,20 @@ class Tables(nn.Module):
         _warn_of_fallbacks(self)
 
     @property
+    def live_stored(self) -> nn.Parameter:
+        """``stored`` as it is: rows may lag behind. To read ``stored`` itself brings them up to date."""
+        stored: nn.Parameter | None = self._parameters.get("stored")
+        return self.stored if stored is None else stored  # None: pruning or a parametrization computes it
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stored" and "updates" in self.__dict__:
+            self.updates.flush_()
+        return super().__getattr__(name)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the vectors that come out."""
-        return self.vector_dtype if self.bits else self.stored.dtype
+        return self.vector_dtype if self.bits else self.live_stored.dtype
 
     @property
     def num_parameters(self) -> int:
@@ -137,8 +148,8 @@ class Tables(nn.Module):
     def _views(self, extents: Sequence[Extent]) -> list[Tensor]:
         """Some stored tables; copies, where their rows are quantized."""
         if not self.bits:
-            return [extent.of(self.stored) for extent in extents]
-        rows = [self.stored[extent.base : extent.base + extent.rows * extent.pitch] for extent in extents]
+            return [extent.of(self.live_stored) for extent in extents]
+        rows = [self.live_stored[extent.base : extent.base + extent.rows * extent.pitch] for extent in extents]
         wide = torch.promote_types(self.dtype, torch.float32)
         numbers = [dequantize(row, self.width, self.bits).to(wide) for row in rows]
         return [n.view(extent.rows, -1) for n, extent in zip(numbers, extents, strict=True)]
@@ -151,7 +162,7 @@ class Tables(nn.Module):
         """
         if values is None:
             self.updates.flush_()
-            values = self.stored
+            values = self.live_stored
         for name, extents in zip(self.names, self.extents, strict=True):
             for j, extent in enumerate(extents):
                 yield f"tables.{name}.{j}" if name else f"tables.{j}", extent.of(values)
@@ -165,7 +176,7 @@ class Tables(nn.Module):
         Differentiable. Feature generation gives ``[n, K, D]``.
         """
         spec, pad, stored = self.specs[table], self.padding[table], self.tables(table)
-        place = places(spec, self.ranks_of[table]).to(self.stored.device)
+        place = places(spec, self.ranks_of[table]).to(self.live_stored.device)
         ids = torch.arange(spec.num_embeddings, device=place.device)
         composed, own = ids[place >= spec.num_own], ids[place < spec.num_own]
         dense = torch.empty(0)
@@ -239,7 +250,7 @@ class Tables(nn.Module):
 
     def _lookup(self, ids: Tensor) -> Tensor:
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
-        stored = self.stored
+        stored = self.live_stored
         check_device(stored, self.ids_argument, ids)
         ids = self._within(ids, None)
         invalid = self.invalid_ids if self._counts_invalid(ids) else None
@@ -259,7 +270,7 @@ class Tables(nn.Module):
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
         """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
-        stored, layout = self.stored, self.layout
+        stored, layout = self.live_stored, self.layout
         check_device(stored, self.ids_argument, ids, offsets, sample_weights)
         ids = self._within(ids, offsets)
         if self._counts_invalid(ids):
@@ -297,7 +308,7 @@ class Tables(nn.Module):
         self, group: PathNetworks, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool
     ) -> Tensor:
         """Transformed, then pooled vectors of the features of one group, ``[B, slots of the group, W]``."""
-        stored, spans = self.stored, self.spans
+        stored, spans = self.live_stored, self.spans
         bag, feature = bag_and_feature(ids, offsets, spans)
         members, member = len(group.members), group.member[feature]
         inside = (member >= 0) & (torch.arange(ids.shape[0], device=ids.device) < offsets[-1])
@@ -368,9 +379,9 @@ class Tables(nn.Module):
         if any(self.raw_ids):
             integers["is_raw"] = torch.tensor([int(self.raw_ids[t]) for t in self.table_of], device="cpu")
         for name, values in integers.items():
-            self.register_buffer(name, values.to(self.stored.device), persistent=False)
+            self.register_buffer(name, values.to(self.live_stored.device), persistent=False)
         for group in self._path_networks():
-            group.place_integers(self.stored.device)
+            group.place_integers(self.live_stored.device)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As in ``nn.Module``, and tell optimizers whose parameter ``stored`` now is."""
@@ -381,7 +392,7 @@ class Tables(nn.Module):
     def _bind_updates(self) -> None:
         if "updates" in self.__dict__:
             self.updates.modules.discard(self)
-        self.updates = updates_of(self.stored) or Updates(self.stored)
+        self.updates = updates_of(self.live_stored) or Updates(self.live_stored)
         self.updates.modules.add(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from . import gpu, gradients
 from .declare import call
 from .layout import Layout
-from .updates import Read, Updates
+from .updates import Read, Updates, is_captured
 
 
 def lookup(
@@ -46,7 +46,7 @@ def lookup(
         return collector.read(read, Read("lookup", (ids,), (layout,)))
     if not _differentiated(stored):
         return call(op, ids, stored, layout, *counted, names=names)
-    return _Lookup.apply(ids, stored, *layout, invalid, names, sparse)
+    return _Lookup.apply(ids, stored, *layout, invalid, names, sparse and _outside_a_graph())
 
 
 def bag(
@@ -69,7 +69,7 @@ def bag(
         return collector.read(out, Read("bag", (ids, offsets, sample_weights), (layout,), {"mean": mean}))
     if not _differentiated(stored, sample_weights):
         return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
-    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse)
+    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse and _outside_a_graph())
 
 
 def gather(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:
@@ -105,10 +105,24 @@ def path_is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
 
 
 def _differentiated(*inputs: Tensor | None) -> bool:
-    """Whether a derivative may be taken. If not, the op alone will do: it is cheaper, and the compiler needs it so."""
+    """Whether a derivative may be taken. If not, the op alone will do: it is cheaper, and the compiler needs it so.
+
+    Not in ``torch.jit.trace``, which could not save a Python function.
+    """
+    if not torch.compiler.is_compiling() and is_captured():
+        return False
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         return True
     return not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0)
+
+
+def _outside_a_graph() -> bool:
+    """Whether a gradient may be sparse: not in a graph that is captured or compiled, nor in a transform's."""
+    if is_captured() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg="sparse=True: a lookup whose gradient is a sparse tensor is not compiled")
+    return True
 
 
 def _transformed() -> bool:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class Collector:
 
     def __init__(self, stored: Tensor, apply: Callable[[list[Read]], None]) -> None:
         self.stored, self.apply = stored, apply
+        self._hook = stored.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
         # A pass is kept alive by the engine alone, so that one that fails takes its reads with it.
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
         self._apply_outside_the_graph = torch.compiler.disable(  # loads the compiler, which takes seconds
@@ -36,6 +38,10 @@ class Collector:
         if torch.compiler.is_compiling():
             return self._apply_outside_the_graph(self.stored, vectors, self, read)
         return _Collected.apply(self.stored, vectors, self, read)
+
+    def close(self) -> None:
+        """Leave the gradients of ``stored`` to ``stored.grad``."""
+        self._hook.remove()
 
     def collect(self, read: Read, version: int) -> None:
         """Note a read whose gradient has come; ``version`` is that of ``stored`` at the time it was read."""
@@ -79,8 +85,7 @@ class _Collected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
+        _refuse_create_graph()
         read = ctx.read
         if ctx.versions != [_version(tensor) for tensor in read.before]:
             raise RuntimeError(
@@ -90,6 +95,24 @@ class _Collected(torch.autograd.Function):
         before = (*read.before, grad) if read.op == "rows" else (grad, *read.before)
         ctx.collector.collect(Read(read.op, before, read.after, read.options), ctx.version)
         return None, grad if ctx.needs_input_grad[1] else None, None, None
+
+
+def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
+    """Take the gradient of what was no lookup: of ``to_dense()``, ``weight`` or ``stored`` itself."""
+    grad, owner = stored.grad, collector()
+    if grad is None or owner is None:
+        return
+    stored.grad = None
+    _refuse_create_graph()
+    rows, values = torch.arange(len(stored), device=stored.device), grad
+    if grad.is_sparse:
+        rows, values = grad._indices()[0], grad._values()
+    owner.collect(Read("rows", (rows, values)), stored._version)
+
+
+def _refuse_create_graph() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
 
 
 def _version(tensor: Tensor | None) -> int:

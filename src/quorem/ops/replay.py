@@ -95,9 +95,21 @@ def rows_catch_up_(
     exp_avg, root = state.exp_avg[rows], highest[rows].sqrt()
     rounding = None if rounding_seed is None else Rounding(~rounding_seed, state.step)  # other bits than the step's own
     subtract_(stored, rows, exp_avg * missed(root, since, state, constants), rounding)
+    _decay_(rows, since, state, constants)
+
+
+def keep_rows_(state: AdamState, constants: AdamConstants) -> None:
+    """Take every row as up to date as it stands: its averages decay by the steps that it missed, the row stays."""
+    behind = (state.last > 0) & (state.last < state.step)
+    for rows in behind.nonzero()[:, 0].split(CHUNK):
+        _decay_(rows, state.last[rows].long(), state, constants)
+
+
+def _decay_(rows: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> None:
+    """Decay the averages of ``rows`` by the steps after ``since``, and count the rows as up to date."""
     gap = (state.step - since).double()[:, None]
-    state.exp_avg[rows] = (exp_avg * constants.beta1**gap).to(exp_avg.dtype)
-    state.exp_avg_sq[rows] = (state.exp_avg_sq[rows] * constants.beta2**gap).to(exp_avg.dtype)
+    state.exp_avg[rows] = (state.exp_avg[rows] * constants.beta1**gap).to(state.exp_avg.dtype)
+    state.exp_avg_sq[rows] = (state.exp_avg_sq[rows] * constants.beta2**gap).to(state.exp_avg.dtype)
     state.last[rows] = state.step.to(state.last.dtype)
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from . import declare
+from . import declare, replay
 from .layout import Layout
 from .rows import accumulator
-from .state import Constants, DeviceScalar, State
+from .state import CATCHES_UP, AdamConstants, AdamState, Constants, DeviceScalar, State
 
 if TYPE_CHECKING:
     from .in_backward import Collector
@@ -27,6 +28,21 @@ class RowRule:
     state: State
     extents: Tensor | None = None  # int64 [T, 2]: first row and pitch of each table; None where ``stored`` is one
     rounding_seed: int | None = None  # of half-precision rows that are rounded at random
+    written: tuple[int, int] | None = None  # version and address of ``stored`` after the last write under this rule
+
+    def note_rows(self, stored: Tensor) -> None:
+        """Take ``stored`` as it is for what this rule wrote."""
+        self.written = (stored._version, stored.data_ptr())
+
+    def keep_what_was_written_(self, stored: Tensor) -> None:
+        """If someone else has written into ``stored`` since, take its rows as up to date: what was written stays."""
+        if self.rule not in CATCHES_UP or self.written == (stored._version, stored.data_ptr()):
+            return
+        with _writing:
+            if self.written is not None and self.written != (stored._version, stored.data_ptr()):
+                assert isinstance(self.state, AdamState) and isinstance(self.constants, AdamConstants)
+                replay.keep_rows_(self.state, self.constants)
+            self.note_rows(stored)
 
 
 class Updates:
@@ -48,14 +64,29 @@ class Updates:
         return Updates, ()
 
     def collector_of(self, stored: Tensor) -> "Collector | None":
-        """Where the gradients of ``stored`` go; None for a tensor that stands in for it (``functional_call``)."""
-        return self.collector if stored is self.stored else None
+        """Where the gradients of ``stored`` go.
+
+        None for a tensor that stands in for it (``functional_call``), in a graph that is captured to be kept, and
+        where a transform such as ``torch.vmap`` runs: its gradient comes by ``stored.grad``.
+        """
+        if self.collector is None or stored is not self.stored or is_captured():
+            return None
+        return None if torch._C._are_functorch_transforms_active() else self.collector
 
     def catch_up_(self, ids: Tensor, offsets: Tensor | None, stored: Tensor, layout: Layout) -> None:
-        """Bring the rows that ``ids`` read up to date; a tensor that stands in for ``stored`` is left as it is."""
-        if self.lagging is None or stored is not self.stored:
+        """Bring the rows that ``ids`` read up to date; a tensor that stands in for ``stored`` is left as it is.
+
+        Every row, where a graph is captured to be kept, which then reads ``stored`` alone, or ``torch.vmap`` runs.
+        """
+        if self.lagging is None:
             return
-        if offsets is None:
+        if is_captured():
+            _flush_before_capture(self)
+        elif stored is not self.stored:
+            return
+        elif torch._C._are_functorch_transforms_active():
+            self.flush_()
+        elif offsets is None:
             self._call("lookup_catch_up_", ids, rest=(layout,))
         else:
             self._call("bag_catch_up_", ids, offsets, rest=(layout,))
@@ -68,14 +99,41 @@ class Updates:
     def _call(self, name: str, *inputs: Tensor | None, rest: tuple[Layout, ...] = ()) -> None:
         assert self.stored is not None and self.lagging is not None
         rule = self.lagging
+        if torch.compiler.is_dynamo_compiling():
+            rule.written = None  # a compiled graph counts what it catches up as a write
+        else:
+            rule.keep_what_was_written_(self.stored)
         options = {"rule": rule.rule, "constants": rule.constants, "rounding_seed": rule.rounding_seed}
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
         with torch.no_grad():
             declare.call(name, *inputs, self.stored.data, self.lagging.state, *rest, **options)
 
 
+def is_captured() -> bool:
+    """Whether ``torch.export`` or ``torch.jit.trace`` captures the graph, to be run where no optimizer is."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._get_tracing_state() is not None
+
+
+def _flush_before_capture(updates: Updates) -> int:
+    """Bring every row up to date, for real, while a graph is captured."""
+    tracing = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        with _disable_current_modes():
+            updates.flush_()
+    finally:
+        torch._C._set_tracing_state(tracing)
+    return 0
+
+
+_flush_before_capture._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result
+
+
 _registry: weakref.WeakSet[Updates] = weakref.WeakSet()
 _registering = threading.Lock()  # a set must not grow while another thread goes through it
+_writing = threading.Lock()  # what was written is noticed once
 
 
 def updates_of(stored: Tensor) -> Updates | None:
@@ -112,6 +170,7 @@ def update_(
 ) -> None:
     """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients."""
     with torch.no_grad():
+        row_rule.keep_what_was_written_(stored)
         if len(reads) > 1:
             rows, values = zip(*(read.row_grads(stored) for read in reads), strict=True)
             reads = [Read("rows", (torch.cat(rows), torch.cat(values)))]
@@ -134,3 +193,4 @@ def update_(
             loss_scale=loss_scale,
         )
     torch.autograd.graph.increment_version(stored)
+    row_rule.note_rows(stored)

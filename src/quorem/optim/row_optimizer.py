@@ -159,7 +159,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Bring every row up to date.
 
-        Modules do so themselves for what they read; only code that reads ``module.stored`` directly needs this.
+        Modules do so themselves for what they read, ``module.stored`` included. Only code that got the parameter in
+        another way, as by ``module.parameters()``, needs this, before it reads it or writes into a part of it.
         """
         for updates in self._updates.values():
             updates.flush_()
@@ -171,6 +172,11 @@ class RowOptimizer(torch.optim.Optimizer):
         """
         states = {p: row_rule.state._asdict() for p, row_rule in self._row_rules.items()}
         return {p: [state.pop(name) for name in self.averages] + [*state.values()] for p, state in states.items()}
+
+    def note_rows(self) -> None:
+        """Take ``stored`` as it is for what this optimizer wrote, after what ``live_state`` gave was copied back."""
+        for p, row_rule in self._row_rules.items():
+            row_rule.note_rows(p)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as the ``torch.optim`` class would have it, with every row up to date."""
@@ -211,6 +217,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def remove(self) -> None:
         """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` takes the steps."""
         for updates in self._updates.values():
+            if updates.collector is not None:
+                updates.collector.close()
             updates.collector = None
 
 

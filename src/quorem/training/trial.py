@@ -165,7 +165,7 @@ class Trial:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that decides how training goes on, by name, as it is: no row is brought up to date for it."""
-        stored = self.embeddings.stored
+        stored = self.embeddings.live_stored
         rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(stored.detach())}
         found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not stored}
         state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[stored])}
@@ -204,6 +204,7 @@ class Trial:
                 raise ValueError(f"{name} is {shape} in the checkpoint and must be {tuple(own.shape)}")
             if not name.startswith(("random.", "dense.")):
                 own.copy_(tensors[name])
+        self.tables.note_rows()
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
