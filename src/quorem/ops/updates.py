@@ -3,7 +3,7 @@
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -118,13 +118,13 @@ def is_captured() -> bool:
 
 def _flush_before_capture(updates: Updates) -> int:
     """Bring every row up to date, for real, while a graph is captured."""
-    tracing = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    tracing, bindings = torch._C._get_tracing_state(), cast(Any, torch._C)
+    bindings._set_tracing_state(None)
     try:
         with _disable_current_modes():
             updates.flush_()
     finally:
-        torch._C._set_tracing_state(tracing)
+        bindings._set_tracing_state(tracing)
     return 0
 
 
