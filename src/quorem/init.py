@@ -109,6 +109,18 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched",
                     largest = -1
 
 
+def deviation(table: Tensor) -> float | None:
+    """The deviation of a table's entries, from a sample of its rows; None if it is 0 or not finite.
+
+    >>> deviation(torch.zeros(10, 4)), round(deviation(torch.tensor([[-1.0, 1.0]] * 1000)), 2)
+    (None, 1.0)
+    """
+    with torch.no_grad():
+        rows = torch.randint(len(table), (10_000,), device=table.device)
+        std = float(table[rows].float().std())
+    return std if 0 < std < float("inf") else None
+
+
 def pool_bound(num_tables: int, members: Sequence[TableSpec]) -> float:
     """The bound that a pool of ``num_tables`` tables is drawn within.
 

@@ -1,9 +1,11 @@
 """Compress the embeddings of an existing model, in place: one line, no other edit."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from ..bags import EmbeddingBag
 from ..checks import check_int
 from ..embeddings import Embedding
+from ..init import deviation
 from ..planner import Plan, modules_of, plan_modules
 from ..planner.budget import parse_bytes
 from ..planner.footprint import Optimizer, Storage, check_optimizer
@@ -49,6 +52,9 @@ def compress_(
     frequencies: Mapping[str, Tensor] | None = None,
 ) -> Report:
     """Replace every ``nn.Embedding`` and ``nn.EmbeddingBag`` in ``model`` by a composed one, in place.
+
+    A collection of TorchRec's, not yet sharded, is replaced by that of ``quorem.integrations.torchrec``; its tables are
+    named by the path of their module, as all others.
 
     Shared modules and tied weights stay shared; ``padding_idx``, mode, dtype, device, ``sparse``, ``requires_grad``,
     hooks and training mode are kept. A linear layer whose weight is an embedding's becomes a ``TiedLinear``. What
@@ -94,19 +100,23 @@ def compress_(
     kind = name_of(optimizer)
     check_optimizer(kind)
     groups = groups_in(model)
+    torchrec = _torchrec()
+    collections = [] if torchrec is None else torchrec.collections_in(model, groups)
     names = [name for group in groups for name in group.members]
     for name in frequencies or {}:
         if name not in names:
             raise ValueError(f"frequencies ({name!r}) must be named as a table of the model: {', '.join(names)}")
     leave_out(model, groups, threshold, filter_fn)
+    for collection in collections:
+        collection.leave_out()
     if budget is None:
         choices = _given(scheme_or_plan, groups, names)
         ranked = not isinstance(scheme_or_plan, Plan)
     else:
         choices, ranked = _planned(groups, budget, kind, frequencies or {}), False
     report = Report()
-    replaced = _replace(model, groups, choices, fit, frequencies or {}, ranked, optimizer, kind, report)
-    del groups  # it holds what was replaced
+    replaced = _replace(model, groups, collections, choices, fit, frequencies or {}, ranked, optimizer, kind, report)
+    del groups, collections  # they hold what was replaced
     _check_freed(replaced, report)
     return report
 
@@ -114,7 +124,8 @@ def compress_(
 def decompress_(model: nn.Module) -> Report:
     """Replace every composed ``Embedding`` and ``EmbeddingBag`` in ``model`` by the ``torch.nn`` module it stands for.
 
-    A ``TiedLinear`` becomes a linear layer whose weight is the embedding's again.
+    Collections of ``quorem.integrations.torchrec`` become TorchRec's own. A ``TiedLinear`` becomes a linear layer whose
+    weight is the embedding's again.
 
     Returns:
         What became of each table.
@@ -153,6 +164,8 @@ def decompress_(model: nn.Module) -> Report:
             linear.bias = tied.bias  # type: ignore[assignment]
             keep_(tied, linear)
             modules[tied] = linear
+    if torchrec := _torchrec():
+        report.entries += torchrec.decompress(model, modules)
     report.references += swap_(model, modules, weights)
     return report
 
@@ -204,6 +217,7 @@ def _planned(
 def _replace(
     model: nn.Module,
     groups: list[Group],
+    collections: list[Any],
     choices: Mapping[str, Choice],
     fit: bool,
     frequencies: Mapping[str, Tensor],
@@ -217,6 +231,8 @@ def _replace(
     by_weight: dict[Tensor, Embedding] = {}
     watched: dict[str, weakref.ref[Tensor]] = {}
     for group in groups:
+        if group.collection is not None:
+            continue
         choice, reason = _choice(group, choices)
         counts = _counts(group, frequencies)
         new: Embedding | None = None
@@ -245,6 +261,16 @@ def _replace(
         if new is not None:
             weight = group.first.weight
             by_weight[weight], watched[group.name] = modules[group.first], weakref.ref(weight)  # type: ignore[assignment]
+    for collection in collections:
+        members = list(collection.groups.values())
+        chosen = {group.name: collection.checked(group, *_choice(group, choices)) for group in members}
+        counts_of = {group.name: _counts(group, frequencies) for group in members}
+        modules |= collection.replacement(chosen, counts_of, ranked, fit)
+        report.entries += collection.entries(chosen, modules.get(collection.module), kind)
+        if collection.module in modules:
+            watched |= {group.name: weakref.ref(group.first.weight) for group in members}
+    order = {name: i for i, name in enumerate(name for group in groups for name in group.members)}
+    report.entries.sort(key=lambda entry: order[entry.name])
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module.weight in by_weight:
             modules[module] = TiedLinear(by_weight[module.weight], module.bias)
@@ -253,7 +279,15 @@ def _replace(
     report.references += swap_(model, modules, {weight: new.stored for weight, new in by_weight.items()})
     if isinstance(optimizer, torch.optim.Optimizer):
         report.references += follow_(optimizer, by_weight)
+        for collection in collections:
+            if collection.module in modules:
+                report.references += collection.follow_(optimizer, modules[collection.module])
     return watched
+
+
+def _torchrec() -> Any:
+    """The module that knows TorchRec's collections; None where TorchRec is not loaded, hence in no model."""
+    return import_module(".torchrec", __package__) if "torchrec.modules.embedding_modules" in sys.modules else None
 
 
 def _choice(group: Group, choices: Mapping[str, Choice]) -> tuple[Choice | None, str]:
@@ -287,10 +321,7 @@ def _composed(
     if ranked:
         options["frequencies"] = counts
     if not fit and not weight.is_meta:
-        with torch.no_grad():
-            rows = torch.randint(len(weight), (10_000,), device=weight.device)
-            deviation = float(weight[rows].float().std())
-        options["init_std"] = deviation if 0 < deviation < float("inf") else None
+        options["init_std"] = deviation(weight)
     new: Embedding
     if isinstance(module, nn.EmbeddingBag):
         options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}

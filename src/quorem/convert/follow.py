@@ -64,7 +64,7 @@ def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -
             if by_row is not None:
                 by_row._row_rules.pop(p, None)
                 by_row._updates.pop(p, None)
-            kept = {name: _converted(name, value, p, module) for name, value in state.items()}
+            kept = {name: converted_state(name, value, p, module) for name, value in state.items()}
             if isinstance(optimizer, RowWiseAdagrad) and "sum" in kept and kept["sum"].dim() == 2:
                 kept["sum"] = kept["sum"].mean(1)
             if kept:
@@ -73,7 +73,7 @@ def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -
     return done
 
 
-def _converted(name: str, value: Any, weight: Tensor, module: Embedding) -> Any:
+def converted_state(name: str, value: Any, weight: Tensor, module: Embedding) -> Any:
     """One entry of a parameter's state."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value

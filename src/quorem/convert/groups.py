@@ -20,6 +20,7 @@ class Group:
 
     members: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    collection: Any = None  # of TorchRec's, that holds them
 
     @property
     def name(self) -> str:

@@ -1,0 +1,277 @@
+"""TorchRec's collections in a model: one that has a table to compose is replaced as a whole, by quorem's.
+
+Loaded only where TorchRec is. Tables are named by the path of their ``nn.Embedding`` or ``nn.EmbeddingBag``, as all
+others are: ``sparse.embedding_bags.user``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules import embedding_modules as stock
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+
+from ..collection import EmbeddingCollection, Table
+from ..integrations import torchrec as integration
+from ..integrations.torchrec.collections import DATA_TYPES
+from ..integrations.torchrec.names import Collection as Ours
+from ..integrations.torchrec.names import table_rows
+from ..planner.footprint import Optimizer, Storage
+from ..schemes import Full, Scheme
+from .fill import fill_
+from .groups import Group
+from .report import Entry
+from .swap import keep_
+from .torchrec_follow import follow_
+
+POOLED, UNPOOLED = stock.EmbeddingBagCollection, stock.EmbeddingCollection
+Chosen = tuple[Any, str]  # a Choice, or None and why the table stays as it is
+OURS = (integration.EmbeddingBagCollection, integration.EmbeddingCollection)
+
+
+@dataclass(eq=False)
+class Collection:
+    """A stock collection, and the group of each of its tables by the table's name."""
+
+    name: str
+    module: Any
+    parent: nn.Module
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    @property
+    def configs(self) -> list[Any]:
+        """TorchRec's configs of the tables."""
+        pooled = isinstance(self.module, POOLED)
+        return self.module.embedding_bag_configs() if pooled else self.module.embedding_configs()
+
+    def leave_out(self) -> None:
+        """Note why the tables have to stay as they are, if they have to."""
+        if reason := _reason(self):
+            for group in self.groups.values():
+                group.reason = group.reason or reason
+
+    def checked(self, group: Group, choice: Any, reason: str) -> Chosen:
+        """The choice of a table, or None and the reason where TorchRec's kernels cannot hold it."""
+        if choice is None:
+            return None, reason
+        module = group.first
+        if choice.dtype not in (None, module.weight.dtype):
+            return None, f"the plan has it in {choice.dtype}, but a collection has one dtype"
+        spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
+        if odd := [width for _, width in spec.shapes if width % 4]:
+            return None, f"its parts would be {odd[0]} wide, which is no multiple of 4, as FBGEMM needs it"
+        return choice, reason
+
+    def replacement(
+        self, chosen: Mapping[str, Chosen], counts: Mapping[str, Tensor | None], ranked: bool, fit: bool
+    ) -> dict[nn.Module, nn.Module]:
+        """quorem's collection by TorchRec's; nothing where no table is composed.
+
+        Args:
+            chosen: the choice of each table, by the name of its group; None where it stays as it is.
+            counts: how often its ids occur, likewise.
+            ranked: whether ``HotCold`` schemes take their ranks from ``counts``.
+            fit: whether rows are fitted to the tables; else they are drawn, with the deviation of the table.
+        """
+        schemes = {name: choice.scheme for name, group in self.groups.items() if (choice := chosen[group.name][0])}
+        known = {name: c for name, group in self.groups.items() if (c := counts[group.name]) is not None}
+        return {self.module: _composed(self, schemes, known, ranked, fit)} if schemes else {}
+
+    def entries(self, chosen: Mapping[str, Chosen], new: Ours | None, kind: Optimizer | None) -> list[Entry]:
+        """What became of each table, ``new`` being quorem's collection."""
+        sizes = {} if new is None else _sizes(new, kind)
+        entries = []
+        for name, group in self.groups.items():
+            module, (choice, reason) = group.first, chosen[group.name]
+            n, d = module.num_embeddings, module.embedding_dim
+            storage = Storage((d,), (1,), module.weight.dtype, True, kind)
+            after, state = sizes.get(name, (module.weight.nbytes, n * storage.rate(d).row_state))
+            why = reason if choice is None else choice.why
+            scheme = None if choice is None else choice.scheme
+            entries.append(Entry(group.name, n, d, module.weight.nbytes, after, state, scheme, why))
+        return entries
+
+    def follow_(self, optimizer: torch.optim.Optimizer, new: Ours) -> list[str]:
+        """Give an optimizer the parameters of quorem's collection; returns what was done."""
+        return follow_(optimizer, {name: group.first.weight for name, group in self.groups.items()}, new)
+
+
+def collections_in(model: nn.Module, groups: list[Group]) -> list[Collection]:
+    """The stock collections of a model. Tables within quorem's collections, which are composed, leave ``groups``.
+
+    Raises:
+        ValueError: if the model is sharded.
+    """
+    if isinstance(model, (POOLED, UNPOOLED, *OURS)):
+        raise TypeError(f"model ({type(model).__name__}) must contain collections: one alone cannot be replaced")
+    by_module = {id(module): group for group in groups for module in group.members.values()}
+    inside = {id(module) for parent in model.modules() if isinstance(parent, OURS) for module in parent.modules()}
+    composed = {id(group) for module, group in by_module.items() if module in inside}
+    groups[:] = [group for group in groups if id(group) not in composed]
+    collections: dict[int, Collection] = {}
+    for path, parent in model.named_modules():
+        if isinstance(parent, ShardedModule):
+            raise ValueError(f"model must not be sharded, but {path} is: compress it before DistributedModelParallel")
+        for key, child in parent.named_children():
+            if isinstance(child, POOLED | UNPOOLED) and id(child) not in inside and id(child) not in collections:
+                collections[id(child)] = Collection(f"{path}.{key}" if path else key, child, parent)
+    for collection in collections.values():
+        for name, module in tables_in(collection.module).items():
+            collection.groups[name] = by_module[id(module)]
+            by_module[id(module)].collection = collection
+    return list(collections.values())
+
+
+def tables_in(collection: Any) -> nn.ModuleDict:
+    """The ``nn.EmbeddingBag`` or ``nn.Embedding`` of each table of TorchRec's collection, by the table's name."""
+    tables: nn.ModuleDict = collection.embedding_bags if isinstance(collection, POOLED) else collection.embeddings
+    return tables
+
+
+def _reason(collection: Collection) -> str:
+    """Why a collection cannot be replaced; empty if it can."""
+    module, configs, parent = collection.module, collection.configs, type(collection.parent)
+    if type(module) not in (POOLED, UNPOOLED):
+        return f"its collection is a {type(module).__name__}"
+    if parent.__module__.startswith("torchrec.modules."):
+        return f"its collection belongs to a {parent.__name__}, which needs TorchRec's own"
+    if any(len(group.members) > 1 for group in collection.groups.values()):
+        return "tables of its collection share their weight with others"
+    if any(hasattr(group.first.weight, "_in_backward_optimizers") for group in collection.groups.values()):
+        return "tables of its collection have an optimizer in the backward pass already: give it to them afterwards"
+    if len({config.data_type for config in configs}) > 1 or configs[0].data_type not in DATA_TYPES.values():
+        return "tables of its collection must have one dtype, float32 or float16"
+    if wrong := next((config for config in configs if config.embedding_dim % 4), None):
+        return f"the width ({wrong.embedding_dim}) of {wrong.name} is no multiple of 4, as FBGEMM needs it"
+    if wrong := next((config for config in configs if "." in config.name), None):
+        return f"the name of table {wrong.name} has a dot"
+    features = [feature for config in configs for feature in config.feature_names]
+    if len(set(features)) < len(features):
+        return "several tables of its collection read one feature"
+    if any(config.use_virtual_table or config.num_embeddings_post_pruning for config in configs):
+        return "tables of its collection are virtual or pruned"
+    if isinstance(module, POOLED) and len({config.pooling for config in configs}) > 1:
+        return "tables of its collection are pooled in different ways"
+    if isinstance(module, UNPOOLED) and module.need_indices():
+        return "its collection returns the ids too (need_indices)"
+    return ""
+
+
+def _composed(
+    collection: Collection, schemes: Mapping[str, Scheme], counts: Mapping[str, Tensor], ranked: bool, fit: bool
+) -> Ours:
+    """quorem's collection in place of TorchRec's; tables without a scheme stay full."""
+    module = collection.module
+    tables = [
+        Table(
+            config.name,
+            config.num_embeddings,
+            config.embedding_dim,
+            schemes.get(config.name, Full()),
+            features=tuple(config.feature_names),
+            frequencies=counts.get(config.name) if ranked else None,
+        )
+        for config in collection.configs
+    ]
+    trained = {name: group.first.weight.detach() for name, group in collection.groups.items()}
+    first = next(iter(trained.values()))
+    options: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
+    new: Ours
+    if isinstance(module, POOLED):
+        options |= {"mode": collection.configs[0].pooling.value.lower(), "is_weighted": module.is_weighted()}
+        new = integration.EmbeddingBagCollection(tables, **options)
+    else:
+        new = integration.EmbeddingCollection(tables, **options)
+    if not first.is_meta:
+        single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
+        fill_(single, trained, schemes, counts, fit)
+        integration.copy_state_(new, single)
+    frozen = {name for name, group in collection.groups.items() if not group.first.weight.requires_grad}
+    for parameter, rows in table_rows(new).items():
+        if frozen and all(part.split(".")[1] in frozen for part in rows if part.startswith("tables.")):
+            new.get_parameter(parameter).requires_grad_(False)
+    keep_(module, new)
+    return new
+
+
+def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
+    """Bytes stored for each table, and those of the optimizer's state; a pool's count for the first of its tables."""
+    dtype = next(new.parameters()).dtype
+    sizes: dict[str, tuple[int, int]] = {}
+    pools: set[str] = set()
+    for feature in new.rows.features:
+        if feature.table in sizes:
+            continue
+        spec = feature.spec
+        shapes, numbers = list(spec.shapes), spec.num_parameters
+        for part in feature.stored[0].parts if spec.pool is not None else ():
+            if part.name.startswith("pools.") and part.name not in pools:
+                pools.add(part.name)
+                shapes.append((part.num_rows, spec.embedding_dim))
+                numbers += part.num_rows * spec.embedding_dim
+        lists = sum(span[1] for span in (feature.hot, feature.cold) if span is not None) * new.rows.ranks.itemsize
+        rates = [(rows, Storage((width,), (1,), dtype, True, kind).rate(width)) for rows, width in shapes]
+        sizes[feature.table] = numbers * dtype.itemsize + lists, sum(rows * rate.row_state for rows, rate in rates)
+    return sizes
+
+
+def decompress(model: nn.Module, modules: dict[nn.Module, nn.Module]) -> list[Entry]:
+    """Add to ``modules`` TorchRec's collection for each of quorem's; returns what became of each table."""
+    entries = []
+    for path, module in model.named_modules():
+        if not isinstance(module, OURS):
+            continue
+        sizes, reason = _sizes(module, None), _not_plain(module)
+        if not reason:
+            modules[module] = _plain(module)
+        for table in module.tables:
+            before, size = sizes[table.name][0], table.num_embeddings * table.embedding_dim
+            after = before if reason else size * next(module.parameters()).itemsize
+            name = f"{path}.{table.name}" if path else table.name
+            scheme, why = (None, reason) if reason else (Full(), "decompressed")
+            entries.append(Entry(name, table.num_embeddings, table.embedding_dim, before, after, 0, scheme, why))
+    return entries
+
+
+def _not_plain(module: Any) -> str:
+    """Why quorem's collection stands for none of TorchRec's; empty if it does."""
+    specs = {feature.table: feature.spec for feature in module.rows.features}
+    if several := [name for name, spec in specs.items() if spec.num_vectors > 1]:
+        return f"TorchRec has no table that gives several vectors an id ({', '.join(several)})"
+    padded = [table.name for table in module.tables if table.padding_idx is not None]
+    if padded and getattr(module, "mode", "sum") == "mean":
+        return f"TorchRec's tables have no padding id, which a mean does not count ({', '.join(padded)})"
+    if raw := [table.name for table in module.tables if table.raw_ids]:
+        return f"TorchRec's tables take no raw ids ({', '.join(raw)})"
+    return ""
+
+
+def _plain(module: Any) -> nn.Module:
+    """TorchRec's collection of the tables that quorem's stands for."""
+    first = next(module.parameters())
+    dense = {} if first.is_meta else integration.to_collection(module).to_dense()
+    options = [
+        {
+            "name": table.name,
+            "num_embeddings": table.num_embeddings,
+            "embedding_dim": table.embedding_dim,
+            "feature_names": list(table.features),
+            "data_type": DATA_TYPES[first.dtype],
+        }
+        for table in module.tables
+    ]
+    new: Any
+    if isinstance(module, integration.EmbeddingBagCollection):
+        configs = [EmbeddingBagConfig(**option, pooling=PoolingType(module.mode.upper())) for option in options]
+        new = POOLED(configs, is_weighted=module.rows.weighted, device=torch.device("meta"))
+    else:
+        new = UNPOOLED([EmbeddingConfig(**option) for option in options], device=torch.device("meta"))
+    new._device = first.device
+    for name, embedding in tables_in(new).items():
+        if name in dense:
+            embedding.weight = nn.Parameter(dense[name].detach().to(first.device), requires_grad=first.requires_grad)
+    keep_(module, new)
+    return new

@@ -1,0 +1,84 @@
+"""An optimizer's parameters and state, where quorem's collection takes the place of TorchRec's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..embeddings import Embedding
+from ..integrations.torchrec.names import Collection as Ours
+from ..integrations.torchrec.names import rank_lists, table_rows
+from ..integrations.torchrec.state import weights
+from ..optim import RowOptimizer
+from ..schemes.frequency import Ranks
+from .follow import converted_state
+
+
+def follow_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tensor], new: Ours) -> list[str]:
+    """Give an optimizer the parameters of ``new`` for the ``old`` weights, by table; returns what was done.
+
+    The state of a table's rows is computed as in ``follow``, of a pool's rows not: these start without.
+    """
+    table_of = {id(weight): name for name, weight in old.items()}
+    parameters = dict(new.named_parameters())
+    of_table: dict[str, list[str]] = {name: [] for name in old}  # parameters by the table they follow
+    for key, rows in table_rows(new).items():
+        of_table[next(part.split(".")[1] for part in rows if part.startswith("tables."))].append(key)
+    rest = [key for key in parameters if key not in table_rows(new)]  # networks, which had no parameter before
+    states, moved = {}, 0
+    for param_group in optimizer.param_groups:
+        kept: list[Tensor] = []
+        for p in param_group["params"]:
+            if id(p) not in table_of:
+                kept.append(p)
+                continue
+            name = table_of[id(p)]
+            states[name] = p, optimizer.state.pop(p, {})
+            kept += [parameters[key] for key in (*of_table[name], *rest)]
+            moved, rest = moved + 1, []
+        param_group["params"] = kept
+    if not moved:
+        return []
+    done = [f"the optimizer held {moved} tables of a collection: given the stored rows"]
+    if any(state for _, state in states.values()):
+        done.append(_move_state_(optimizer, new, states))
+    return done
+
+
+def _move_state_(optimizer: torch.optim.Optimizer, new: Ours, states: Mapping[str, tuple[Tensor, Any]]) -> str:
+    """Set the optimizer's state of the stored rows by that of the tables; returns what was done."""
+    if isinstance(optimizer, RowOptimizer):
+        return "the optimizer's state of these tables starts anew"
+    current, lists = weights(new), rank_lists(new)
+    converted: dict[str, dict[str, Tensor]] = {}  # by name of the part and key of the state
+    numbers: dict[str, Any] = {}  # such as a count of steps
+    for feature in new.rows.features:
+        table = feature.table
+        p, state = states.get(table, (None, {}))
+        if p is None or f"tables.{table}.0" in converted or not state:
+            continue
+        hot, cold = lists.get(f"ranks.{table}.hot"), lists.get(f"ranks.{table}.cold")
+        ranks = None if hot is None or cold is None else Ranks(hot, cold)
+        n, d = p.shape
+        alone = Embedding(n, d, feature.spec.scheme, frequencies=ranks, device=p.device, dtype=p.dtype)
+        with torch.no_grad():
+            for j, stored in enumerate(alone.tables(0)):
+                stored.copy_(current[f"tables.{table}.{j}"])
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                numbers[key] = value
+                continue
+            for name, part in alone.named_tables(converted_state(key, value, p, alone)):
+                if name.startswith("tables."):
+                    converted.setdefault(f"tables.{table}.{name.rpartition('.')[2]}", {})[key] = part
+    for key, rows in table_rows(new).items():
+        parameter, start = new.get_parameter(key), 0
+        state = {name: value.clone() if isinstance(value, Tensor) else value for name, value in numbers.items()}
+        for row_name, count in rows.items():
+            for name, value in converted.get(row_name, {}).items():
+                state.setdefault(name, torch.zeros_like(parameter, dtype=value.dtype))[start : start + count] = value
+            start += count
+        optimizer.state[parameter] = state
+    pools = any(part.startswith("pools.") for rows in table_rows(new).values() for part in rows)
+    return "and the optimizer's state for them" + (", but none for the rows of pools" if pools else "")

@@ -1,0 +1,147 @@
+"""From TorchRec's vectors, pooled or not, to those of each feature."""
+
+from collections.abc import Sequence
+from functools import reduce
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+
+from ...paths import PathNetworks
+from ..features import Feature
+from .rows import Ids, RowBatch, lengths_of
+
+
+class Unpooled(nn.Module):
+    """From TorchRec's vectors to those of each feature's ids."""
+
+    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks]) -> None:
+        super().__init__()
+        self.features = tuple(features)
+        self.paths = nn.ModuleList(paths)
+        self.member = {  # networks of each path-based feature, and its position among their members
+            features[f].name: (group, position)
+            for group, networks in enumerate(paths)
+            for position, f in enumerate(networks.members)
+        }
+
+    def composed(self, feature: Feature, batch: Ids, ranks: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """The feature's vectors ``[N, width]``; zeros for ids that read no row."""
+        parts, used = [vectors[key] for key in feature.keys], batch.used
+        if feature.merged:
+            rows = parts[0] if used is None else _scattered(parts[0], used.flatten(), 0)
+            if len(rows) != len(batch.ids):
+                rows = rows.view(len(batch.ids), len(feature.bases), rows.shape[1]).sum(1)
+            if feature.spec.hidden is None:
+                return rows
+            group, position = self.member[feature.name]
+            return self.paths[group](rows, batch.ids, torch.full_like(batch.ids, position), ranks)
+        if used is None:
+            return _combined(feature, parts)
+        neutral = 1 if feature.spec.operation == "mult" else 0
+        own = feature.spec.num_own > 0  # the first part
+        parts = [_scattered(part, used[:, j], 0 if own and not j else neutral) for j, part in enumerate(parts)]
+        out = torch.where(used[:, -1:], _combined(feature, parts[own:]), 0)
+        return out + parts[0] if own else out
+
+    def forward(self, rows: RowBatch, vectors: list[Any]) -> dict[str, JaggedTensor]:
+        """Compose each feature's vectors."""
+        by_key = _by_key(vectors)
+        return {
+            f.name: JaggedTensor(self.composed(f, batch, rows.ranks, by_key), lengths=batch.lengths)
+            for f, batch in zip(self.features, rows.features, strict=True)
+        }
+
+
+class Pooled(Unpooled):
+    """From TorchRec's pooled and unpooled vectors to the pooled vector of each feature."""
+
+    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks], mode: str) -> None:
+        super().__init__(features, paths)
+        self.mode = mode
+        in_order = mode == "sum" and all(f.summed and (f.merged or not f.spec.num_own) for f in features)
+        self.order = [key for f in features for key in f.keys] if in_order else []
+
+    def forward(  # type: ignore[override]
+        self, rows: RowBatch, pooled: KeyedTensor | None, vectors: list[Any]
+    ) -> KeyedTensor:
+        """Compose and pool what TorchRec did not, and put the features in order."""
+        names, widths = [f.name for f in self.features], [f.width for f in self.features]
+        num_samples = len(rows.features[0].lengths)  # of an empty batch, TorchRec was given one sample
+        if pooled is not None and self.order:
+            return KeyedTensor(names, widths, in_order(pooled, self.order)[:num_samples])
+        columns = {} if pooled is None else {key: part[:num_samples] for key, part in pooled.to_dict().items()}
+        by_key = _by_key(vectors)
+        out = []
+        for f, batch in zip(self.features, rows.features, strict=True):
+            if f.summed:
+                parts, own = [columns[key] for key in f.keys], not f.merged and f.spec.num_own > 0
+                part = _combined(f, parts[own:])
+                part = part + parts[0] if own else part
+            else:
+                part = _pool(self.composed(f, batch, rows.ranks, by_key), batch)
+            out.append(part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None])
+        return KeyedTensor(names, widths, torch.cat(out, 1))
+
+
+def in_order(pooled: KeyedTensor, order: list[str]) -> Tensor:
+    """The columns of a KeyedTensor by keys in another order; TorchRec's follows the plan."""
+    keys, values = pooled.keys(), pooled.values()
+    if keys == order:
+        return values
+    widths, offsets = dict(zip(keys, pooled.length_per_key(), strict=True)), pooled.offset_per_key()
+    unit = gcd(*widths.values())
+    first = {key: offset // unit for key, offset in zip(keys, offsets, strict=False)}
+    blocks = [block for key in order for block in range(first[key], first[key] + widths[key] // unit)]
+    return Reordered.apply(values, torch.tensor(blocks, device=values.device), unit)
+
+
+class Reordered(torch.autograd.Function):
+    """``values`` ``[B, C * unit]`` with its blocks of ``unit`` columns in another order: one copy each way."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, blocks: Tensor, unit: int) -> Tensor:
+        """Block j of the result is block ``blocks[j]``."""
+        ctx.save_for_backward(blocks)
+        ctx.unit = unit
+        return values.unflatten(1, (-1, unit)).index_select(1, blocks).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Each block of the gradient goes back to its place."""
+        (blocks,) = ctx.saved_tensors
+        back = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
+        return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, back).flatten(1), None, None
+
+
+def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:
+    """The product of the parts, or the parts end to end."""
+    if len(parts) == 1:
+        return parts[0]
+    return reduce(torch.mul, parts) if feature.spec.operation == "mult" else torch.cat(parts, 1)
+
+
+def _scattered(rows: Tensor, mask: Tensor, neutral: float) -> Tensor:
+    """``rows`` where ``mask`` is true, and ``neutral`` elsewhere."""
+    (places,) = mask.nonzero(as_tuple=True)
+    return rows.new_full((len(mask), rows.shape[1]), neutral).index_copy(0, places, rows)
+
+
+def _pool(vectors: Tensor, batch: Ids) -> Tensor:
+    """The weighted sum ``[B, D]`` of the vectors ``[N, D]`` of each bag."""
+    if batch.weights is not None:
+        vectors = vectors * batch.weights[:, None]
+    bags = torch.arange(len(batch.lengths), device=vectors.device)
+    bags = bags.repeat_interleave(batch.lengths, output_size=len(vectors))
+    return vectors.new_zeros(len(batch.lengths), vectors.shape[1]).index_add(0, bags, vectors)
+
+
+def _num_ids(batch: Ids) -> Tensor:
+    """Number of ids ``[B]`` in each bag that read rows."""
+    return batch.lengths if batch.used is None else lengths_of(batch.used.any(1), batch.lengths)
+
+
+def _by_key(vectors: list[Any]) -> dict[str, Tensor]:
+    return {key: jagged.values() for group in vectors for key, jagged in group.items()}
