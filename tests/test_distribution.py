@@ -1,0 +1,77 @@
+"""The wheel and the source distribution are whole: the README's code runs from the wheel, in its own environment."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+from test_docs import python_blocks
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment: quorem from the wheel, what it needs from the environment of the tests."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (wheel,) = dist.glob("*.whl")
+    executable = folder / "bin" / "python"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(executable), "install", "--no-deps", "--no-index", str(wheel)],
+        check=True,
+        capture_output=True,
+    )
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # A .pth file in a folder that is itself added so is not read: the editable quorem of the tests stays out.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return executable
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_source_distribution_has_what_the_tests_need(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    needed = {
+        "Makefile",
+        "constraints.txt",
+        "mkdocs.yml",
+        "docs/tutorial.md",
+        "tests/test_docs.py",
+        "src/quorem/api.py",
+    }
+    assert needed | {"examples/quickstart.ipynb", "benchmarks/result_tables.py"} <= names
+
+
+def test_readme_runs_from_the_wheel(python: Path, tmp_path: Path) -> None:
+    where = run(python, "-c", "import quorem; print(quorem.__file__)", folder=tmp_path)
+    assert Path(where.strip()).is_relative_to(python.parents[1])
+    blocks = python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    (tmp_path / "readme.py").write_text("\n".join(block.code for block in blocks), encoding="utf-8")
+    run(python, "readme.py", folder=tmp_path)
+
+
+def test_the_command_comes_with_the_wheel(python: Path, tmp_path: Path) -> None:
+    for command in ([python.with_name("quorem")], [python, "-m", "quorem"]):
+        assert "reproduce" in run(*command, "--help", folder=tmp_path)
