@@ -20,7 +20,7 @@ from quorem.cli import app
 
 
 def main() -> None:
-    for path in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+    for path in [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         shown = re.sub(
             r"(<!-- (quorem (?:bench|report) [^\n]*--table [^\n]*) -->\n).*?(<!-- end -->\n)",

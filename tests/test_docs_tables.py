@@ -84,7 +84,9 @@ def test_readme_says_what_each_scheme_stores(n: int, d: int, row: list[str]) -> 
     ]
 
 
-@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 def test_links_lead_to_files(path: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []

@@ -437,7 +437,7 @@ def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
 def shown_tables() -> list[tuple[str, str, str]]:
     """Document, command and text of every table that a document shows."""
     found = []
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- (quorem (?:bench|report) [^\n]*--table [^\n]*) -->\n(.*?)<!-- end -->\n"
         found += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
