@@ -50,6 +50,9 @@ def test_bags_and_padding(mode: str) -> None:
     plain.load_state_dict(dict(raw.state_dict()))
     offsets = torch.tensor([0, 4, 4, len(RAW)])
     assert torch.equal(raw(RAW, offsets), plain(mixed_ids(RAW, N), offsets))
+    unsigned = EmbeddingBag(N, D, QR(4), raw_ids=True, padding_idx=2**64 - 1, **options)
+    unsigned.load_state_dict(raw.state_dict())
+    assert torch.equal(unsigned(RAW, offsets), raw(RAW, offsets))
     assert raw.padding_idx == -1 and torch.equal(raw(RAW.view(torch.uint64), offsets), raw(RAW, offsets))
 
 

@@ -328,3 +328,24 @@ def test_docstrings() -> None:
     for info in pkgutil.iter_modules(integration.__path__, f"{integration.__name__}."):
         result = doctest.testmod(importlib.import_module(info.name), optionflags=doctest.NORMALIZE_WHITESPACE)
         assert result.failed == 0, info.name
+
+
+def test_raw_and_unknown_ids_are_those_of_the_single_device() -> None:
+    hot = quorem.HotCold(10, cold=quorem.QR(4, operation="add"), num_rest=9)
+    tables = [
+        quorem.Table("raw", 2**40, D, quorem.GeneralizedQR(4, operation="add"), raw_ids=True, padding_idx=-1),
+        quorem.Table("rest", N, D, hot, unknown="rest", frequencies=FREQUENCIES),
+        quorem.Table("cold", N, D, hot, unknown="hash", frequencies=FREQUENCIES),
+        quorem.Table("hash", N, D, quorem.QR(4), unknown="hash"),
+    ]
+    source = quorem.EmbeddingCollection(tables, mode="sum")
+    module = integration.from_collection(source)
+    ids = torch.tensor([[-1, 5, 2**62, 59], [-1, 5, 60, 59], [-1, 5, 2**62, 59], [-9, 5, 2**62, 59]])
+    lengths = torch.tensor([2, 2] * 4)
+    batch = KeyedJaggedTensor(keys=["raw", "rest", "cold", "hash"], values=ids.flatten(), lengths=lengths)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    torch.testing.assert_close(module(batch).values().view(2, 4, D), source(ids.flatten(), offsets))
+    back = integration.to_collection(module)
+    assert (back.raw_ids, back.unknown, back.padding_ids) == (source.raw_ids, source.unknown, source.padding_ids)
+    drawn = next(EmbeddingBagCollection(tables[:1]).parameters()).detach()
+    assert 2**-11 < float(drawn.abs().max()) <= 2**-10  # as a full table of 2**20 ids, not of 2**40

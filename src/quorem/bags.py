@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from .checks import BagMode, InvalidIdMode, check_bag_mode, check_ids, check_offsets, check_sample_weights
 from .embeddings import Embedding
+from .id_rules import UnknownIds
 from .ops.rows import bag_and_feature
-from .schemes import Ranks, Scheme
+from .schemes import Ranks, RawCounts, Scheme
 
 
 class EmbeddingBag(Embedding):
@@ -29,6 +30,7 @@ class EmbeddingBag(Embedding):
         on_invalid_id: as in ``Embedding``; an invalid id on a GPU is left out, as padding is.
         frequencies: as in ``Embedding``.
         raw_ids: as in ``Embedding``.
+        unknown: as in ``Embedding``.
         init_std: as in ``Embedding``.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16.
@@ -53,8 +55,9 @@ class EmbeddingBag(Embedding):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
-        frequencies: Tensor | Ranks | None = None,
+        frequencies: Tensor | Ranks | RawCounts | None = None,
         raw_ids: bool = False,
+        unknown: UnknownIds = "error",
         init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -72,6 +75,7 @@ class EmbeddingBag(Embedding):
             on_invalid_id=on_invalid_id,
             frequencies=frequencies,
             raw_ids=raw_ids,
+            unknown=unknown,
             init_std=init_std,
             device=device,
             dtype=dtype,
@@ -121,8 +125,8 @@ class EmbeddingBag(Embedding):
         """Compose, then take the maximum of each bag, which has no fused op; the first of equals has the gradient."""
         place = torch.arange(ids.shape[0], device=ids.device)
         valid = place < starts[-1]  # ids past the last offset count for nothing
-        if self.padding_idx is not None:
-            valid = valid & (ids != self.padding_idx)
+        if self.padding[0] is not None:
+            valid = valid & (self._within(ids[:, None], None)[:, 0] != self.padding[0])
         vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
         bags = bag_and_feature(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
         values = torch.where(valid[:, None], vectors.detach(), -torch.inf)

@@ -15,8 +15,9 @@ from .checks import (
     check_offsets,
     check_sample_weights,
 )
+from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
-from .schemes.frequency import Ranks, check_ranking
+from .schemes.frequency import Ranks, RawCounts, check_ranking
 from .tables import Tables
 
 ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
@@ -33,9 +34,10 @@ class Table:
         scheme: how the table is stored.
         padding_idx: an id whose vector is zero and takes no gradient.
         features: names of the features that read this table; the table's own name where empty.
-        frequencies: how often each id occurs, ``[n]``, or ``schemes.Ranks``, the hot and cold ids themselves; a
-            ``HotCold`` scheme ranks ids by it.
+        frequencies: how often each id occurs, ``[n]``; ``schemes.Ranks``, the hot and cold ids themselves; or
+            ``schemes.RawCounts``, how often raw ids occur. A ``HotCold`` scheme ranks ids by it.
         raw_ids: take any 64-bit id, as in ``Embedding``.
+        unknown: what an id outside ``[0, n)`` is, ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
 
     >>> from quorem import QR
     >>> Table("user", 1000, 16, QR(num_collisions=4))
@@ -48,8 +50,9 @@ class Table:
     scheme: Scheme = Full()  # noqa: RUF009 - a scheme is frozen
     padding_idx: int | None = None
     features: tuple[str, ...] = ()
-    frequencies: Tensor | Ranks | None = field(default=None, compare=False, repr=False)
+    frequencies: Tensor | Ranks | RawCounts | None = field(default=None, compare=False, repr=False)
     raw_ids: bool = field(default=False, kw_only=True)
+    unknown: UnknownIds = field(default="error", kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the name and the scheme."""
@@ -122,6 +125,7 @@ class EmbeddingCollection(Tables):
             features=features,
             frequencies=[table.frequencies for table in tables],
             raw_ids=[table.raw_ids for table in tables],
+            unknown=[table.unknown for table in tables],
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             init_std=init_std,

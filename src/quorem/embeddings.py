@@ -8,8 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .checks import InvalidIdMode, check_ids, check_unsupported
 from .composed_weight import ComposedWeight
+from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
-from .schemes.frequency import Ranks, check_ranking
+from .schemes.frequency import Ranks, RawCounts, check_ranking
 from .tables import Tables
 
 
@@ -27,10 +28,12 @@ class Embedding(Tables):
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count,
             warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
-        frequencies: for a ``HotCold`` scheme how often each id occurs, ``[n]``, or ``schemes.Ranks``, the hot and cold
-            ids themselves; None where ids come by frequency.
+        frequencies: for a ``HotCold`` scheme how often each id occurs, ``[n]``; ``schemes.Ranks``, the hot and cold ids
+            themselves; or ``schemes.RawCounts``, how often raw ids occur. None where ids come by frequency.
         raw_ids: take any 64-bit id, signed or unsigned, without a vocabulary: ids are mixed into the table's
             (``hashing.mixed_ids``), and ``padding_idx`` is such an id.
+        unknown: what an id outside ``[0, n)`` is: ``"error"``; ``"rest"``, one of the rest of a ``HotCold`` table; or
+            ``"hash"``, hashed onto a composed id, such as one of a pool (see ``quorem.id_rules``).
         init_std: deviation of the vectors that the module starts with; ``1 / sqrt(3 n)`` where None, as in the public
             DLRM code, where ``nn.Embedding`` has 1.
         device: where the tables are, ``"meta"`` included.
@@ -60,8 +63,9 @@ class Embedding(Tables):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
-        frequencies: Tensor | Ranks | None = None,
+        frequencies: Tensor | Ranks | RawCounts | None = None,
         raw_ids: bool = False,
+        unknown: UnknownIds = "error",
         init_std: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -77,6 +81,7 @@ class Embedding(Tables):
             [padding_idx],
             frequencies=[frequencies],
             raw_ids=[raw_ids],
+            unknown=[unknown],
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             init_std=init_std,

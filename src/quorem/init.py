@@ -17,14 +17,16 @@ RAW_STD = sqrt(1 / (3 * 2**20))  # of vectors of raw ids: that of a full table o
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
 
 
-def intervals(spec: TableSpec, noise: float = NOISE) -> list[tuple[float, float]]:
+def intervals(spec: TableSpec, noise: float = NOISE, std: float | None = None) -> list[tuple[float, float]]:
     """The interval that each stored table of ``spec`` is drawn from, uniformly, by ``matched_``.
+
+    ``std`` is the deviation of the composed vector; that of U(-sqrt(1/n), sqrt(1/n)) where None.
 
     >>> from quorem import QR
     >>> intervals(QR(num_collisions=4).spec(10_000, 16))
     [(-0.01, 0.01), (0.99, 1.01)]
     """
-    bound = sqrt(1 / spec.num_embeddings)
+    bound = sqrt(1 / spec.num_embeddings) if std is None else sqrt(3) * std
     full = (-bound, bound)
     neutral = (1 - noise, 1 + noise) if spec.operation == "mult" else (-noise * bound, noise * bound)
     own = [full] * (spec.num_own > 0)
@@ -121,11 +123,14 @@ def deviation(table: Tensor) -> float | None:
     return std if 0 < std < float("inf") else None
 
 
-def pool_bound(num_tables: int, members: Sequence[TableSpec]) -> float:
+def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None = None) -> float:
     """The bound that a pool of ``num_tables`` tables is drawn within.
 
-    A sum of its rows then has the variance of a full table's, averaged over the cold ids.
+    A sum of its rows then has the deviation ``std``; where None, the variance of a full table's, averaged over the cold
+    ids.
     """
+    if std is not None:
+        return sqrt(3 / num_tables) * std
     cold = sum(spec.num_composed for spec in members)
     bound = sum(spec.num_composed * sqrt(1 / spec.num_embeddings) for spec in members) / max(cold, 1)
     return bound / sqrt(num_tables)
@@ -133,7 +138,7 @@ def pool_bound(num_tables: int, members: Sequence[TableSpec]) -> float:
 
 def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec], *, std: float | None = None) -> None:
     """Draw the tables of a pool that ``members`` share; a sum of rows then has the deviation ``std``."""
-    bound = pool_bound(len(tables), members) if std is None else sqrt(3 / len(tables)) * std
+    bound = pool_bound(len(tables), members, std)
     with torch.no_grad():
         for table in tables:
             table.uniform_(-bound, bound)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from . import init, saved
 from .checks import InvalidIdMode, check_choice, check_device, check_dtype, check_padding
 from .fit import fit_
-from .hashing import mixed_id, mixed_ids
+from .hashing import mixed_id
+from .id_rules import UnknownIds, check_unknown, listed_of, replaced, rules_of
 from .operations import OPERATIONS
 from .ops import autograd, declare
 from .ops.layout import LIMIT, Extent, Layout, Storage, build
@@ -22,7 +23,7 @@ from .ops.updates import Updates, updates_of
 from .partitions import Mixing, Partition, naive
 from .paths import PathNetworks, path_scheme
 from .schemes import TableSpec
-from .schemes.frequency import Ranks, places, rank
+from .schemes.frequency import Ranks, RawCounts, places, rank
 
 
 class Tables(nn.Module):
@@ -41,7 +42,7 @@ class Tables(nn.Module):
     spans: Tensor
     ranks: Tensor
     invalid_ids: Tensor
-    is_raw: Tensor  # of each feature, 0 or 1; only where a table takes raw ids
+    id_rules: Tensor  # of each feature; only where ids are mixed or replaced
     ids_argument = "input"  # what ``forward`` calls the ids
     bits = 0  # of a number in ``stored``, where rows are quantized (``quantize_``)
     vector_dtype: torch.dtype  # where rows are quantized, the dtype of the vectors that come out
@@ -53,8 +54,9 @@ class Tables(nn.Module):
         padding: Sequence[int | None],
         *,
         features: Sequence[tuple[str, int]] | None = None,
-        frequencies: Sequence[Tensor | Ranks | None] | None = None,
+        frequencies: Sequence[Tensor | Ranks | RawCounts | None] | None = None,
         raw_ids: Sequence[bool] | None = None,
+        unknown: Sequence[UnknownIds] | None = None,
         sparse: bool,
         on_invalid_id: InvalidIdMode,
         init_std: float | None = None,
@@ -66,6 +68,10 @@ class Tables(nn.Module):
         check_dtype(dtype)
         self.names, self.specs = tuple(names), tuple(specs)
         self.raw_ids = (False,) * len(specs) if raw_ids is None else tuple(raw_ids)
+        policies: list[UnknownIds] = ["error" for _ in specs]
+        self.unknown = tuple(policies if unknown is None else unknown)
+        for policy, spec, raw, name in zip(self.unknown, specs, self.raw_ids, names, strict=True):
+            check_unknown(policy, spec, raw, name)
         pads = zip(padding, specs, self.raw_ids, strict=True)
         self.padding = tuple(padding_of(pad, spec.num_embeddings, raw) for pad, spec, raw in pads)
         # As ids are given: of raw ids, ``padding`` is mixed.
@@ -79,6 +85,10 @@ class Tables(nn.Module):
         self.features, self.table_of = tuple(name for name, _ in features), tuple(t for _, t in features)
         self.titles = "\n".join(f"table {names[t]}" if names[t] else f"{type(self).__name__}" for t in self.table_of)
         counts = [None] * len(specs) if frequencies is None else frequencies
+        for name, count, raw in zip(names, counts, self.raw_ids, strict=True):
+            if isinstance(count, RawCounts) and not raw:
+                title = f" of table {name!r}" if name else ""
+                raise ValueError(f"frequencies{title} counts raw ids: raw_ids must be True")
         self.ranks_of: list[Ranks | None] = [
             rank(count, spec) if count is not None and spec.num_own else None
             for count, spec in zip(counts, specs, strict=True)
@@ -125,16 +135,16 @@ class Tables(nn.Module):
         """Draw the tables anew: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
         self.place_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
-            init.init_(self.tables(t), spec, method, std=self._std([t]))
+            init.init_(self.tables(t), spec, method, std=self.start_std([t]))
             if self.is_full(t) and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for name, extents in self.pools.items():
             members = [t for t, spec in enumerate(self.specs) if pool_key(self.pools, spec) == name]
-            init.pool_(self._views(extents), [self.specs[t] for t in members], std=self._std(members))
+            init.pool_(self._views(extents), [self.specs[t] for t in members], std=self.start_std(members))
         for group in self._path_networks():
             group.reset_parameters()
 
-    def _std(self, members: Sequence[int]) -> float | None:
+    def start_std(self, members: Sequence[int]) -> float | None:
         """The deviation that vectors are drawn with; that of raw ids does not depend on the size of the id space."""
         if self.init_std is None and any(self.raw_ids[t] for t in members):
             return init.RAW_STD
@@ -286,15 +296,13 @@ class Tables(nn.Module):
         return out
 
     def _within(self, ids: Tensor, offsets: Tensor | None) -> Tensor:
-        """Raw ids mixed into the ids of their tables; those of other tables as they are."""
-        if not any(self.raw_ids):
+        """Raw ids mixed into the ids of their tables, unknown ids replaced; others as they are."""
+        rules: Tensor | None = self._buffers.get("id_rules")
+        if rules is None:
             return ids
-        limits, raw = self.slots[self.spans[:, 0], LIMIT], self.is_raw
-        if offsets is not None:
-            feature = bag_and_feature(ids, offsets, self.spans)[1]
-            limits, raw = limits[feature], raw[feature]
-        mixed = mixed_ids(ids, limits)
-        return mixed if all(self.raw_ids) else torch.where(raw > 0, mixed, ids)
+        feature = None if offsets is None else bag_and_feature(ids, offsets, self.spans)[1]
+        limits = self.slots[self.spans[:, 0], LIMIT]
+        return replaced(ids, feature, rules, limits, self._listed)
 
     def _signed(self, ids: Tensor) -> Tensor:
         """Unsigned raw ids by their bits, which torch computes with."""
@@ -376,8 +384,11 @@ class Tables(nn.Module):
         """(Re)build the layout's buffers where ``stored`` is; they hold no learned state."""
         integers = self._storage().layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        if any(self.raw_ids):
-            integers["is_raw"] = torch.tensor([int(self.raw_ids[t]) for t in self.table_of], device="cpu")
+        rules = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.table_of)
+        if rules is not None:
+            integers["id_rules"] = rules
+        listed = listed_of(self.specs, self.unknown, self.ranks_of, self.table_of)
+        self._listed = [each._replace(ids=each.ids.to(self.stored.device)) for each in listed]
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.live_stored.device), persistent=False)
         for group in self._path_networks():

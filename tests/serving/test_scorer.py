@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 from pathlib import Path
 
+import onnxruntime
 import polars as pl
 import pytest
 import torch
@@ -17,6 +18,7 @@ from quorem.data.batches import Prepared
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
 from quorem.data.table import prepare_table
+from quorem.serving.onnx_export import export_onnx
 from quorem.serving.predict import predict
 from quorem.serving.scorer import Scorer
 from quorem.training.config import RunConfig
@@ -128,6 +130,32 @@ def test_values_and_lines_that_cannot_be_scored(folder: Path, tmp_path: Path) ->
     done = predict(scorer, tmp_path / "rows.csv", tmp_path / "scores.csv", max_malformed=3)
     assert (done.rows, done.malformed, done.unknown) == (2, 3, {"user": 1})
     assert pl.read_csv(tmp_path / "scores.csv")["line"].to_list() == [2, 3]
+
+
+@pytest.mark.parametrize("policy", ["rest", "hash"])
+def test_unknown_values_follow_the_tables(policy: str, folder: Path, tmp_path: Path) -> None:
+    """In the tables that can: those of users, and of tags; items stay full."""
+    data, cold = Prepared(folder / "log"), quorem.QR(4, operation="add")
+    hot = quorem.HotCold(2, cold=cold, num_rest=1, force=True)
+    plan = {"user": hot, "tags": hot, "item": quorem.Full()}
+    config = RunConfig(data=data_identity(data), plan=plan, embedding_dim=4, unknown=policy)
+    train(config, data, tmp_path / "run")
+    scorer = quorem.load(tmp_path / "run")
+    assert scorer.model.embeddings.unknown == (policy, "error", policy)
+    rows = {"price": [1.0] * 3, "user": ["user 3", "nobody", "no one"], "item": [4] * 3, "tags": [["t1", "t9"]] * 3}
+    scores = scorer(rows)
+    assert (scores[1] == scores[2]) == (policy == "rest") and scores[0] != scores[1]
+    assert scorer.encoder.unknown_counts == {"user": 2, "item": 0, "tags": 3}
+    batch = scorer.encoder(rows)
+    wide = [-1, -1] if policy == "rest" else (-1 - (quorem.hash_strings(["nobody", "no one"]) & (2**31 - 1))).tolist()
+    assert batch.ids[1:, 0].tolist() == wide
+    with pytest.raises(ValueError, match=r"item \('77'\) is not in the vocabulary"):
+        scorer({**rows, "item": [4, 4, 77]})
+    export_onnx(scorer.model, tmp_path / "model.onnx", jagged=True)
+    ids, offsets = batch.jagged(data.names)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    inputs = {"dense": batch.dense.numpy(), "ids": ids.long().numpy(), "offsets": offsets.numpy()}
+    torch.testing.assert_close(torch.from_numpy(session.run(["probabilities"], inputs)[0]), scores)
 
 
 @pytest.mark.parametrize("labelled", [True, False])

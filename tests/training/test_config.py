@@ -20,6 +20,7 @@ CHANGES = {
     "scheme": quorem.Hash(num_collisions=4),
     "threshold": 20,
     "plan": {"C2": quorem.Full(), "C1": quorem.QR(60)},
+    "unknown": "hash",
     "embedding_dim": 8,
     "optimizer": "amsgrad",
     "lr": 0.5,

@@ -96,4 +96,6 @@ def predict(
         if done.malformed:
             typer.echo(f"{done.malformed:,} malformed lines were left out")
         for name, count in done.unknown.items():
-            typer.echo(f"{count:,} values of {name} were not in the training data and taken for missing ones")
+            taken = {"rest": "given the row of the rest", "hash": "hashed onto composed ids"}
+            what = taken.get(scorer.encoder.policies.get(name, ""), "taken for missing ones")
+            typer.echo(f"{count:,} values of {name} were not in the training data and {what}")

@@ -26,6 +26,10 @@ def train(
     plan: Annotated[
         str | None, typer.Option(help="Instead of a scheme: the file that quorem plan wrote, or JSON of its schemes.")
     ] = None,
+    unknown: Annotated[
+        Literal["error", "rest", "hash"],
+        typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
+    ] = "error",
     network: Annotated[str, typer.Option(help="dlrm, dcn, deepfm, or your own: my_model.py:build.")] = "dlrm",
     preset: Annotated[Literal["text", "table1"], typer.Option(help="Its architecture.")] = "text",
     dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
@@ -63,6 +67,7 @@ def train(
             scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
             threshold=threshold,
             plan=None if plan is None else train.plan_from(plan, prepared, dim),
+            unknown=unknown,
             network=models.pinned(network),
             preset=preset,
             embedding_dim=dim,

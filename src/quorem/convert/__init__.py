@@ -144,7 +144,12 @@ def decompress_(model: nn.Module) -> Report:
             continue
         before = _size(module)
         several = module.specs[0].operation == "feature"
-        if type(module) not in (Embedding, EmbeddingBag) or several or module.raw_ids[0]:
+        if (
+            type(module) not in (Embedding, EmbeddingBag)
+            or several
+            or module.raw_ids[0]
+            or module.unknown[0] != "error"
+        ):
             why = f"{type(module).__name__} stands for no module of torch.nn"
             report.entries.append(Entry(name, 0, 0, before, before, 0, None, why))
             continue

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..hashing import hash_strings
 from .batches import Bags, Batch, unescaped
 from .dense import Dense
 from .encoding import Encoding
@@ -70,15 +71,24 @@ class Encoder:
         texts: of the vocabularies, by column.
         unknown: what a token that the vocabulary does not have is: ``"error"``, or ``"missing"``, taken for a missing
             value and counted in ``unknown_counts``. Where the data have an id for unknown tokens it is that id.
+        policies: of columns whose tables take unknown ids (``id_rules``), by name: ``"rest"`` or ``"hash"``. Unknown
+            tokens then have negative ids: -1, or ``-1 - h``, where h are the low 31 bits of ``hash_strings``.
 
     Raises:
         ValueError: if ``unknown`` is another, or a vocabulary does not have the size that it must have.
     """
 
-    def __init__(self, encoding: Encoding, texts: Mapping[str, Tensor], *, unknown: str = "error") -> None:
+    def __init__(
+        self,
+        encoding: Encoding,
+        texts: Mapping[str, Tensor],
+        *,
+        unknown: str = "error",
+        policies: Mapping[str, str] | None = None,
+    ) -> None:
         if unknown not in ("error", "missing"):
             raise ValueError(f"unknown ({unknown!r}) must be 'error' or 'missing'")
-        self.encoding, self.unknown = encoding, unknown
+        self.encoding, self.unknown, self.policies = encoding, unknown, dict(policies or {})
         self.dense = Dense(encoding.dense, "none", encoding.transforms)
         self.unknown_counts: dict[str, int] = dict.fromkeys(encoding.categorical, 0)
         with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
@@ -143,14 +153,19 @@ class Encoder:
         if self.encoding.unknown is not None:
             ids[ids < 0] = self.encoding.unknown
         elif (ids < 0).any():
-            if self.unknown == "error":
+            policy = self.policies.get(name, "error")
+            if policy == "error" and self.unknown == "error":
                 token = text[int(np.argmax(ids < 0))]
                 raise UnknownTokenError(
                     f"{name} ({token!r}) is not in the vocabulary of the training data: unknown='missing' takes such"
                     " values for missing ones; data prepared with vocabulary='train' have an id for them"
                 )
             self.unknown_counts[name] += int(np.count_nonzero(ids < 0))
-            ids[ids < 0] = NULL
+            if policy == "hash":
+                hashes = hash_strings(text.filter(pl.Series(ids < 0)).to_list()).numpy()
+                ids[ids < 0] = -1 - (hashes & (2**31 - 1))
+            elif policy == "error":
+                ids[ids < 0] = NULL
         return ids
 
     def _given_ids(self, name: str, values: pl.Series) -> NDArray[np.int32]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import init
+from .. import id_rules, init
 from ..collection import EmbeddingCollection
 from ..ops.layout import BITS, COLD, HOT, OFFSET, build
 from ..partitions import ExplicitPartition, Mixing, Partition
@@ -63,6 +63,8 @@ class Feature:
         bits: by which they are mixed.
         hot: first entry and length of the list of hot ids; None where ids come by frequency.
         cold: the same of cold ids.
+        rule: which ids are replaced, and by which (``id_rules``); None where all stay as they are.
+        listed: where unknown ids are hashed onto listed ids, these.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Feature:
     bits: int = 0
     hot: tuple[int, int] | None = None
     cold: tuple[int, int] | None = None
+    rule: tuple[int, ...] | None = None
+    listed: id_rules.Listed | None = None
 
     @property
     def merged(self) -> bool:
@@ -111,6 +115,15 @@ class Feature:
             return {self.name: own + (1 - own) * k}
         parts = [own] * (spec.num_own > 0) + [1 - own] * k
         return dict(zip(self.keys, parts, strict=True))
+
+    def ids_of_table(self, ids: Tensor) -> Tensor:
+        """Raw ids ``[N]`` mixed into those of the table, unknown ones replaced; others as they are."""
+        if self.rule is None:
+            return ids
+        limit = torch.tensor([self.spec.num_embeddings], device=ids.device)
+        listed = [] if self.listed is None else [self.listed._replace(feature=0)]
+        rules = torch.tensor([self.rule], device=ids.device)
+        return id_rules.replaced(ids[:, None], None, rules, limit, listed)[:, 0]
 
     def reads(self, ids: Tensor, ranks: Tensor) -> Reads:
         """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids."""
@@ -183,17 +196,17 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
     """The features of a single-device collection, and the lists of its tables' hot and cold ids, end to end.
 
     Raises:
-        ValueError: if two plain tables would have one name, or a table takes raw ids.
+        ValueError: if two plain tables would have one name.
     """
-    if any(collection.raw_ids):
-        name = collection.names[collection.raw_ids.index(True)]
-        raise ValueError(f"raw_ids of table {name!r} must be False: mix them before (hashing.mixed_ids)")
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
+    tables = (collection.specs, collection.unknown, collection.ranks_of, collection.table_of)
+    rules = id_rules.rules_of(tables[0], collection.raw_ids, *tables[1:])
+    listed = {each.feature: each for each in id_rules.listed_of(*tables)}
     features: list[Feature] = []
     for f, (name, t) in enumerate(zip(collection.features, collection.table_of, strict=True)):
         spec, table, slot = collection.specs[t], collection.names[t], layout.slots[layout.spans[f, 0]].tolist()
-        parts, partitions = _parts(table, spec), spec.partitions[: len(spec.shapes) - (spec.num_own > 0)]
+        parts, partitions = _parts(collection, t), spec.partitions[: len(spec.shapes) - (spec.num_own > 0)]
         stored: tuple[StoredTable, ...]
         if spec.pool is not None:
             pool = pools[pool_key(collection.pools, spec)]
@@ -222,16 +235,19 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
                 slot[BITS],
                 None if ranks is None else (slot[HOT], len(ranks.hot)),
                 None if ranks is None else (slot[COLD], len(ranks.cold)),
+                None if rules is None else tuple(rules[f].tolist()),
+                listed.get(f),
             )
         )
     return features, layout.ranks
 
 
-def _parts(table: str, spec: TableSpec) -> list[Part]:
+def _parts(collection: EmbeddingCollection, t: int) -> list[Part]:
     """What a table stores by itself."""
-    intervals = init.intervals(spec)
+    spec = collection.specs[t]
+    intervals = init.intervals(spec, std=collection.start_std([t]))
     return [
-        Part(f"tables.{table}.{j}", rows, *interval)
+        Part(f"tables.{collection.names[t]}.{j}", rows, *interval)
         for j, ((rows, _), interval) in enumerate(zip(spec.shapes, intervals, strict=True))
     ]
 
@@ -241,8 +257,8 @@ def _pools(collection: EmbeddingCollection) -> dict[str, StoredTable]:
     tables = {}
     for key, extents in collection.pools.items():
         members = [t for t, spec in enumerate(collection.specs) if pool_key(collection.pools, spec) == key]
-        own = [part for t in members for part in _parts(collection.names[t], collection.specs[t])]
-        bound = init.pool_bound(len(extents), [collection.specs[t] for t in members])
+        own = [part for t in members for part in _parts(collection, t)]
+        bound = init.pool_bound(len(extents), [collection.specs[t] for t in members], collection.start_std(members))
         rows = [Part(f"pools.{key}.{j}", extent.rows, -bound, bound) for j, extent in enumerate(extents)]
         width = collection.specs[members[0]].embedding_dim
         tables[key] = StoredTable(key.replace(".", ":"), width, tuple(own + rows))

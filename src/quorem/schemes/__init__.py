@@ -16,7 +16,7 @@ from .families import (
     LargeTable,
     Path,
 )
-from .frequency import HotCold, Pool, Ranks
+from .frequency import HotCold, Pool, Ranks, RawCounts
 from .scheme import AnyPartition, Full, Scheme, TableSpec, ceil_div, check_scheme
 from .text import SCHEMES, from_json, to_json
 
@@ -36,6 +36,7 @@ __all__ = [
     "Pool",
     "QR",
     "Ranks",
+    "RawCounts",
     "SCHEMES",
     "Scheme",
     "TableSpec",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import partitions as P
+from ..hashing import as_int64, mixed_ids
 from .scheme import Scheme, TableSpec, set_int
 
 
@@ -135,17 +136,25 @@ class Ranks(NamedTuple):
     cold: Tensor  # empty where there is no rest: then all that is not hot is cold
 
 
-def rank(frequencies: "Tensor | Ranks", spec: TableSpec) -> Ranks:
+class RawCounts(NamedTuple):
+    """How often each raw id occurs in training; ids that are not listed do not."""
+
+    ids: Tensor  # int64 or uint64 [N], any order, each once or several times
+    counts: Tensor  # [N]
+
+
+def rank(frequencies: "Tensor | Ranks | RawCounts", spec: TableSpec) -> Ranks:
     """The hot and cold ids of a table, by falling frequency; of equals, the lower id first.
 
     Args:
-        frequencies: how often each id occurs, ``[n]``, integers or floats; or the lists themselves.
+        frequencies: how often each id occurs, ``[n]``, integers or floats; or the lists themselves; or how often raw
+            ids occur, of which those that fall onto one id of the table are counted together.
         spec: of a ``HotCold`` table.
 
     Raises:
         TypeError: if ``frequencies`` is not a tensor of numbers.
         ValueError: if it has another length, or a frequency is negative or not finite; if lists have other lengths, do
-            not rise, or share an id.
+            not rise, or share an id; if fewer raw ids are listed than are to be ranked.
 
     >>> from quorem import Full
     >>> spec = HotCold(1, cold=Full(), num_rest=2).spec(5, 4)
@@ -159,6 +168,8 @@ def rank(frequencies: "Tensor | Ranks", spec: TableSpec) -> Ranks:
             found = f"{len(frequencies.hot)} hot and {len(frequencies.cold)} cold"
             raise ValueError(f"frequencies lists {found} ids but must list {lengths[0]} and {lengths[1]}")
         return frequencies
+    if isinstance(frequencies, RawCounts):
+        return _rank_raw(frequencies, spec)
     order = torch.argsort(frequencies, descending=True, stable=True)
     dtype = torch.int32 if spec.num_embeddings < 2**31 else torch.int64
     hot = order[: spec.num_hot].sort().values.to(dtype)
@@ -185,8 +196,24 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     return place
 
 
-def check_ranking(frequencies: Any, n: int) -> Tensor | Ranks:
-    """``frequencies`` ``[n]``, or lists of hot and cold ids, on the CPU, checked."""
+def _rank_raw(frequencies: RawCounts, spec: TableSpec) -> Ranks:
+    ids, place = mixed_ids(frequencies.ids, spec.num_embeddings).unique(return_inverse=True)
+    counts = torch.zeros(len(ids), dtype=frequencies.counts.dtype).index_add_(0, place, frequencies.counts)
+    last = spec.num_hot + (spec.num_composed if spec.num_rest else 0)
+    if len(ids) < last:
+        raise ValueError(f"frequencies lists {len(ids)} ids but must list at least {last}, those that are ranked")
+    order = ids[torch.argsort(counts, descending=True, stable=True)]
+    return _check_ranks(
+        Ranks(*(part.sort().values for part in (order[: spec.num_hot], order[spec.num_hot : last]))),
+        spec.num_embeddings,
+    )
+
+
+def check_ranking(frequencies: Any, n: int) -> Tensor | Ranks | RawCounts:
+    """``frequencies`` ``[n]``, lists of hot and cold ids, or counts of raw ids, on the CPU, checked."""
+    if isinstance(frequencies, RawCounts):
+        ids = as_int64(frequencies.ids).cpu()
+        return RawCounts(ids, check_frequencies(frequencies.counts, len(ids), "frequencies.counts"))
     return _check_ranks(frequencies, n) if isinstance(frequencies, Ranks) else check_frequencies(frequencies, n)
 
 

@@ -74,6 +74,8 @@ class Group:
     features: list[int]  # as positions in the module
     limits: list[int]  # number of ids
     raw: bool  # any id is taken, and mixed into the table's
+    unknown: str  # what an id outside the table is (``id_rules``)
+    num_composed: list[int]
     padding: list[int] | None  # -1 for a table without; of raw ids, mixed
     own: OwnRows | None
     permutation: tuple[list[int], list[int], list[int]] | None  # multiplier, shift and modulus
@@ -97,7 +99,8 @@ def groups_of(tables: Tables) -> list[Group]:
         operation = spec.operation if len(spec.partitions) > 1 else "one table"
         own = (spec.num_own > 0, tables.ranks_of[t] is not None, spec.num_composed > 0)
         networks = None if path is None else (path.hidden, path.activation)
-        key = (operation, explicit, widths, own, pool_key(tables.pools, spec), networks, tables.raw_ids[t])
+        policy = (tables.raw_ids[t], tables.unknown[t])
+        key = (operation, explicit, widths, own, pool_key(tables.pools, spec), networks, policy)
         alike.setdefault(key, []).append(feature)
     return [group_of(tables, features) for features in alike.values()]
 
@@ -121,6 +124,8 @@ def group_of(tables: Tables, features: list[int]) -> Group:
         features=features,
         limits=[spec.num_embeddings for spec in specs],
         raw=tables.raw_ids[members[0]],
+        unknown=tables.unknown[members[0]],
+        num_composed=[spec.num_composed for spec in specs],
         padding=padding if any(pad >= 0 for pad in padding) else None,
         own=_own(tables, members) if first else None,
         permutation=_permutation(specs),

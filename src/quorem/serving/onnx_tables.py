@@ -2,8 +2,9 @@
 
 Shapes: N ids of each feature, G features of a group, V ids of a jagged batch, B bags, W columns out of a table.
 
-An id outside ``[0, n)`` never reads a row: it is replaced by 0 before the arithmetic, and its vector by NaN or zeros
-after it. Without that ``Gather`` would read -1 as the last row, and an id past n can pass the arithmetic.
+An id outside ``[0, n)`` takes the row of the rest or a composed vector, as ``unknown`` of its table says. Else it reads
+no row: it is replaced by 0 before the arithmetic, and its vector by NaN or zeros after it. Without that ``Gather``
+would read -1 as the last row, and an id past n can pass the arithmetic.
 """
 
 from collections.abc import Sequence
@@ -67,10 +68,17 @@ class TableNodes:
             ids = graph.op("Mod", self._mixed_raw(ids), limit)
         in_range = graph.op("And", graph.op("GreaterOrEqual", ids, zero), graph.op("Less", ids, limit))
         number = graph.op("Where", in_range, ids, zero)
+        hashed = None
+        if group.unknown == "hash":
+            hashed = graph.op("Mod", self._mixed_raw(ids), graph.constant(group.num_composed))
         if group.own is None:
+            number = number if hashed is None else graph.op("Where", in_range, number, hashed)
             vectors = self._composed(number, group)
         else:
             place, num_own = self._place(number, group.own)
+            if group.unknown != "error":  # the row of the rest comes after those of the hot ids
+                other = graph.constant(group.own.num_hot) if hashed is None else graph.op("Add", hashed, num_own)
+                place = graph.op("Where", in_range, place, other)
             is_composed = graph.op("GreaterOrEqual", place, num_own)
             vectors = self._gathered(group.own.rows, graph.op("Where", is_composed, zero, place))
             if group.rows:
@@ -81,6 +89,8 @@ class TableNodes:
         if group.padding is not None:
             same = graph.op("Equal", ids, graph.constant(group.padding))
             is_padding = graph.op("And", same, in_range)  # the id -1 is not padding
+        if group.unknown != "error":
+            in_range = graph.op("Or", in_range, graph.op("Not", in_range))
         return Composed(vectors, in_range, is_padding)
 
     def _composed(self, number: str, group: Group) -> str:

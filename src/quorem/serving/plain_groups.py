@@ -135,6 +135,7 @@ class PlainGroup(nn.Module):
     """The features of one group."""
 
     limits: Tensor
+    num_composed: Tensor | None
     padding: Tensor | None
     multipliers: Tensor | None
     shifts: Tensor
@@ -144,6 +145,7 @@ class PlainGroup(nn.Module):
     def __init__(self, group: Group, tables: Tables, pools: dict[str, nn.Module]) -> None:
         super().__init__()
         self.operation, self.width, self.features, self.raw = group.operation, group.width, group.features, group.raw
+        self.unknown = group.unknown
         self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
 
         def stored(rows: Rows) -> nn.Module:
@@ -151,6 +153,7 @@ class PlainGroup(nn.Module):
             return quantized or PlainRows(rows)
 
         constant(self, "limits", group.limits)
+        constant(self, "num_composed", group.num_composed if group.unknown == "hash" else None)
         constant(self, "padding", group.padding)
         for name, values in zip(("multipliers", "shifts", "moduli"), group.permutation or [None] * 3, strict=True):
             constant(self, name, values)
@@ -176,15 +179,21 @@ class PlainGroup(nn.Module):
         in_range = (ids >= 0) & (ids < self.limits[member])
         number = torch.where(in_range, ids, 0)
         is_padding = torch.zeros_like(in_range) if self.padding is None else in_range & (ids == self.padding[member])
+        known = in_range if self.unknown == "error" else torch.ones_like(in_range)
+        hashed = None if self.num_composed is None else mixed_ids(ids, self.num_composed[member])
         if self.places is None or self.own is None:
-            return Composed(self._composed(number, member), in_range, is_padding)
+            number = number if hashed is None else torch.where(in_range, number, hashed)
+            return Composed(self._composed(number, member), known, is_padding)
         place, num_own = self.places(number, member)
+        if self.unknown != "error":  # the row of the rest comes after those of the hot ids
+            other = self.places.num_hot[member] if hashed is None else hashed + num_own
+            place = torch.where(in_range, place, other)
         is_composed = place >= num_own
         vectors = self.own(torch.where(is_composed, 0, place), member).to(self.compute)
         if len(self.rows):
             composed = self._composed(torch.where(is_composed, place - num_own, 0), member)
             vectors = torch.where(is_composed[..., None], composed, vectors)
-        return Composed(vectors, in_range, is_padding)
+        return Composed(vectors, known, is_padding)
 
     def _composed(self, number: Tensor, member: Tensor) -> Tensor:
         """Vectors of the numbers that partitions divide."""

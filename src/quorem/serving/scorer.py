@@ -13,6 +13,7 @@ from .. import files
 from ..data.batches import Batch, Prepared
 from ..data.encoding import read_encoding
 from ..quantize import quantize_
+from ..tables import Tables
 from ..training.config import RunConfig
 from ..training.metrics import Evaluation, Metrics
 from ..training.model import data_identity
@@ -27,8 +28,8 @@ class Scorer:
 
     Args:
         run: the folder of a finished run.
-        unknown: what a token is that no training row had, where the data have no id for such: ``"error"``, or
-            ``"missing"``, taken for a missing value.
+        unknown: what a token is that no training row had, where neither the data have an id for such nor the table a
+            policy (``RunConfig.unknown``): ``"error"``, or ``"missing"``, taken for a missing value.
         verify: compare every file with its checksums.
 
     Raises:
@@ -56,7 +57,10 @@ class Scorer:
         if self._encoder is None:
             from ..data.encoder import Encoder
 
-            self._encoder = Encoder(self.encoding, self._texts, unknown=self._unknown)
+            tables = next(module for module in self.model.modules() if isinstance(module, Tables))
+            columns = zip(tables.features, tables.table_of, strict=True)
+            policies = {name: tables.unknown[t] for name, t in columns if tables.unknown[t] != "error"}
+            self._encoder = Encoder(self.encoding, self._texts, unknown=self._unknown, policies=policies)
         return self._encoder
 
     def __call__(self, rows: Mapping[str, Any]) -> Tensor:

@@ -22,7 +22,7 @@ from ..tables import Tables
 _KINDS = {int: "an integer", str: "a string", bool: "true or false", list: "a list", dict: "an object"}
 TABLE_NAMES = {
     *("name", "features", "num_embeddings", "embedding_dim", "padding_idx", "num_hot", "num_rest", "ranked"),
-    "raw_ids",
+    *("raw_ids", "unknown"),
     *("scheme", "operation", "permutation", "partitions", "dims"),
 }
 
@@ -49,6 +49,7 @@ def of_table(tables: Tables, t: int) -> dict[str, Any]:
         "embedding_dim": spec.embedding_dim,
         "padding_idx": padding,
         "raw_ids": tables.raw_ids[t],
+        "unknown": tables.unknown[t],
         "num_hot": spec.num_hot,
         "num_rest": spec.num_rest,
         "ranked": tables.ranks_of[t] is not None,

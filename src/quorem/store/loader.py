@@ -80,6 +80,7 @@ class Loader:
         t = names.index(name)
         options: dict[str, Any] = {"sparse": tables.sparse, "on_invalid_id": tables.on_invalid_id}
         options |= {"dtype": tables.dtype, "frequencies": tables.ranks_of[t], "raw_ids": tables.raw_ids[t]}
+        options["unknown"] = tables.unknown[t]
         alone = "must be loaded with the whole file" if tables.specs[t].pool is not None else None
         if alone is None:
             module = _embedding(Embedding, tables.specs[t], tables.padding_ids[t], options)
@@ -120,6 +121,7 @@ class Loader:
         entries = taken(values, "tables", list)
         if not entries or not all(isinstance(entry, dict) for entry in entries):
             raise ValueError("tables must be one or more objects")
+        entries = [{"raw_ids": False, "unknown": "error"} | entry for entry in entries]  # of files before these options
         cut = len(self.prefix)
         shapes = {n[cut:]: entry.shape for n, entry in self.file.entries.items() if n.startswith(self.prefix)}
         maps = {n: self.file.tensor(n) for n in self.file.entries if n.startswith("maps.")}
@@ -141,6 +143,7 @@ class Loader:
                     features=tuple(taken(entry, "features", list)),
                     frequencies=lists,
                     raw_ids=taken(entry, "raw_ids", bool),
+                    unknown=taken(entry, "unknown", str),
                 )
                 for entry, spec, pad, lists in zip(entries, specs, padding, ranks, strict=True)
             ]
@@ -149,6 +152,7 @@ class Loader:
             raise ValueError(f"{kind} must have one table, without a name")
         else:
             options |= {"frequencies": ranks[0], "raw_ids": taken(entries[0], "raw_ids", bool)}
+            options["unknown"] = taken(entries[0], "unknown", str)
             module = _embedding(EmbeddingBag if kind == "EmbeddingBag" else Embedding, specs[0], padding[0], options)
         if bits:
             quantize_(module, bits)

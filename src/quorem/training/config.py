@@ -5,9 +5,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from .. import models, schemes
+from ..id_rules import UnknownIds
 from ..schemes import QR, Scheme
 
 # Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
@@ -27,6 +28,8 @@ class RunConfig:
         threshold: tables of at most this many ids stay full.
         plan: instead of ``scheme`` and ``threshold``, the scheme of each table by its name, such as a ``quorem.plan``;
             kept as pairs in order of the names.
+        unknown: what an id is that a table does not have: ``"error"``, ``"rest"`` in tables with a rest, or ``"hash"``
+            in composed tables (see ``Embedding``); in other tables it stays an error.
         embedding_dim: width of a stored row, D; ``concat`` gives vectors of several (see ``tables_of``).
         optimizer: ``"adagrad"`` or ``"amsgrad"``, otherwise at torch's defaults.
         lr: learning rate; torch's default for the optimizer where None.
@@ -53,6 +56,7 @@ class RunConfig:
     scheme: Scheme = QR()  # noqa: RUF009 - a scheme is frozen
     threshold: int = 0
     plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
+    unknown: str = "error"
     embedding_dim: int = 16
     optimizer: str = "adagrad"
     lr: float | None = None
@@ -84,7 +88,7 @@ class RunConfig:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} ({getattr(self, name)!r}) must be a str")
         models.check_network(self.network, self.preset)
-        choices = {"optimizer": OPTIMIZERS, "precision": PRECISIONS}
+        choices = {"optimizer": OPTIMIZERS, "precision": PRECISIONS, "unknown": get_args(UnknownIds)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")
@@ -111,10 +115,13 @@ class RunConfig:
     def to_json(self) -> str:
         """The configuration as JSON text, every option written out; equal configurations give equal text.
 
-        ``plan`` is left out where there is none, so that runs of versions without plans keep their names.
+        ``plan`` and ``unknown`` are left out where they change nothing, so that runs of versions without them keep
+        their names.
         """
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         options["scheme"] = json.loads(schemes.to_json(self.scheme))
+        if options["unknown"] == "error":
+            del options["unknown"]
         plan = options.pop("plan")
         if plan is not None:
             options["plan"] = {name: json.loads(schemes.to_json(scheme)) for name, scheme in plan}

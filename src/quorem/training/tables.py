@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import cast
 
 from ..collection import Table
+from ..id_rules import UnknownIds
 from ..operations import Operation
 from ..schemes import QR, Composed, Full, Hash, Path, Scheme
 from .config import RunConfig
@@ -88,6 +89,17 @@ def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequen
     >>> [table.scheme for table in tables_of_run(run, [10, 1000])]
     [Full(), QR(num_collisions=4)]
     """
+    return [_with_unknown(table, config.unknown) for table in _stored_tables(config, cardinalities, names)]
+
+
+def _with_unknown(table: Table, unknown: str) -> Table:
+    """The table with a policy for unknown ids, if it can have it."""
+    spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
+    able = {"rest": spec.num_rest > 0, "hash": not isinstance(spec.scheme, Full) and spec.num_composed > 0}
+    return replace(table, unknown=cast(UnknownIds, unknown)) if able.get(unknown) else table
+
+
+def _stored_tables(config: RunConfig, cardinalities: Sequence[int], names: Sequence[str] | None) -> list[Table]:
     if config.plan is None:
         return tables_of(
             cardinalities, config.scheme, threshold=config.threshold, embedding_dim=config.embedding_dim, names=names

@@ -45,9 +45,11 @@ def tables_of(collection: single.EmbeddingCollection) -> list[single.Table]:
             spec.num_embeddings,
             spec.embedding_dim,
             spec.scheme,
-            collection.padding[t],
+            collection.padding_ids[t],
             tuple(features[t]),
             None if (ranks := collection.ranks_of[t]) is None else Ranks(*(ids.clone() for ids in ranks)),
+            raw_ids=collection.raw_ids[t],
+            unknown=collection.unknown[t],
         )
         for t, (name, spec) in enumerate(zip(collection.names, collection.specs, strict=True))
     ]

@@ -122,8 +122,9 @@ class RowNumbers(nn.Module):
         for j, f in enumerate(self.features):
             jagged = features[f.name]
             weights = jagged.weights() if self.weighted else None
-            batches.append(Ids(jagged.values(), jagged.lengths(), weights, None))
-            mask, outside = _unread(f, jagged.values())
+            ids = f.ids_of_table(jagged.values())
+            batches.append(Ids(ids, jagged.lengths(), weights, None))
+            mask, outside = _unread(f, ids)
             if mask is not None:
                 masks[j] = mask
                 counts.append(torch.stack([mask.sum(), outside]))
