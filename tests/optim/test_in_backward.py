@@ -360,7 +360,7 @@ def test_compiled_models_break_the_graph_at_the_lookup():
         (collection(), optim.SGD, {"loss_scale": math.nan}, ValueError, r"loss_scale \(nan\) must be positive and"),
         (collection(), optim.SGD, {"loss_scale": torch.ones(2)}, ValueError, r"loss_scale has shape \(2,\) but must"),
         (twin(collection()), optim.Adam, {"weight_decay": 0.1}, ValueError, r"weight_decay \(0.1\) must be 0"),
-        (collection(), optim.SGD, {"momentum": 0.9}, TypeError, "unexpected keyword argument 'momentum'"),
+        (collection(), optim.SGD, {"dampening": 0.9}, TypeError, "unexpected keyword argument 'dampening'"),
         (quorem.Embedding.from_pretrained(torch.ones(4, 2)), optim.SGD, {}, ValueError, "that is frozen"),
     ],
 )

@@ -210,7 +210,10 @@ def test_learning_rate_may_be_a_tensor():
     [
         (lambda p: optim.Adam(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables"),
         (lambda p: optim.Adagrad(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables"),
-        (lambda p: optim.SGD([{"params": p, "momentum": 0.9}]), r"momentum \(0.9\) must be 0: quorem.optim.SGD has no"),
+        (
+            lambda p: optim.SGD([{"params": p, "dampening": 0.9}]),
+            r"dampening \(0.9\) must be 0: quorem.optim.SGD has no",
+        ),
         (lambda p: optim.Adam([{"params": p, "amsgrad": True}]), r"amsgrad \(True\) must be False"),
         (lambda p: optim.AMSGrad([{"params": p, "maximize": True}]), r"maximize \(True\) must be False"),
         (lambda p: optim.Adam(p, betas=(0.99, 0.9)), r"betas \(0.99, 0.9\) must have beta1\*\*2 < beta2"),

@@ -24,7 +24,10 @@ OPTIMIZERS = {
     "rowwise_adagrad": optim.RowWiseAdagrad,
     "adam": optim.Adam,
     "amsgrad": optim.AMSGrad,
+    "adamw": optim.AdamW,
+    "momentum_sgd": optim.SGD,
 }
+OPTIONS = {"momentum_sgd": {"momentum": 0.9}}
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:
@@ -67,7 +70,7 @@ def test_a_collection_takes_what_was_predicted(optimizer: str | None, share: flo
     taken = size_of(tensors_of(module))
     state = 0
     if optimizer is not None:
-        state = state_size(optim.apply_in_backward(module, OPTIMIZERS[optimizer]))
+        state = state_size(optim.apply_in_backward(module, OPTIMIZERS[optimizer], **OPTIONS.get(optimizer, {})))
     assert planned.bytes - planned.state_bytes == taken
     assert planned.state_bytes == state
     if share == 0:
@@ -88,12 +91,10 @@ class Model(nn.Module):
         self.top = nn.Linear(16, 1)
 
 
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "adamw"])
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_modules_take_what_was_predicted(optimizer: str, sparse: bool) -> None:
     """A module a table, as ``compress_`` makes them; dense gradients are torch's business."""
-    if sparse and optimizer == "adamw":
-        pytest.skip("quorem.optim has no AdamW that updates by rows; dense gradients are tested")
     model = Model(sparse)
     whole = plan(model, "1GB", optimizer=optimizer)
     assert list(whole) == ["user", "bags.item", "day"]
@@ -109,11 +110,11 @@ def test_modules_take_what_was_predicted(optimizer: str, sparse: bool) -> None:
     assert planned.bytes - planned.state_bytes == size_of([t for module in modules for t in tensors_of(module)])
     parameters = [p for module in modules for p in module.parameters()]
     if sparse:
-        used: torch.optim.Optimizer = OPTIMIZERS[optimizer](parameters)
+        used: torch.optim.Optimizer = OPTIMIZERS[optimizer](parameters, **OPTIONS.get(optimizer, {}))
     else:
-        dense = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+        dense = {"sgd": torch.optim.SGD, "momentum_sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
         dense |= dict.fromkeys(("adagrad", "rowwise_adagrad"), torch.optim.Adagrad)
-        options = {"amsgrad": True} if optimizer == "amsgrad" else {}
+        options = {"amsgrad": True} if optimizer == "amsgrad" else OPTIONS.get(optimizer, {})
         used = dense.get(optimizer, torch.optim.Adam)(parameters, **options)
     for module in modules:
         module(torch.tensor([[1, 2]])).sum().backward()
@@ -265,7 +266,9 @@ def test_a_damaged_plan_is_refused(change, message: str) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"optimizer \('lion'\) must be None or one of 'sgd', 'adagrad'"):
+    with pytest.raises(
+        ValueError, match=r"optimizer \('lion'\) must be None or one of 'sgd', 'momentum_sgd', 'adagrad'"
+    ):
         plan(SMALL, "1MB", optimizer="lion")
     with pytest.raises(ValueError, match=r"model_or_tables \(Linear\) must hold an embedding table"):
         plan(nn.Linear(2, 2), "1MB")

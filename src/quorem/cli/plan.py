@@ -21,7 +21,7 @@ def plan(
     budget: Annotated[str, typer.Option(help="Bytes of all tables, such as 512MB or 2GiB.")],
     out: Annotated[Path | None, typer.Option(help="File for the plan, as JSON for quorem train --plan.")] = None,
     optimizer: Annotated[
-        Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"],
+        Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"],
         typer.Option(help="Whose state counts too."),
     ] = "adagrad",
     serving: Annotated[bool, typer.Option("--serving", help="The tables alone, without an optimizer's state.")] = False,

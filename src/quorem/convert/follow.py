@@ -45,6 +45,8 @@ def name_of(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
     if kind not in NAMES:
         raise ValueError(f"optimizer ({kind}) must be one of {', '.join(NAMES)}, or be given by name")
     is_amsgrad = isinstance(optimizer, AMSGrad) or optimizer.defaults.get("amsgrad")
+    if kind == "SGD" and any(group["momentum"] for group in optimizer.param_groups):
+        return "momentum_sgd"
     return "amsgrad" if is_amsgrad else NAMES[kind]
 
 

@@ -1,4 +1,4 @@
-"""What a row of Adam or AMSGrad missed while no gradient reached it, added up when it is next needed: the truth.
+"""What a row of Adam, AMSGrad or AdamW missed while no gradient reached it, added up when next needed: the truth.
 
 A dense step moves every row by its decaying momentum. After a row's last gradient, at step ``since``, the j-th step
 without one subtracts ``exp_avg * a_j * d_j / (root + eps * d_j)``, where
@@ -12,8 +12,12 @@ float64. ``closed`` puts two nodes in their place (Gauss's, from four moments of
 step): the rule for float32 from step ``constants.settled`` on, where it is exact to rounding. docs/optimizers.md
 derives both.
 
-No row may lag behind by more than H steps, the length of ``state.lrs``. So each step of adam and amsgrad first brings
-up to date, touched or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
+AdamW also multiplies every row by ``1 - lr_t * weight_decay`` before each step. With ``P_t`` the product of these up to
+step t, a row becomes ``P_now / P_since`` times what Adam would leave of it if each a_j were divided by ``P_t /
+P_since``. ``state.decays`` has the logarithms of the P_t. Rows that never had a gradient decay too.
+
+No row may lag behind by more than H steps, the length of ``state.lrs``. So each step first brings up to date, touched
+or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R. Missed steps of SGD are in ``linear``.
 """
 
 import math
@@ -21,10 +25,22 @@ import math
 import torch
 from torch import Tensor
 
+from . import linear
 from .layout import Layout
 from .rounding import Rounding
 from .rows import bag_reads, lookup_reads, subtract_
-from .state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, AdamState
+from .state import (
+    MOMENT_COLUMNS,
+    NODE_COLUMN,
+    AdamConstants,
+    AdamState,
+    AdamWConstants,
+    AdamWState,
+    Constants,
+    LaggingState,
+    MomentumSGDConstants,
+    MomentumSGDState,
+)
 
 HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind
 BLOCK = 32  # terms added at a time
@@ -36,11 +52,11 @@ TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err less t
 def lookup_catch_up_(
     ids: Tensor,
     stored: Tensor,
-    state: AdamState,
+    state: LaggingState,
     layout: Layout,
     *,
     rule: str,
-    constants: AdamConstants,
+    constants: Constants,
     rounding_seed: int | None = None,
 ) -> None:
     """Bring the rows that a lookup will read up to date; rows that are already do not change."""
@@ -53,11 +69,11 @@ def bag_catch_up_(
     ids: Tensor,
     offsets: Tensor,
     stored: Tensor,
-    state: AdamState,
+    state: LaggingState,
     layout: Layout,
     *,
     rule: str,
-    constants: AdamConstants,
+    constants: Constants,
     rounding_seed: int | None = None,
 ) -> None:
     """Bring the rows that a bag will read up to date; rows that are already do not change."""
@@ -74,10 +90,10 @@ def bag_catch_up_(
 def rows_catch_up_(
     rows: Tensor | None,
     stored: Tensor,
-    state: AdamState,
+    state: LaggingState,
     *,
     rule: str,
-    constants: AdamConstants,
+    constants: Constants,
     rounding_seed: int | None = None,
 ) -> None:
     """Take the steps that ``rows`` missed, repeated or not; every row if None. Rows below 0 are left out."""
@@ -87,35 +103,73 @@ def rows_catch_up_(
         return
     rows = rows[rows >= 0]
     since = state.last[rows]
-    behind = (since > 0) & (since < state.step)  # 0: no gradient has reached this row
+    behind = since < state.step
+    if isinstance(state, AdamState):
+        behind &= since > 0  # 0: no gradient has reached this row, so it does not move
     rows, since = rows[behind], since[behind].long()
     if not len(rows):
         return
-    highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
-    exp_avg, root = state.exp_avg[rows], highest[rows].sqrt()
     rounding = None if rounding_seed is None else Rounding(~rounding_seed, state.step)  # other bits than the step's own
-    subtract_(stored, rows, exp_avg * missed(root, since, state, constants), rounding)
-    _decay_(rows, since, state, constants)
-
-
-def keep_rows_(state: AdamState, constants: AdamConstants) -> None:
-    """Take every row as up to date as it stands: its averages decay by the steps that it missed, the row stays."""
-    behind = (state.last > 0) & (state.last < state.step)
-    for rows in behind.nonzero()[:, 0].split(CHUNK):
-        _decay_(rows, state.last[rows].long(), state, constants)
-
-
-def _decay_(rows: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> None:
-    """Decay the averages of ``rows`` by the steps after ``since``, and count the rows as up to date."""
-    gap = (state.step - since).double()[:, None]
-    state.exp_avg[rows] = (state.exp_avg[rows] * constants.beta1**gap).to(state.exp_avg.dtype)
-    state.exp_avg_sq[rows] = (state.exp_avg_sq[rows] * constants.beta2**gap).to(state.exp_avg.dtype)
+    if isinstance(state, MomentumSGDState):
+        assert isinstance(constants, MomentumSGDConstants)
+        linear.catch_up_(rows, since, stored, state, constants, rounding)
+    else:
+        assert isinstance(constants, AdamConstants | AdamWConstants)
+        _catch_up_(rows, since, stored, state, constants, rounding)
+        _decay_(rows, since, state, constants)
     state.last[rows] = state.step.to(state.last.dtype)
 
 
-def rows_in_turn(stored: Tensor, state: AdamState) -> Tensor:
-    """A few rows whose turn it is, touched or not, so that none lags behind further than ``lrs`` remembers."""
-    count = -(-2 * len(stored) // len(state.lrs))
+def _catch_up_(
+    rows: Tensor,
+    since: Tensor,
+    stored: Tensor,
+    state: AdamState | AdamWState,
+    constants: AdamConstants | AdamWConstants,
+    rounding: Rounding | None,
+) -> None:
+    highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
+    exp_avg, root = state.exp_avg[rows], highest[rows].sqrt()
+    change = exp_avg * missed(root, since, state, constants)
+    if isinstance(state, AdamWState):
+        log_decay = (_log_decay(state.step, state) - _log_decay(since, state))[:, None]
+        row = stored[rows].to(exp_avg.dtype)
+        change = (log_decay.exp() * change - torch.expm1(log_decay) * row).to(exp_avg.dtype)
+    subtract_(stored, rows, change, rounding)
+
+
+def keep_rows_(state: LaggingState, constants: Constants) -> None:
+    """Take every row as up to date as it stands: its averages decay by the steps that it missed, the row stays."""
+    for rows in (state.last < state.step).nonzero()[:, 0].split(CHUNK):
+        since = state.last[rows].long()
+        if isinstance(state, MomentumSGDState):
+            assert isinstance(constants, MomentumSGDConstants)
+            if state.momentum_buffer is not None:
+                gap = (state.step - since).double()[:, None]
+                kept = state.momentum_buffer[rows] * constants.momentum**gap
+                state.momentum_buffer[rows] = kept.to(state.momentum_buffer.dtype)
+        else:
+            assert isinstance(constants, AdamConstants | AdamWConstants)
+            _decay_(rows, since, state, constants)
+    if isinstance(state, AdamState):
+        state.last[:] = torch.where(state.last > 0, state.step, 0)
+    else:
+        state.last.copy_(state.step.expand_as(state.last))
+
+
+def _decay_(
+    rows: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
+) -> None:
+    """Decay the averages of ``rows`` by the steps after ``since``."""
+    gap = (state.step - since).double()[:, None]
+    state.exp_avg[rows] = (state.exp_avg[rows] * constants.beta1**gap).to(state.exp_avg.dtype)
+    state.exp_avg_sq[rows] = (state.exp_avg_sq[rows] * constants.beta2**gap).to(state.exp_avg.dtype)
+
+
+def rows_in_turn(stored: Tensor, state: LaggingState) -> Tensor:
+    """A few rows whose turn it is, touched or not, so that none lags behind further than the history goes back."""
+    history = linear.history_of(state) if isinstance(state, MomentumSGDState) else len(state.lrs)
+    count = -(-2 * len(stored) // history)
     return (state.step * count + torch.arange(count, device=stored.device)) % len(stored)
 
 
@@ -152,23 +206,28 @@ def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
     return NEVER if tolerable <= 1 else math.ceil(-math.log1p(-1 / tolerable) / rate)
 
 
-def empty_history(device: torch.device, constants: AdamConstants, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def empty_history(
+    device: torch.device, constants: AdamConstants | AdamWConstants, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """``lrs`` and ``moments`` for rows of ``dtype`` that have missed nothing."""
     length = max(HISTORY, 2 * int(constants.window))
     lrs = torch.zeros(length, dtype=torch.float64, device=device)
     return lrs, lrs.new_zeros(0 if dtype == torch.float64 or not constants.window else length, MOMENT_COLUMNS)
 
 
-def advance_(lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
+def advance_(lr: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants) -> None:
     """Count one more step, taken at ``lr``."""
     step, lrs, moments = state.step, state.lrs, state.moments
     amsgrad = state.max_exp_avg_sq is not None
     step += 1
     lrs[step % len(lrs)] = lr.double()
+    if isinstance(state, AdamWState) and isinstance(constants, AdamWConstants):
+        decay = torch.log1p(-lr.double() * constants.weight_decay)
+        state.decays[step % len(lrs)] = _log_decay(step - 1, state) + decay
     if len(moments):
         j = torch.arange(1, int(constants.window) + 1, device=step.device)
         entry, since = (step - j) % len(moments), (step - j).clamp(min=0)
-        a, d = _terms(j, step, lrs, constants, amsgrad)
+        a, d = _terms(j, step.expand(len(j)), state, constants, amsgrad)
         u = d / _scale(since, constants, amsgrad) - 1
         grown = moments[entry, :NODE_COLUMN] + torch.stack([a, a * u, a * u**2, a * u**3], 1)
         grown = torch.cat([grown, nodes(grown, since, constants, amsgrad)], 1)
@@ -176,26 +235,31 @@ def advance_(lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
         moments[step % len(moments)] = 0
 
 
-def missed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
+def missed(
+    root: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
+) -> Tensor:
     """Sum ``[N, W]`` of ``a_j d_j / (root + eps d_j)`` over the steps after ``since`` ``[N]``."""
     if not len(state.moments):
         return summed(root, since, state, constants)
     total = closed(root, since, state, constants)
-    early = since < constants.settled
+    early = (since > 0) & (since < constants.settled)
     if early.any():
         total[early] = summed(root[early], since[early], state, constants)
     return total
 
 
-def summed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
+def summed(
+    root: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
+) -> Tensor:
     """``missed``, term by term."""
     amsgrad = state.max_exp_avg_sq is not None
     gap = (state.step - since).clamp(max=int(constants.window))
+    gap = torch.where(since > 0, gap, 0)  # before its first gradient a row has no momentum
     total = torch.zeros_like(root)
     for first in range(1, int(gap.max()) + 1, BLOCK):
         behind = gap >= first
         j = torch.arange(first, first + BLOCK, device=root.device)
-        a, d = _terms(j, since[behind, None] + j, state.lrs, constants, amsgrad)
+        a, d = _terms(j, since[behind, None] + j, state, constants, amsgrad)
         counts = j <= gap[behind, None]
         a, d = torch.where(counts, a, 0), torch.where(counts, d, 1)
         a, d = a.to(root.dtype)[..., None], d.to(root.dtype)[..., None]
@@ -203,13 +267,15 @@ def summed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstan
     return total
 
 
-def closed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
+def closed(
+    root: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
+) -> Tensor:
     """``missed``, by two nodes with the first four moments of the terms."""
     a, d, b, e = state.moments[since % len(state.moments), NODE_COLUMN:].to(root.dtype)[..., None].unbind(1)
     return a * d / (root + constants.eps * d) + b * e / (root + constants.eps * e)
 
 
-def nodes(moments: Tensor, since: Tensor, constants: AdamConstants, amsgrad: bool) -> Tensor:
+def nodes(moments: Tensor, since: Tensor, constants: AdamConstants | AdamWConstants, amsgrad: bool) -> Tensor:
     """Two terms ``(a, d)`` that have the ``moments`` ``[N, 4]`` of the terms after ``since``; ``[N, 4]``."""
     total, *rest = moments.unbind(1)
     mean, second, third = (torch.where(total > 0, moment / total, 0) for moment in rest)
@@ -225,15 +291,24 @@ def nodes(moments: Tensor, since: Tensor, constants: AdamConstants, amsgrad: boo
     return torch.stack(both, 1)
 
 
-def _terms(j: Tensor, t: Tensor, lrs: Tensor, constants: AdamConstants, amsgrad: bool) -> tuple[Tensor, Tensor]:
+def _terms(
+    j: Tensor, t: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants, amsgrad: bool
+) -> tuple[Tensor, Tensor]:
     """a_j and d_j in float64, of step ``t``."""
     beta1, beta2 = constants.beta1, constants.beta2
-    a = lrs[t % len(lrs)] * beta1 ** j.double() / (1 - beta1 ** t.double())
+    a = state.lrs[t % len(state.lrs)] * beta1 ** j.double() / (1 - beta1 ** t.double())
+    if isinstance(state, AdamWState):
+        a = a * (_log_decay(t - j, state) - _log_decay(t, state)).exp()
     d = (1 - beta2 ** t.double()).sqrt()
     return a, d if amsgrad else d * beta2 ** (-0.5 * j.double())
 
 
-def _scale(since: Tensor, constants: AdamConstants, amsgrad: bool) -> Tensor:
+def _scale(since: Tensor, constants: AdamConstants | AdamWConstants, amsgrad: bool) -> Tensor:
     """d_1, of which the moments take the relative distance of the others."""
     d = (1 - constants.beta2 ** (since.double() + 1)).sqrt()
     return d if amsgrad else d * constants.beta2**-0.5
+
+
+def _log_decay(t: Tensor, state: AdamWState) -> Tensor:
+    """The logarithm of P_t."""
+    return state.decays[t % len(state.decays)]

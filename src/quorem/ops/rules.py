@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import gradients, replay
+from . import gradients, linear, replay
 from .layout import Layout, extents_of
 from .rounding import Rounding
 from .rows import accumulator, subtract_
@@ -24,9 +24,13 @@ from .state import (
     AdagradState,
     AdamConstants,
     AdamState,
+    AdamWConstants,
+    AdamWState,
     Constants,
     LazyAdamConstants,
     LazyAdamState,
+    MomentumSGDConstants,
+    MomentumSGDState,
     RowWiseAdagradState,
     SGDConstants,
     SGDState,
@@ -96,9 +100,32 @@ def sgd(
     constants: SGDConstants,
     rounding: Rounding | None,
 ) -> None:
-    """``torch.optim.SGD`` without momentum."""
+    """``torch.optim.SGD`` without momentum or weight decay."""
     subtract_(stored, rows, lr * grad, rounding)
     state.step.add_(1)
+
+
+def momentum_sgd(
+    rows: Tensor,
+    grad: Tensor,
+    stored: Tensor,
+    lr: Tensor,
+    state: MomentumSGDState,
+    constants: MomentumSGDConstants,
+    rounding: Rounding | None,
+) -> None:
+    """``torch.optim.SGD`` with momentum, weight decay or both, on the dense gradient: other rows lag behind."""
+    seed = None if rounding is None else rounding.seed
+    due = torch.cat([rows, replay.rows_in_turn(stored, state)])
+    replay.rows_catch_up_(due, stored, state, rule="momentum_sgd", constants=constants, rounding_seed=seed)
+    direction = grad + constants.weight_decay * stored[rows].to(grad.dtype)
+    if state.momentum_buffer is not None:
+        buffer = constants.momentum * state.momentum_buffer[rows] + direction
+        state.momentum_buffer[rows] = buffer
+        direction = direction + constants.momentum * buffer if constants.nesterov else buffer
+    subtract_(stored, rows, lr * direction, rounding)
+    linear.advance_(lr, state, constants)
+    state.last[rows] = state.step.to(state.last.dtype)
 
 
 def adagrad(
@@ -143,18 +170,21 @@ def adam(
     grad: Tensor,
     stored: Tensor,
     lr: Tensor,
-    state: AdamState,
-    constants: AdamConstants,
+    state: AdamState | AdamWState,
+    constants: AdamConstants | AdamWConstants,
     rounding: Rounding | None,
 ) -> None:
-    """``torch.optim.Adam`` on the dense gradient, which is zero in other rows: those lag behind (see ``replay``)."""
+    """``torch.optim.Adam`` or ``AdamW`` on the dense gradient, which is zero in other rows: these lag behind."""
     seed = None if rounding is None else rounding.seed
     due = torch.cat([rows, replay.rows_in_turn(stored, state)])
     replay.rows_catch_up_(due, stored, state, rule="adam", constants=constants, rounding_seed=seed)
     exp_avg, root = _averaged(rows, grad, state, constants)
     t = (state.step + 1).double()
     denominator = root / (1 - constants.beta2**t).sqrt() + constants.eps
-    subtract_(stored, rows, lr / (1 - constants.beta1**t) * exp_avg / denominator, rounding)
+    change = lr / (1 - constants.beta1**t) * exp_avg / denominator
+    if isinstance(constants, AdamWConstants):
+        change = change + lr * constants.weight_decay * stored[rows].to(change.dtype)
+    subtract_(stored, rows, change, rounding)
     replay.advance_(lr, state, constants)
     state.last[rows] = state.step.to(state.last.dtype)
 
@@ -178,17 +208,22 @@ def lazy_adam(
 
 RULES: dict[str, Callable[..., None]] = {
     "sgd": sgd,
+    "momentum_sgd": momentum_sgd,
     "adagrad": adagrad,
     "rowwise_adagrad": rowwise_adagrad,
     "adam": adam,
     "amsgrad": adam,
+    "adamw": adam,
     "lazy_adam": lazy_adam,
     "lazy_amsgrad": lazy_adam,
 }
 
 
 def _averaged(
-    rows: Tensor, grad: Tensor, state: AdamState | LazyAdamState, constants: AdamConstants | LazyAdamConstants
+    rows: Tensor,
+    grad: Tensor,
+    state: AdamState | AdamWState | LazyAdamState,
+    constants: AdamConstants | AdamWConstants | LazyAdamConstants,
 ) -> tuple[Tensor, Tensor]:
     """Enter ``grad`` into the averages; the first one, and the root of the second, or of its maximum."""
     exp_avg = state.exp_avg[rows].lerp(grad, 1 - constants.beta1)

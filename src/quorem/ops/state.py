@@ -21,6 +21,15 @@ class SGDState(NamedTuple):
     step: Tensor
 
 
+class MomentumSGDState(NamedTuple):
+    """Of ``momentum_sgd``, where rows that a step does not touch lag behind (see ``linear``)."""
+
+    step: Tensor
+    last: Tensor  # int32 [R]: the step a row is up to date with
+    products: Tensor  # float64 [2H - 2, 2, 2]: of the matrices of runs of 1, 2, 4, ... H / 2 steps
+    momentum_buffer: Tensor | None = None  # None without momentum
+
+
 class AdagradState(NamedTuple):
     """Of ``adagrad``."""
 
@@ -51,6 +60,19 @@ class AdamState(NamedTuple):
     max_exp_avg_sq: Tensor | None = None  # of amsgrad
 
 
+class AdamWState(NamedTuple):
+    """Of ``adamw``: that of ``adam``, and how far rows have decayed."""
+
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    last: Tensor  # int32 [R]: the step a row is up to date with
+    step: Tensor
+    lrs: Tensor
+    moments: Tensor
+    decays: Tensor  # float64 [H]: the sum of log(1 - lr * weight_decay) over the steps up to t, at t % H
+    max_exp_avg_sq: None = None
+
+
 class LazyAdamState(NamedTuple):
     """Of ``lazy_adam`` and ``lazy_amsgrad``."""
 
@@ -62,6 +84,14 @@ class LazyAdamState(NamedTuple):
 
 class SGDConstants(NamedTuple):
     """SGD has none: the learning rate is an argument of its own."""
+
+
+class MomentumSGDConstants(NamedTuple):
+    """Of ``momentum_sgd``."""
+
+    momentum: float
+    weight_decay: float
+    nesterov: float  # 1 for Nesterov's momentum, else 0
 
 
 class AdagradConstants(NamedTuple):
@@ -81,6 +111,17 @@ class AdamConstants(NamedTuple):
     settled: float  # the step from which on missed steps have a closed form
 
 
+class AdamWConstants(NamedTuple):
+    """Of ``adamw``."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    window: float
+    settled: float
+    weight_decay: float
+
+
 class LazyAdamConstants(NamedTuple):
     """Of ``lazy_adam`` and ``lazy_amsgrad``."""
 
@@ -89,28 +130,33 @@ class LazyAdamConstants(NamedTuple):
     eps: float
 
 
-State = SGDState | AdagradState | RowWiseAdagradState | AdamState | LazyAdamState
-Constants = SGDConstants | AdagradConstants | AdamConstants | LazyAdamConstants
+State = SGDState | MomentumSGDState | AdagradState | RowWiseAdagradState | AdamState | AdamWState | LazyAdamState
+LaggingState = MomentumSGDState | AdamState | AdamWState
+Constants = SGDConstants | MomentumSGDConstants | AdagradConstants | AdamConstants | AdamWConstants | LazyAdamConstants
 
 STATES: dict[str, type] = {
     "sgd": SGDState,
+    "momentum_sgd": MomentumSGDState,
     "adagrad": AdagradState,
     "rowwise_adagrad": RowWiseAdagradState,
     "adam": AdamState,
     "amsgrad": AdamState,
+    "adamw": AdamWState,
     "lazy_adam": LazyAdamState,
     "lazy_amsgrad": LazyAdamState,
 }
 CONSTANTS: dict[str, type] = {
     "sgd": SGDConstants,
+    "momentum_sgd": MomentumSGDConstants,
     "adagrad": AdagradConstants,
     "rowwise_adagrad": AdagradConstants,
     "adam": AdamConstants,
     "amsgrad": AdamConstants,
+    "adamw": AdamWConstants,
     "lazy_adam": LazyAdamConstants,
     "lazy_amsgrad": LazyAdamConstants,
 }
-CATCHES_UP = ("adam", "amsgrad")  # rules under which rows that no gradient reaches move too
+CATCHES_UP = ("adam", "amsgrad", "adamw", "momentum_sgd")  # rules under which rows that no gradient reaches move too
 
 
 class DeviceScalar:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import declare, replay
 from .layout import Layout
 from .rows import accumulator
-from .state import CATCHES_UP, AdamConstants, AdamState, Constants, DeviceScalar, State
+from .state import CATCHES_UP, Constants, DeviceScalar, LaggingState, State
 
 if TYPE_CHECKING:
     from .in_backward import Collector
@@ -40,7 +40,7 @@ class RowRule:
             return
         with _writing:
             if self.written is not None and self.written != (stored._version, stored.data_ptr()):
-                assert isinstance(self.state, AdamState) and isinstance(self.constants, AdamConstants)
+                assert isinstance(self.state, LaggingState)
                 replay.keep_rows_(self.state, self.constants)
             self.note_rows(stored)
 

@@ -10,7 +10,7 @@ optimizer would have given.
 """
 
 from .in_backward import apply_in_backward
-from .optimizers import SGD, Adagrad, Adam, AMSGrad, LazyAdam, LazyAMSGrad, RowWiseAdagrad
+from .optimizers import SGD, Adagrad, Adam, AdamW, AMSGrad, LazyAdam, LazyAMSGrad, RowWiseAdagrad
 from .row_optimizer import RowOptimizer
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "RowWiseAdagrad",
     "Adam",
     "AMSGrad",
+    "AdamW",
     "LazyAdam",
     "LazyAMSGrad",
     "RowOptimizer",

@@ -6,50 +6,83 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops import replay
+from ..ops import linear, replay
 from ..ops.rows import accumulator
 from ..ops.state import (
     AdagradConstants,
     AdamConstants,
     AdamState,
+    AdamWConstants,
+    AdamWState,
     Constants,
     LazyAdamConstants,
+    MomentumSGDConstants,
+    MomentumSGDState,
     RowWiseAdagradState,
     SGDConstants,
     SGDState,
     State,
 )
-from ..tables import module_of
 from .row_optimizer import RowOptimizer, table_extents
 
 
 class SGD(RowOptimizer):
-    """``torch.optim.SGD`` without momentum.
+    """``torch.optim.SGD``.
+
+    With momentum or weight decay a dense step moves every row. Then rows without a gradient lag behind, and what a row
+    missed is made up for when it is next read or updated (docs/optimizers.md).
 
     Args:
         params: as in ``torch.optim``.
-        lr: learning rate.
-        weight_decay: for parameters with dense gradients; must be 0 for tables.
+        lr: learning rate; a scheduler may change it at any step.
+        momentum: of the gradients.
+        weight_decay: added to the gradient, times the weight.
+        nesterov: whether the momentum is Nesterov's.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
-    >>> optimizer = SGD(table.parameters(), lr=0.1)
+    >>> optimizer = SGD(table.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-5)
     """
 
-    torch_class, rule, options = torch.optim.SGD, "sgd", ("lr", "weight_decay")
+    torch_class, rule, averages = torch.optim.SGD, "sgd", ("momentum_buffer",)
+    options = ("lr", "momentum", "weight_decay", "nesterov")
+    decays_rows, instead = True, "SGD without momentum and weight decay"
 
-    def __init__(self, params: ParamsT, lr: float | Tensor = 1e-3, *, weight_decay: float = 0) -> None:
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        *,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+
+    def _rule(self, group: dict[str, Any]) -> str:
+        return "momentum_sgd" if group["momentum"] or group["weight_decay"] else "sgd"
+
+    def _averages(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return self.averages if group["momentum"] else ()
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
-        return SGDConstants()
+        if self._rule(group) == "sgd":
+            return SGDConstants()
+        return MomentumSGDConstants(*(float(group[name]) for name in MomentumSGDConstants._fields))
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        # The step is saved where rows are rounded at random by it, so that a run goes on with the same bits.
-        return super()._initial_state(group, p) if accumulator(p) != p.dtype else {}
+        state = super()._initial_state(group, p)
+        if accumulator(p) == p.dtype:
+            del state["step"]  # it is saved where rows are rounded at random by it, so that a run goes on alike
+        return state
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        return SGDState(state["step"] if "step" in state else torch.zeros((), dtype=torch.int64, device=p.device))
+        step = state["step"] if "step" in state else torch.zeros((), dtype=torch.int64, device=p.device)
+        if isinstance(constants, SGDConstants):
+            return SGDState(step)
+        last = step.to(torch.int32).expand(len(p)).clone()
+        buffer = state["momentum_buffer"] if constants.momentum else None
+        return MomentumSGDState(step, last, linear.empty_products(p.device), buffer)
 
 
 class Adagrad(RowOptimizer):
@@ -133,7 +166,7 @@ class RowWiseAdagrad(Adagrad):
 class _Adam(RowOptimizer):
     """The arguments of ``torch.optim.Adam``."""
 
-    torch_class = torch.optim.Adam
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
     averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     options = ("lr", "betas", "eps", "weight_decay")
 
@@ -210,20 +243,11 @@ class Adam(_Adam):
     >>> optimizer = Adam(table.parameters(), lr=0.001)
     """
 
-    rule = "adam"
+    rule, instead = "adam", "LazyAdam"
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         beta1, beta2 = map(float, group["betas"])
         return replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, self.rule == "amsgrad")
-
-    def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
-        super()._check_rows(group, p)
-        if module_of(p) is None:
-            name = type(self).__name__
-            raise ValueError(
-                f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: under {name} rows"
-                f" lag behind, and only such a module brings them up to date before it reads; use Lazy{name} instead"
-            )
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: AdamConstants) -> State:
         last = state["step"].to(torch.int32).expand(len(p)).clone()
@@ -249,4 +273,48 @@ class AMSGrad(Adam):
     >>> optimizer = AMSGrad(table.parameters(), lr=0.001)
     """
 
-    rule, averages = "amsgrad", (*_Adam.averages, "max_exp_avg_sq")
+    rule, averages, instead = "amsgrad", (*_Adam.averages, "max_exp_avg_sq"), "LazyAMSGrad"
+
+
+class AdamW(Adam):
+    """``torch.optim.AdamW`` on the dense gradient, at the cost of the rows touched.
+
+    Weight decay shrinks every row in every step, those that never had a gradient too. Here rows without a gradient lag
+    behind, as under ``Adam``, and the decay that a row missed is one factor.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate; a scheduler may change it at any step.
+        betas: decay of the averages of the gradient and of its square; for tables ``betas[0] ** 2 < betas[1]``.
+        eps: added to the denominator.
+        weight_decay: the share of a weight that a step at ``lr = 1`` takes away; for tables ``lr * weight_decay < 1``.
+
+    >>> from quorem import QR, Embedding
+    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
+    >>> optimizer = AdamW(table.parameters(), lr=0.001, weight_decay=0.01)
+    """
+
+    torch_class, rule, decays_rows = torch.optim.AdamW, "adamw", True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+        lr, decay = group["lr"], float(group["weight_decay"])
+        if not (isinstance(lr, Tensor) and lr.is_cuda) and float(lr) * decay >= 1:
+            raise ValueError(f"lr * weight_decay ({float(lr)} * {decay}) must be below 1 for tables")
+        beta1, beta2 = map(float, group["betas"])
+        constants = replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, amsgrad=False)
+        return AdamWConstants(**constants._asdict(), weight_decay=decay)
+
+    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
+        shared = super()._row_state(state, p, constants)
+        assert isinstance(shared, AdamState)
+        return AdamWState(**shared._asdict(), decays=torch.zeros_like(shared.lrs))

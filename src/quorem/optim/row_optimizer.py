@@ -1,5 +1,6 @@
 """What the optimizers share."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -28,6 +29,8 @@ class RowOptimizer(torch.optim.Optimizer):
     rule: ClassVar[str]
     averages: ClassVar[tuple[str, ...]] = ()  # the tensors that the rows have, named as in torch_class
     options: ClassVar[tuple[str, ...]]  # of torch_class, that may be set
+    decays_rows: ClassVar[bool] = False  # whether weight_decay is supported for tables
+    instead: ClassVar[str] = ""  # what takes sparse gradients of any module, where this class does not
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self.clip_value: float | None = None
@@ -47,7 +50,9 @@ class RowOptimizer(torch.optim.Optimizer):
         self.__dict__.setdefault("_updates", {})
         self._row_rules = {}
         self._foreach = Foreach()
-        self._dense = self.torch_class([torch.empty(0)], **self.defaults)
+        accepted = inspect.signature(self.torch_class).parameters  # AdamW sets one default itself
+        options = {name: value for name, value in self.defaults.items() if name in accepted}
+        self._dense = self.torch_class([torch.empty(0)], **options)
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
@@ -74,12 +79,29 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
         """Raise ValueError if the rows of ``p`` cannot be updated one by one."""
-        decay = group["weight_decay"]
-        if decay:
-            raise ValueError(f"weight_decay ({decay}) must be 0 for tables: it would move every row in every step")
+        decay, name = group["weight_decay"], type(self).__name__
+        if decay and not self.decays_rows:
+            raise ValueError(
+                f"weight_decay ({decay}) must be 0 for tables: under {name} what it does to a row in the steps that it"
+                " misses has no closed form; use AdamW, or SGD"
+            )
         if p.dim() != 2:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
+        if self._rule(group) in CATCHES_UP and module_of(p) is None:
+            raise ValueError(
+                f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: under {name} rows"
+                " lag behind, and only such a module brings them up to date before it reads; use"
+                f" {self.instead} instead"
+            )
         self._constants(group, p)
+
+    def _rule(self, group: dict[str, Any]) -> str:
+        """The rule for the tables of a group."""
+        return self.rule
+
+    def _averages(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The tensors that the rows of a group have, named as in ``torch_class``."""
+        return self.averages
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         """The rule's constants."""
@@ -87,7 +109,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
-        zeros = {name: torch.zeros_like(p, dtype=accumulator(p)) for name in self.averages}
+        zeros = {name: torch.zeros_like(p, dtype=accumulator(p)) for name in self._averages(group)}
         return {"step": torch.tensor(0), **zeros}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
@@ -97,21 +119,24 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
         """The rule of ``p``, made from the optimizer's state where there is none with these constants."""
-        constants = self._constants(group, p)
+        constants, rule = self._constants(group, p), self._rule(group)
         row_rule = self._row_rules.get(p)
         if row_rule is None or row_rule.constants != constants:
             self._check_rows(group, p)
             updates = updates_of(p) or Updates(p)
             updates.flush_()  # of what it missed under other constants, or another optimizer
-            state = self.state[p]
-            for name, value in (state or self._initial_state(group, p)).items():
-                if name == "step" or name in self.averages:
+            state, averages = self.state[p], self._averages(group)
+            if not state or any(state.get(name) is None for name in averages):
+                known = {name: value for name, value in state.items() if value is not None}
+                state.update({**self._initial_state(group, p), **known})
+            for name, value in state.items():
+                if name == "step" or name in averages:
                     dtype = torch.int64 if name == "step" else accumulator(p)
                     state[name] = torch.as_tensor(value).to(p.device, dtype)
             row_state = self._row_state(state, p, constants)
-            row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
+            row_rule = RowRule(rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             self._row_rules[p], self._updates[p] = row_rule, updates
-            updates.lagging = row_rule if self.rule in CATCHES_UP else None
+            updates.lagging = row_rule if rule in CATCHES_UP else None
         row_rule.lr.set(group["lr"])
         row_rule.rounding_seed = self.rounding_seed if p.dtype in (torch.bfloat16, torch.float16) else None
         return row_rule
@@ -170,8 +195,12 @@ class RowOptimizer(torch.optim.Optimizer):
 
         Rows may lag behind. A run that is saved by these and ``stored`` as it is goes on with the same bits.
         """
-        states = {p: row_rule.state._asdict() for p, row_rule in self._row_rules.items()}
-        return {p: [state.pop(name) for name in self.averages] + [*state.values()] for p, state in states.items()}
+        tensors = {}
+        for p, row_rule in self._row_rules.items():
+            state = {name: tensor for name, tensor in row_rule.state._asdict().items() if tensor is not None}
+            first = [state.pop(name) for name in self.averages if name in state]
+            tensors[p] = [*first, *state.values()]
+        return tensors
 
     def note_rows(self) -> None:
         """Take ``stored`` as it is for what this optimizer wrote, after what ``live_state`` gave was copied back."""

@@ -55,8 +55,8 @@ def plan(
             either of these or a pair ``(num_embeddings, embedding_dim)``.
         budget: bytes, or a string such as ``"512MB"`` or ``"2GiB"``. Rows, maps, layouts and the optimizer's state
             count; the rest of the model does not.
-        optimizer: whose state counts: ``"sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``, ``"amsgrad"`` or
-            ``"adamw"``; None for the tables alone.
+        optimizer: whose state counts: ``"sgd"``, ``"momentum_sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``,
+            ``"adam"``, ``"amsgrad"`` or ``"adamw"``; None for the tables alone.
         frequencies: how often each id of a table occurs, ``[n]``, by name of the table.
         dtypes: that rows may have. A module keeps its own, unless that is among them and a narrower one loses less.
 

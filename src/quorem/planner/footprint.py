@@ -13,13 +13,14 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from ..ops import replay
+from ..ops import linear, replay
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
-from ..ops.state import MOMENT_COLUMNS
+from ..ops.state import CATCHES_UP, MOMENT_COLUMNS
 from ..schemes import TableSpec
 
-Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
-AVERAGES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "amsgrad": 3, "adamw": 2}  # numbers a weight
+Optimizer = Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
+# Numbers for each weight:
+AVERAGES = {"sgd": 0, "momentum_sgd": 1, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "amsgrad": 3, "adamw": 2}
 BETAS = (0.9, 0.999)  # by default; others may need a longer history of steps
 
 
@@ -64,7 +65,7 @@ class Storage:
         if self.optimizer == "rowwise_adagrad" and self.sparse:
             return Rate(embedding_dim * number, rows * average, 16)
         state = embedding_dim * average * AVERAGES[self.optimizer]
-        last = 4 * rows if self.sparse and self.optimizer in ("adam", "amsgrad", "adamw") else 0
+        last = 4 * rows if self.sparse and self.optimizer in CATCHES_UP else 0
         return Rate(embedding_dim * number, state + last, 0)
 
     def shared_state(self) -> int:
@@ -72,13 +73,16 @@ class Storage:
         if self.optimizer is None:
             return 0
         if not self.sparse:
-            return 0 if self.optimizer == "sgd" else 4  # torch's step
-        if self.optimizer not in ("adam", "amsgrad", "adamw"):
+            return 0 if self.optimizer in ("sgd", "momentum_sgd") else 4  # torch's step
+        if self.optimizer not in CATCHES_UP:
             return 8
+        if self.optimizer == "momentum_sgd":
+            return 8 + linear.empty_products(torch.device("meta")).nbytes
         constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
         history = max(replay.HISTORY, 2 * int(constants.window))
         moments = 0 if self.dtype == torch.float64 else MOMENT_COLUMNS
-        return 8 + 8 * history * (1 + moments)
+        decays = 1 if self.optimizer == "adamw" else 0
+        return 8 + 8 * history * (1 + moments + decays)
 
     def layout(self, most_partitions: int, num_maps: int = 0) -> int:
         """Bytes of the integers by which lookups find rows, if an id reads one of at most so many stored tables."""

@@ -15,9 +15,11 @@ from ..state import (
     AdagradState,
     AdamConstants,
     AdamState,
+    AdamWState,
     Constants,
     LazyAdamConstants,
     LazyAdamState,
+    MomentumSGDState,
     RowWiseAdagradState,
     SGDState,
     State,
@@ -199,6 +201,7 @@ def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Num
     finish = partial(rules.count_step, state.step.data_ptr())
     if isinstance(state, SGDState):
         return Step(lambda areas, first: rules.sgd(kind, areas, options, address, rate), finish)
+    assert isinstance(state, AdagradState | RowWiseAdagradState)
     rate /= 1 + int(state.step) * constants.lr_decay
     fixed = (options, address, state.sum.data_ptr(), rate, constants.eps)
     if isinstance(state, AdagradState):
@@ -257,6 +260,8 @@ def _history(state: AdamState) -> Addresses:
 
 def _fits(stored: Tensor, state: State) -> bool:
     """Whether kernels can change ``stored`` and ``state`` in place: memory, dtypes and shapes are as expected."""
+    if isinstance(state, MomentumSGDState | AdamWState):
+        return False
     rows, number = stored.shape[:1], accumulator(stored)
     for name, tensor in zip(state._fields, state, strict=True):
         if tensor is None:

@@ -205,7 +205,7 @@ def bag_catch_up_(
 
 
 def _catch_up(batch: IdBatch, stored: Tensor, state: AdamState, layout: Layout, constants: AdamConstants) -> Any:
-    host = fused_layout(stored, layout, whole_rows=True)
+    host = fused_layout(stored, layout, whole_rows=True) if isinstance(state, AdamState) else None
     if host is None:
         return NotImplemented
     batch = batch.contiguous()

@@ -1,0 +1,206 @@
+"""Weight decay and momentum equal ``torch.optim`` on dense gradients, though they move every row in every step."""
+
+import copy
+
+import pytest
+import torch
+from optimizers import UNIT, batches, collection, loss_of, run, twin
+from torch.optim.lr_scheduler import LambdaLR
+
+import quorem
+from quorem import optim
+from quorem.ops import linear, replay
+from quorem.optim import SGD, AdamW
+
+CASES = {
+    "AdamW": (AdamW, {"lr": 5e-3, "weight_decay": 0.1}),
+    "momentum": (SGD, {"lr": 5e-4, "momentum": 0.9}),
+    "decay": (SGD, {"lr": 5e-4, "weight_decay": 0.1}),
+    "momentum and decay": (SGD, {"lr": 5e-4, "momentum": 0.9, "weight_decay": 0.1}),
+    "Nesterov": (SGD, {"lr": 5e-4, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
+}
+STEPS = 200
+FEW = ("AdamW", "decay", "Nesterov")
+
+
+def pair(case, dtype=torch.float64):
+    """A collection and its dense twin in float64, and the optimizers of both."""
+    optimizer_class, options = CASES[case]
+    module = collection(dtype)
+    dense = twin(module)
+    return module, dense, optimizer_class([module.stored], **options), torch_one(case, dense)
+
+
+def torch_one(case, dense):
+    optimizer_class, options = CASES[case]
+    return optimizer_class.torch_class(dense.parameters(), **options)
+
+
+def race(*runs):
+    """Train each module by its optimizer on the same batches, at a rate that changes in every step."""
+    schedulers = [LambdaLR(optimizer, lambda step: 1 - step / 400) for _, optimizer in runs]
+    for ids, target in batches(STEPS):
+        for (module, optimizer), scheduler in zip(runs, schedulers, strict=True):
+            optimizer.zero_grad()
+            loss_of(module, ids, target).backward()
+            optimizer.step()
+            scheduler.step()
+        yield ids
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float64_equals_the_dense_optimizer(case):
+    module, dense, ours, theirs = pair(case)
+    in_backward = twin(collection())
+    optimizer_class, options = CASES[case]
+    runs = (module, ours), (in_backward, optim.apply_in_backward(in_backward, optimizer_class, **options))
+    for step, ids in enumerate(race(*runs, (dense, theirs))):
+        assert in_backward.stored.grad is None
+        if step % 60 == 59:
+            with torch.no_grad():
+                torch.testing.assert_close(module((ids * 7) % 40), dense((ids * 7) % 40), rtol=0, atol=1e-12)
+    for m in (module, in_backward):
+        torch.testing.assert_close(m.state_dict(), dense.state_dict(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_float32_is_no_further_from_float64_than_torch_is(case):
+    module, exact, ours, theirs = pair(case, torch.float32)
+    rounded = twin(collection(), torch.float32)
+    for _ in race((module, ours), (exact, theirs), (rounded, torch_one(case, rounded))):
+        pass
+    ours.flush()
+    error, of_torch = ((m.stored.double() - exact.stored).abs().max() for m in (module, rounded))
+    assert error <= 2 * of_torch
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_rows_are_swept_before_their_history_is_overwritten(case, monkeypatch):
+    monkeypatch.setattr(replay, "HISTORY", 64)
+    monkeypatch.setattr(linear, "HISTORY", 64)
+    monkeypatch.setitem(CASES, "AdamW", (AdamW, {"lr": 5e-3, "weight_decay": 0.1, "betas": (0.5, 0.9)}))
+    module, dense, ours, theirs = pair(case)
+    for _ in race((module, ours), (dense, theirs)):
+        pass
+    state = ours._row_rules[module.stored].state
+    history = len(state.lrs) if case == "AdamW" else linear.history_of(state)
+    assert history < STEPS - 10  # the highest ids were idle for longer
+    ours.flush()
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_writes_the_rows_touched(case):
+    """And the rows in turn, here one."""
+    module = quorem.Embedding(1000, 4, quorem.Full(), sparse=True)
+    optimizer_class, options = CASES[case]
+    optimizer = optimizer_class(module.parameters(), **options)
+    for ids in ([3, 5], [900, 7]):
+        before = module.live_stored.detach().clone()
+        optimizer.zero_grad()
+        module(torch.tensor(ids)).sum().backward()
+        optimizer.step()
+        changed = (module.live_stored != before).any(1).nonzero().flatten().tolist()
+        assert set(ids) <= set(changed) <= {*ids, 0, 1}
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_checkpoints_pass_between_torch_and_quorem(case):
+    module, dense, ours, theirs = pair(case)
+    straight = twin(collection())
+    reference = torch_one(case, straight)
+    turns = [(dense, theirs), (module, ours), (dense, theirs)]
+    for seed, (m, optimizer) in enumerate(turns):
+        if seed:
+            giver, its = turns[seed - 1]
+            optimizer.load_state_dict(copy.deepcopy(its.state_dict()))
+            m.load_state_dict(giver.state_dict())
+        run(m, optimizer, 30, seed)
+        run(straight, reference, 30, seed)
+    torch.testing.assert_close(dense.stored, straight.stored, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_bfloat16_is_rounded_at_random_and_resumes_bit_for_bit(case):
+    module, loaded = collection(torch.bfloat16), collection(torch.bfloat16, seed=5)
+    optimizer_class, options = CASES[case]
+    ours, its = (optimizer_class(m.parameters(), **options) for m in (module, loaded))
+    run(module, ours, 20)
+    its.load_state_dict(copy.deepcopy(ours.state_dict()))
+    loaded.load_state_dict(module.state_dict())
+    for m, optimizer in ((module, ours), (loaded, its)):
+        run(m, optimizer, 20, seed=2)
+    ours.flush()
+    its.flush()
+    assert torch.equal(module.stored, loaded.stored)
+
+
+def test_options_may_change_at_any_step():
+    """Momentum and weight decay come and go."""
+    module, dense = collection(), twin(collection())
+    ours, theirs = SGD([module.stored], lr=1e-3), torch.optim.SGD(dense.parameters(), lr=1e-3)
+    for seed, options in enumerate([{"momentum": 0.9}, {"weight_decay": 0.2}, {"lr": 5e-4}, {"nesterov": True}]):
+        for m, optimizer in ((module, ours), (dense, theirs)):
+            optimizer.param_groups[0].update(options)
+            run(m, optimizer, 20, seed)
+    ours.flush()
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
+
+
+def test_groups_of_tables_decay_by_options_of_their_own():
+    def model():
+        torch.manual_seed(0)
+        return [quorem.Embedding(50, 8, quorem.QR(4), dtype=torch.float64) for _ in range(2)]
+
+    tables, dense = model(), model()
+    for table in tables:
+        table.sparse = True
+    groups = [[{"params": [a.stored], "weight_decay": 0.0}, {"params": [b.stored]}] for a, b in (tables, dense)]
+    ours, theirs = AdamW(groups[0], lr=0.1), torch.optim.AdamW(groups[1], lr=0.1)
+    for step in range(20):
+        for (a, b), optimizer in ((tables, ours), (dense, theirs)):
+            optimizer.zero_grad()
+            (a(torch.tensor([step])) * b(torch.tensor([49 - step]))).sum().backward()
+            optimizer.step()
+    ours.flush()
+    for a, b in zip(tables, dense, strict=True):
+        torch.testing.assert_close(a.stored, b.stored, rtol=0, atol=1e-12)
+
+
+def test_rows_that_never_had_a_gradient_decay_too():
+    module = quorem.Embedding(100, 4, quorem.Full(), sparse=True)
+    before = module.weight.detach().clone()
+    optimizer = AdamW(module.parameters(), lr=0.1, weight_decay=0.5)
+    for _ in range(10):
+        optimizer.zero_grad()
+        module(torch.tensor([1])).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(module(torch.tensor([42])), before[42:43] * 0.95**10, rtol=100 * UNIT, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: AdamW(p, lr=10.0, weight_decay=0.1), r"lr \* weight_decay \(10.0 \* 0.1\) must be below 1"),
+        (lambda p: optim.Adam(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables: under Adam what"),
+        (lambda p: optim.RowWiseAdagrad(p, weight_decay=0.1), r"must be 0 for tables: under RowWiseAdagrad what"),
+        (lambda p: optim.LazyAdam(p, weight_decay=0.1), r"must be 0 for tables: under LazyAdam what .*use AdamW"),
+        (lambda p: SGD([{"params": p, "dampening": 0.5}], momentum=0.9), r"dampening \(0.5\) must be 0: quorem"),
+        (lambda p: SGD(p, nesterov=True), "Nesterov momentum requires a momentum"),
+        (lambda p: AdamW([{"params": p, "amsgrad": True}]), r"amsgrad \(True\) must be False: quorem.optim.AdamW has"),
+    ],
+)
+def test_what_has_no_closed_form_is_refused(make, message):
+    module = collection()
+    with pytest.raises(ValueError, match=message):
+        make([module.stored])
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_rows_cannot_lag_behind_in_another_module(case):
+    module = torch.nn.Embedding(9, 4, sparse=True)
+    optimizer_class, options = CASES[case]
+    optimizer = optimizer_class(module.parameters(), **options)
+    module(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"must belong to a quorem module: under (AdamW|SGD) rows lag behind"):
+        optimizer.step()
