@@ -324,8 +324,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/training.md", criteo_sample),
         ("docs/training.md", train_gpu),
         ("docs/training.md", train_gpu_targets),
-        ("docs/kernels.md", dense_steps),
-        ("docs/kernels.md", dense_profile),
+        ("docs/appendix/dense_layers.md", dense_steps),
+        ("docs/appendix/dense_layers.md", dense_profile),
         ("docs/reliability.md", damaged_files),
         ("docs/reliability.md", kills),
     )
