@@ -1,4 +1,4 @@
-"""A training step of DLRM's or DCN's layers in few launches, at small batches on a GPU (docs/appendix/dense_layers.md)."""
+"""A training step of DLRM's or DCN's layers in few launches, for small batches (docs/appendix/dense_layers.md)."""
 
 from typing import Any
 
