@@ -16,7 +16,11 @@ prepare = typer.Typer(
 )
 commands.add_typer(prepare, name="prepare")
 
-Ids = Annotated[Literal["appearance", "frequency", "hash"], typer.Option(help="Order of the ids.")]
+Ids = Annotated[
+    Literal["appearance", "frequency", "hash", "raw"],
+    typer.Option(help="Order of the ids; raw: 64-bit hashes of the tokens, without a vocabulary."),
+]
+IdBits = Annotated[int | None, typer.Option(min=32, max=62, help="With --ids raw, tables have 2^this ids; 40.")]
 Buckets = Annotated[int | None, typer.Option(min=1, help="Hashed ids of each feature, with --ids hash.")]
 Vocabulary = Annotated[
     Literal["all", "train"], typer.Option(help="Tokens of all days, or of the training days and one for unknown ones.")
@@ -30,6 +34,7 @@ def prepare_criteo(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     ids: Ids = "appearance",
     buckets: Buckets = None,
+    id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",
     days: Days = 7,
     max_malformed: MaxMalformed = 10,
@@ -44,7 +49,9 @@ def prepare_criteo(
         preparing.need_polars()
         from ..data.prepare import PrepareConfig
 
-        config = PrepareConfig(ids=ids, buckets=buckets, vocabulary=vocabulary, days=days, max_malformed=max_malformed)
+        config = PrepareConfig(
+            ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
+        )
         preparing.criteo(raw, out, config, overwrite=overwrite, console=Console())
 
 
@@ -76,6 +83,7 @@ def prepare_table(
     raw_dense: Annotated[bool, typer.Option("--raw-dense", help="The same as --transform none.")] = False,
     ids: Ids = "appearance",
     buckets: Buckets = None,
+    id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",
     days: Days = 7,
     max_malformed: MaxMalformed = 10,
@@ -95,6 +103,7 @@ def prepare_table(
         config = PrepareConfig(
             ids=ids,
             buckets=buckets,
+            id_bits=id_bits,
             vocabulary=vocabulary,
             days=days,
             max_malformed=max_malformed,

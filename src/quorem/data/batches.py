@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import files
 from .checksums import CheckedArray, checked_bytes
 from .folder import COUNT_DTYPES, file_name, replaced
-from .meta import read_meta
+from .meta import is_raw, read_meta
 
 OPEN_ATTEMPTS, OPEN_SECONDS = 20, 0.05  # while another process is replacing the folder
 
@@ -26,7 +26,7 @@ class Bags:
     """A multi-valued feature: the ids of all rows' bags, and where each begins.
 
     Shape:
-        values ``[V]`` int32, offsets ``[B + 1]`` int64.
+        values ``[V]`` int32, raw ids int64; offsets ``[B + 1]`` int64.
     """
 
     values: Tensor
@@ -50,7 +50,8 @@ class Batch:
     """Rows of a click log.
 
     Shape:
-        labels ``[B]`` uint8, dense ``[B, 13]`` float32, ids ``[B, F]`` int32: the features with one value a row.
+        labels ``[B]`` uint8, dense ``[B, 13]`` float32, ids ``[B, F]`` int32, raw ids int64: the features with one
+        value a row.
         ``bags`` holds those with several, by name.
     """
 
@@ -180,10 +181,12 @@ class Prepared:
         self.dense_names: list[str] = self.meta["dense"]
         self.names: list[str] = self.meta["categorical"]
         self.cardinalities: list[int] = self.meta["cardinalities"]
+        self.has_raw_ids = is_raw(self.meta["config"])
+        id_dtype = np.int64 if self.has_raw_ids else np.int32
         n, single = self.num_rows, len(self.names) - len(self.meta["bags"])
         labels = self._map("labels.npy", (n,), np.uint8)
         dense = self._map("dense.npy", (n, len(self.dense_names)), np.float32)
-        ids = self._map("categorical.npy", (n, single), np.int32)
+        ids = self._map("categorical.npy", (n, single), id_dtype)
         self._by_row = [labels, dense, ids]
         self._bags: list[tuple[CheckedArray, CheckedArray]] = []  # offsets and values
         for name in self.meta["bags"]:
@@ -191,7 +194,7 @@ class Prepared:
             offsets.check(0, n + 1)
             if offsets.array[0] != 0 or (np.diff(offsets.array) < 0).any():
                 raise ValueError(f"{offsets.path} is damaged: offsets must rise from 0")
-            values = self._map(f"bags/{file_name(name)}.values.npy", (int(offsets.array[-1]),), np.int32)
+            values = self._map(f"bags/{file_name(name)}.values.npy", (int(offsets.array[-1]),), id_dtype)
             self._bags.append((offsets, values))
         bags = {name: Bags(v.tensor, o.tensor) for name, (o, v) in zip(self.meta["bags"], self._bags, strict=True)}
         self.all = Batch(labels.tensor, dense.tensor, ids.tensor, bags)
@@ -235,7 +238,7 @@ class Prepared:
             raise ValueError(f"{self.path} has no checksums: prepare it again")
         self.check(0, self.num_rows)
         for name in self.names:
-            self.frequencies(name)
+            self.raw_counts(name) if self.has_raw_ids else self.frequencies(name)
         for file, checksums in self.meta["checksums"].items():
             if not file.endswith(".npy"):
                 checked_bytes(self.path / file, checksums)
@@ -249,13 +252,32 @@ class Prepared:
         """How often each id of a feature occurs in the training rows.
 
         Raises:
-            ValueError: if there is no feature of that name.
+            ValueError: if there is no feature of that name, or its ids are raw.
         """
         self._check_name(name)
+        if self.has_raw_ids:
+            raise ValueError(f"{self.path} has raw ids, which raw_counts counts: frequencies needs a vocabulary")
         size = self.cardinalities[self.names.index(name)]
         counts = self._map(f"counts/{file_name(name)}.npy", (size,), *COUNT_DTYPES)
         counts.check(0, size)
         return counts.array.astype(np.int64)
+
+    def raw_counts(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The raw ids of a feature that the training rows have, rising, and how often each occurs.
+
+        Raises:
+            ValueError: if there is no feature of that name, or its ids are not raw.
+        """
+        self._check_name(name)
+        if not self.has_raw_ids:
+            raise ValueError(f"{self.path} has no raw ids: they are {self.meta['config'].get('ids', 'made up')}")
+        path = self.path / f"counts/{file_name(name)}.npy"
+        size = len(_mapped(path)) if path.is_file() else 0
+        counts = self._map(f"counts/{file_name(name)}.npy", (size,), *COUNT_DTYPES)
+        ids = self._map(f"raw_ids/{file_name(name)}.npy", (size,), np.int64)
+        for array in (counts, ids):
+            array.check(0, size)
+        return ids.array, counts.array.astype(np.int64)
 
     def vocabulary(self, name: str) -> list[str | None]:
         """The token of each id of a feature; None for the NULL id and the unknown id.

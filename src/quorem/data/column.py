@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from .folder import file_name
-from .ids import IdConfig, Numbered, by_appearance, count_ids, joined, number
+from .ids import IdConfig, Numbered, by_appearance, count_ids, joined, number, raw_ids
 
 CODES = (np.uint8, np.uint16, np.uint32)
 
@@ -47,18 +47,38 @@ class Column:
     def number(self, num_train: int, config: IdConfig) -> Numbered:
         """Give the words of all groups their ids; the first ``num_train`` values are those of the training days."""
         groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
+        counts = self._training_counts(groups, num_train)
+        word, tokens = by_appearance(joined([group["word"] for group in groups]))
+        total = np.zeros(len(tokens) + 1, np.int64)
+        np.add.at(total, word, np.concatenate(counts))
+        numbered = number(tokens, total, config)
+        self._write_ids(numbered.ids[word])
+        return numbered
+
+    def number_raw(self, num_train: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Give the words of each group their raw ids; return the ids of the training days, rising, and their counts."""
+        groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
+        counts = np.concatenate(self._training_counts(groups, num_train))
+        ids = np.concatenate([raw_ids(group["word"]) for group in groups])
+        self._write_ids(ids)
+        distinct, place = np.unique(ids[counts > 0], return_inverse=True)
+        total = np.zeros(len(distinct), np.int64)
+        np.add.at(total, place, counts[counts > 0])
+        return distinct, total
+
+    def _training_counts(self, groups: Sequence[pl.DataFrame], num_train: int) -> list[NDArray[np.int64]]:
+        """How often each word of each group occurs in the first ``num_train`` values."""
         counts = [group["count"].to_numpy() for group in groups]
         for group, start in enumerate(np.cumsum([0, *self.num_values[:-1]]).tolist()):
             if start + self.num_values[group] > num_train:
                 codes = self.codes(group)[: max(num_train - start, 0)]
                 counts[group] = count_ids(codes, self.num_words[group])
-        word, tokens = by_appearance(joined([group["word"] for group in groups]))
-        total = np.zeros(len(tokens) + 1, np.int64)
-        np.add.at(total, word, np.concatenate(counts))
-        numbered = number(tokens, total, config)
+        return counts
+
+    def _write_ids(self, ids: NDArray[np.int32] | NDArray[np.int64]) -> None:
+        self.id_dtype = ids.dtype
         with open(self.path.with_name(self.path.name + ".ids"), "wb") as file:
-            file.write(numbered.ids[word].data)
-        return numbered
+            file.write(ids.data)
 
     def reordered(self, order: NDArray[np.int64], folder: Path) -> "Column":
         """The column with its values in another order, as if they had been set aside so."""
@@ -76,10 +96,10 @@ class Column:
         """The code of each value of a group."""
         return np.fromfile(self._file(group, "codes"), self._dtype(self.num_words[group]))
 
-    def ids_of_words(self, group: int) -> NDArray[np.int32]:
+    def ids_of_words(self, group: int) -> NDArray[Any]:
         """The id of each code of a group, once they are numbered."""
         path, first = self.path.with_name(self.path.name + ".ids"), sum(self.num_words[:group])
-        return np.fromfile(path, np.int32, self.num_words[group], offset=4 * first)
+        return np.fromfile(path, self.id_dtype, self.num_words[group], offset=self.id_dtype.itemsize * first)
 
     def _file(self, group: int, what: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{group:06}.{what}")

@@ -18,7 +18,7 @@ from ..hashing import hash_strings
 from .batches import Bags, Batch, unescaped
 from .dense import Dense
 from .encoding import Encoding
-from .ids import NULL, crc32
+from .ids import NULL, crc32, raw_ids
 
 
 class UnknownTokenError(ValueError):
@@ -121,7 +121,7 @@ class Encoder:
                 raise ValueError(reason)
         dense = self.dense.array(frame)
         single = [name for name in self.encoding.categorical if name not in self.encoding.bags]
-        ids = np.empty((frame.height, len(single)), np.int32)
+        ids = np.empty((frame.height, len(single)), np.int64 if self.encoding.ids == "raw" else np.int32)
         for k, name in enumerate(single):
             ids[:, k] = self._ids(name, frame[name])
         bags = {name: self._bags(name, frame[name]) for name in self.encoding.bags}
@@ -136,7 +136,7 @@ class Encoder:
         inner = values.filter(values.list.len().fill_null(0) > 0).explode()
         return Bags(torch.from_numpy(self._ids(name, inner)), torch.from_numpy(offsets))
 
-    def _ids(self, name: str, values: pl.Series) -> NDArray[np.int32]:
+    def _ids(self, name: str, values: pl.Series) -> NDArray[Any]:
         """The ids of one column's values; ``NULL`` where one is missing."""
         if values.dtype == pl.List:
             raise ValueError(f"{name} holds lists but must hold one value a row")
@@ -144,6 +144,8 @@ class Encoder:
             return self._given_ids(name, values)
         text = values.cast(pl.String)
         is_missing = (text.is_null() | (text == "")).fill_null(True).to_numpy()
+        if self.encoding.ids == "raw":
+            return np.where(is_missing, NULL, raw_ids(text))
         if self.encoding.ids == "hash":
             assert self.encoding.buckets is not None
             hashed = (1 + crc32(text.fill_null("")) % self.encoding.buckets).astype(np.int32)

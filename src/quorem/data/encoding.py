@@ -23,7 +23,7 @@ class Encoding:
     """Columns and transforms of prepared data.
 
     ``ids`` is how ids were given: ``"vocabulary"`` (a token's line), ``"hash"`` (``1 + crc32(token) % buckets``), or
-    ``"none"`` for made-up data, whose columns hold the ids themselves.
+    ``"none"`` for made-up data, whose columns hold the ids themselves; or ``"raw"``, ``hash_strings`` of a token.
     """
 
     data: str  # identity of the prepared data
@@ -42,7 +42,7 @@ class Encoding:
     def of(cls, prepared: Prepared, data: str) -> "Encoding":
         """The encoding of prepared data, whose identity is ``data``."""
         meta, config = prepared.meta, prepared.meta["config"]
-        hashed = config.get("ids") == "hash"
+        kind = config.get("ids") if config.get("ids") in ("hash", "raw") else None
         return cls(
             data=data,
             folder=str(prepared.path.resolve()),
@@ -51,7 +51,7 @@ class Encoding:
             bags=meta["bags"],
             cardinalities=prepared.cardinalities,
             transforms=_transforms(prepared),
-            ids="hash" if hashed else "none" if meta["first_token_id"] is None else "vocabulary",
+            ids=kind or ("none" if meta["first_token_id"] is None else "vocabulary"),
             buckets=config.get("buckets"),
             first_token=meta["first_token_id"] or 0,
             unknown=meta.get("unknown_id"),
@@ -100,13 +100,13 @@ def _checked(values: dict[str, Any]) -> Encoding:
     lists = (encoding.dense, encoding.categorical, encoding.bags)
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
         raise ValueError("dense, categorical and bags must be lists of names")
-    sizes = encoding.cardinalities
-    if not isinstance(sizes, list) or not all(type(size) is int and 1 <= size < 2**31 for size in sizes):
-        raise ValueError("cardinalities must be integers in [1, 2**31)")
+    sizes, limit = encoding.cardinalities, 2**63 if encoding.ids == "raw" else 2**31
+    if not isinstance(sizes, list) or not all(type(size) is int and 1 <= size < limit for size in sizes):
+        raise ValueError(f"cardinalities must be integers in [1, {limit})")
     if len(sizes) != len(encoding.categorical) or not set(encoding.bags) <= set(encoding.categorical):
         raise ValueError("cardinalities and bags must be those of categorical")
-    if encoding.ids not in ("vocabulary", "hash", "none"):
-        raise ValueError("ids must be 'vocabulary', 'hash' or 'none'")
+    if encoding.ids not in ("vocabulary", "hash", "none", "raw"):
+        raise ValueError("ids must be 'vocabulary', 'hash', 'raw' or 'none'")
     kinds = encoding.transforms
     if not isinstance(kinds, dict) or sorted(kinds) != sorted(encoding.dense) or not set(kinds.values()) <= KINDS:
         raise ValueError(f"transforms must be one of {', '.join(sorted(KINDS))} for each dense column")

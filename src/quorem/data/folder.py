@@ -26,7 +26,7 @@ from .meta import FORMAT, FORMAT_VERSION
 
 MARK = ".quorem-partial"  # in folders that may be removed
 ARRAYS = ("labels.npy", "dense.npy", "categorical.npy")
-FOLDERS = ("bags", "counts", "vocabulary")
+FOLDERS = ("bags", "counts", "raw_ids", "vocabulary")
 COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # of occurrences: the smallest that holds them
 
 Progress = Callable[[str, float, int], None]  # stage, part of it that is done, rows so far

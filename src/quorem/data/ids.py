@@ -10,7 +10,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ..hashing import hash_strings
+
 NULL = 0  # the id of a missing value, in every feature
+RAW_BITS = 40  # of the id space of raw ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +22,11 @@ class IdConfig:
 
     Args:
         ids: ``"appearance"`` (as the public reference code does, so low ids are frequent ids), ``"frequency"``
-            (most frequent over the training days first) or ``"hash"`` (``1 + crc32(token) % buckets``).
+            (most frequent over the training days first), ``"hash"`` (``1 + crc32(token) % buckets``) or ``"raw"``
+            (``hash_strings`` of each token as text, 64-bit integers without a vocabulary: ``Table(raw_ids=True)``).
         vocabulary: ``"all"`` days, or ``"train"``: tokens that only later days have share id 1.
         buckets: number of hashed ids of each feature.
+        id_bits: with raw ids, tables take them as one of ``2 ** id_bits`` ids; 40 where None.
 
     Raises:
         ValueError: if a value is unknown or the options do not go together.
@@ -30,19 +35,27 @@ class IdConfig:
     ids: str = "appearance"
     vocabulary: str = "all"
     buckets: int | None = None
+    id_bits: int | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.ids not in ("appearance", "frequency", "hash"):
-            raise ValueError(f"ids ({self.ids!r}) must be 'appearance', 'frequency' or 'hash'")
+        if self.ids not in ("appearance", "frequency", "hash", "raw"):
+            raise ValueError(f"ids ({self.ids!r}) must be 'appearance', 'frequency', 'hash' or 'raw'")
         if self.vocabulary not in ("all", "train"):
             raise ValueError(f"vocabulary ({self.vocabulary!r}) must be 'all' or 'train'")
         if (self.ids == "hash") != (self.buckets is not None):
             raise ValueError(f"buckets ({self.buckets}) must be given with ids='hash', and only then")
         if self.buckets is not None and not 1 <= self.buckets < 2**31 - 1:
             raise ValueError(f"buckets ({self.buckets}) must be in [1, 2**31 - 1)")
-        if self.ids == "hash" and self.vocabulary == "train":
-            raise ValueError("vocabulary ('train') must be 'all' with ids='hash', which knows no unknown token")
+        if self.id_bits is not None and (self.ids != "raw" or not 32 <= self.id_bits <= 62):
+            raise ValueError(f"id_bits ({self.id_bits}) must be in [32, 62], and given with ids='raw' only")
+        if self.ids in ("hash", "raw") and self.vocabulary == "train":
+            raise ValueError(f"vocabulary ('train') must be 'all' with ids={self.ids!r}, which knows no unknown token")
+
+    @property
+    def id_space(self) -> int:
+        """Number of ids that a table of raw ids has."""
+        return int(2 ** (RAW_BITS if self.id_bits is None else self.id_bits))
 
     @property
     def first_token(self) -> int:
@@ -84,6 +97,17 @@ def number(tokens: pl.Series, counts: NDArray[np.int64], config: IdConfig) -> Nu
     ordered[NULL] = counts[NULL]
     ordered[first:] = counts[order + 1]
     return Numbered(ids, ordered, tokens.gather(order))
+
+
+def raw_ids(words: pl.Series) -> NDArray[np.int64]:
+    """The raw id of each word: ``hash_strings`` of it as text, and ``NULL`` of a missing one.
+
+    >>> raw_ids(pl.Series(["", "a", None])).tolist() == [*hash_strings(["", "a"]).tolist(), 0]
+    True
+    """
+    ids: NDArray[np.int64] = hash_strings(as_text(words).fill_null("").to_list()).numpy()
+    ids[words.is_null().to_numpy()] = NULL
+    return ids
 
 
 def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:

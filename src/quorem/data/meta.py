@@ -56,8 +56,13 @@ def _are_names(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(name, str) and name for name in values)
 
 
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 1 <= value < 2**31 for value in values)
+def is_raw(config: Any) -> bool:
+    """Whether the data hold raw ids, 64-bit integers that no vocabulary has."""
+    return isinstance(config, dict) and config.get("ids") == "raw"
+
+
+def _are_sizes(values: Any, limit: int) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 1 <= value < limit for value in values)
 
 
 def _are_bounds(split: Any, num_rows: int) -> bool:
@@ -75,7 +80,8 @@ RULES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "categorical must be a list of names": lambda m: _are_names(m["categorical"]) and bool(m["categorical"]),
     "bags must be names of categorical": lambda m: _are_names(m["bags"]) and set(m["bags"]) <= set(m["categorical"]),
     "cardinalities must be a number of ids for each of categorical": lambda m: (
-        _are_sizes(m["cardinalities"]) and len(m["cardinalities"]) == len(m["categorical"])
+        _are_sizes(m["cardinalities"], 2**63 if is_raw(m["config"]) else 2**31)
+        and len(m["cardinalities"]) == len(m["categorical"])
     ),
     f"split must be the rows of {', '.join(SPLITS)}": lambda m: _are_bounds(m["split"], m["num_rows"]),
     "config must be an object": lambda m: isinstance(m["config"], dict),

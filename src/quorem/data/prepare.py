@@ -127,7 +127,8 @@ def write(
             for cardinality in pool.map(encode, parts.values()):
                 cardinalities.append(cardinality)
                 report("number", len(cardinalities) / len(parts), num_rows)
-        _weave(folder, [parts[name] for name in columns.single], num_rows, report)
+        id_dtype = np.dtype(np.int64 if config.ids == "raw" else np.int32)
+        _weave(folder, [parts[name] for name in columns.single], num_rows, id_dtype, report)
         shutil.rmtree(scratch)
         folder.commit(
             {
@@ -144,7 +145,7 @@ def write(
                 "clipped": dense.clipped,
                 "null_id": ids.NULL,
                 "unknown_id": 1 if config.vocabulary == "train" else None,
-                "first_token_id": None if config.ids == "hash" else config.first_token,
+                "first_token_id": None if config.ids in ("hash", "raw") else config.first_token,
                 "config": asdict(config),
                 "malformed": {"count": malformed.count, "first": [list(found) for found in malformed.first]},
                 "source": {"name": source.name, "bytes": source.stat().st_size},
@@ -260,6 +261,12 @@ def _number(folder: Folder, bags: Sequence[str], num_train: int, config: Prepare
     plain = file_name(column.name)
     if column.name in bags:
         num_train = int(np.load(folder.partial / "bags" / f"{plain}.offsets.npy", mmap_mode="r")[num_train])
+    if config.ids == "raw":
+        ids_seen, counts = column.number_raw(num_train)
+        folder.save(f"raw_ids/{plain}.npy", ids_seen)
+        folder.save_counts(column.name, counts)
+        _write_bags(folder, column, bags)
+        return config.id_space
     numbered = column.number(num_train, config)
     if len(numbered.counts) >= 2**31:
         raise ValueError(f"{column.name} has {len(numbered.counts):,} ids but ids must be below 2**31")
@@ -268,18 +275,23 @@ def _number(folder: Folder, bags: Sequence[str], num_train: int, config: Prepare
         path = folder.partial / "vocabulary" / f"{plain}.txt"
         path.parent.mkdir(exist_ok=True)
         ids.write_vocabulary(path, numbered.tokens)
-    if column.name in bags:
-        values = folder.array(f"bags/{plain}.values.npy", np.int32)
-        for group in range(len(column.num_values)):
-            values.append(column.ids_of_words(group)[column.codes(group)])
+    _write_bags(folder, column, bags)
     return len(numbered.counts)
 
 
-def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Progress) -> None:
+def _write_bags(folder: Folder, column: Column, bags: Sequence[str]) -> None:
+    """Write the values of a column, if it is one of the bags."""
+    if column.name in bags:
+        values = folder.array(f"bags/{file_name(column.name)}.values.npy", column.id_dtype)
+        for group in range(len(column.num_values)):
+            values.append(column.ids_of_words(group)[column.codes(group)])
+
+
+def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, dtype: np.dtype[Any], report: Progress) -> None:
     """Write the ids of the columns as rows ``[N, F]``."""
-    array = folder.array("categorical.npy", np.int32, (len(columns),))
+    array = folder.array("categorical.npy", dtype, (len(columns),))
     if not columns:
-        array.append(np.empty((num_rows, 0), np.int32))
+        array.append(np.empty((num_rows, 0), dtype))
         return
     with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
         for group, size in enumerate(columns[0].num_values):
@@ -289,9 +301,9 @@ def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Pro
             report("write", array.rows / num_rows, num_rows)
 
 
-def _rows(columns: Sequence[tuple[NDArray[np.int32], NDArray[Any]]], start: int) -> NDArray[np.int32]:
+def _rows(columns: Sequence[tuple[NDArray[Any], NDArray[Any]]], start: int) -> NDArray[Any]:
     """The ids that the codes of some rows stand for."""
-    rows = np.empty((min(WEAVE_ROWS, len(columns[0][1]) - start), len(columns)), np.int32)
+    rows = np.empty((min(WEAVE_ROWS, len(columns[0][1]) - start), len(columns)), columns[0][0].dtype)
     for k, (ids_of_words, codes) in enumerate(columns):
         rows[:, k] = ids_of_words.take(codes[start : start + len(rows)])
     return rows

@@ -184,8 +184,8 @@ def features(prepared: Prepared, console: Console) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, size in sorted(zip(prepared.names, prepared.cardinalities, strict=True), key=lambda pair: -pair[1]):
-        counts = prepared.frequencies(name)
-        most = counts.max() / max(counts.sum(), 1)
+        counts = prepared.raw_counts(name)[1] if prepared.has_raw_ids else prepared.frequencies(name)
+        most = counts.max(initial=0) / max(counts.sum(), 1)
         table.add_row(name, f"{size:,}", f"{int((counts > 0).sum()):,}", f"{most:.1%}".rstrip("%"))
     console.print(table)
 
@@ -195,10 +195,11 @@ def summary(prepared: Prepared, console: Console) -> None:
     meta = prepared.meta
     split = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in meta["split"].items())
     size = sum(path.stat().st_size for path in prepared.path.rglob("*") if path.is_file())
+    ids = sum(prepared.cardinalities)
     lines = [
         f"{prepared.path}: {prepared.num_rows:,} rows ({split}), {size:,} bytes",
         f"{len(prepared.dense_names)} dense features, {len(prepared.names)} categorical ones"
-        f" with {sum(prepared.cardinalities):,} ids",
+        + (f" in a space of {prepared.cardinalities[0]:,} raw ids" if prepared.has_raw_ids else f" with {ids:,} ids"),
     ]
     malformed = meta.get("malformed", {"count": 0})
     if malformed["count"]:

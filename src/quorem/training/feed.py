@@ -102,7 +102,7 @@ class Feed:
         single = [name for name in self.prepared.names if name not in rows.bags]
         columns = {**dict(zip(single, rows.ids.unbind(1), strict=True)), **{n: b.values for n, b in rows.bags.items()}}
         filled = {name: ids for name, ids in columns.items() if len(ids)}
-        if not filled:
+        if not filled or self.prepared.has_raw_ids:  # which may be any
             return rows
         bounds = torch.stack([torch.stack(ids.aminmax()) for ids in filled.values()]).tolist()
         sizes = dict(zip(self.prepared.names, self.prepared.cardinalities, strict=True))

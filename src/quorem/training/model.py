@@ -1,5 +1,6 @@
 """The model of a run, from its configuration and the data's cardinalities; and the name of the data."""
 
+import dataclasses
 import hashlib
 import json
 import threading
@@ -9,11 +10,13 @@ import torch
 from torch import nn
 
 from .. import models
-from ..collection import EmbeddingCollection
+from ..collection import EmbeddingCollection, Table
 from ..data.batches import Prepared
+from ..schemes import RawCounts
 from .config import RunConfig
 from .tables import tables_of_run
 
+MOST_RAW_PARAMETERS = 2**33  # of a table; more is a scheme that was made for a vocabulary
 _seeding = threading.Lock()  # of torch's global generator
 
 
@@ -34,6 +37,8 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
         raise ValueError(f"config.data ({config.data!r}) must be the identity of {prepared.path}, {name!r}")
     device = torch.device(device)
     tables = tables_of_run(config, prepared.cardinalities, prepared.names)
+    if prepared.has_raw_ids:
+        tables = [_raw_table(table, prepared) for table in tables]
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
@@ -41,6 +46,21 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
         embeddings = EmbeddingCollection(tables, device=device, on_invalid_id="trust")
         num_dense = len(prepared.dense_names)
         return models.build(config.network, embeddings, num_dense=num_dense, preset=config.preset, device=device)
+
+
+def _raw_table(table: Table, prepared: Prepared) -> Table:
+    """A table that takes raw ids; a ``HotCold`` one ranks them by how often the training rows have them."""
+    spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
+    if spec.num_parameters > MOST_RAW_PARAMETERS:
+        raise ValueError(
+            f"scheme ({table.scheme}) would store {spec.num_parameters:,} numbers for {table.num_embeddings:,} raw ids"
+            f" of {table.name}: GeneralizedQR(num_partitions=4), ChineseRemainder or HotCold store few"
+        )
+    counts = None
+    if spec.num_own:
+        ids, count = prepared.raw_counts(table.name)
+        counts = RawCounts(torch.tensor(ids), torch.from_numpy(count))
+    return dataclasses.replace(table, raw_ids=True, unknown="error", frequencies=counts)
 
 
 def data_identity(prepared: Prepared) -> str:
