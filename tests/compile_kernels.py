@@ -21,7 +21,7 @@ from quorem import optim
 from quorem.dense import foreach
 from quorem.dense.step import FusedStep
 from quorem.models import DCN, DLRM
-from quorem.ops.gpu import gradients, lookup, path, replay, rules
+from quorem.ops.gpu import gradients, lookup, path, quantized, replay, rules
 
 
 class Hopper:
@@ -72,6 +72,32 @@ def compile_tables() -> None:
             rules.bag_update_(grad, *bags, samples, stored, scalar(0.1), state, layout, mean=True, **options)
 
 
+def compile_frequency() -> None:
+    """Rows of ids' own, lists of them, a pool, rows of fewer bits, rows rounded at random."""
+    scheme, counts = quorem.HotCold(9, cold=quorem.Pool(70), num_rest=9), torch.arange(300)
+    tables = [
+        quorem.Table("ranked", 300, 4, scheme, frequencies=counts),
+        quorem.Table("mult", 300, 4, quorem.HotCold(9, cold=quorem.QR(4)), features=("a", "b")),
+    ]
+    module = quorem.EmbeddingCollection(tables, dtype=torch.bfloat16)
+    layout, stored = module.layout, module.stored.detach()
+    ids, grad = torch.zeros(9, 3, dtype=torch.int64), gradient(module, 9)
+    bags = (ids.flatten(), torch.arange(28))
+    lookup.lookup_counting(ids, stored, layout, torch.tensor(0))
+    gradients.bag_backward(grad, *bags, None, stored, layout, mean=True)
+    for rule in ("adagrad", "rowwise_adagrad", "amsgrad"):
+        state, constants = rule_state(rule, stored.float())
+        options = {"rule": rule, "constants": constants, "rounding_seed": 5}
+        rules.lookup_update_(grad, ids, stored, scalar(0.1), state, layout, **options)
+        if rule == "amsgrad":
+            replay.bag_catch_up_(*bags, stored, state, layout, **options)
+    for bits in (8, 4):
+        fewer = quorem.quantize_(quorem.EmbeddingCollection(tables), bits)
+        options = {"width": 4, "bits": bits, "dtype": torch.float32}
+        quantized.lookup_quantized(ids, fewer.stored, fewer.layout, **options)
+        quantized.bag_quantized(*bags, None, fewer.stored, fewer.layout, mean=True, **options)
+
+
 def compile_paths() -> None:
     table = quorem.Table("t", 60, 12, quorem.Path(4, (5,), force=True))
     networks = quorem.EmbeddingCollection([table]).paths[0]
@@ -103,6 +129,7 @@ if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.__getitem__ = compile_only
     compile_tables()
+    compile_frequency()
     compile_paths()
     compile_dense()
     print(triton.__version__, *sorted(compiled), sep="\n")

@@ -196,8 +196,8 @@ def call(name: str, *args: Any, **options: Any) -> Any:
 
 
 def _kernel(device: Any, name: str, options: dict[str, Any]) -> Kernel | None:
-    """The fused kernel of ``cpu`` or ``gpu``. None of them rounds at random."""
-    return None if options.get("rounding_seed") is not None else device.kernels().get(name)
+    """The fused kernel of ``cpu`` or ``gpu``. Those of the CPU do not round at random."""
+    return None if device is cpu and options.get("rounding_seed") is not None else device.kernels().get(name)
 
 
 def _alone(kernel: Kernel) -> Kernel:

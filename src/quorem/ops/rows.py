@@ -116,7 +116,7 @@ def _places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
     if not len(ranks):
         return place
     below_hot, is_hot = _search(ids, slots[..., HOT], hot, ranks)
-    below_cold, is_cold = _search(ids, slots[..., COLD], torch.where(rest, slots[..., COMPOSED], 0), ranks)
+    below_cold, is_cold = _search(ids, slots[..., COLD], torch.where(rest, slots[..., REST] - hot, 0), ranks)
     cold = torch.where(rest, torch.where(is_cold, slots[..., OWN] + below_cold, hot), slots[..., OWN] + ids - below_hot)
     return torch.where(slots[..., HOT] == NO_RANKS, place, torch.where(is_hot, below_hot, cold))
 

@@ -162,7 +162,7 @@ def test_a_step_needs_a_quarter_of_the_tables_at_most(d: int, reads: int, number
     specs = [quorem.QR(4).spec(n, d) for n in CARDINALITIES]
     storage = layout.build(specs, [None] * len(specs))
     stored = torch.empty(storage.num_rows, storage.width, device="meta")
-    ranges = places.places_of(stored, reads, False, storage.layout).ranges
+    ranges = places.places_of(stored, reads, False, host.host_layout(storage.layout)).ranges
     vectors, sums = reads * len(storage.layout.slots) * d, max(r.num_places for r in ranges) * d
     claims = max(r.num_rows for r in ranges)
     assert 4 * (vectors + sums + claims) <= stored.numel() * 4 / 4
@@ -173,7 +173,7 @@ def test_where_ranges_do_not_save_enough_there_is_one() -> None:
     specs = [quorem.QR(4).spec(n, 16) for n in (100, 1000, 10000)]
     storage = layout.build(specs, [None] * len(specs))
     stored = torch.empty(storage.num_rows, storage.width, device="meta")
-    assert len(places.places_of(stored, 65536, False, storage.layout).ranges) == 1
+    assert len(places.places_of(stored, 65536, False, host.host_layout(storage.layout)).ranges) == 1
 
 
 def test_empty_batches() -> None:

@@ -15,10 +15,11 @@ Kernel = Callable[..., Any]
 def kernels() -> dict[str, Kernel]:
     """The ops that have a fused version here, by name; none where Triton is missing."""
     try:
-        from . import gradients, lookup, path, replay, rules
+        from . import gradients, lookup, path, quantized, replay, rules
     except ImportError:
         return {}
     forward: list[Kernel] = [lookup.lookup, lookup.lookup_counting, lookup.count_invalid_, lookup.bag]
+    forward += [quantized.lookup_quantized, quantized.bag_quantized]
     backward: list[Kernel] = [
         gradients.lookup_backward,
         gradients.bag_backward,

@@ -8,7 +8,9 @@ Hot rows would serialize the additions, so a small table has several *copies* of
 turn; whoever uses the sums adds up the copies. ``places.py`` says where the places are, and in how many ranges of slots
 a batch is done.
 
-A *pair* is a slot and one of its partitions, numbered ``s * K + k``.
+A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Pairs of different slots may read the same rows
+(a pool, or a table that several features read). Then a claim holds the place among those of all pairs, so that whoever
+reads the row adds there; and pairs with a place for each row have the same places, which the first of them uses.
 """
 
 from collections.abc import Iterator
@@ -23,14 +25,15 @@ from ..layout import Layout
 from ..rows import accumulator
 from . import places as place_table
 from .fast_launch import scratch
-from .host import IdBatch, fused_layout
+from .host import HostLayout, IdBatch, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .lookup import bag_tile, composed
 from .places import Places, SlotRange, claims_of, places_of, rounded_up
+from .ranks import by_frequency
 from .replay import NO_ADVANCE, Advance, advance
 from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
 
-from .rows import is_valid, mask_if, part_at, read_ids, row_of, slot_at  # isort: skip
+from .rows import if_used, is_valid, number_of, part_at, read_ids, row_of, slot_at  # isort: skip
 
 CLEARED = 1024  # numbers that a program clears
 FEW_PROGRAMS = 512  # up to which a partition of a slot gets a program of its own
@@ -45,14 +48,23 @@ def run_of(places, pair):
 
 
 @triton.jit
+def used_places(places, pair):
+    """How many places of a pair are used by itself: none where a pair before it has the same."""
+    return tl.load(places + pair * PLACE_COLUMNS + 5)
+
+
+@triton.jit
 def claim_kernel(
-    ids, offsets, sums, claims, claimers, lr, step, lrs, moments, constants, slots, parts, maps, B, id_stride,
+    ids, offsets, sums, claims, claimers, places, lr, step, lrs, moments, constants, slots, parts, maps, B, id_stride,
     num_claimers, first_row, clearing, numbers, H,
-    K: tl.constexpr, T: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr, ADVANCE: tl.constexpr,
-    WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr,
+    ADVANCE: tl.constexpr, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, OWNED: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """The first ``clearing`` programs: set CLEARED numbers to zero. The others, for T ids of one pair: the smallest
-    place that reads a row claims it. With ADVANCE, program 0 takes the step of ``replay.advance`` as well."""
+    place that reads a row claims it. With ADVANCE, program 0 takes the step of ``replay.advance`` as well.
+
+    With OWNED, an id may not read through a pair, so these programs clear the places that may be claimed."""
     program = tl.program_id(0)
     if ADVANCE and program == 0:
         advance(lr, step, lrs, moments, constants, H, WINDOW, AMSGRAD, CLOSED)
@@ -65,7 +77,17 @@ def claim_kernel(
         slot = slot_at(slots, pair // K)
         i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
         valid = is_valid(i, slot)
-        row, _ = row_of(tl.where(valid, i, 0), slot, part_at(parts, pair), maps)
+        number, is_own = number_of(tl.where(valid, i, 0), slot, OWNED)
+        row, used = row_of(number, is_own, slot, part_at(parts, pair), pair % K, maps, OWNED)
+        if OWNED:
+            valid = valid & used
+            target = sums + (run_of(places, pair)[0] + place)[:, None] * W
+            for c in range(0, W, C):
+                columns = c + tl.arange(0, C)
+                cleared = valid[:, None] & (columns < W)[None, :]
+                tl.store(target + columns[None, :], tl.zeros((T, C), sums.dtype.element_ty), mask=cleared)
+        if SHARED:
+            place += run_of(places, pair)[0]
         place, claim = place.to(tl.int32), claims + row - first_row
         lower = valid & (tl.load(claim, mask=valid, other=-1) > place)  # most reads of a hot row stop here
         tl.atomic_min(claim, place, mask=lower, sem="relaxed")
@@ -77,6 +99,7 @@ def sum_kernel(
     first_slot, programs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr, EACH: tl.constexpr,
+    OWNED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """T ids (bags, if jagged) of one slot: the gradient of each row read, added to the row's place.
 
@@ -112,6 +135,7 @@ def sum_kernel(
             i = tl.load(ids + n * id_stride + tl.load(slot + FEATURE), mask=n < B, other=-1)
         valid = is_valid(i, slot)
         i = tl.where(valid, i, 0)
+        number, is_own = number_of(i, slot, OWNED)
         factor = scale
         if WEIGHTED:
             factor = scale * tl.load(sample_weights + start + nth, mask=valid, other=0).to(ACC)
@@ -122,35 +146,39 @@ def sum_kernel(
             if JAGGED:
                 incoming *= factor[:, None]
             for k in tl.static_range(K):
-                row, used = row_of(i, slot, part_at(part, k), maps)
-                if used & ((partition == k) | (EACH == 0)):
+                row, used = row_of(number, is_own, slot, part_at(part, k), k, maps, OWNED)
+                present = tl.load(part_at(part, k) + BASE) >= 0
+                if present & ((partition == k) | (EACH == 0)):
                     g = incoming
                     if tl.load(slot + OPERATION) == PRODUCT:
                         for j in tl.static_range(K):
                             if j != k:
-                                other, present = row_of(i, slot, part_at(part, j), maps)
+                                other, others = row_of(number, is_own, slot, part_at(part, j), j, maps, OWNED)
                                 factors = stored + other[:, None] * W + columns[None, :]
-                                y = tl.load(factors, mask=mask_if(present, mask), other=0).to(ACC)
-                                g = tl.where(present, g * y, g)
+                                y = tl.load(factors, mask=if_used(others, mask, OWNED), other=0).to(ACC)
+                                g = tl.where(if_used(others, mask, OWNED), g * y, g)
+                    read, readers = if_used(used, mask, OWNED), if_used(used, valid, OWNED)
                     first, count, copies, claimed = run_of(places, s * K + k)
                     first += (block % copies) * count
                     if claimed != 0:
-                        place = tl.load(claims + row - (claimed - 1), mask=valid, other=0).to(tl.int64)
+                        place = tl.load(claims + row - (claimed - 1), mask=readers, other=0).to(tl.int64)
+                        if SHARED:
+                            first = first * 0
                     else:
                         place = (row - tl.load(part_at(part, k) + BASE)) // tl.load(part_at(part, k) + PITCH)
                     if (claimed == 0) & (count <= 8):  # a table of four rows takes four additions, not T
                         for r in range(0, count):
-                            total = tl.sum(tl.where((place == r)[:, None] & mask, g, 0), 0)
+                            total = tl.sum(tl.where((place == r)[:, None] & read, g, 0), 0)
                             tl.atomic_add(sums + (first + r) * W + columns, total, mask=columns < W, sem="relaxed")
                     else:
                         targets = sums + (first + place)[:, None] * W + columns[None, :]
-                        tl.atomic_add(targets, g, mask=mask, sem="relaxed")
+                        tl.atomic_add(targets, g, mask=read, sem="relaxed")
 
 
 @triton.jit
 def touched_rows(
     ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride,
-    K: tl.constexpr, T: tl.constexpr, JAGGED: tl.constexpr,
+    K: tl.constexpr, T: tl.constexpr, JAGGED: tl.constexpr, OWNED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair, the ``block``-th: their rows, their places, and which of them hold a sum. Claims are
     released."""
@@ -159,13 +187,17 @@ def touched_rows(
     part = part_at(parts, pair)
     run = run_of(places, pair)
     claimed = run[3]
-    active = n < run[1]
+    active = n < used_places(places, pair)
     if claimed != 0:
         i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
         active = active & is_valid(i, slot)
-        row, _ = row_of(tl.where(active, i, 0), slot, part, maps)
+        number, is_own = number_of(tl.where(active, i, 0), slot, OWNED)
+        row, used = row_of(number, is_own, slot, part, pair % K, maps, OWNED)
+        if OWNED:
+            active = active & used
         claim = claims + row - (claimed - 1)
-        active = active & (tl.load(claim, mask=active, other=-1) == place)
+        claimer = place + run[0] if SHARED else place
+        active = active & (tl.load(claim, mask=active, other=-1) == claimer)
         tl.debug_barrier()  # several threads hold the same id: all must have read the claim before one releases it
         tl.store(claim, 2147483647, mask=active)
     else:
@@ -189,13 +221,14 @@ def sums_of(sums, places, pair, place, active, W: tl.constexpr, C: tl.constexpr)
 @triton.jit
 def dense_kernel(
     ids, offsets, sums, claims, places, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
-    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr, OWNED: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair: write their sums into the dense gradient."""
     pair = first_pair + tl.program_id(0) % pairs
     block = tl.program_id(0) // pairs
     row, place, active = touched_rows(
-        ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED
+        ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED, SHARED
     )  # fmt: skip
     g = sums_of(sums, places, pair, place, active, W, C)
     columns = tl.arange(0, C)
@@ -207,6 +240,7 @@ def dense_kernel(
 def sample_weights_kernel(
     grad, ids, offsets, stored, out, slots, parts, maps, spans, B, S, F,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, MEAN: tl.constexpr,
+    OWNED: tl.constexpr,
 ):  # fmt: skip
     """T bags of one feature: the product of each id's composed vector with its bag's gradient."""
     feature = tl.program_id(0) % F
@@ -229,7 +263,10 @@ def sample_weights_kernel(
         for s in range(first, first + tl.load(spans + 2 * feature + 1)):
             for c in range(0, W, C):
                 columns = c + tl.arange(0, C)
-                x = composed(i, valid, stored, slot_at(slots, s), part_at(parts, s * K), maps, columns, W, K, ACC)
+                part = part_at(parts, s * K)
+                x = composed(
+                    i, valid, stored, None, None, slot_at(slots, s), part, maps, columns, c, W, K, C, ACC, OWNED, 0
+                )  # fmt: skip
                 mask = valid[:, None] & (columns < W)[None, :]
                 g = tl.load(grad + (n * S + s)[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
                 total += tl.sum(x * g, 1)
@@ -243,19 +280,23 @@ def sum_by_row(
     batch: IdBatch,
     stored: Tensor,
     layout: Layout,
+    host: HostLayout,
     step: Tensor | None = None,
     advanced: Advance = NO_ADVANCE,
 ) -> Iterator[tuple[Tensor, Tensor, Places, SlotRange]]:
     """Sum the gradients of equal rows, range by range; in passing, count ``step`` up, or take a step of ``advanced``.
 
+    Ids and layout are those of ``by_frequency``.
+
     Yields:
         The buffer of sums, which the next range uses anew; the claims, the places, and the range.
     """
-    slots, parts, maps, _, _ = layout
+    slots, parts, maps, *_ = layout
+    flags = host.row_flags
     ids, offsets, sample_weights, mean = batch
     size, (num_slots, k, _), width = grad.shape[0], parts.shape, stored.shape[1]
     reads = rounded_up(ids.shape[0]) if batch.jagged else size
-    places = places_of(stored, reads, batch.jagged, layout)
+    places = places_of(stored, reads, batch.jagged, host)
     claims = claims_of(stored, max(r.num_rows for r in places.ranges))
     sums = scratch(stored, max(r.num_places for r in places.ranges), width, dtype=accumulator(stored))
     columns = min(power_of_2(width), 64)
@@ -264,13 +305,14 @@ def sum_by_row(
     for r in places.ranges:
         first = r.first_pair == 0
         taken = advanced if first else NO_ADVANCE
-        numbers = r.num_places * width
-        clearing = cdiv(numbers, CLEARED)
+        numbers = (r.num_direct if flags["OWNED"] else r.num_places) * width
+        clearing = max(cdiv(numbers, CLEARED), 1)
         launch(
             claim_kernel, (clearing + cdiv(reads, 128) * r.num_claimers,),
-            ids, offsets, sums, claims, r.claimers, *taken.tensors, slots, parts, maps, size, batch.stride,
-            r.num_claimers, r.first_row, clearing, numbers, taken.history, K=k, T=128, CLEARED=CLEARED,
-            JAGGED=batch.jagged, ADVANCE=taken is not NO_ADVANCE, **taken.flags,
+            ids, offsets, sums, claims, r.claimers, places.table, *taken.tensors, slots, parts, maps, size,
+            batch.stride, r.num_claimers, r.first_row, clearing, numbers, taken.history, W=width, K=k, T=128,
+            C=min(power_of_2(width), 32), CLEARED=CLEARED, JAGGED=batch.jagged, ADVANCE=taken is not NO_ADVANCE,
+            **taken.flags, **flags,
         )  # fmt: skip
         counted = step if first else None
         programs = r.num_pairs if each else r.num_pairs // k
@@ -279,7 +321,7 @@ def sum_by_row(
             grad, ids, offsets, sample_weights, stored, sums, claims, places.table, counted, slots, parts, maps, size,
             batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
             ACC=TYPES[stored.dtype], JAGGED=batch.jagged, WEIGHTED=sample_weights is not None, MEAN=mean,
-            COUNT_STEP=counted is not None, EACH=each, num_warps=1,
+            COUNT_STEP=counted is not None, EACH=each, **flags, num_warps=1,
         )  # fmt: skip
         yield sums, claims, places, r
 
@@ -304,19 +346,21 @@ def bag_backward(
 
 
 def _dense_gradient(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Any:
-    if fused_layout(stored, layout, whole_rows=True, any_order=True) is None:
+    host = fused_layout(stored, layout, whole_rows=True, any_order=True)
+    if host is None:
         return NotImplemented
     grad, batch, dense = grad.contiguous(), batch.contiguous(), torch.zeros_like(stored)
     if grad.numel() and batch.ids.numel():
+        batch, layout = by_frequency(batch, host, layout)
         width, (_, k, _) = stored.shape[1], layout.parts.shape
         columns = power_of_2(width)
         block = max(1, 1024 // columns)
-        for sums, claims, places, r in sum_by_row(grad, batch, stored, layout):
+        for sums, claims, places, r in sum_by_row(grad, batch, stored, layout, host):
             launch(
                 dense_kernel, (r.num_pairs * cdiv(places.longest, block),),
                 batch.ids, batch.offsets, sums, claims, places.table, dense, layout.slots, layout.parts, layout.maps,
                 grad.shape[0], batch.stride, r.first_pair, r.num_pairs, W=width, K=k, T=block, C=columns,
-                JAGGED=batch.jagged,
+                JAGGED=batch.jagged, **host.row_flags,
             )  # fmt: skip
     return dense
 
@@ -325,16 +369,18 @@ def bag_sample_weights_backward(
     grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
 ) -> Any:
     """``ops.gradients.bag_sample_weights_backward`` in one launch."""
-    if fused_layout(stored, layout) is None:
+    host = fused_layout(stored, layout)
+    if host is None:
         return NotImplemented
-    slots, parts, maps, spans, _ = layout
     out = torch.zeros(ids.shape, dtype=grad.dtype, device=grad.device)
     if grad.numel() and ids.numel():
+        batch, layout = by_frequency(IdBatch(ids, offsets).contiguous(), host, layout)
+        slots, parts, maps, spans, _ = layout
         block, columns, warps = bag_tile(stored.shape[1])
         launch(
             sample_weights_kernel, (cdiv(len(grad), block) * len(spans),),
-            grad.contiguous(), ids.contiguous(), offsets.contiguous(), stored, out, slots, parts, maps, spans,
+            grad.contiguous(), batch.ids, batch.offsets, stored, out, slots, parts, maps, spans,
             len(grad), len(slots), len(spans), W=stored.shape[1], K=parts.shape[1], T=block, C=columns,
-            ACC=TYPES[stored.dtype], MEAN=mean, num_warps=warps,
+            ACC=TYPES[stored.dtype], MEAN=mean, OWNED=host.owned, num_warps=warps,
         )  # fmt: skip
     return out

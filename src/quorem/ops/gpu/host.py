@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import layout as column
-from ..layout import CLOSED_FORM, MULT, NO_PADDING, UNUSED, Layout, is_plain
+from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, Layout
 from ..per_tensor import PerTensor
 from ..rows import accumulator
 from .fast_launch import Plan
@@ -15,6 +15,7 @@ from .rows import TYPES
 
 WIDEST = 512  # columns that a program holds of a row
 LARGEST = 2**62  # of a layout's integers
+MOST_BITS = 62  # of a number that is mixed
 
 
 class IdBatch(NamedTuple):
@@ -46,20 +47,34 @@ class HostLayout:
     """A layout on the host, and what follows from it.
 
     Each of ``flags`` is a constant of ``lookup_kernel``. PLAIN: slot ``s`` reads feature ``s``. PADDED, PERMUTED,
-    PITCHED, MAPPED: some slot has a padding id, a permutation, rows of several rows of ``stored``, an index map. MULT:
-    slots of several rows multiply them (1) or add them (0), or some do and some do not (-1).
+    PITCHED, MAPPED: some slot has a padding id, a permutation, rows of several rows of ``stored``, an index map. OWNED,
+    MIXED: some slot has ids with rows of their own, or mixes its numbers over a pool. MULT: slots of several rows
+    multiply them (1) or add them (0), or some do and some do not (-1).
     """
 
     slots: Tensor
     parts: Tensor
     spans: Tensor
-    table: Tensor  # on the GPU [15 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is
-    # the first of its feature, and ``parts``, column by column
+    table: Tensor  # on the GPU [17 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is
+    # the first of its feature, base and pitch of the rows that ids have as their own, and the other parts
+    num_parts: int  # K of ``table``
     flags: dict[str, Any]
     num_rows: int  # that ``stored`` must have
-    is_plain: bool  # what the kernels can take (see ``layout.is_plain``)
+    shared: bool  # whether slots share rows
+    rounds: int  # of bisection that the longest list of ids takes
+    by_frequency: Layout | None  # where ids are renumbered (``ranks``), the layout for them
     places: dict[Any, Any] = field(default_factory=dict)  # of places.py, by batch size
     plans: dict[Any, Plan] = field(default_factory=dict)
+
+    @property
+    def owned(self) -> bool:
+        """Whether rows are found by more than partitions: some ids have their own, or are mixed over a pool."""
+        return bool(self.flags["OWNED"] or self.flags["MIXED"])
+
+    @property
+    def row_flags(self) -> dict[str, bool]:
+        """Constants of the kernels that sum gradients by row."""
+        return {"OWNED": self.owned, "SHARED": self.shared}
 
 
 _host_layouts = PerTensor()  # of ``parts``
@@ -95,9 +110,16 @@ def fused_layout(
         return None
     if any_order and torch.are_deterministic_algorithms_enabled():
         return None
+    return checked_rows(stored, layout)
+
+
+def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
+    """What is known of a layout, for rows whose number is checked.
+
+    Raises:
+        ValueError: if ids would find rows that ``stored`` does not have.
+    """
     known = host_layout(layout)
-    if not known.is_plain:
-        return None
     if stored.shape[0] < known.num_rows:
         raise ValueError(f"stored has {stored.shape[0]} rows but must have {known.num_rows}: the layout reads them")
     return known
@@ -117,42 +139,87 @@ def _read(layout: Layout) -> HostLayout:
     if any(tensor.dtype != torch.int64 for tensor in layout[:4]):
         raise ValueError(f"the layout is {layout.parts.dtype} but must be int64")
     device, mapped = layout.parts.device, layout.maps.shape[0]
-    slots, parts, spans = (tensor.cpu() for tensor in (layout.slots, layout.parts, layout.spans))
-    _check(slots, parts, spans, layout.maps)
+    slots, parts, spans = (tensor.to("cpu", copy=True) for tensor in (layout.slots, layout.parts, layout.spans))
+    _check(slots, parts, spans, layout.maps, layout.ranks)
+    ranked, by_frequency = slots[:, column.HOT] != NO_RANKS, None
+    longest = torch.maximum(slots[:, column.OWN], slots[:, column.COMPOSED])[ranked]
+    if len(longest):
+        slots[:, [column.HOT, column.COLD]], slots[:, column.PADDING] = NO_RANKS, NO_PADDING
+        by_frequency = layout._replace(slots=slots.to(device, copy=True))
     number = torch.arange(len(slots), device="cpu")  # whatever torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
-    table = torch.cat([slots.T, first[None], parts.flatten(1).T])
+    own, composed = _own_and_composed(slots, parts)
+    table = torch.cat([slots.T, first[None], own.T, composed.flatten(1).T])
     end = parts[..., column.BASE] + (parts[..., column.SIZE] - 1) * parts[..., column.PITCH] + 1
-    if max(int(table.max()), int((end + parts[..., column.PITCH]).max()), mapped) < 2**31:
+    largest = max(int(table.max()), int((end + parts[..., column.PITCH]).max()), mapped)
+    if largest < 2**31 and int(slots[:, column.BITS].max()) < 32:
         table = table.int()
     used = parts[..., column.BASE] != UNUSED
-    operations = slots[used.sum(1) > 1, column.OPERATION].unique().tolist()
+    operations = slots[(composed[..., column.BASE] != UNUSED).sum(1) > 1, column.OPERATION].unique().tolist()
     flags = {
         "PLAIN": bool((slots[:, column.FEATURE] == number).all()),
         "PADDED": bool((slots[:, column.PADDING] != NO_PADDING).any()),
         "PERMUTED": bool(((slots[:, column.MULTIPLIER] != 1) | (slots[:, column.SHIFT] != 0)).any()),
         "PITCHED": bool((parts[..., column.PITCH] != 1).any()),
         "MAPPED": bool((parts[..., column.MAP] != CLOSED_FORM).any()),
+        "OWNED": bool((slots[:, column.OWN] > 0).any()),
+        "MIXED": bool((slots[:, column.BITS] > 0).any()),
         "MULT": -1 if len(operations) > 1 else int(operations == [MULT]),
     }
-    return HostLayout(slots, parts, spans, table.contiguous().to(device), flags, int(end[used].max()), is_plain(layout))
+    return HostLayout(
+        slots,
+        parts,
+        spans,
+        table.contiguous().to(device),
+        composed.shape[1],
+        flags,
+        int(end[used].max()),
+        shared=bool((slots[:, column.GROUP] != number).any()),
+        rounds=int(longest.max()).bit_length() if len(longest) else 0,
+        by_frequency=by_frequency,
+    )
 
 
-def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor) -> None:
+def _own_and_composed(slots: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each slot, base and pitch ``[S, 2]`` of its ids' own rows, and the parts ``[S, K, 5]`` of the other ids."""
+    has_own = slots[:, column.OWN] > 0
+    own = parts[:, 0, [column.BASE, column.PITCH]] * has_own[:, None]
+    unused = torch.tensor([1, 1, UNUSED, 1, CLOSED_FORM], device="cpu").expand(len(parts), 1, -1)
+    composed = torch.where(has_own[:, None, None], torch.cat([parts[:, 1:], unused], 1), parts)
+    most = int((composed[..., column.BASE] != UNUSED).sum(1).max())
+    return own, composed[:, : max(most, 1)]
+
+
+def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor, ranks: Tensor) -> None:
     """Raise ValueError if the integers would lead a kernel out of its arrays."""
-    feature, limit = slots[:, column.FEATURE], slots[:, column.LIMIT]
+    feature, limit, composed = slots[:, column.FEATURE], slots[:, column.LIMIT], slots[:, column.COMPOSED]
     multiplier, shift = slots[:, column.MULTIPLIER], slots[:, column.SHIFT]
+    own, rest, offset, bits = (slots[:, c] for c in (column.OWN, column.REST, column.OFFSET, column.BITS))
     stride, size, base, pitch, start = parts.unbind(-1)  # in the order of the columns
     fits = (
-        ((feature >= 0) & (feature < len(spans)) & (limit > 0)).all()
-        & ((multiplier > 0) & (multiplier <= limit) & (shift >= 0) & (shift < limit)).all()
+        ((feature >= 0) & (feature < len(spans)) & (limit > 0) & (limit < 2**63 - 1)).all()
+        & ((own >= 0) & (own <= limit + 1) & (rest >= 0) & (rest <= limit)).all()
+        & ((multiplier > 0) & (multiplier <= composed) & (shift >= 0) & (shift < composed)).all()
         & ((stride > 0) & (pitch > 0) & (base >= UNUSED) & (base < LARGEST)).all()
         & ((size > 0) & (size < LARGEST // pitch.clamp(min=1))).all()
-        & ((start == CLOSED_FORM) | ((start >= 0) & (limit[:, None] <= len(maps) - start))).all()
+        & ((start == CLOSED_FORM) | ((start >= 0) & (composed[:, None] <= len(maps) - start))).all()
         & ((spans >= 0) & (spans <= len(slots)) & (spans.sum(1, keepdim=True) <= len(slots))).all()
     )
     if fits:
-        mapped = torch.stack([start, limit[:, None].expand_as(start), size], -1)[start != CLOSED_FORM]
+        has_rest = (rest < limit).long()
+        hot, num_cold = own - has_rest, rest - own + has_rest
+        ranked = slots[:, column.HOT] != NO_RANKS
+        listed = torch.where(has_rest > 0, num_cold, 0)
+        fits &= (
+            ((hot >= 0) & (num_cold >= 0) & (composed == num_cold.clamp(min=1))).all()
+            & ((own == 0) | ((base[:, 0] >= 0) & (size[:, 0] == own) & (start[:, 0] == CLOSED_FORM))).all()
+            & ((bits >= 0) & (bits <= MOST_BITS) & (offset >= 0)).all()
+            & ((bits == 0) | (offset <= (1 << bits.clamp(0, MOST_BITS)) - composed)).all()
+            & ((slots[:, column.GROUP] >= 0) & (slots[:, column.GROUP] < len(slots))).all()
+            & (~ranked | (slots[:, column.HOT] >= 0) & (slots[:, column.HOT] <= len(ranks) - hot)).all()
+            & (~ranked | (slots[:, column.COLD] >= 0) & (slots[:, column.COLD] <= len(ranks) - listed)).all()
+        )
+        mapped = torch.stack([start, composed[:, None].expand_as(start), size], -1)[start != CLOSED_FORM]
         for first, length, buckets in mapped.unique(dim=0).tolist():
             part = maps[first : first + length]
             fits &= bool((part.min() >= 0) & (part.max() < buckets))

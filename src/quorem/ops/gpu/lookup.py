@@ -1,36 +1,46 @@
 """The composed lookup and bag of a whole collection, one launch each; and the count of invalid ids."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
 from .fast_launch import planned
-from .host import fused_layout, host_layout
+from .host import HostLayout, IdBatch, fused_layout, host_layout
 from .launch import cdiv, launch, power_of_2
+from .ranks import by_frequency
 from .rows import (
     BASE,
+    BITS,
+    COMPOSED,
     FEATURE,
     LIMIT,
     MAP,
     MULTIPLIER,
+    OFFSET,
     OPERATION,
+    OWN,
     PADDING,
     PART_COLUMNS,
     PITCH,
     PRODUCT,
+    REST,
     SHIFT,
     SIZE,
     SLOT_COLUMNS,
     STRIDE,
     TYPES,
     bucket_of,
+    if_used,
     is_valid,
-    mask_if,
+    mixed,
+    number_of,
     part_at,
     permuted,
+    place_of,
     read_ids,
     row_of,
     slot_at,
@@ -39,17 +49,43 @@ from .rows import (
 
 
 @triton.jit
+def numbers_at(
+    stored, scales, zeros, row, columns, c, mask, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+    NBITS: tl.constexpr,
+):  # fmt: skip
+    """Columns ``[C]``, from ``c`` on, of rows ``[T]``; of rows as bytes (``ops.quantized``) if NBITS are 8 or 4.
+
+    ``scales`` and ``zeros`` are then ``stored`` as float16 and int16.
+    """
+    if NBITS == 0:
+        return tl.load(stored + row[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
+    else:
+        CODES: tl.constexpr = (W * NBITS + 15) // 16 * 2
+        address, read = stored + row[:, None] * (CODES + 4), tl.max(mask.to(tl.int32), 1) > 0
+        if NBITS == 8:
+            codes = tl.load(address + columns[None, :], mask=mask, other=0)
+        else:  # two columns are a byte
+            byte = c // 2 + tl.arange(0, C // 2)
+            pairs = tl.load(address + byte[None, :], mask=read[:, None] & (byte < CODES)[None, :], other=0)
+            codes = tl.interleave(pairs & 15, pairs >> 4)
+        end = row * (CODES // 2 + 2) + CODES // 2
+        scale = tl.load(scales + end, mask=read, other=0).to(tl.float32)
+        zero = tl.load(zeros + end + 1, mask=read, other=0).to(tl.float32)
+        return (codes.to(tl.float32) - zero[:, None]) * scale[:, None]
+
+
+@triton.jit
 def lookup_kernel(
-    ids, stored, out, invalid, table, maps, B, id_stride, S,
+    ids, stored, scales, zeros, out, invalid, table, maps, B, id_stride, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, COUNT: tl.constexpr,
-    PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr, PITCHED: tl.constexpr, MAPPED: tl.constexpr,
-    MULT: tl.constexpr,
+    NBITS: tl.constexpr, PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr, PITCHED: tl.constexpr,
+    MAPPED: tl.constexpr, OWNED: tl.constexpr, MIXED: tl.constexpr, MULT: tl.constexpr,
 ):  # fmt: skip
     """T vectors that follow each other in the output, of one slot after another: K rows each, combined in ACC.
 
-    ``table`` and the flags from PLAIN on come from ``HostLayout``: its rows are the columns of ``slots``, then whether
-    a slot is the first of its feature, then the columns of ``parts`` for each k. PLAIN means also that ids lie as
-    vectors do. With COUNT, the first slot of a feature adds the number of its ids outside the table to ``invalid``.
+    ``table`` and the flags from PLAIN on come from ``HostLayout``. PLAIN means also that ids lie as vectors do. With
+    COUNT, the first slot of a feature adds the number of its ids outside the table to ``invalid``. With NBITS, rows are
+    stored in so many bits a number. A row of an id's own takes the place of the first of K.
     """
     begin = tl.program_id(0).to(tl.int64) * T
     turn = (begin % S).to(tl.int32) + tl.arange(0, T)
@@ -72,14 +108,24 @@ def lookup_kernel(
     if PADDED:
         valid = valid & (i != tl.load(slot + S * PADDING))
     i = tl.where(valid, i, 0).to(table.dtype.element_ty)
+    if OWNED:
+        own = tl.load(slot + S * OWN)
+        place = place_of(i, own, tl.load(slot + S * REST), limit)
+        is_own = place < own
+        own_row = tl.load(slot + S * (SLOT_COLUMNS + 1)) + place * tl.load(slot + S * (SLOT_COLUMNS + 2))
+        i = tl.where(is_own, 0, place - own)
+        limit = tl.load(slot + S * COMPOSED)
     if PERMUTED:
         i = permuted(i, tl.load(slot + S * MULTIPLIER), tl.load(slot + S * SHIFT), limit).to(table.dtype.element_ty)
+    if MIXED:
+        bits = tl.load(slot + S * BITS)
+        i = tl.where(bits > 0, mixed(i + tl.load(slot + S * OFFSET), bits), i)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
         mask = valid[:, None] & (columns < W)[None, :]
         x = tl.zeros((T, C), ACC)
         for k in tl.static_range(K):
-            part = slot + S * (SLOT_COLUMNS + 1 + PART_COLUMNS * k)
+            part = slot + S * (SLOT_COLUMNS + 3 + PART_COLUMNS * k)
             stride, size, base = tl.load(part + S * STRIDE), tl.load(part + S * SIZE), tl.load(part + S * BASE)
             bucket = bucket_of(unsigned(i), unsigned(stride), unsigned(size), limit, False).to(table.dtype.element_ty)
             if MAPPED:
@@ -88,9 +134,12 @@ def lookup_kernel(
                 bucket = tl.where(start >= 0, entry.to(table.dtype.element_ty), bucket)
             if PITCHED:
                 bucket = bucket * tl.load(part + S * PITCH)
-            row = (base + bucket).to(tl.int64)
-            used = (base >= 0)[:, None]
-            y = tl.load(stored + row[:, None] * W + columns[None, :], mask=mask & used, other=0).to(ACC)
+            row, used = (base + bucket).to(tl.int64), base >= 0
+            if OWNED:
+                row = tl.where(is_own & (k == 0), own_row.to(tl.int64), row)
+                used = (used | is_own) if k == 0 else used & (is_own == 0)
+            used = used[:, None]
+            y = numbers_at(stored, scales, zeros, row, columns, c, mask & used, W, C, ACC, NBITS)
             if k == 0:
                 x = y
             elif MULT == 0:
@@ -105,24 +154,32 @@ def lookup_kernel(
 
 
 @triton.jit
-def composed(i, valid, stored, slot, part, maps, columns, W: tl.constexpr, K: tl.constexpr, ACC: tl.constexpr):
+def composed(
+    i, valid, stored, scales, zeros, slot, part, maps, columns, c, W: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    ACC: tl.constexpr, OWNED: tl.constexpr, NBITS: tl.constexpr,
+):  # fmt: skip
     """The composed vectors ``[T, C]`` of ids through one slot, zeros where an id is not valid."""
     mask = valid[:, None] & (columns < W)[None, :]
     product = tl.load(slot + OPERATION) == PRODUCT
-    row, _ = row_of(i, slot, part, maps)
-    x = tl.load(stored + row[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
+    number, is_own = number_of(i, slot, OWNED)
+    row, used = row_of(number, is_own, slot, part, 0, maps, OWNED)
+    x = numbers_at(stored, scales, zeros, row, columns, c, if_used(used, mask, OWNED), W, C, ACC, NBITS)
     for k in tl.static_range(1, K):
-        row, used = row_of(i, slot, part_at(part, k), maps)
-        y = tl.load(stored + row[:, None] * W + columns[None, :], mask=mask_if(used, mask), other=0).to(ACC)
-        x = tl.where(used & product, x * y, x + y)
+        row, more = row_of(number, is_own, slot, part_at(part, k), k, maps, OWNED)
+        y = numbers_at(stored, scales, zeros, row, columns, c, if_used(more, mask, OWNED), W, C, ACC, NBITS)
+        if OWNED:  # the first row that an id reads may be any but the last
+            x = tl.where((used & more & product)[:, None], x * y, x + y)
+            used = used | more
+        else:
+            x = tl.where(more & product, x * y, x + y)
     return x
 
 
 @triton.jit
 def bag_kernel(
-    ids, offsets, sample_weights, stored, out, slots, parts, maps, B, S,
+    ids, offsets, sample_weights, stored, scales, zeros, out, slots, parts, maps, B, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    WEIGHTED: tl.constexpr, MEAN: tl.constexpr,
+    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, OWNED: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """T bags of one slot, C columns at a time."""
     s = tl.program_id(0) % S
@@ -141,7 +198,10 @@ def bag_kernel(
             valid = is_valid(i, slot)
             count += valid.to(tl.int32)
             i = tl.where(valid, i, 0)
-            x = composed(i, valid, stored, slot, part_at(parts, s * K), maps, columns, W, K, ACC)
+            part = part_at(parts, s * K)
+            x = composed(
+                i, valid, stored, scales, zeros, slot, part, maps, columns, c, W, K, C, ACC, OWNED, NBITS
+            )  # fmt: skip
             if WEIGHTED:
                 x *= tl.load(sample_weights + start + nth, mask=valid, other=0).to(ACC)[:, None]
             total += x
@@ -166,6 +226,26 @@ def count_invalid_kernel(
         tl.atomic_add(count, wrong, sem="relaxed")
 
 
+class StoredRows(NamedTuple):
+    """The rows of a lookup, and how a kernel reads them."""
+
+    stored: Tensor
+    width: int  # numbers in a row
+    bits: int = 0  # of a number, where rows are bytes (``ops.quantized``)
+
+    @property
+    def addresses(self) -> tuple[Tensor | None, ...]:
+        """``stored``, and the same as float16 and int16 for scales and zero points where rows are bytes."""
+        if not self.bits:
+            return self.stored, None, None
+        return self.stored, self.stored.view(torch.float16), self.stored.view(torch.int16)
+
+    @property
+    def accumulator(self) -> Any:
+        """In which numbers are summed and multiplied."""
+        return tl.float32 if self.bits else TYPES[self.stored.dtype]
+
+
 def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "") -> Any:
     """``ops.lookup.lookup`` in one launch."""
     return lookup_counting(ids, stored, layout, None, names=names)
@@ -176,23 +256,43 @@ def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor
     host = fused_layout(stored, layout)
     if host is None:
         return NotImplemented
+    return lookup_rows(ids, StoredRows(stored, stored.shape[1]), layout, host, invalid, stored.dtype)
+
+
+def lookup_rows(
+    ids: Tensor, rows: StoredRows, layout: Layout, host: HostLayout, invalid: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``. Lists of hot ids take a launch more, and another if invalid
+    ids are counted."""
     ids = ids if ids.stride(-1) == 1 else ids.contiguous()
-    (batch, _), (num_slots, k, _), width, stride = ids.shape, layout.parts.shape, stored.shape[1], ids.stride(0)
-    out = stored.new_empty(batch, num_slots, width)
+    stored, width, bits = rows
+    batch, num_slots, stride = ids.shape[0], len(host.slots), ids.stride(0)
+    out = stored.new_empty(batch, num_slots, width, dtype=dtype)
     if not out.numel():
         return out
+    addresses = rows.addresses
+    if invalid is not None and host.by_frequency is not None:
+        count_invalid_(ids, None, invalid, layout)
+        invalid = None
 
     def launches() -> None:
-        flags = host.flags if stride == num_slots else host.flags | {"PLAIN": False}
+        read = by_frequency(IdBatch(ids), host, layout)[0]
+        flags = host.flags if read.stride == num_slots else host.flags | {"PLAIN": False}
         launch(
             lookup_kernel, (cdiv(batch * num_slots, 32),),
-            ids, stored, out, invalid, host.table, layout.maps, batch, stride, num_slots, W=width, K=k, T=32,
-            C=min(power_of_2(width), 128), ACC=TYPES[stored.dtype], COUNT=invalid is not None, **flags, num_warps=1,
+            read.ids, *addresses, out, invalid, host.table, layout.maps, batch, read.stride, num_slots, W=width,
+            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=rows.accumulator, COUNT=invalid is not None,
+            NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
-    key = ("lookup", batch, stride, stored.shape, ids.dtype, stored.dtype)
-    planned(host.plans, key, (stored, layout.maps, invalid), (ids, out), launches)
+    key = ("lookup", batch, stride, width, bits, dtype, stored.shape, ids.dtype, stored.dtype)
+    planned(host.plans, key, (*addresses, layout.maps, invalid), (ids, out), launches)
     return out
+
+
+def columns_of(width: int, bits: int) -> int:
+    """Columns of a program; at least two, where two are a byte."""
+    return max(min(power_of_2(width), 128), 2 if bits == 4 else 1)
 
 
 def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, layout: Layout) -> None:
@@ -208,9 +308,9 @@ def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, layout: L
         )  # fmt: skip
 
 
-def bag_tile(width: int) -> tuple[int, int, int]:
+def bag_tile(width: int, bits: int = 0) -> tuple[int, int, int]:
     """Bags and columns of a program, and its warps: one warp up to 64 columns measured fastest on an H200."""
-    columns = min(power_of_2(width), 128)
+    columns = columns_of(width, bits)
     return 32, columns, 1 if columns <= 64 else 2
 
 
@@ -225,18 +325,27 @@ def bag(
     names: str = "",
 ) -> Any:
     """``ops.lookup.bag`` in one launch."""
-    if fused_layout(stored, layout) is None:
+    host = fused_layout(stored, layout)
+    if host is None:
         return NotImplemented
-    slots, parts, maps, spans, _ = layout
-    batch, width = (len(offsets) - 1) // len(spans), stored.shape[1]
-    out = stored.new_empty(batch, len(slots), width)
+    rows = StoredRows(stored, stored.shape[1])
+    return bag_rows(IdBatch(ids, offsets, sample_weights, mean), rows, layout, host, stored.dtype)
+
+
+def bag_rows(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout, dtype: torch.dtype) -> Tensor:
+    """The pooled vectors ``[B, S, W]`` of jagged ids, as ``dtype``. Lists of hot ids take a launch more."""
+    assert batch.offsets is not None
+    size = (len(batch.offsets) - 1) // len(layout.spans)
+    out = rows.stored.new_empty(size, len(host.slots), rows.width, dtype=dtype)
     if out.numel():
-        block, columns, warps = bag_tile(width)
+        read, layout = by_frequency(batch.contiguous(), host, layout)
+        block, columns, warps = bag_tile(rows.width, rows.bits)
+        slots, parts, maps, *_ = layout
         launch(
-            bag_kernel, (cdiv(batch, block) * len(slots),),
-            ids.contiguous(), offsets.contiguous(), sample_weights if sample_weights is None else
-            sample_weights.contiguous(), stored, out, slots, parts, maps, batch, len(slots),
-            W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype],
-            WEIGHTED=sample_weights is not None, MEAN=mean, num_warps=warps,
+            bag_kernel, (cdiv(size, block) * len(slots),),
+            *read[:3], *rows.addresses, out, slots, parts, maps, size, len(slots),
+            W=rows.width, K=parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
+            WEIGHTED=read.sample_weights is not None, MEAN=read.mean, OWNED=host.owned, NBITS=rows.bits,
+            num_warps=warps,
         )  # fmt: skip
     return out

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import cdiv, launch, power_of_2
-from .rows import BASE, FEATURE, is_valid, part_at, row_of, slot_at
+from .rows import BASE, FEATURE, is_valid, part_at, plain_row_of, slot_at
 
 MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # of a feature; columns of a vector; units of the hidden layer
 SMALL_BATCH = 4096  # whose blocks are smaller, to fill the GPU
@@ -54,7 +54,7 @@ def list_kernel(
     slot, part = slot_at(slots, m), part_at(parts, m)
     i = tl.load(ids + n * id_stride + tl.load(slot + FEATURE), mask=n < B, other=-1)
     valid = is_valid(i, slot)
-    network, _ = row_of(tl.where(valid, i, 0), slot, part, parts)
+    network, _ = plain_row_of(tl.where(valid, i, 0), slot, part, parts)
     listed = tl.where(valid, (network - tl.load(part + BASE)).to(tl.int32), J)
     j = tl.arange(0, JP)
     one_hot = ((j[:, None] == listed[None, :]) & (n < B)[None, :]).to(tl.int32)

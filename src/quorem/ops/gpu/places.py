@@ -1,8 +1,9 @@
 """Where the gradients of a batch are summed: a run of places in one buffer for each pair of a slot and a partition.
 
 A table with at most as many rows as the batch has ids gets a place for each row. Of a larger one the first id that
-reads a row claims it, and the place is that id's. A large batch may be done in several *ranges* of slots, one after
-another, which share the buffer and the claims.
+reads a row claims it, and the place is that id's. An id that has a row of its own reads no other, so the places of a
+slot's first two pairs are the same where both are claimed. A large batch may be done in several *ranges* of slots, one
+after another, which share the buffer and the claims; slots that share rows are in one range.
 """
 
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..layout import BASE, FEATURE, PITCH, SIZE, Layout
+from ..layout import BASE, FEATURE, GROUP, OWN, PITCH, SIZE, UNUSED
 from ..per_tensor import PerTensor
 from ..rows import accumulator
-from .host import HostLayout, host_layout
+from .host import HostLayout
 from .launch import cdiv, power_of_2
 
 UNCLAIMED = 2**31 - 1
 MOST_RANGES = 4
 EXTRA = 0.25  # of the tables: a step takes as many ranges as keep it below, with the vectors that it returns
-PLACE_COLUMNS = 5  # of ``Places.table``
+PLACE_COLUMNS = 6  # of ``Places.table``
 
 
 @dataclass
@@ -32,6 +33,7 @@ class SlotRange:
     claimers: Tensor  # int64: the pairs whose rows are claimed
     num_claimers: int
     num_places: int
+    num_direct: int  # places of tables with a place for each row, which come first where ids have rows of their own
     first_row: int  # of ``stored``, that the first claim is for
     num_rows: int  # from there to the last that may be claimed
 
@@ -41,8 +43,8 @@ class Places:
     """The places of a batch.
 
     ``table`` has for each pair its first place; its number of places; how many copies of them there are; 0, or 1 + the
-    range's ``first_row`` if its rows are claimed; and which of the ``pitch`` rows of ``stored`` the slot has, where
-    these are one row of a table.
+    range's ``first_row`` if its rows are claimed; which of the ``pitch`` rows of ``stored`` the slot has, where these
+    are one row of a table; and how many places the pair uses itself, none where a pair before it has the same.
     """
 
     table: Tensor  # int64 [S * K, PLACE_COLUMNS]
@@ -57,13 +59,12 @@ class Places:
 _claims = PerTensor()  # stored -> int32 [rows]: the ids that claimed some rows
 
 
-def places_of(stored: Tensor, reads: int, jagged: bool, layout: Layout) -> Places:
+def places_of(stored: Tensor, reads: int, jagged: bool, host: HostLayout) -> Places:
     """The places for a batch of up to ``reads`` ids: of each feature, or of all together if jagged.
 
     In as few ranges as keep the extra memory of a step below EXTRA; in one if MOST_RANGES do not. Cached, so that only
     the first step of a layout and batch size waits for the GPU.
     """
-    host = host_layout(layout)
     key = (stored.shape, stored.dtype, reads, jagged)
     places: Places | None = host.places.get(key)
     if places is None:
@@ -79,7 +80,11 @@ def places_of(stored: Tensor, reads: int, jagged: bool, layout: Layout) -> Place
 
 
 def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes: int) -> Places:
-    """The places of a batch in up to ``number`` ranges, which need about as much memory each."""
+    """The places of a batch in up to ``number`` ranges, which need about as much memory each.
+
+    Raises:
+        ValueError: if slots share rows and the batch is so large that a claim cannot hold a place.
+    """
     slots, parts, spans, device = host.slots, host.parts, host.spans, host.table.device
     k = parts.shape[1]
     rows = torch.where(parts[..., BASE] >= 0, parts[..., SIZE], 0).flatten()
@@ -87,35 +92,59 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
     count = torch.where(claimed, reads, rows)
     copies = torch.where(claimed | (rows > 4096), 1, torch.where(rows > 256, 4, 32))
     copies = copies.clamp(max=max(1, reads // 256))
-    length = count * copies
-    first = length.cumsum(0) - length
+    pair = torch.arange(len(rows), device="cpu")
+    same = same_places(slots, parts, claimed)
+    length = torch.where(same == pair, count * copies, 0)
     unit = units(slots, parts)
     bounds = [0, len(rows)]
     if not jagged:
         needed = (length * place_bytes + torch.where(claimed, 4 * rows, 0)).view(len(slots), k).sum(1)
-        starts = (unit == 0).all(1).nonzero().flatten()  # the rows of a table's row stay in one range
+        later = slots[:, GROUP].flip(0).cummin(0).values.flip(0)  # the first slot with whose rows a later one shares
+        alone = later >= torch.arange(len(slots), device="cpu")
+        starts = ((unit == 0).all(1) & alone).nonzero().flatten()  # the rows of a table's row stay in one range
         group = torch.bucketize(torch.arange(len(slots), device="cpu"), starts, right=True) - 1
         cuts = boundaries(needed.new_zeros(len(starts)).index_add(0, group, needed), number)
         bounds = [k * (int(starts[cut]) if cut < len(starts) else len(slots)) for cut in cuts]
-        for begin in bounds[1:-1]:
-            first[begin:] -= int(first[begin])
-    else:  # an id is of one feature, so the claimed places of all features are the same ones
-        unclaimed = torch.where(claimed, 0, length)
+    first, direct = torch.zeros_like(rows), torch.where(claimed, 0, length)
+    for begin, end in pairwise(bounds):
+        few, many = direct[begin:end], (length - direct)[begin:end]
+        first[begin:end] = torch.where(claimed[begin:end], few.sum() + many.cumsum(0) - many, few.cumsum(0) - few)
+    if jagged:  # an id is of one feature, so the claimed places of all features are the same ones
         nth_slot = torch.arange(len(slots), device="cpu") - spans[slots[:, FEATURE], 0]
         nth = (nth_slot[:, None] * k + torch.arange(k, device="cpu")).flatten()
-        first = torch.where(claimed, unclaimed.sum() + nth * reads, unclaimed.cumsum(0) - unclaimed)
+        first = torch.where(claimed, direct.sum() + nth * reads, first)
+    first = first[same]
     base, pitch = parts[..., BASE].flatten(), parts[..., PITCH].flatten()
     last, ranges, marks = base + (rows - 1) * pitch, [], torch.zeros_like(rows)
     for begin, end in pairwise(bounds):
         claimers = begin + claimed[begin:end].nonzero().flatten()
         first_row = int(base[claimers].min()) if len(claimers) else 0
         num_rows = int(last[claimers].max()) + 1 - first_row if len(claimers) else 0
-        num_places = int((first + length)[begin:end].max())
-        sizes = (len(claimers), num_places, first_row, num_rows)
+        num_places = int((first + count * copies)[begin:end].max())
+        sizes = (len(claimers), num_places, int(direct[begin:end].sum()), first_row, num_rows)
         ranges.append(SlotRange(begin, end - begin, claimers.to(device), *sizes))
         marks[claimers] = 1 + first_row
-    table = torch.stack([first, count, copies, marks, unit.flatten()], 1)
-    return Places(table.to(device), ranges, int(count.max()))
+    if host.shared and max(r.num_places for r in ranges) >= UNCLAIMED:
+        raise ValueError(f"a batch of {reads} ids must have fewer than {UNCLAIMED} places where tables share rows")
+    used = torch.where((same == pair) | claimed, count, 0)
+    table = torch.stack([first, count, copies, marks, unit.flatten(), used], 1)
+    return Places(table.to(device), ranges, int(used.max()))
+
+
+def same_places(slots: Tensor, parts: Tensor, claimed: Tensor) -> Tensor:
+    """The pair ``[S * K]`` whose places each pair has: itself, or one before it.
+
+    That is the first with the same rows, where there is a place for each row; and where rows are claimed, the pair of
+    the ids' own rows for the one after it.
+    """
+    k = parts.shape[1]
+    bases = parts[..., BASE].flatten()
+    pair = torch.arange(len(bases), device="cpu")
+    values, which = bases.unique(return_inverse=True)
+    same = torch.full_like(values, len(bases)).scatter_reduce(0, which, pair, "amin")[which]
+    same = torch.where(claimed | (bases == UNUSED), pair, same)
+    after_own = (pair % k == 1) & (slots[:, OWN] > 0).repeat_interleave(k) & claimed
+    return torch.where(after_own & claimed.roll(1), pair - 1, same)
 
 
 def units(slots: Tensor, parts: Tensor) -> Tensor:

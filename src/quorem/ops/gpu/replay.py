@@ -17,7 +17,9 @@ from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH,
 from .fast_launch import planned
 from .host import IdBatch, check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
-from .rows import BASE, TYPES, is_valid, mask_if, part_at, read_ids, row_of, slot_at
+from .ranks import by_frequency
+from .rounding import as_stored, can_round, seed_bits
+from .rows import BASE, TYPES, is_valid, mask_if, number_of, part_at, read_ids, row_of, slot_at
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
 
@@ -63,9 +65,9 @@ def term(a, d, root, eps):
 @triton.jit
 def catch_up_kernel(
     ids, offsets, stored, exp_avg, exp_avg_sq, root_sq, last, step, lrs, moments, constants, slots, parts, maps,
-    B, id_stride, R, H, in_turn, reading,
+    B, id_stride, R, H, in_turn, reading, seed,
     W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
+    JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, OWNED: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Take the steps that rows have missed.
 
@@ -78,7 +80,10 @@ def catch_up_kernel(
         slot = slot_at(slots, pair // K)
         i, _ = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
         valid = mask_if(tl.load(part_at(parts, pair) + BASE) >= 0, is_valid(i, slot))
-        row, _ = row_of(tl.where(valid, i, 0), slot, part_at(parts, pair), maps)
+        number, is_own = number_of(tl.where(valid, i, 0), slot, OWNED)
+        row, used = row_of(number, is_own, slot, part_at(parts, pair), pair % K, maps, OWNED)
+        if OWNED:
+            valid = valid & used
     else:
         n = (tl.program_id(0) - reading).to(tl.int64) * T + tl.arange(0, T)
         valid = n < in_turn
@@ -117,7 +122,7 @@ def catch_up_kernel(
         w = tl.load(stored + elements, mask=mask, other=0).to(ACC) - m * total
         v = tl.load(exp_avg_sq + elements, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
         tl.debug_barrier()  # AMSGrad aside, root_sq is exp_avg_sq
-        tl.store(stored + elements, w.to(stored.dtype.element_ty), mask=mask)
+        tl.store(stored + elements, as_stored(w, stored, elements, present, seed, ROUNDED), mask=mask)
         tl.store(exp_avg + elements, m * power(log1, gap).to(ACC)[:, None], mask=mask)
         tl.store(exp_avg_sq + elements, v, mask=mask)
 
@@ -184,10 +189,17 @@ def advance_(advanced: Advance) -> None:
 
 
 def lookup_catch_up_(
-    ids: Tensor, stored: Tensor, state: AdamState, layout: Layout, *, rule: str, constants: AdamConstants
+    ids: Tensor,
+    stored: Tensor,
+    state: AdamState,
+    layout: Layout,
+    *,
+    rule: str,
+    constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> Any:
     """``ops.replay.lookup_catch_up_`` in one launch, with the rows whose turn it is."""
-    return _catch_up(IdBatch(ids), stored, state, layout, constants)
+    return _catch_up(IdBatch(ids), stored, state, layout, constants, rounding_seed)
 
 
 def bag_catch_up_(
@@ -199,23 +211,31 @@ def bag_catch_up_(
     *,
     rule: str,
     constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> Any:
     """``ops.replay.bag_catch_up_``, likewise."""
-    return _catch_up(IdBatch(ids, offsets), stored, state, layout, constants)
+    return _catch_up(IdBatch(ids, offsets), stored, state, layout, constants, rounding_seed)
 
 
-def _catch_up(batch: IdBatch, stored: Tensor, state: AdamState, layout: Layout, constants: AdamConstants) -> Any:
-    host = fused_layout(stored, layout, whole_rows=True) if isinstance(state, AdamState) else None
+def _catch_up(
+    batch: IdBatch,
+    stored: Tensor,
+    state: AdamState,
+    layout: Layout,
+    constants: AdamConstants,
+    rounding_seed: int | None,
+) -> Any:
+    takes = isinstance(state, AdamState) and can_round(stored, rounding_seed)
+    host = fused_layout(stored, layout, whole_rows=True) if takes else None
     if host is None:
         return NotImplemented
     batch = batch.contiguous()
     ids, offsets, *_ = batch
-    slots, parts, maps, spans, _ = layout
     highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
     check_state(stored, state.exp_avg, state.exp_avg_sq, highest, last=state.last)
-    (num_slots, k, _), (num_rows, width) = parts.shape, stored.shape
+    (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
     reads, history, closed = ids.shape[0], state.lrs.shape[0], len(state.moments) > 0
-    size = reads if offsets is None else (offsets.shape[0] - 1) // spans.shape[0]
+    size = reads if offsets is None else (offsets.shape[0] - 1) // layout.spans.shape[0]
     columns = power_of_2(width)
     block = max(1, min(64, 1024 // columns))
     reading = cdiv(reads, block) * num_slots * k
@@ -223,16 +243,18 @@ def _catch_up(batch: IdBatch, stored: Tensor, state: AdamState, layout: Layout, 
     rule_constants = on_device(constants, stored.device)
 
     def launches() -> None:
+        read, ranked = by_frequency(batch, host, layout)
         launch(
             catch_up_kernel, (reading + cdiv(in_turn, block),),
-            ids, offsets, stored, state.exp_avg, state.exp_avg_sq, highest, state.last, state.step, state.lrs,
-            state.moments, rule_constants, slots, parts, maps, size, batch.stride, num_rows, history, in_turn, reading,
-            W=width, S=num_slots, K=k, T=block, C=columns, ACC=TYPES[stored.dtype], JAGGED=batch.jagged,
-            AMSGRAD=state.max_exp_avg_sq is not None, CLOSED=closed, num_warps=2,
+            read.ids, offsets, stored, state.exp_avg, state.exp_avg_sq, highest, state.last, state.step, state.lrs,
+            state.moments, rule_constants, *ranked[:3], size, read.stride, num_rows, history, in_turn, reading,
+            seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k, T=block, C=columns,
+            ACC=TYPES[stored.dtype], JAGGED=batch.jagged, AMSGRAD=state.max_exp_avg_sq is not None, CLOSED=closed,
+            OWNED=host.owned, ROUNDED=rounding_seed is not None, num_warps=2,
         )  # fmt: skip
 
     types = (ids.dtype, stored.dtype, None if offsets is None else offsets.dtype)
-    key = ("catch up", size, batch.stride, reading, history, closed, stored.shape, *types)
+    key = ("catch up", rounding_seed, size, batch.stride, reading, history, closed, stored.shape, *types)
     given = (ids,) if offsets is None else (ids, offsets)
-    planned(host.plans, key, (stored, *state, rule_constants, slots, parts, maps), given, launches)
+    planned(host.plans, key, (stored, *state, rule_constants, *layout), given, launches)
     return None

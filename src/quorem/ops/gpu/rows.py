@@ -3,12 +3,16 @@
 A program of most kernels handles one slot, so the integers of the layout are scalars and branches on them are uniform.
 ``lookup_kernel`` handles many slots at a time, and has a vector of each integer. Tables of fewer than 2^31 ids without
 a permutation, nearly all, take 32-bit divisions; the others take 64-bit ones.
+
+With the constant OWNED, some ids have rows of their own, or are mixed over a pool: ``number_of`` then says which, and
+what the partitions divide. Ids come by frequency here: where they do not, ``ranks`` has renumbered them.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from ... import partitions
 from .. import layout
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
@@ -19,6 +23,9 @@ FEATURE, OPERATION, LIMIT = map(tl.constexpr, (layout.FEATURE, layout.OPERATION,
 MULTIPLIER, SHIFT, PADDING = map(tl.constexpr, (layout.MULTIPLIER, layout.SHIFT, layout.PADDING))
 STRIDE, SIZE, BASE = map(tl.constexpr, (layout.STRIDE, layout.SIZE, layout.BASE))
 PITCH, MAP, PRODUCT = map(tl.constexpr, (layout.PITCH, layout.MAP, layout.MULT))
+OWN, REST, COMPOSED = map(tl.constexpr, (layout.OWN, layout.REST, layout.COMPOSED))
+OFFSET, BITS, HOT, COLD = map(tl.constexpr, (layout.OFFSET, layout.BITS, layout.HOT, layout.COLD))
+FACTOR0, FACTOR1, FACTOR2 = map(tl.constexpr, partitions.MIXING_FACTORS)
 
 
 @triton.jit
@@ -75,8 +82,96 @@ def bucket_of(i, stride, size, limit, UNIFORM: tl.constexpr):
 
 
 @triton.jit
-def row_of(ids, slot, part, maps):
-    """Rows of ``stored`` (int64) that valid ``ids`` read through one partition, and whether the slot has it."""
+def mixed(x, bits):
+    """``partitions.mix`` of numbers below 2**bits, each number's or one for all; int32 where bits are below 32."""
+    one = tl.full((), 1, x.dtype)
+    shift, mask = bits // 2 + 1, (one << bits) - 1
+    for n in tl.static_range(3):
+        factor = tl.full((), FACTOR0 if n == 0 else (FACTOR1 if n == 1 else FACTOR2), tl.int64).to(x.dtype)
+        x = ((x ^ (x >> shift)) * factor) & mask
+    return x ^ (x >> shift)
+
+
+@triton.jit
+def place_of(ids, own, rest, limit):
+    """The place of valid ids in their table: the hot ids first, then the rest in one place, then the composed ids."""
+    has_rest = (rest < limit).to(ids.dtype)
+    place = tl.where(ids < own - has_rest, ids, ids + has_rest)
+    return tl.where(ids >= rest, own - has_rest, place)
+
+
+@triton.jit
+def number_of(ids, slot, OWNED: tl.constexpr):
+    """What ``row_of`` takes: of valid ids, their rows among the table's own, or what the partitions divide; and
+    which of them have rows of their own. Without OWNED, the ids themselves, twice."""
+    if OWNED:
+        own = tl.load(slot + OWN)
+        place = place_of(ids.to(tl.int64), own, tl.load(slot + REST), tl.load(slot + LIMIT))
+        is_own = place < own
+        number = tl.where(is_own, 0, place - own)
+        multiplier, shift = tl.load(slot + MULTIPLIER), tl.load(slot + SHIFT)
+        if (multiplier != 1) | (shift != 0):
+            number = permuted(number, multiplier, shift, tl.load(slot + COMPOSED))
+        bits = tl.load(slot + BITS)
+        if bits > 0:
+            number = mixed(number + tl.load(slot + OFFSET), bits)
+        return tl.where(is_own, place, number), is_own
+    else:
+        return ids, ids
+
+
+@triton.jit
+def row_of(number, is_own, slot, part, k, maps, OWNED: tl.constexpr):
+    """Rows of ``stored`` (int64) that valid ids read through the k-th partition, and whether they have it: each id by
+    itself if OWNED, else the slot. ``number`` and ``is_own`` come from ``number_of``."""
+    if OWNED:
+        return owned_row_of(number, is_own, slot, part, k, maps)
+    else:
+        return plain_row_of(number, slot, part, maps)
+
+
+@triton.jit
+def owned_row_of(number, is_own, slot, part, k, maps):
+    """``row_of`` where some ids have rows of their own: these are the first part of a slot."""
+    base, start, bits = tl.load(part + BASE), tl.load(part + MAP), tl.load(slot + BITS)
+    stride, size = tl.load(part + STRIDE), tl.load(part + SIZE)
+    own_part = (k == 0) & (tl.load(slot + OWN) > 0)
+    used = (is_own == own_part) & (number >= 0)
+    used = used & (base >= 0)
+    bound = tl.load(slot + COMPOSED)
+    if bits > 0:
+        bound = tl.full((), 1, tl.int64) << bits
+    bucket = number
+    if own_part == 0:
+        divided = tl.where(used, number, 0)
+        if start >= 0:
+            bucket = tl.load(maps + start + divided, mask=used, other=0)
+        else:
+            if bound < 2147483648:
+                small = bucket_of(
+                    divided.to(tl.uint32), stride.to(tl.uint32), size.to(tl.uint32), bound.to(tl.uint32), True
+                )  # fmt: skip
+                bucket = small.to(tl.int64)
+            else:
+                bucket = bucket_of(divided, stride, size, bound, False)
+    return base + bucket * tl.load(part + PITCH), used
+
+
+@triton.jit
+def if_used(used, mask, OWNED: tl.constexpr):
+    """``mask`` ``[T]`` or ``[T, C]`` where ids have a partition, ``used`` as ``row_of`` gives it."""
+    if OWNED:
+        if len(mask.shape) == 2:
+            return used[:, None] & mask
+        else:
+            return used & mask
+    else:
+        return mask_if(used, mask)
+
+
+@triton.jit
+def plain_row_of(ids, slot, part, maps):
+    """``row_of`` where ids read rows by partitions alone."""
     limit, multiplier, shift = tl.load(slot + LIMIT), tl.load(slot + MULTIPLIER), tl.load(slot + SHIFT)
     stride, size, base, start = (
         tl.load(part + STRIDE), tl.load(part + SIZE), tl.load(part + BASE), tl.load(part + MAP)

@@ -14,10 +14,12 @@ from ..state import CATCHES_UP, Constants, State
 from . import replay
 from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
-from .gradients import PLACE_COLUMNS, run_of, sum_by_row, sums_of, touched_rows
+from .gradients import PLACE_COLUMNS, sum_by_row, sums_of, touched_rows, used_places
 from .host import IdBatch, check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .places import rounded_up
+from .ranks import by_frequency
+from .rounding import as_stored, can_round, seed_bits
 from .rows import PITCH, TYPES, part_at
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
@@ -38,9 +40,11 @@ def pace(lr, t, constants, RULE: tl.constexpr):
 
 @triton.jit
 def move(
-    parameter, state0, state1, state2, elements, mask, g, rate, root, constants, RULE: tl.constexpr, ACC: tl.constexpr
+    parameter, state0, state1, state2, elements, mask, g, rate, root, constants, RULE: tl.constexpr, ACC: tl.constexpr,
+    step=0, seed=0, ROUNDED: tl.constexpr = False,
 ):  # fmt: skip
-    """A step of a rule on some elements of a parameter, whose gradients are ``g``.
+    """A step of a rule on some elements of a parameter, whose gradients are ``g``; the last three arguments are those
+    of ``as_stored``.
 
     Several threads may hold the same element: a barrier stands between the loads and the stores.
     """
@@ -67,7 +71,7 @@ def move(
         tl.store(state1 + elements, v, mask=mask)
         if RULE == "amsgrad":
             tl.store(state2 + elements, highest, mask=mask)
-    tl.store(parameter + elements, w.to(parameter.dtype.element_ty), mask=mask)
+    tl.store(parameter + elements, as_stored(w, parameter, elements, step, seed, ROUNDED), mask=mask)
 
 
 @triton.jit
@@ -79,16 +83,17 @@ def all_finite(g):
 @triton.jit
 def update_kernel(
     ids, offsets, sums, claims, places, stored, lr, state0, state1, state2, last, step, constants, loss_scale,
-    clip_value, slots, parts, maps, B, id_stride, first_pair, pairs,
+    clip_value, seed, slots, parts, maps, B, id_stride, first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
-    RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr,
+    RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr, ROUNDED: tl.constexpr,
+    OWNED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair: the rule, on their rows. ``step`` counts this step already."""
     pair = first_pair + tl.program_id(0) % pairs
     block = tl.program_id(0) // pairs
-    if block.to(tl.int64) * T < run_of(places, pair)[1]:
+    if block.to(tl.int64) * T < used_places(places, pair):
         row, place, active = touched_rows(
-            ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED
+            ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED, SHARED
         )  # fmt: skip
         g = sums_of(sums, places, pair, place, active, W, C)
         columns = tl.arange(0, C)
@@ -107,6 +112,9 @@ def update_kernel(
         if RULE == "adam" or RULE == "amsgrad":  # a row whose gradient is zero lags behind, like one that was not read
             active = active & (tl.max((g != 0).to(tl.int32), 1) == 1)
         mask = active[:, None] & (columns < W)[None, :]
+        before = tl.full((), 0, tl.int64)  # steps before this one, which random bits follow from
+        if ROUNDED:
+            before = tl.load(step) - 1
         if RULE == "rowwise_adagrad":
             rate, _ = pace(lr, tl.load(step), constants, "adagrad")
             w = tl.load(stored + elements, mask=mask, other=0).to(ACC)
@@ -114,7 +122,7 @@ def update_kernel(
             tl.debug_barrier()  # as in touched_rows: several threads hold the same row
             tl.store(state0 + row, h, mask=active)
             w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))[:, None]
-            tl.store(stored + elements, w.to(stored.dtype.element_ty), mask=mask)
+            tl.store(stored + elements, as_stored(w, stored, elements, before, seed, ROUNDED), mask=mask)
         else:
             t = tl.full((), 1, tl.int64)
             if RULE != "sgd":
@@ -122,7 +130,10 @@ def update_kernel(
             if RULE == "adam" or RULE == "amsgrad":
                 tl.store(last + row, t.to(tl.int32), mask=active)
             rate, root = pace(lr, t, constants, RULE)
-            move(stored, state0, state1, state2, elements, mask, g, rate, root, constants, RULE, ACC)
+            move(
+                stored, state0, state1, state2, elements, mask, g, rate, root, constants, RULE, ACC, before, seed,
+                ROUNDED,
+            )  # fmt: skip
 
 
 def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -165,13 +176,14 @@ def _update(
     *,
     rule: str,
     constants: Constants,
+    rounding_seed: int | None = None,
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
 ) -> Any:
-    host = fused_layout(stored, layout, whole_rows=True, any_order=True) if rule in RULES else None
+    takes = rule in RULES and can_round(stored, rounding_seed)
+    host = fused_layout(stored, layout, whole_rows=True, any_order=True) if takes else None
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
         return NotImplemented
-    slots, parts, maps, _, _ = layout
     averages, last, step = averages_of(state), getattr(state, "last", None), getattr(state, "step", None)
     check_state(stored, *averages, last=last)
     lagging = rule in CATCHES_UP
@@ -190,19 +202,33 @@ def _update(
         block = max(1, min(128, 2048 // columns))
         rule_constants = on_device(constants, stored.device)
         counted = None if lagging else step
-        for sums, claims, places, r in sum_by_row(grad, batch, stored, layout, counted, advanced):
+        read, ranked = by_frequency(batch, host, layout)
+        slots, parts, maps, *_ = ranked
+        for sums, claims, places, r in sum_by_row(grad, read, stored, ranked, host, counted, advanced):
             launch(
                 update_kernel, (r.num_pairs * cdiv(places.longest, block),),
-                batch.ids, batch.offsets, sums, claims, places.table, stored, lr, *averages, last, step,
-                rule_constants, loss_scale, clip_value or 0.0, slots, parts, maps, size, batch.stride, r.first_pair,
-                r.num_pairs, W=width, K=parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype],
-                JAGGED=batch.jagged, RULE=rule, CLIPPED=clip_value is not None, SCALED=loss_scale is not None,
-                PITCHED=host.flags["PITCHED"], num_warps=4,
+                read.ids, read.offsets, sums, claims, places.table, stored, lr, *averages, last, step,
+                rule_constants, loss_scale, clip_value or 0.0, seed_bits(rounding_seed), slots, parts, maps, size,
+                read.stride, r.first_pair, r.num_pairs, W=width, K=parts.shape[1], T=block, C=columns,
+                ACC=TYPES[stored.dtype], JAGGED=batch.jagged, RULE=rule, CLIPPED=clip_value is not None,
+                SCALED=loss_scale is not None, PITCHED=host.flags["PITCHED"], ROUNDED=rounding_seed is not None,
+                **host.row_flags, num_warps=4,
             )  # fmt: skip
 
     reads = rounded_up(len(batch.ids)) if batch.jagged else batch.stride
     given = [tensor for tensor in (grad, *batch[:3]) if tensor is not None]
     types = [tensor if tensor is None else tensor.dtype for tensor in (stored, grad, *batch[:3], loss_scale)]
-    key = ("update", rule, *constants, clip_value, batch.mean, grad.shape[0], reads, stored.shape, *types)
-    planned(host.plans, key, (stored, lr, *state, loss_scale, slots, parts, maps), given, launches)
+    key = (
+        "update",
+        rule,
+        *constants,
+        rounding_seed,
+        clip_value,
+        batch.mean,
+        grad.shape[0],
+        reads,
+        stored.shape,
+        *types,
+    )
+    planned(host.plans, key, (stored, lr, *state, loss_scale, *layout), given, launches)
     return None

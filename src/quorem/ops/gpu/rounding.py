@@ -1,0 +1,50 @@
+"""Stochastic rounding of half-precision rows inside a kernel: bit by bit that of ``ops.rounding``, the truth."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def can_round(stored: Tensor, rounding_seed: int | None) -> bool:
+    """Whether the kernels store rows as asked for: at random, half precision alone."""
+    return rounding_seed is None or stored.dtype in HALVES
+
+
+def seed_bits(rounding_seed: int | None) -> int:
+    """The 32 bits of a seed that count."""
+    return 0 if rounding_seed is None else rounding_seed & 0xFFFFFFFF
+
+
+@triton.jit
+def scrambled(bits):
+    """A bijection of 32 bits in which each bit depends on all."""
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def random_bits(place, step, seed):
+    """32 random bits for numbers at places (int64) of ``stored``."""
+    turn = ((tl.full((), 0, tl.int64) + step) * 0x9E3779B1).to(tl.uint32)
+    bits = scrambled(place.to(tl.uint32) ^ turn)
+    return scrambled(bits ^ (place >> 32).to(tl.uint32) ^ (tl.full((), 0, tl.int64) + seed).to(tl.uint32))
+
+
+@triton.jit
+def as_stored(numbers, stored, place, step, seed, ROUNDED: tl.constexpr):
+    """``numbers`` in the dtype of ``stored``: at random if ROUNDED, else the nearest."""
+    if ROUNDED:
+        DROPPED: tl.constexpr = 16 if stored.dtype.element_ty == tl.bfloat16 else 13
+        noise = (random_bits(place, step, seed) & ((1 << DROPPED) - 1)).to(tl.int32)
+        pattern = numbers.to(tl.int32, bitcast=True)
+        rounded = ((pattern + noise) & -(1 << DROPPED)).to(tl.float32, bitcast=True)
+        size = tl.abs(numbers)
+        if DROPPED == 13:  # below float16's smallest normal number all are 2**-24 apart
+            whole = tl.floor(size * 16777216.0 + noise.to(tl.float32) * 0.0001220703125) * 5.9604644775390625e-08
+            rounded = tl.where(size < 0.00006103515625, tl.where(pattern < 0, -whole, whole), rounded)
+        numbers = tl.where(size < float("inf"), rounded, numbers)
+    return numbers.to(stored.dtype.element_ty)

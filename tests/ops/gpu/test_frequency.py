@@ -1,0 +1,201 @@
+"""Every fused op against the truth where ids have rows of their own, are mixed over a pool, or share rows."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_cases import CUDA, DEVICE, assert_close, copied, gradient, rule_state, scalar
+from torch import Tensor
+
+import quorem
+from quorem import QR, ChineseRemainder, Custom, HotCold, Pool, Table, partitions, quantize_
+from quorem.ops import gradients as truth_gradients
+from quorem.ops import lookup as truth
+from quorem.ops import quantized as truth_quantized
+from quorem.ops import replay as truth_replay
+from quorem.ops import rules as truth_rules
+from quorem.ops.layout import LIMIT
+from quorem.ops.state import CATCHES_UP
+
+pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
+
+from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, rules
+
+pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
+N = 300
+COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+MAP = Custom((partitions.ExplicitPartition([i % 7 for i in range(N - 90)]),), check=False)
+
+
+def tables(d: int, **options: object) -> dict[str, list[Table]]:
+    """Collections by what is special about them; ``options`` may give frequencies."""
+    return {
+        "own": [
+            Table("sum", N, d, HotCold(5, cold=QR(4, operation="add"), force=True), **options),
+            Table("mult", N, d, HotCold(150, cold=QR(4), num_rest=50, force=True), padding_idx=7, **options),
+            Table("cat", N, d, HotCold(70, cold=QR(4, operation="concat", permute=3), force=True), **options),
+            Table("map", N, d, HotCold(60, cold=MAP, num_rest=30, force=True), **options),
+            Table("no cold", N, d, HotCold(40, cold=QR(4), num_rest=N - 40, force=True), **options),
+            Table("plain", N, d, ChineseRemainder(3)),
+        ],
+        "pool": [
+            Table("a", N, d, HotCold(9, cold=Pool(70)), **options),
+            Table("b", N, d, HotCold(100, cold=Pool(70), num_rest=100), padding_idx=200, **options),
+            Table("both", N, d, HotCold(3, cold=Pool(70), force=True), features=("clicked", "seen"), **options),
+            Table("no hot", N, d, HotCold(0, cold=Pool(300, 3, name="other"), force=True)),
+        ],
+        "shared": [
+            Table("one", N, d, QR(4), features=("x", "y"), padding_idx=3),
+            Table("two", N, d, QR(100, operation="concat"), features=("z", "t", "u")),
+            Table("alone", N, d, QR(4)),
+        ],
+    }
+
+
+def collection(kind: str, d: int = 4, dtype: torch.dtype = torch.float32) -> quorem.EmbeddingCollection:
+    torch.manual_seed(0)
+    name, *ranked = kind.split()
+    options = {"frequencies": COUNTS} if ranked else {}
+    module = quorem.EmbeddingCollection(tables(d, **options)[name], device=DEVICE, dtype=dtype)
+    module.reset_parameters("symmetric")
+    return module
+
+
+def limits(module: quorem.EmbeddingCollection) -> list[int]:
+    return module.layout.slots[module.layout.spans[:, 0], LIMIT].tolist()
+
+
+def batch(module: quorem.EmbeddingCollection, b: int) -> Tensor:
+    ids = torch.stack([torch.randint(n, (b,)) for n in limits(module)], 1)
+    ids[: b // 3] = ids[0]  # hot rows
+    ids[-1] = N - 1
+    ids[-2, 0], ids[-2, -1] = -1, N
+    return ids.to(DEVICE)
+
+
+def jagged(module: quorem.EmbeddingCollection, b: int) -> tuple[Tensor, Tensor]:
+    counts = torch.randint(0, 5, (len(limits(module)), b))
+    ids = [torch.randint(n, (int(c),)) for n, c in zip(limits(module), counts.sum(1), strict=True)]
+    return torch.cat(ids).to(DEVICE), F.pad(counts.flatten().cumsum(0), (1, 0)).to(DEVICE)
+
+
+KINDS = ["own", "own ranked", "pool", "pool ranked", "shared"]
+FEW = ["own ranked", "pool", "shared"]  # of the slow interpreter
+STEPS = [
+    ("own ranked", "adagrad", "lookup"),
+    ("own", "amsgrad", "bag"),
+    ("pool", "adagrad", "lookup"),
+    ("pool ranked", "rowwise_adagrad", "bag"),
+    ("pool", "amsgrad", "lookup"),
+    ("shared", "sgd", "lookup"),
+    ("shared", "adam", "bag"),
+]
+if CUDA:
+    RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
+    STEPS = [(kind, rule, name) for kind in KINDS for rule in RULES for name in ("lookup", "bag")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lookup_and_bag(kind: str) -> None:
+    module, id_dtype = collection(kind), torch.int32 if "pool" in kind else torch.int64
+    stored, layout = module.stored.detach(), module.layout
+    ids, (values, offsets) = batch(module, 70).to(id_dtype), jagged(module, 9)
+    counts = [torch.zeros((), dtype=torch.int64, device=DEVICE) for _ in range(2)]
+    out = lookup.lookup_counting(ids, stored, layout, counts[0])
+    assert_close(out, truth.lookup_counting(ids, stored, layout, counts[1]), torch.float32, "out")
+    assert int(counts[0]) == int(counts[1]) == 2
+    assert torch.equal(lookup.lookup(ids, stored, layout), out)
+    samples = torch.rand(len(values), device=DEVICE)
+    pooled = lookup.bag(values.to(id_dtype), offsets, samples, stored, layout, mean=True)
+    assert_close(pooled, truth.bag(values, offsets, samples, stored, layout, mean=True), torch.float32, "bag", slack=4)
+
+
+@pytest.mark.parametrize("kind", KINDS if CUDA else FEW)
+def test_gradients(kind: str) -> None:
+    """In a batch of more ids than some tables have rows, and of fewer."""
+    module = collection(kind, dtype=torch.float64)
+    stored, layout = module.stored.detach(), module.layout
+    for b in (4, 40 if CUDA else 9):
+        ids, (values, offsets), grad = batch(module, b), jagged(module, b), gradient(module, b)
+        dense = gradients.lookup_backward(grad, ids, stored, layout)
+        expected = truth_gradients.lookup_backward(grad, ids, stored, layout)
+        assert_close(dense, expected, torch.float64, f"lookup of {b}", slack=4)
+        bags = (grad, values, offsets, torch.rand(len(values), dtype=torch.float64, device=DEVICE), stored, layout)
+        dense, expected = gradients.bag_backward(*bags, mean=True), truth_gradients.bag_backward(*bags, mean=True)
+        assert_close(dense, expected, torch.float64, f"bag of {b}", slack=4)
+        weights = (grad, values, offsets, stored, layout)
+        own = gradients.bag_sample_weights_backward(*weights, mean=True)
+        assert_close(own, truth_gradients.bag_sample_weights_backward(*weights, mean=True), torch.float64, "weights", 4)
+    assert (places.claims_of(stored, 0) == places.UNCLAIMED).all()
+
+
+@pytest.mark.parametrize(("kind", "rule", "name"), STEPS)
+def test_steps(kind: str, rule: str, name: str) -> None:
+    module = collection(kind, dtype=torch.float64)
+    layout, start = module.layout, module.stored.detach()
+    if rule == "rowwise_adagrad" and (layout.parts[..., 3] > 1).any():
+        pytest.skip("the fused rule takes rows of one piece only; the truth runs")
+    fused, plain = start.clone(), start.clone()
+    fused_state, constants = rule_state(rule, fused)
+    plain_state, lr, options = copied(fused_state), scalar(0.05), {"rule": rule, "constants": constants}
+    bags = name == "bag"
+    for step, b in enumerate((40, 5, 7) if CUDA else (12, 4)):
+        ids: tuple[Tensor, ...] = jagged(module, b) if bags else (batch(module, b),)
+        if rule in CATCHES_UP:
+            getattr(replay, f"{name}_catch_up_")(*ids, fused, fused_state, layout, **options)
+            getattr(truth_replay, f"{name}_catch_up_")(*ids, plain, plain_state, layout, **options)
+        extra = {"mean": False} if bags else {}
+        extra |= {"loss_scale": torch.tensor(2.0, device=DEVICE), "clip_value": 1.0} if step else {}
+        inputs = (gradient(module, b), *ids, *((None,) if bags else ()))
+        getattr(rules, f"{name}_update_")(*inputs, fused, lr, fused_state, layout, **options, **extra)
+        getattr(truth_rules, f"{name}_update_")(*inputs, plain, lr, plain_state, layout, **options, **extra)
+    if rule in CATCHES_UP:
+        truth_replay.rows_catch_up_(None, fused, fused_state, **options)
+        truth_replay.rows_catch_up_(None, plain, plain_state, **options)
+    assert_close(fused - start, plain - start, torch.float64, "change of stored", slack=20)
+    assert_close(fused_state[0].double(), plain_state[0].double(), torch.float64, "state", slack=20)
+    assert (places.claims_of(fused, 0) == places.UNCLAIMED).all()
+
+
+@pytest.mark.parametrize("number", [2, 9])
+def test_slots_that_share_rows_are_in_one_range(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = collection("shared")
+    known = host.host_layout(module.layout)
+    divided = places.divided(known, 9, False, number, 64)
+    firsts = [r.first_pair // known.parts.shape[1] for r in divided.ranges]
+    bases = known.parts[..., 2]
+    for first in firsts[1:]:
+        before, after = bases[:first].flatten(), bases[first:].flatten()
+        assert not torch.isin(before[before >= 0], after).any()
+    monkeypatch.setattr(gradients, "places_of", lambda *args: divided)
+    ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
+    expected = truth_gradients.lookup_backward(grad, ids, stored, module.layout)
+    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    assert_close(dense, expected, torch.float32, "gradient", slack=4)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("kind", "d", "dtype"),
+    [
+        ("own", 6, torch.float32),
+        ("pool ranked", 1, torch.float64),
+        ("pool", 7, torch.bfloat16),
+        ("shared", 144, torch.float32),
+    ],
+)
+def test_rows_of_fewer_bits(kind: str, d: int, bits: int, dtype: torch.dtype) -> None:
+    module = quantize_(collection(kind, d), bits)
+    stored, layout, width = module.stored.detach(), module.layout, module.width
+    ids, (values, offsets) = batch(module, 20), jagged(module, 5)
+    options = {"width": width, "bits": bits, "dtype": dtype}
+    out = quantized.lookup_quantized(ids, stored, layout, **options)
+    reads = truth_quantized.lookup_reads(ids, layout)
+    rows = truth_quantized.dequantize(stored[reads.rows.clamp(min=0)], width, bits)
+    expected = truth_quantized.compose_vectors(truth_quantized.with_identity(rows, reads), reads)
+    assert out.dtype == dtype
+    assert_close(out, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "lookup")
+    pooled = quantized.bag_quantized(values, offsets, None, stored, layout, mean=True, **options)
+    expected = truth_quantized.bag_quantized(
+        values, offsets, None, stored, layout, mean=True, **options | {"dtype": torch.float32}
+    )
+    assert_close(pooled, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "bag", slack=4)
