@@ -1,4 +1,4 @@
-"""Time and memory of preparing a Criteo file, beside what merely parsing it takes, in three engines (docs/data.md).
+"""Time and memory of preparing a Criteo file beside merely parsing it, in three engines (docs/appendix/data_speed.md).
 
     python benchmarks/prepare.py --work DIR --rows 1000000 4000000 16000000 --out benchmarks/results/prepare.json
     python benchmarks/prepare.py --out benchmarks/results/prepare.json --table

@@ -1,4 +1,4 @@
-"""How the tables' starting values change what a small DLRM learns, on real click-log rows (docs/initialization.md).
+"""How the tables' starting values change what a small DLRM learns, on real rows (docs/appendix/start_study.md).
 
     python benchmarks/start_study.py --data PATH/train.txt.gz --out benchmarks/results/start_study.json
     python benchmarks/start_study.py --out benchmarks/results/start_study.json --table

@@ -100,6 +100,6 @@ def test_initialization_shows_the_study() -> None:
     sys.modules["start_study"] = study  # its dataclasses look themselves up there
     spec.loader.exec_module(study)
     results = json.loads((ROOT / "benchmarks" / "results" / "start_study.json").read_text(encoding="utf-8"))
-    text = (ROOT / "docs" / "initialization.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "appendix" / "start_study.md").read_text(encoding="utf-8")
     shown = text.split("<!-- start_study -->\n")[1].split("<!-- /start_study -->")[0]
     assert shown == study.table(results)

@@ -101,7 +101,7 @@ def test_tables_for_documents(whole):
     assert full == f"| full | {first.test_mean:.4f} ± {first.test_sd:.4f} |  |  |  |  |"
     assert hash_.split(" | ")[3] == "{p.test_mean:.4f} ± {p.test_sd:.4f}".format(p=points["dcn", "hash", 200])
     assert done.stdout.endswith(
-        "2 trials after the last step; * with AMSGrad, otherwise Adagrad. Trained on 256 rows, 1 epoch, batch 128.\n"
+        "2 trials after the last step; * with AMSGrad, otherwise Adagrad.\nTrained on 256 rows, 1 epoch, batch 128.\n"
     )
     counted = invoke("report", out / "results", "--table", "figure7").stdout
     assert f"| full | {first.parameters:,} |  |" in counted and "±" not in counted

@@ -61,7 +61,7 @@ def test_float64_equals_the_dense_oracle_for_500_steps(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_stays_within_the_derived_bound_of_the_float64_oracle(name):
-    """docs/optimizers.md derives the bound: T u (|w| + L + 80 lr) exp(2 L), L the length of an element's path."""
+    """docs/appendix/optimizers.md derives the bound: T u (|w| + L + 80 lr) exp(2 L), L the length of its path."""
     module, exact, rounded = collection(torch.float32), twin(collection()), twin(collection(), torch.float32)
     lr = RATES[name]
     optimizer = CLASSES[name](module.parameters(), lr=lr)

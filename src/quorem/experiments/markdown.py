@@ -5,7 +5,7 @@ from .conditions import all_conditions
 from .figures import Figure, Result
 
 MARKS = {"adagrad": "", "amsgrad": "*"}
-NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad. Trained on {rows}."
+NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad.\nTrained on {rows}."
 
 
 def markdown(figure: Figure) -> str:

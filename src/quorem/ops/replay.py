@@ -9,8 +9,8 @@ without one subtracts ``exp_avg * a_j * d_j / (root + eps * d_j)``, where
 
 so all that depends on the column is ``root``. ``summed`` adds the terms one by one: the truth, and the rule for
 float64. ``closed`` puts two nodes in their place (Gauss's, from four moments of the weights a_j over the d_j, kept per
-step): the rule for float32 from step ``constants.settled`` on, where it is exact to rounding. docs/optimizers.md
-derives both.
+step): the rule for float32 from step ``constants.settled`` on, where it is exact to rounding.
+docs/appendix/optimizers.md derives both.
 
 AdamW also multiplies every row by ``1 - lr_t * weight_decay`` before each step. With ``P_t`` the product of these up to
 step t, a row becomes ``P_now / P_since`` times what Adam would leave of it if each a_j were divided by ``P_t /

@@ -229,7 +229,7 @@ class Adam(_Adam):
     """``torch.optim.Adam`` on the dense gradient, at the cost of the rows touched.
 
     A dense step moves every row, through its momentum. Here rows without a gradient lag behind; what a row missed is
-    added up when it is next read or updated (docs/optimizers.md derives how).
+    added up when it is next read or updated (docs/appendix/optimizers.md derives how).
 
     Args:
         params: as in ``torch.optim``.
