@@ -13,12 +13,12 @@ except ModuleNotFoundError:
     sys.exit('quorem: the command needs typer and rich: pip install "quorem[cli]"')
 
 from ..version import __version__
-from . import bench, data, demo, export, figures, plan, serve, train
+from . import bench, data, demo, export, figures, inspect, plan, serve, train
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, epilog="Example: quorem demo, then quorem COMMAND --help."
 )
-for group in (demo, data, plan, train, serve, export, figures, bench):
+for group in (demo, data, plan, train, serve, inspect, export, figures, bench):
     app.add_typer(group.commands)
 
 

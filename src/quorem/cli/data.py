@@ -1,4 +1,4 @@
-"""``quorem prepare``, ``quorem synthesize`` and ``quorem inspect``."""
+"""``quorem prepare`` and ``quorem synthesize``."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -154,24 +154,3 @@ def synthesize(
 
         log = ClickLog(cardinalities=scaled_cardinalities(scale), click_rate=click_rate, seed=seed)
         preparing.synthetic(log, rows, out, days=days, raw=raw, overwrite=overwrite, console=Console())
-
-
-@commands.command(epilog="Example: quorem inspect data/criteo --verify")
-def inspect(
-    data: Annotated[Path, typer.Argument(help="Folder of prepared data.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
-) -> None:
-    """Show what prepared data hold; check that they are what was written."""
-    with plain_errors():
-        from rich.console import Console
-
-        from ..data.batches import Prepared
-        from ..experiments import preparing
-
-        prepared, console = Prepared(data), Console()
-        if verify:
-            prepared.verify()
-        preparing.summary(prepared, console)
-        preparing.features(prepared, console)
-        if verify:
-            console.print("every file is what was written", highlight=False)

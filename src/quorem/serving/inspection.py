@@ -1,0 +1,239 @@
+"""What a run, a saved model or prepared data hold, as JSON values: ``quorem inspect``."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import files
+from ..data.batches import Prepared
+from ..data.encoding import read_encoding
+from ..data.folder import file_name
+from ..hashing import mixed_ids
+from ..partitions import ExplicitPartition
+from ..schemes import QR, ChineseRemainder, Full, GeneralizedQR, Hash, HotCold, Pool, TableSpec
+from ..schemes import Path as PathScheme
+from ..schemes.frequency import places
+from ..store import model_file
+from ..store.description import map_name
+from ..tables import Tables
+from ..tensor_file import TensorFile
+from ..training.model import data_identity
+from ..training.run import ENCODING, RESULT, read_result
+from ..training.trained import KIND as LAYERS_KIND
+from ..training.trained import LAYERS, MODEL
+
+MOST_COUNTED = 2**22  # ids of a table of one's own partitions whose combinations of rows are counted one by one
+Counts = Mapping[str, tuple[NDArray[np.int64] | None, NDArray[np.int64]]]  # ids (None: all, in order) and their counts
+
+
+def inspect(
+    path: str | os.PathLike[str], *, data: str | os.PathLike[str] | None = None, verify: bool = False
+) -> dict[str, Any]:
+    """What there is at a path.
+
+    Args:
+        path: the folder of a run or of prepared data, or a file of ``quorem.save``.
+        data: prepared data whose training rows say how often ids occur; of a run, its own where they still are.
+        verify: compare every file with its checksums.
+
+    Returns:
+        JSON values; ``"kind"`` is ``"data"``, ``"run"`` or ``"model"``.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name, or something is missing.
+        ValueError: if it is none of these, or damaged.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        facts = {"kind": "model", **_model(path, verify)}
+        return _with_traffic(facts, path, None if data is None else Prepared(data))
+    if (path / "meta.json").exists():
+        return _prepared(Prepared(path), verify)
+    if (path / "run.json").exists():
+        return _run(path, data, verify)
+    raise ValueError(f"{path} is neither a run nor prepared data: it has no run.json and no meta.json")
+
+
+def _prepared(prepared: Prepared, verify: bool) -> dict[str, Any]:
+    if verify:
+        prepared.verify()
+    features = []
+    for name, size in zip(prepared.names, prepared.cardinalities, strict=True):
+        counts = prepared.raw_counts(name)[1] if prepared.has_raw_ids else prepared.frequencies(name)
+        plain = file_name(name)
+        kept = [f"counts/{plain}.npy", f"raw_ids/{plain}.npy", f"vocabulary/{plain}.txt"]
+        features.append(
+            {
+                "name": name,
+                "ids": size,
+                "seen_in_training": int((counts > 0).sum()),
+                "largest_share": float(counts.max(initial=0) / max(counts.sum(), 1)),
+                "bag": name in prepared.meta["bags"],
+                "vocabulary_bytes": sum(_size(prepared.path / file) for file in kept),
+            }
+        )
+    return {
+        "kind": "data",
+        "path": str(prepared.path),
+        "identity": data_identity(prepared),
+        "rows": prepared.num_rows,
+        "split": {name: stop - start for name, (start, stop) in prepared.meta["split"].items()},
+        "dense": prepared.dense_names,
+        "ids": prepared.meta["config"].get("ids", "made up"),
+        "features": features,
+        "bytes_on_disk": _size(prepared.path),
+        "verified": verify,
+    }
+
+
+def _run(path: Path, data: str | os.PathLike[str] | None, verify: bool) -> dict[str, Any]:
+    if not (path / RESULT).exists():
+        raise FileNotFoundError(f"{path} has no {RESULT}: the run is not finished")
+    config, result = files.read_json(path / "run.json"), read_result(path / RESULT)
+    encoding, _ = read_encoding(path / ENCODING, verify=verify)
+    facts = {"kind": "run", "path": str(path), "config": config, "test": result["test"], "data": encoding.data}
+    if (path / LAYERS).exists() and verify:
+        TensorFile(path / LAYERS, LAYERS_KIND).verify()
+    facts |= _model(path / MODEL, verify) | {"path": str(path), "bytes_on_disk": _size(path)}
+    prepared = None
+    if data is not None or (Path(encoding.folder) / "meta.json").exists():
+        prepared = Prepared(encoding.folder if data is None else data)
+        if (identity := data_identity(prepared)) != encoding.data:
+            if data is not None:
+                raise ValueError(f"data ({data}, {identity}) must be those of the run ({encoding.data})")
+            prepared = None
+    return _with_traffic(facts, path / MODEL, prepared)
+
+
+def _model(path: Path, verify: bool) -> dict[str, Any]:
+    model, file = model_file.load(path, verify=verify), TensorFile(path, model_file.KIND)
+    tables = model_file.tables_of(model)
+    prefix = "" if model is tables else "embeddings."
+    sizes = {name.removeprefix(prefix): entry.stop - entry.start for name, entry in file.entries.items()}
+    network = sum(p.nbytes for name, p in model.named_parameters() if prefix and not name.startswith(prefix))
+    return {
+        "path": str(path),
+        "model": type(model).__name__,
+        "bits": tables.bits,
+        "dtype": str(tables.dtype).removeprefix("torch."),
+        "tables": [_table(tables, t, sizes) for t in range(len(tables.specs))],
+        "pools": [_pool(tables, name) for name in tables.pools],
+        "network_bytes": network,
+        "bytes_on_disk": _size(path),
+        "bytes_in_memory": network + sum(t.nbytes for t in [*tables.parameters(), *tables.buffers()]),
+        "versions": file.description["versions"],
+        "verified": verify,
+    }
+
+
+def _table(tables: Tables, t: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    spec, name = tables.specs[t], tables.names[t]
+    dot = f".{name}" if name else ""
+    row_bytes = tables.stored.shape[1] * tables.stored.itemsize
+    rows = sum(extent.rows for extent in tables.extents[t])
+    stored = sum(extent.rows * extent.pitch for extent in tables.extents[t]) * row_bytes
+    lists = [] if tables.ranks_of[t] is None else [f"ranks{dot}.hot", f"ranks{dot}.cold"]
+    maps = [map_name(tables, t, j) for j, p in enumerate(spec.partitions) if isinstance(p, ExplicitPartition)]
+    networks = (spec.num_parameters - sum(r * w for r, w in spec.shapes)) * tables.dtype.itemsize
+    listed = 0 if (ranks := tables.ranks_of[t]) is None else ranks.hot.nbytes + ranks.cold.nbytes
+    mapped = sum(p.index.nbytes for p in spec.partitions if isinstance(p, ExplicitPartition))
+    named = [*(f"tables{dot}.{j}" for j in range(len(tables.extents[t]))), *lists, *maps]
+    distinct = num_distinct(spec)
+    memory = stored + listed + mapped + networks
+    return {
+        "name": name,
+        "features": [feature for feature, table in zip(tables.features, tables.table_of, strict=True) if table == t],
+        "ids": spec.num_embeddings,
+        "width": spec.embedding_dim,
+        "scheme": str(spec.scheme),
+        "operation": spec.operation,
+        "dtype": str(tables.dtype).removeprefix("torch."),
+        "bits": tables.bits or 8 * tables.dtype.itemsize,
+        "rows": rows,
+        "bytes_on_disk": sum(sizes.get(entry, 0) for entry in named) + networks,
+        "bytes_in_memory": memory,
+        "map_bytes": listed + mapped,
+        "compression": spec.num_embeddings * spec.embedding_dim * tables.dtype.itemsize / max(memory, 1),
+        "distinct_ids": distinct,
+        "unique": None if distinct is None else distinct / spec.num_embeddings,
+        "raw_ids": tables.raw_ids[t],
+        "unknown": tables.unknown[t],
+        "traffic": None,
+    }
+
+
+def _pool(tables: Tables, name: str) -> dict[str, Any]:
+    row_bytes = tables.stored.shape[1] * tables.stored.itemsize
+    pieces = sum(extent.rows * extent.pitch for extent in tables.pools[name])
+    return {"name": name, "rows": sum(e.rows for e in tables.pools[name]), "bytes_in_memory": pieces * row_bytes}
+
+
+def num_distinct(spec: TableSpec) -> int | None:
+    """Ids of a table that have a combination of rows of their own, the rest counted as one; None if not known.
+
+    >>> num_distinct(QR(4).spec(1000, 16)), num_distinct(Hash(4).spec(1000, 16))
+    (1000, 250)
+    """
+    scheme, n = spec.scheme, spec.num_composed
+    cold = scheme.cold if isinstance(scheme, HotCold) else scheme
+    if isinstance(cold, Full | QR | GeneralizedQR | ChineseRemainder | PathScheme | Pool) or not n:
+        return spec.num_own + n
+    if isinstance(cold, Hash):
+        return spec.num_own + min(spec.partitions[0].size, n)
+    if n > MOST_COUNTED:
+        return None
+    numbers = torch.arange(n)
+    combinations = torch.stack([partition(numbers) for partition in spec.partitions], 1)
+    return spec.num_own + len(combinations.unique(dim=0))
+
+
+def _with_traffic(facts: dict[str, Any], path: Path, prepared: Prepared | None) -> dict[str, Any]:
+    """The facts with the share of training lookups of hot ids, cold ids and the rest, of ``HotCold`` tables."""
+    if prepared is None:
+        return facts
+    tables = model_file.tables_of(model_file.load(path, verify=False))
+    for t, table in enumerate(facts["tables"]):
+        spec = tables.specs[t]
+        if not spec.num_own:
+            continue
+        share = np.zeros(3)
+        for feature in table["features"]:
+            if feature not in prepared.names:
+                raise ValueError(f"{prepared.path} has no feature {feature}, which table {table['name']} is read by")
+            share += _traffic(tables, t, prepared, feature)
+        total = max(share.sum(), 1)
+        table["traffic"] = dict(zip(("hot", "cold", "rest"), (share / total).tolist(), strict=True))
+    return facts
+
+
+def _traffic(tables: Tables, t: int, prepared: Prepared, feature: str) -> NDArray[np.float64]:
+    """Lookups of hot ids, cold ids and the rest of a table by one feature of the training rows."""
+    spec, ranks = tables.specs[t], tables.ranks_of[t]
+    if not prepared.has_raw_ids:
+        counts = torch.from_numpy(prepared.frequencies(feature))
+        if len(counts) != spec.num_embeddings:
+            raise ValueError(f"{prepared.path} has {len(counts):,} ids of {feature}, not {spec.num_embeddings:,}")
+        place = places(spec, ranks)
+        hot, cold = place < spec.num_hot, place >= spec.num_own
+    else:
+        ids, seen = prepared.raw_counts(feature)
+        counts, mixed = torch.from_numpy(seen), mixed_ids(torch.tensor(ids), spec.num_embeddings)
+        if ranks is None:
+            hot = mixed < spec.num_hot
+            cold = ~hot & (mixed < spec.num_embeddings - spec.num_rest)
+        else:
+            hot = torch.isin(mixed, ranks.hot.long())
+            cold = torch.isin(mixed, ranks.cold.long()) if spec.num_rest else ~hot
+    totals = [int(counts[hot].sum()), int(counts[cold].sum())]
+    return np.array([*totals, int(counts.sum()) - sum(totals)], np.float64)
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return path.stat().st_size if path.exists() else 0
