@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, Scheme
+from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme
 from quorem.ops import cpu, replay, state
 from quorem.ops.declare import OPS
 from quorem.ops.gradients import dense
 from quorem.ops.layout import build
 from quorem.ops.rows import accumulator
 from quorem.partitions import ExplicitPartition, Partition
+from quorem.schemes.frequency import rank
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 CAR = Custom((ExplicitPartition([0, 1, 1, 0, 2, 2, 3, 3]), Partition(1, 2)), operation="add", check=False, force=True)
@@ -29,21 +30,39 @@ MIX: list[tuple[Scheme, int, int | None]] = [
     (CAR, 8, None),
     (Full(), 1, None),
 ]
+GROUPS = Custom((ExplicitPartition([i % 7 for i in range(45)]),), check=False)
+HOT_COLD: list[tuple[Scheme, int, int | None]] = [
+    (HotCold(5, cold=QR(4), force=True), 400, None),
+    (HotCold(40, cold=QR(7), num_rest=30), 500, 3),
+    (HotCold(4, cold=QR(4, operation="concat", permute=3), num_rest=11), 300, None),
+    (HotCold(5, cold=GROUPS, num_rest=10, force=True), 60, None),
+    (HotCold(20, cold=QR(4), num_rest=40, force=True), 60, None),
+    (HotCold(0, cold=GeneralizedQR(3), num_rest=10), 5000, None),
+    (HotCold(70, cold=Pool(300)), 9000, 100),
+    (HotCold(5, cold=Pool(300), num_rest=700), 4000, None),
+    (HotCold(0, cold=Pool(300)), 1000, None),
+    (QR(4), 1000, 0),
+]
+# Tables by feature: two features read one table, of the pool's and of the others.
+HOT_COLD_FEATURES = [0, 1, 2, 3, 6, 4, 7, 5, 6, 8, 9, 9]
 
 
 class Case:
     """Tables of a mix of schemes, and batches for them."""
 
-    def __init__(self, mix=MIX, width=16, dtype=torch.float32, widths=None):
+    def __init__(self, mix=MIX, width=16, dtype=torch.float32, widths=None, features=None, ranked=False):
         torch.manual_seed(0)
         widths = widths or [width] * len(mix)
         specs = [scheme.spec(n, w) for (scheme, n, _), w in zip(mix, widths, strict=True)]
-        self.storage = build(specs, [pad for _, _, pad in mix])
+        counts = [torch.randint(0, 50, (spec.num_embeddings,)) for spec in specs]
+        ranks = [rank(c, s) if ranked and s.num_own else None for c, s in zip(counts, specs, strict=True)]
+        self.storage = build(specs, [pad for _, _, pad in mix], features, ranks)
         self.layout = self.storage.layout
         shape = (self.storage.num_rows, self.storage.width)
         self.stored = torch.randn(shape, dtype=torch.float64).to(dtype)
-        self.n = torch.tensor([n for _, n, _ in mix])
-        self.padding = torch.tensor([-1 if pad is None else pad for _, _, pad in mix])
+        tables = torch.tensor(range(len(mix)) if features is None else features)
+        self.n = torch.tensor([n for _, n, _ in mix])[tables]
+        self.padding = torch.tensor([-1 if pad is None else pad for _, _, pad in mix])[tables]
 
     def draw(self, features: Tensor) -> Tensor:
         """Ids of the given features: mostly low ones, the last one and padding among them."""
@@ -114,7 +133,7 @@ def check_bag(case: Case, ids: Tensor, offsets: Tensor, weighted: bool, mean: bo
     same("sample_weights", to_weights, truth("bag_sample_weights_backward", *args, mean=mean).to(to_weights.dtype))
 
 
-RULES = tuple(state.STATES)
+RULES = tuple(rule for rule in state.STATES if rule not in ("momentum_sgd", "adamw"))  # those with fused versions
 LR = torch.tensor(0.05, dtype=torch.float64)
 
 
@@ -128,7 +147,8 @@ def fresh(rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99)) -> tu
     if rule == "adagrad":
         return state.AdagradState(averages[0], step), state.AdagradConstants(0.01, 1e-10)
     if rule == "rowwise_adagrad":
-        extents = torch.tensor([[e.base, e.pitch] for feature in case.storage.extents for e in feature])
+        tables = [*case.storage.extents, *case.storage.pools.values()]
+        extents = torch.tensor([[e.base, e.pitch] for table in tables for e in table])
         return state.RowWiseAdagradState(averages[0][:, 0].clone(), step, extents), state.AdagradConstants(0.01, 1e-10)
     if rule.startswith("lazy"):
         return state.LazyAdamState(*averages[:2], step, largest), state.LazyAdamConstants(*betas, 1e-8)

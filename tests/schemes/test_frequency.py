@@ -22,6 +22,7 @@ from quorem import (
     Pool,
     Table,
 )
+from quorem.ops import cpu
 from quorem.partitions import Mixing
 from quorem.schemes import Ranks, from_json, to_json
 from quorem.schemes.frequency import places, rank
@@ -99,6 +100,18 @@ def test_ranges_of_a_table():
         *range(10),
         *range(11, 58),
     ]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_table_without_cold_ids_does_not_search_the_lists_of_the_next(fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(cpu, "kernels", dict)
+    only_hot = Table("hot", 12, D, HotCold(3, cold=Full(), num_rest=9, force=True), frequencies=torch.arange(12.0))
+    scheme = HotCold(1, cold=Full(), num_rest=1, force=True)
+    others = [Table(f"{i}", 12, D, scheme, frequencies=torch.rand(12)) for i in range(3)]
+    module = EmbeddingCollection([only_hot, *others])
+    ids = torch.arange(12)[:, None].expand(12, 4)
+    torch.testing.assert_close(module(ids)[:, 0], module.to_dense()["hot"])
 
 
 def tables(pool, **options):

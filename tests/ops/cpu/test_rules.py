@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import LR, MIX, RULES, Case, fresh, fused, same, truth
+from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, LR, MIX, RULES, Case, fresh, fused, same, truth
 
 from quorem import QR, Full
 from quorem.ops.rows import accumulator
@@ -14,7 +14,17 @@ pytestmark = pytest.mark.kernels(device="cpu")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_updates(rule, dtype):
-    case = Case([MIX[0], MIX[1], MIX[4], MIX[8]], dtype=dtype, widths=[16, 48, 16, 32])
+    check_updates(Case([MIX[0], MIX[1], MIX[4], MIX[8]], dtype=dtype, widths=[16, 48, 16, 32]), rule)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ranked", [False, True])
+def test_updates_of_shared_rows(rule, ranked):
+    check_updates(Case(HOT_COLD, width=32 if ranked else 16, features=HOT_COLD_FEATURES, ranked=ranked), rule)
+
+
+def check_updates(case, rule):
+    dtype = case.stored.dtype
     state, constants = fresh(rule, case)
     stored, rule_options = case.stored, {"rule": rule, "constants": constants}
 

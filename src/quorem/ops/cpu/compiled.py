@@ -6,6 +6,7 @@ from typing import Any
 
 import numba
 
+from ... import partitions
 from .. import layout, state
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -34,5 +35,6 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def source_stamp() -> tuple[tuple[str, float, int], ...]:
     """Name, time of change and size of every file that a kernel is compiled from."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(layout.__file__), Path(state.__file__)]
+    others = [Path(str(module.__file__)) for module in (partitions, layout, state)]
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *others]
     return tuple((path.name, path.stat().st_mtime, path.stat().st_size) for path in files)

@@ -1,21 +1,27 @@
 """Gradients of the rows that a batch reads, summed by row before they touch the tables.
 
-One slot at a time, since no two slots share a row. Each distinct row that the slot's ids read gets an index, in order
-of first appearance, and its gradients are added up under that index. So the sums take no more memory than the batch
-needs. An index is found by the row itself if the table has no more rows than the batch has ids, else by a hash table.
+One slot at a time. Each distinct row that the slot's ids read gets an index, in order of first appearance, and its
+gradients are added up under that index. So the sums take no more memory than the batch needs. An index is found by the
+row itself if the table has no more rows than the batch has ids, else by a hash table.
 
-The gradients of a row are always added in the order of the batch, whatever the number of threads: same bits every time.
+The gradients of a row are always added in one order, slot after slot and then that of the batch, whatever the number of
+threads: same bits every time.
 
-The sums of one slot lie in an *area* of scratch memory, from which other kernels take them:
+The sums of one slot lie in an *area* of scratch memory, from which other kernels take them. It starts with a header of
+six integers for each of the slot's K parts:
 
-    capacity    int64 [K]          N_k, the most distinct rows: the lesser of the slot's ids and the partition's rows
-    count       int64 [K]          distinct rows so far
-    rows        int64 [K + 1, 64]  the block's rows, as ``block_rows`` gives them
-    indices     int64 [K, 64]      and their indices
-    starts      int64 [64]         where the gradient of each id in the block starts
-    distinct    int64 [N_k] * K    the row of each index
-    hash_table  int32 [P_k] * K    one plus the index, by row or by hash; P_k is a power of two, at least 2 N_k
-    sums        [N_k, W] * K       gradients by index, float32 or float64
+    CAPACITY    N_k, the most distinct rows: the lesser of the ids and the part's rows
+    COUNT       distinct rows so far
+    ENTRIES     P_k, the size of the hash table: a power of two, at least 2 N_k
+    DISTINCT    where ``distinct`` int64 [N_k] starts: the row of each index
+    TABLE       where ``table`` int32 [P_k] starts: one plus the index, by row or by hash
+    SUMS        where ``sums`` [N_k, W] start: gradients by index, float32 or float64
+
+Then come, for the ids of a block, their rows int64 [K + 2, 64], as ``block_rows`` gives them; the indices of these,
+int64 [K, 64]; where each id's gradient starts, int64 [64]; and then the above of all parts.
+
+Slots that share rows (a pool, a table of several features) add to one place: the part of the first slot that reads
+them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` says who owns what.
 """
 
 from typing import NamedTuple
@@ -23,9 +29,21 @@ from typing import NamedTuple
 import numpy as np
 
 from ..layout import BASE, FEATURE, PART_COLUMNS, PITCH, SIZE
+from .codes import load_row
 from .compiled import inner, kernel
 from .lookup import compose
-from .rows import BLOCK, Source, block_rows, multiplies, part_item, partitions_of, rows_bytes, slot_item
+from .rows import (
+    BLOCK,
+    Source,
+    block_rows,
+    has_both,
+    multiplies,
+    part_item,
+    partitions_of,
+    parts_read,
+    rows_bytes,
+    slot_item,
+)
 from .vector import (
     INT32,
     INT64,
@@ -43,78 +61,68 @@ from .vector import (
 )
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
+HEADER = 6
+CAPACITY, COUNT, ENTRIES, DISTINCT, TABLE, SUMS = range(HEADER)
 
 
 class Areas(NamedTuple):
     """Several areas; kernels take them as a plain tuple, for the reason that ``rows.Source`` gives."""
 
-    address: int  # of the first
-    step: int  # bytes from one to the next
+    address: int  # of their memory
+    step: int  # bytes from one to the next, where no rows are shared
     count: int
     num_partitions: int  # K
     width: int  # W
-    parts: int  # the layout's, from the first area's slot on; 0 for sums of plain rows
+    parts: int  # the layout's; 0 for sums of plain rows
+    first: int = 0  # their first slot, or its position in ``order``
+    order: int = 0  # int64 [S] where rows are shared: slots such that those that share come one after another
+    offsets: int = 0  # int64 [S]: where the area of each slot starts, in bytes after ``address``
+    owners: int = 0  # int64 [S, K]: slot * K + part of the owner of each part
 
 
-def area_bytes(num_ids: int, num_partitions: int, width: int, float_bytes: int) -> int:
-    """Size of an area for that many ids, in whole cache lines; tables with fewer rows than ids use less of it."""
-    k, n = num_partitions, num_ids
-    hash_size = 64
-    while hash_size < 2 * n:
-        hash_size *= 2
-    size = 8 * (2 * k + (2 * k + 2) * BLOCK + k * n) + 4 * k * hash_size
-    return -(-size // 64) * 64 + -(-k * n * width * float_bytes // 64) * 64
+def area_bytes(capacities: list[int], width: int, float_bytes: int) -> int:
+    """Size of an area for that many distinct rows of each part, in whole cache lines."""
+    k = len(capacities)
+    size = 8 * (HEADER * k + (2 * k + 3) * BLOCK)
+    for capacity in capacities:
+        entries = 64
+        while entries < 2 * capacity:
+            entries *= 2
+        size += 8 * capacity + 4 * entries + 64 + capacity * width * float_bytes
+    return (size // 64 + 1) * 64
 
 
 @inner
-def pitch_of(areas, a):
+def slot_of(areas, a):
+    """The slot of an area."""
+    return item(INT64, areas.order, areas.first + a) if areas.order else areas.first + a
+
+
+@inner
+def area_of(areas, a):
+    """The address of an area."""
+    return areas.address + (item(INT64, areas.offsets, slot_of(areas, a)) if areas.order else a * areas.step)
+
+
+@inner
+def pitch_of(areas, a, k):
     """How many areas, from ``a`` on, hold the sums of the same rows of tables, ``width`` columns each."""
-    return item(INT64, areas.parts, a * areas.num_partitions * PART_COLUMNS + PITCH) if areas.parts else 1
+    if not areas.parts:
+        return 1
+    part = areas.parts + (slot_of(areas, a) * areas.num_partitions + k) * PART_COLUMNS * 8
+    return item(INT64, part, PITCH) if item(INT64, part, BASE) >= 0 else 1
 
 
 @inner
-def count_of(area, K, k):
-    """Number of distinct rows of partition ``k``."""
-    return item(INT64, area, K + k)
+def header(area, K, field, k):
+    """A field of the header of part ``k``."""
+    return item(INT64, area, field * K + k)
 
 
 @inner
-def _capacity_before(area, k):
-    """Capacity of all partitions before ``k``."""
-    capacity = 0
-    for other in range(k):
-        capacity += item(INT64, area, other)
-    return capacity
-
-
-@inner
-def distinct_of(area, K, k):
-    """Address of ``distinct`` of partition ``k``."""
-    return area + (2 * K + (2 * K + 2) * BLOCK + _capacity_before(area, k)) * 8
-
-
-@inner
-def _hash_size(capacity):
-    size = 64
-    while size < 2 * capacity:
-        size *= 2
-    return size
-
-
-@inner
-def _hash_table_of(area, K, k):
-    """Address of ``hash_table`` of partition ``k``."""
-    entries = 0
-    for other in range(k):
-        entries += _hash_size(item(INT64, area, other))
-    return distinct_of(area, K, K) + entries * 4
-
-
-@inner
-def sums_of(kind, area, K, W, k):
-    """Address of ``sums`` of partition ``k``."""
-    start = (_hash_table_of(area, K, K) + 63) // 64 * 64
-    return start + _capacity_before(area, k) * W * size_of(accumulator(kind))
+def block_of(area, K):
+    """The address of the rows of the block."""
+    return area + HEADER * K * 8
 
 
 @over_columns
@@ -123,36 +131,44 @@ def _clear(zero, j, kind, sum_):
 
 
 @inner
-def _clear_hash_table(area, K, k, num_rows):
-    table = _hash_table_of(area, K, k)
-    for position in range(min(num_rows, _hash_size(item(INT64, area, k)))):
+def _lay_out(kind, area, K, W, k, num_rows, start):
+    """Fill the header of part ``k`` for its capacity, with memory from ``start`` on; where that ends."""
+    capacity, entries = header(area, K, CAPACITY, k), 64
+    while entries < 2 * capacity:
+        entries *= 2
+    table = start + capacity * 8
+    sums = (table + entries * 4 + 63) // 64 * 64
+    put(INT64, area, COUNT * K + k, 0)
+    put(INT64, area, ENTRIES * K + k, entries)
+    put(INT64, area, DISTINCT * K + k, start)
+    put(INT64, area, TABLE * K + k, table)
+    put(INT64, area, SUMS * K + k, sums)
+    for position in range(min(num_rows, entries) if capacity else 0):
         put(INT32, table, position, 0)
+    return sums + (capacity * W * size_of(accumulator(kind)) + 7) // 8 * 8
 
 
 @inner
-def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, n):
-    """Fill the area's ``indices`` for the block's rows; -1 for no row, or for a row of another thread's share.
+def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, n, rows, indices):
+    """Fill ``indices`` for the block's ``rows``; -1 for no row, or for a row of another thread's share.
 
-    The partition's rows lie between ``base`` and ``base + num_rows``.
+    The rows of part ``k`` of ``area`` lie between ``base`` and ``base + num_rows``.
     """
-    rows = area + (2 * K + k * BLOCK) * 8
-    indices = rows + (K + 1) * BLOCK * 8
-    size = _hash_size(item(INT64, area, k))
-    distinct, table, sums = distinct_of(area, K, k), _hash_table_of(area, K, k), sums_of(kind, area, K, W, k)
-    count = count_of(area, K, k)
+    entries, distinct = header(area, K, ENTRIES, k), header(area, K, DISTINCT, k)
+    table, sums, count = header(area, K, TABLE, k), header(area, K, SUMS, k), header(area, K, COUNT, k)
     for i in range(n):
         row = item(INT64, rows, i)
         if row < 0 or (num_shares > 1 and row % num_shares != share):
             put(INT64, indices, i, -1)
             continue
-        if num_rows <= size:
+        if num_rows <= entries:
             position = row - base
             index = np.int64(item(INT32, table, position)) - 1
         else:
-            position = np.int64((np.uint64(row) * _GOLDEN_RATIO) >> np.uint64(32)) & (size - 1)
+            position = np.int64((np.uint64(row) * _GOLDEN_RATIO) >> np.uint64(32)) & (entries - 1)
             index = np.int64(item(INT32, table, position)) - 1
             while index >= 0 and item(INT64, distinct, index) != row:
-                position = (position + 1) & (size - 1)
+                position = (position + 1) & (entries - 1)
                 index = np.int64(item(INT32, table, position)) - 1
         if index < 0:
             index = count
@@ -161,7 +177,7 @@ def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, n):
             put(INT64, distinct, index, row)
             _clear(kind, W, kind, sums + index * W * size_of(accumulator(kind)))
         put(INT64, indices, i, index)
-    put(INT64, area, K + k, count)
+    put(INT64, area, COUNT * K + k, count)
 
 
 @inner
@@ -173,34 +189,31 @@ def _add(zero, j, float_kind, sums, W, index, value):
 
 
 @over_columns
-def _add_block(zero, j, kind, source, grad, starts, factors, n, rows, num_parts, mult, indices, area, sums):
-    """Add the gradients of the block's ``n`` ids to the sums of the rows they read."""
-    stored, W = source.stored, source.width
-    float_kind = accumulator(kind)
-    size = W * size_of(float_kind)
-    pair_product = num_parts == 2 and mult  # the most common case, and fastest if the compiler knows it
-    second_sums = sums + _capacity_before(area, 1) * size
+def _add_block(zero, j, kind, source, grad, starts, factors, n, rows, num_parts, both, mult, indices, sums):
+    """Add the gradients of the block's ``n`` ids to the sums of the rows they read; ``sums`` has K addresses."""
+    stored, W, float_kind = source.stored, source.width, accumulator(kind)
+    pair_product = num_parts == 2 and mult and not both  # the most common case, fastest if the compiler knows it
     for i in range(n):
-        if item(INT64, rows, i) < 0:
+        begin, end = parts_read(rows, i, both, num_parts)
+        if item(INT64, rows, begin * BLOCK + i) < 0:
             continue
         gradient = load(kind, zero, grad, item(INT64, starts, i) + j)
         if factors:
             gradient = gradient * splat(zero, item(float_kind, factors, i))
         if pair_product:
-            first, second = item(INT64, rows, i) * W + j, item(INT64, rows, BLOCK + i) * W + j
-            to_first = gradient * load(kind, zero, stored, second)
-            to_second = gradient * load(kind, zero, stored, first)
-            _add(zero, j, float_kind, sums, W, item(INT64, indices, i), to_first)
-            _add(zero, j, float_kind, second_sums, W, item(INT64, indices, BLOCK + i), to_second)
+            first, second = item(INT64, rows, i), item(INT64, rows, BLOCK + i)
+            to_first = gradient * load_row(kind, zero, stored, W, second, j)
+            to_second = gradient * load_row(kind, zero, stored, W, first, j)
+            _add(zero, j, float_kind, item(INT64, sums, 0), W, item(INT64, indices, i), to_first)
+            _add(zero, j, float_kind, item(INT64, sums, 1), W, item(INT64, indices, BLOCK + i), to_second)
             continue
-        for k in range(num_parts):
+        for k in range(begin, end):
             value = gradient
             if mult:
-                for other in range(num_parts):
+                for other in range(begin, end):
                     if other != k:
-                        value = value * load(kind, zero, stored, item(INT64, rows, other * BLOCK + i) * W + j)
-            index = item(INT64, indices, k * BLOCK + i)
-            _add(zero, j, float_kind, sums + _capacity_before(area, k) * size, W, index, value)
+                        value = value * load_row(kind, zero, stored, W, item(INT64, rows, other * BLOCK + i), j)
+            _add(zero, j, float_kind, item(INT64, sums, k), W, item(INT64, indices, k * BLOCK + i), value)
 
 
 @inner
@@ -219,20 +232,48 @@ def slot_ids(source, s):
 
 
 @inner
-def _sum_slot(kind, source, grad, s, area, share, num_shares):
+def _owner_area(areas, a, k):
+    """The area, and the part of it, that has the sums of part ``k`` of area ``a``."""
+    if not areas.owners:
+        return area_of(areas, a), k
+    owner = item(INT64, areas.owners, slot_of(areas, a) * areas.num_partitions + k)
+    slot = owner // areas.num_partitions
+    return areas.address + item(INT64, areas.offsets, slot), owner - slot * areas.num_partitions
+
+
+@inner
+def _lay_out_areas(kind, source, areas, num_shares):
+    """Fill the headers of all areas: a part has room for the ids of all slots that add to it."""
+    K = source.num_partitions
+    for a in range(areas.count):
+        for k in range(K):
+            put(INT64, area_of(areas, a), CAPACITY * K + k, 0)
+    for a in range(areas.count):
+        begin, end = slot_ids(source, slot_of(areas, a))
+        for k in range(partitions_of(source, slot_of(areas, a))):
+            area, part = _owner_area(areas, a, k)
+            put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
+    for a in range(areas.count):
+        area, s = area_of(areas, a), slot_of(areas, a)
+        start = block_of(area, K) + rows_bytes(source) + (K + 1) * BLOCK * 8
+        for k in range(K):
+            num_rows = _num_rows(source, s, k)
+            put(INT64, area, CAPACITY * K + k, min(header(area, K, CAPACITY, k), num_rows // num_shares + 1))
+            start = _lay_out(kind, area, K, source.width, k, num_rows, start)
+
+
+@inner
+def _sum_slot(kind, source, grad, areas, a, share, num_shares, sums):
     S, K, W = source.num_slots, source.num_partitions, source.width
+    area, s = area_of(areas, a), slot_of(areas, a)
     begin, end = slot_ids(source, s)
-    rows = area + 2 * K * 8
+    rows = block_of(area, K)
     indices = rows + rows_bytes(source)
     starts = indices + K * BLOCK * 8
-    num_parts, mult = partitions_of(source, s), multiplies(source, s)
-    for k in range(K):
-        capacity = min(end - begin, _num_rows(source, s, k) // num_shares + 1) if k < num_parts else 0
-        put(INT64, area, k, capacity)
-        put(INT64, area, K + k, 0)
+    num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
     for k in range(num_parts):
-        _clear_hash_table(area, K, k, _num_rows(source, s, k))
-    sums = sums_of(kind, area, K, W, 0)
+        owner, part = _owner_area(areas, a, k)
+        put(INT64, sums, k, header(owner, K, SUMS, part))
     for p in range(begin, end, BLOCK):
         n = min(BLOCK, end - p)
         block_rows(kind, source, s, p, n, rows)
@@ -241,22 +282,25 @@ def _sum_slot(kind, source, grad, s, area, share, num_shares):
             put(INT64, starts, i, (b * S + s) * W)
             prefetch(grad + (b * S + s) * W * size_of(kind))
         for k in range(num_parts):
-            base = part_item(source, s, k, BASE)
-            _index_rows(kind, area, K, W, k, base, _num_rows(source, s, k), share, num_shares, n)
+            owner, part = _owner_area(areas, a, k)
+            base, num_rows, block = part_item(source, s, k, BASE), _num_rows(source, s, k), k * BLOCK * 8
+            _index_rows(kind, owner, K, W, part, base, num_rows, share, num_shares, n, rows + block, indices + block)
         factors = source.factors + p * size_of(accumulator(kind)) if source.factors else 0
-        _add_block(kind, W, kind, source, grad, starts, factors, n, rows, num_parts, mult, indices, area, sums)
+        _add_block(kind, W, kind, source, grad, starts, factors, n, rows, num_parts, both, mult, indices, sums)
 
 
 @kernel
-def sum_slots(kind, source, grad, areas, first, share, num_shares):
-    """Sum the gradients of the slots from ``first`` on by row, each into its area.
+def sum_slots(kind, source, grad, areas, share, num_shares):
+    """Sum the gradients of the slots of ``areas`` by row.
 
-    Several threads may work on one slot, each with an area of its own: one takes the rows that leave the remainder
+    Several threads may work on the same slots, each with areas of its own: one takes the rows that leave the remainder
     ``share`` when divided by ``num_shares``.
     """
     source, areas = Source(*source), Areas(*areas)
+    sums = reserve(source.num_partitions * 8)
+    _lay_out_areas(kind, source, areas, num_shares)
     for a in range(areas.count):
-        _sum_slot(kind, source, grad, first + a, areas.address + a * areas.step, share, num_shares)
+        _sum_slot(kind, source, grad, areas, a, share, num_shares, sums)
 
 
 @over_columns
@@ -269,19 +313,18 @@ def _add_row(zero, j, kind, sum_, value):
 def sum_rows(kind, rows, values, num_values, num_rows, areas, share, num_shares):
     """Sum ``values`` ``[N, W]`` by ``rows`` ``[N]`` into one area; rows may repeat, and those below 0 are left out."""
     areas = Areas(*areas)
-    area, K, W = areas.address, areas.num_partitions, areas.width
+    area, W = areas.address, areas.width
     size = W * size_of(accumulator(kind))
-    put(INT64, area, 0, min(num_values, num_rows // num_shares + 1))
-    put(INT64, area, K, 0)
-    _clear_hash_table(area, K, 0, num_rows)
-    block = area + 2 * K * 8
-    indices = block + (K + 1) * BLOCK * 8
-    sums = sums_of(kind, area, K, W, 0)
+    put(INT64, area, CAPACITY, min(num_values, num_rows // num_shares + 1))
+    block = block_of(area, 1)
+    indices = block + 3 * BLOCK * 8
+    _lay_out(kind, area, 1, W, 0, num_rows, indices + 2 * BLOCK * 8)
+    sums = header(area, 1, SUMS, 0)
     for p in range(0, num_values, BLOCK):
         n = min(BLOCK, num_values - p)
         for i in range(n):
             put(INT64, block, i, item(INT64, rows, p + i))
-        _index_rows(kind, area, K, W, 0, 0, num_rows, share, num_shares, n)
+        _index_rows(kind, area, 1, W, 0, 0, num_rows, share, num_shares, n, block, indices)
         for i in range(n):
             index = item(INT64, indices, i)
             if index >= 0:
@@ -294,41 +337,50 @@ def _copy(zero, j, kind, out, sum_):
 
 
 @kernel
+def count_rows(areas):
+    """How many distinct rows all areas have."""
+    areas, count = Areas(*areas), 0
+    for a in range(areas.count):
+        for k in range(areas.num_partitions):
+            count += header(area_of(areas, a), areas.num_partitions, COUNT, k)
+    return count
+
+
+@kernel
 def write_dense(kind, out, areas):
     """Write the sums of all areas into a gradient ``[R, W]`` that is zero elsewhere."""
     areas = Areas(*areas)
     K, W = areas.num_partitions, areas.width
     for a in range(areas.count):
-        area = areas.address + a * areas.step
+        area = area_of(areas, a)
         for k in range(K):
-            distinct, sums = distinct_of(area, K, k), sums_of(kind, area, K, W, k)
-            for u in range(count_of(area, K, k)):
+            distinct, sums = header(area, K, DISTINCT, k), header(area, K, SUMS, k)
+            for u in range(header(area, K, COUNT, k)):
                 row = out + item(INT64, distinct, u) * W * size_of(kind)
                 _copy(kind, W, kind, row, sums + u * W * size_of(accumulator(kind)))
 
 
 @kernel
 def write_sparse(kind, rows, values, areas):
-    """Write the distinct rows ``[U]`` of all areas and their sums ``[U, W]``; returns U."""
+    """Write the distinct rows ``[U]`` of all areas and their sums ``[U, W]``."""
     areas = Areas(*areas)
     K, W = areas.num_partitions, areas.width
     float_kind = accumulator(kind)
     size = W * size_of(float_kind)
     written = 0
     for a in range(areas.count):
-        area = areas.address + a * areas.step
+        area = area_of(areas, a)
         for k in range(K):
-            distinct, sums = distinct_of(area, K, k), sums_of(kind, area, K, W, k)
-            for u in range(count_of(area, K, k)):
+            distinct, sums = header(area, K, DISTINCT, k), header(area, K, SUMS, k)
+            for u in range(header(area, K, COUNT, k)):
                 put(INT64, rows, written, item(INT64, distinct, u))
                 _copy(float_kind, W, float_kind, values + written * size, sums + u * size)
                 written += 1
-    return written
 
 
 @over_columns
-def _add_dot(zero, j, kind, source, sums, i, grad, rows, num_parts, mult):
-    product = compose(zero, j, kind, source, rows, i, num_parts, mult) * load(kind, zero, grad, j)
+def _add_dot(zero, j, kind, source, sums, i, grad, rows, begin, end, mult):
+    product = compose(zero, j, kind, source, rows, i, begin, end, mult) * load(kind, zero, grad, j)
     put(accumulator(kind), sums, i, item(accumulator(kind), sums, i) + total(product))
 
 
@@ -347,10 +399,10 @@ def sample_weights(kind, source, out, grad, f, first, last):
             put(float_kind, sums, i, 0)
         for s in range(first_slot, first_slot + num_slots):
             block_rows(kind, source, s, p, n, rows)
-            num_parts, mult = partitions_of(source, s), multiplies(source, s)
+            num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
             for i in range(n):
-                if item(INT64, rows, i) >= 0:
-                    vector = grad + (item(INT32, source.entries, p + i) * S + s) * W * size_of(kind)
-                    _add_dot(kind, W, kind, source, sums, i, vector, rows, num_parts, mult)
+                begin, end = parts_read(rows, i, both, num_parts)
+                vector = grad + (item(INT32, source.entries, p + i) * S + s) * W * size_of(kind)
+                _add_dot(kind, W, kind, source, sums, i, vector, rows, begin, end, mult)
         for i in range(n):
             put(float_kind, sums, i, item(float_kind, sums, i) * item(float_kind, source.factors, p + i))

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..layout import Layout, is_plain
+from ..layout import Layout
 from ..rows import accumulator
 from . import gradients, lookup
-from .gradients import Areas
+from .gradients import Areas, area_bytes
 from .rows import Source, source_fits
+from .sharing import Placement, Unit, sharing_of
 from .threads import run_tasks, threads_for
 
 # What the kernels take as ``kind`` (see ``vector``).
@@ -90,12 +91,10 @@ def bag_batch(
 def _supported(ids: Tensor, stored: Tensor, layout: Layout, grad: Tensor | None, size: int) -> bool:
     if stored.dtype not in KINDS or ids.dtype not in (torch.int32, torch.int64):
         return False
-    if not is_plain(layout):
-        return False
-    slots, parts, maps, spans, _ = layout
-    if not (slots.is_contiguous() and parts.is_contiguous() and maps.is_contiguous() and spans.is_contiguous()):
-        return False
-    num_slots, num_partitions, _ = parts.shape
+    for tensor in layout:
+        if not tensor.is_contiguous():
+            return False
+    num_slots, num_partitions, _ = layout.parts.shape
     if num_partitions > MOST_PARTITIONS:
         return False
     return grad is None or (grad.dtype == stored.dtype and grad.shape == (size, num_slots, stored.shape[1]))
@@ -105,13 +104,14 @@ def _source(stored: Tensor, layout: Layout, ids: Tensor, *rest: int) -> tuple[in
     """The fields of ``Source`` in their order, of which ``rest`` are those from ``entry_stride`` on.
 
     Raises:
-        TypeError: if a tensor of the layout is not int64.
+        TypeError: if a tensor of the layout is not int64; ``ranks`` may be int32.
     """
-    slots, parts, maps, spans, _ = layout
-    if not slots.dtype == parts.dtype == maps.dtype == spans.dtype == torch.int64:
-        raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout[:4])}) must be torch.int64")
-    tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr())
-    sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0])
+    slots, parts, maps, spans, ranks = layout
+    dtypes = slots.dtype == parts.dtype == maps.dtype == spans.dtype == torch.int64
+    if not dtypes or ranks.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
+    tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
+    sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0], ranks.shape[0], int(ranks.dtype == torch.int64))
     return stored.data_ptr(), *stored.shape, *tensors, *sizes, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
 
 
@@ -128,17 +128,11 @@ def raise_misfit(source: tuple[int, ...]) -> NoReturn:
 
 
 class Scratch:
-    """Memory for ``count`` areas of summed gradients (see ``gradients``). It must outlive the kernels that use it."""
+    """Memory for areas of summed gradients (see ``gradients``). It must outlive the kernels that use it."""
 
-    def __init__(self, count: int, step: int, num_partitions: int, stored: Tensor) -> None:
-        self.step, self.num_partitions, self.width = step, num_partitions, stored.shape[1]
-        self.memory = stored.new_empty(count * step + 64, dtype=torch.uint8)
+    def __init__(self, num_bytes: int, stored: Tensor) -> None:
+        self.memory = stored.new_empty(num_bytes + 64, dtype=torch.uint8)
         self.address = -(-self.memory.data_ptr() // 64) * 64
-
-    def areas(self, count: int = 1, parts: Tensor | None = None, first: int = 0) -> tuple[int, ...]:
-        """The first ``count`` areas, as kernels take them; for slots from ``first`` on, where there are ``parts``."""
-        slot_parts = 0 if parts is None else parts.data_ptr() + first * parts.stride(0) * parts.itemsize
-        return tuple(Areas(self.address, self.step, count, self.num_partitions, self.width, slot_parts))
 
 
 def sum_by_row(
@@ -156,39 +150,54 @@ def sum_by_row(
         stored: what it read from.
         batch: the ids.
         layout: of ``stored``.
-        apply: called with areas of sums (see ``gradients``) and their first slot, on the thread that filled them. By
+        apply: called with areas of sums (see ``gradients``) and a rising number, on the thread that filled them. By
             then all gradients of these slots are computed. No other slot reads their rows, so these may be changed.
-        all_at_once: call ``apply`` once, with all slots.
+        all_at_once: call ``apply`` once, with all slots in their order.
     """
     grad = grad.contiguous()
     slots, partitions, _ = layout.parts.shape
-    fixed = (KINDS[stored.dtype], batch.source, grad.data_ptr())
     threads = 1 if all_at_once else threads_for(batch.longest * slots * partitions * stored.shape[1])
+    fixed = (KINDS[stored.dtype], batch.source, grad.data_ptr())
+    sharing, width, float_bytes = sharing_of(layout), stored.shape[1], accumulator(stored).itemsize
+    placement: Placement | None = None  # kept here as long as kernels use it
+    if sharing is None:
+        step = area_bytes([batch.longest] * partitions, width, float_bytes)
+        shares = -(-2 * threads // slots) if threads > 1 and slots < 2 * threads else 1
+        count = max(1, min(CACHED // step, slots if threads == 1 else slots // (4 * threads)))
+        count = slots if all_at_once else 1 if shares > 1 else count
+        firsts = range(0, slots, count)
+        units = tuple(Unit(first, min(count, slots - first), min(count, slots - first) * step) for first in firsts)
+        shared: tuple[int, ...] = (0, 0, 0)
+    else:
+        step, shares = 0, 1 if threads == 1 or sharing.is_even(2 * threads) else 2 * threads
+        most_bytes = -1 if all_at_once else CACHED if threads == 1 else 0
+        placement = sharing.placement(batch.longest, width, float_bytes, most_bytes)
+        units = placement.units
+        shared = (placement.order.data_ptr(), placement.offsets.data_ptr(), sharing.owners.data_ptr())
 
-    step = gradients.area_bytes(batch.longest, partitions, stored.shape[1], accumulator(stored).itemsize)
+    def areas(scratch: Scratch, unit: Unit) -> tuple[int, ...]:
+        sizes = (step, unit.num_slots, partitions, width, layout.parts.data_ptr())
+        return tuple(Areas(scratch.address, *sizes, unit.first, *shared))
 
-    if threads > 1 and slots < 2 * threads:
-        shares = -(-2 * threads // slots)
-        tasks = [(s, share) for s in range(slots) for share in range(shares)]
-        scratch = {task: Scratch(1, step, partitions, stored) for task in tasks}
+    if shares > 1:
+        tasks = [(u, share) for u in range(len(units)) for share in range(shares)]
+        scratch = {task: Scratch(units[task[0]].num_bytes, stored) for task in tasks}
 
-        def sum_share(s: int, share: int) -> None:
-            gradients.sum_slots(*fixed, scratch[s, share].areas(), s, share, shares)
+        def sum_share(u: int, share: int) -> None:
+            gradients.sum_slots(*fixed, areas(scratch[u, share], units[u]), share, shares)
 
         run_tasks(lambda: sum_share, tasks, threads)
-        run_tasks(lambda: lambda s, share: apply(scratch[s, share].areas(1, layout.parts, s), s), tasks, threads)
+        run_tasks(lambda: lambda u, share: apply(areas(scratch[u, share], units[u]), u), tasks, threads)
         return
 
-    count = slots if all_at_once else max(1, min(CACHED // step, slots if threads == 1 else slots // (4 * threads)))
-
     def worker() -> Callable[..., None]:
-        scratch = Scratch(count, step, partitions, stored)
+        scratch = Scratch(max(unit.num_bytes for unit in units), stored)
 
-        def run(first: int) -> None:
-            areas = scratch.areas(min(count, slots - first), layout.parts, first)
-            gradients.sum_slots(*fixed, areas, first, 0, 1)
-            apply(areas, first)
+        def run(u: int) -> None:
+            unit = areas(scratch, units[u])
+            gradients.sum_slots(*fixed, unit, 0, 1)
+            apply(unit, u)
 
         return run
 
-    run_tasks(worker, [(first,) for first in range(0, slots, count)], threads)
+    run_tasks(worker, [(u,) for u in range(len(units))], threads)

@@ -14,7 +14,6 @@ from ..layout import Layout
 from ..rows import accumulator, raise_out_of_range
 from . import gradients
 from . import lookup as kernels
-from .gradients import Areas
 from .launch import KINDS, Batch, bag_batch, lookup_batch, raise_misfit, sum_by_row
 from .rows import BLOCK, INVALID_IDS, MISFIT
 from .threads import run_tasks, threads_for
@@ -31,8 +30,8 @@ def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str) -> Tensor
     width = stored.shape[1]
     out = stored.new_empty(batch.size, slots, width)
     address = out.data_ptr()
-    streamed = out.nbytes >= STREAMED and (address | width * stored.itemsize) % 64 == 0
-    fixed = (KINDS[stored.dtype], batch.source, address, streamed)
+    kind, streamed = KINDS[stored.dtype], out.nbytes >= STREAMED and (address | width * stored.itemsize) % 64 == 0
+    fixed = (kind, batch.source, kind, address, streamed)
     threads = threads_for(out.numel() * partitions)
     if threads == 1:
         status = kernels.lookup(*fixed, 0, batch.size)
@@ -72,7 +71,7 @@ def bag(
     slots, partitions, _ = layout.parts.shape
     width = stored.shape[1]
     out = stored.new_empty(batch.size, slots, width)
-    fixed = (KINDS[stored.dtype], batch.source, out.data_ptr())
+    fixed = (KINDS[stored.dtype], batch.source, KINDS[stored.dtype], out.data_ptr())
 
     def worker() -> Callable[..., int]:
         carry = stored.new_empty(width, dtype=accumulator(stored))
@@ -135,7 +134,7 @@ def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: Batch | None) ->
         return NotImplemented
     out = stored.new_zeros(stored.shape)
     run = partial(gradients.write_dense, KINDS[stored.dtype], out.data_ptr())
-    sum_by_row(grad, stored, batch, layout, lambda areas, first: run(areas))
+    sum_by_row(grad, stored, batch, layout, lambda areas, unit: run(areas))
     return out
 
 
@@ -143,14 +142,14 @@ def _by_row(grad: Tensor, stored: Tensor, layout: Layout, batch: Batch | None) -
     if batch is None:
         return NotImplemented
     kind, width = KINDS[stored.dtype], stored.shape[1]
-    pieces: list[tuple[tuple[int, int], Tensor, Tensor]] = []  # first slot and row, rows, values
+    pieces: list[tuple[tuple[int, int], Tensor, Tensor]] = []  # unit and first row, rows, values
 
-    def collect(areas: tuple[int, ...], first: int) -> None:
-        most = Areas(*areas).count * Areas(*areas).num_partitions * batch.longest
-        rows = stored.new_empty(most, dtype=torch.int64)
-        values = stored.new_empty(most, width, dtype=accumulator(stored))
-        count = gradients.write_sparse(kind, rows.data_ptr(), values.data_ptr(), areas)
-        pieces.append(((first, int(rows[0]) if count else -1), rows[:count], values[:count]))
+    def collect(areas: tuple[int, ...], unit: int) -> None:
+        count = gradients.count_rows(areas)
+        rows = stored.new_empty(count, dtype=torch.int64)
+        values = stored.new_empty(count, width, dtype=accumulator(stored))
+        gradients.write_sparse(kind, rows.data_ptr(), values.data_ptr(), areas)
+        pieces.append(((unit, int(rows[0]) if count else -1), rows, values))
 
     sum_by_row(grad, stored, batch, layout, collect)
     pieces.sort(key=lambda piece: piece[0])  # in the same order, whichever thread was first

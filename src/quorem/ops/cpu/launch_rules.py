@@ -25,9 +25,11 @@ from ..state import (
     State,
 )
 from . import gradients, replay, rules
+from .gradients import Areas
 from .launch import KINDS, Batch, Scratch, bag_batch, lookup_batch, sum_by_row
 from .replay import Averages, History
 from .rules import AdamFactors, GradientOptions
+from .sharing import sharing_of
 from .threads import run_tasks, threads_for
 
 _DTYPES = {  # of state tensors; the others have the accumulator's
@@ -44,7 +46,7 @@ Addresses = tuple[int, ...]
 class Step(NamedTuple):
     """One step of a rule."""
 
-    apply: Callable[[Addresses, int], None]  # to areas of summed gradients, given with their first slot
+    apply: Callable[[Addresses, int], None]  # to areas of summed gradients, given with their number
     finish: Callable[[], None]  # after all rows
 
 
@@ -123,12 +125,13 @@ def rows_update_(
     n, (num_rows, width) = len(rows), stored.shape
     threads = threads_for(n * width)
     fixed = (KINDS[stored.dtype], rows.data_ptr(), values.data_ptr(), n, num_rows)
-    area_bytes = gradients.area_bytes(n, 1, width, values.itemsize)
+    num_bytes = gradients.area_bytes([n], width, values.itemsize)
 
     def update_share(share: int) -> None:
-        scratch = Scratch(1, area_bytes, 1, stored)
-        gradients.sum_rows(*fixed, scratch.areas(), share, threads)
-        step.apply(scratch.areas(), 0)
+        scratch = Scratch(num_bytes, stored)
+        areas = tuple(Areas(scratch.address, 0, 1, 1, width, 0))
+        gradients.sum_rows(*fixed, areas, share, threads)
+        step.apply(areas, 0)
 
     run_tasks(lambda: update_share, [(share,) for share in range(threads)], threads)
     step.finish()
@@ -162,8 +165,11 @@ def _catch_up(batch: Batch | None, stored: Tensor, state: AdamState, layout: Lay
     slots, partitions, _ = layout.parts.shape
     fixed = (KINDS[stored.dtype], batch.source, _averages(state), _history(state), tuple(constants))
     threads = threads_for(batch.longest * slots * partitions * stored.shape[1] // 4)
-    shares = -(-2 * threads // slots) if threads > 1 and slots < 2 * threads else 1
-    step = slots if threads == 1 else max(1, slots // (4 * threads))
+    if threads > 1 and sharing_of(layout) is not None:  # no two threads may move the same row
+        shares, step = 2 * threads, slots
+    else:
+        shares = -(-2 * threads // slots) if threads > 1 and slots < 2 * threads else 1
+        step = slots if threads == 1 else max(1, slots // (4 * threads))
     ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
     tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
     run_tasks(lambda: partial(replay.catch_up_slots, *fixed), tasks, threads)
@@ -200,13 +206,13 @@ def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Num
         return _lazy_adam_step(stored, rate, state, constants, options)
     finish = partial(rules.count_step, state.step.data_ptr())
     if isinstance(state, SGDState):
-        return Step(lambda areas, first: rules.sgd(kind, areas, options, address, rate), finish)
+        return Step(lambda areas, unit: rules.sgd(kind, areas, options, address, rate), finish)
     assert isinstance(state, AdagradState | RowWiseAdagradState)
     rate /= 1 + int(state.step) * constants.lr_decay
     fixed = (options, address, state.sum.data_ptr(), rate, constants.eps)
     if isinstance(state, AdagradState):
-        return Step(lambda areas, first: rules.adagrad(kind, areas, *fixed), finish)
-    return Step(lambda areas, first: rules.rowwise_adagrad(kind, areas, *fixed), finish)
+        return Step(lambda areas, unit: rules.adagrad(kind, areas, *fixed), finish)
+    return Step(lambda areas, unit: rules.rowwise_adagrad(kind, areas, *fixed), finish)
 
 
 def _adam_step(stored: Tensor, lr: float, state: AdamState, constants: AdamConstants, options: Numbers) -> Step:
@@ -223,7 +229,7 @@ def _adam_step(stored: Tensor, lr: float, state: AdamState, constants: AdamConst
         replay.catch_up_rows(kind, address, width, num_rows, 0, averages, history, tuple(constants), *rows, 0, 1)
         replay.advance(state.step.data_ptr(), lr, history, tuple(constants), state.max_exp_avg_sq is not None)
 
-    return Step(lambda areas, first: rules.adam(kind, areas, *fixed), finish)
+    return Step(lambda areas, unit: rules.adam(kind, areas, *fixed), finish)
 
 
 def _lazy_adam_step(
@@ -234,7 +240,7 @@ def _lazy_adam_step(
     no_history, no_constants = tuple(History(0, 0, 1, 0)), (0.0,) * len(AdamConstants._fields)
     fixed = (options, stored.data_ptr(), _averages(state), _factors(constants, rate, 1.0), no_history, no_constants)
     kind, finish = KINDS[stored.dtype], partial(rules.count_step, state.step.data_ptr())
-    return Step(lambda areas, first: rules.adam(kind, areas, *fixed), finish)
+    return Step(lambda areas, unit: rules.adam(kind, areas, *fixed), finish)
 
 
 def _factors(constants: AdamConstants | LazyAdamConstants, rate: float, divisor: float) -> Numbers:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..layout import FEATURE, LIMIT, PADDING
+from .codes import load_row
 from .compiled import inner, kernel
 from .rows import (
     BLOCK,
@@ -12,8 +13,10 @@ from .rows import (
     Source,
     block_rows,
     fits,
+    has_both,
     multiplies,
     partitions_of,
+    parts_read,
     rows_bytes,
     slot_item,
 )
@@ -35,38 +38,40 @@ from .vector import (
 
 
 @inner
-def compose(zero, j, kind, source, rows, i, num_parts, mult):
-    """The vector of the block's id ``i``: columns from ``j`` on, as many as ``zero`` has lanes."""
-    W = source.width
-    vector = load(kind, zero, source.stored, item(INT64, rows, i) * W + j)
-    for k in range(1, num_parts):
-        row = load(kind, zero, source.stored, item(INT64, rows, k * BLOCK + i) * W + j)
-        vector = vector * row if mult else vector + row
+def compose(zero, j, kind, source, rows, i, begin, end, mult):
+    """The vector of the block's id ``i`` by its parts ``begin`` to ``end``: as many columns as ``zero`` has lanes.
+
+    Zeros where there is no row.
+    """
+    W, row = source.width, item(INT64, rows, begin * BLOCK + i)
+    if row < 0:
+        return zero
+    vector = load_row(kind, zero, source.stored, W, row, j)
+    for k in range(begin + 1, end):
+        other = load_row(kind, zero, source.stored, W, item(INT64, rows, k * BLOCK + i), j)
+        vector = vector * other if mult else vector + other
     return vector
 
 
 @over_columns
-def _compose_block(zero, j, kind, source, out, step, n, rows, num_parts, mult, streamed):
-    """Write the vectors of the block's ``n`` ids, ``step`` elements apart; zeros where the first row is -1."""
-    W = source.width
-    pair_product = num_parts == 2 and mult  # the most common case, and fastest if the compiler knows it
+def _compose_block(zero, j, kind, source, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
+    """Write the vectors of the block's ``n`` ids, ``step`` elements apart."""
+    pair_product = num_parts == 2 and mult and not both  # the most common case, fastest if the compiler knows it
     for i in range(n):
-        if item(INT64, rows, i) < 0:
-            vector = zero
-        elif pair_product:
-            vector = load(kind, zero, source.stored, item(INT64, rows, i) * W + j)
-            vector = vector * load(kind, zero, source.stored, item(INT64, rows, BLOCK + i) * W + j)
+        if pair_product:
+            vector = compose(zero, j, kind, source, rows, i, 0, 2, True)
         else:
-            vector = compose(zero, j, kind, source, rows, i, num_parts, mult)
+            begin, end = parts_read(rows, i, both, num_parts)
+            vector = compose(zero, j, kind, source, rows, i, begin, end, mult)
         if streamed:
-            stream(kind, out, i * step + j, vector)
+            stream(out_kind, out, i * step + j, vector)
         else:
-            store(kind, out, i * step + j, vector)
+            store(out_kind, out, i * step + j, vector)
 
 
 @kernel
-def lookup(kind, source, out, streamed, first, last):
-    """Write the composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last``.
+def lookup(kind, source, out_kind, out, streamed, first, last):
+    """Write the composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last`` as numbers of ``out_kind``.
 
     Returns:
         VALID, INVALID_IDS or MISFIT.
@@ -81,9 +86,9 @@ def lookup(kind, source, out, streamed, first, last):
         n = min(BLOCK, last - b)
         for s in range(S):
             any_invalid |= block_rows(kind, source, s, b, n, rows)
-            num_parts, mult = partitions_of(source, s), multiplies(source, s)
-            vectors = out + (b * S + s) * W * size_of(kind)
-            _compose_block(kind, W, kind, source, vectors, S * W, n, rows, num_parts, mult, streamed)
+            num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
+            vectors = out + (b * S + s) * W * size_of(out_kind)
+            _compose_block(kind, W, kind, source, out_kind, vectors, S * W, n, rows, num_parts, both, mult, streamed)
     if streamed:
         fence()
     return INVALID_IDS if any_invalid else VALID
@@ -120,22 +125,25 @@ def fill_bags(kind, source, sample_weights, num_ids, mean):
 
 
 @over_columns
-def _pool(zero, j, kind, source, out, carry, resumed, finished, rows, begin, end, factors, num_parts, mult):
+def _pool(
+    zero, j, kind, source, out_kind, out, carry, resumed, finished, rows, begin, end, factors, num_parts, both, mult
+):
     """Add ids ``begin`` to ``end`` of the block to their bag; write it to ``out`` if finished, else to ``carry``."""
     pooled = load(accumulator(kind), zero, carry, j) if resumed else zero
     for i in range(begin, end):
-        if item(INT64, rows, i) >= 0:
+        first, last = parts_read(rows, i, both, num_parts)
+        if item(INT64, rows, first * BLOCK + i) >= 0:
             factor = splat(zero, item(accumulator(kind), factors, i))
-            pooled = pooled + compose(zero, j, kind, source, rows, i, num_parts, mult) * factor
+            pooled = pooled + compose(zero, j, kind, source, rows, i, first, last, mult) * factor
     if finished:
-        store(kind, out, j, pooled)
+        store(out_kind, out, j, pooled)
     else:
         store(accumulator(kind), carry, j, pooled)
 
 
 @kernel
-def bag(kind, source, out, carry, first, last):
-    """Write the composed, then pooled vectors ``[B, S, W]`` of batch entries ``first`` to ``last``.
+def bag(kind, source, out_kind, out, carry, first, last):
+    """Write the composed, then pooled vectors ``[B, S, W]`` of batch entries ``first`` to ``last``, as ``lookup`` does.
 
     A block of ids may end within a bag; ``carry`` ``[W]`` then keeps the sum so far.
 
@@ -149,7 +157,7 @@ def bag(kind, source, out, carry, first, last):
     for s in range(S):
         ends = source.offsets + (slot_item(source, s, FEATURE) * source.batch_size + 1) * 8
         p, stop = item(INT64, ends, first - 1), item(INT64, ends, last - 1)
-        num_parts, mult = partitions_of(source, s), multiplies(source, s)
+        num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
         b, resumed = first, False
         while b < last:
             n = min(BLOCK, stop - p)
@@ -159,10 +167,9 @@ def bag(kind, source, out, carry, first, last):
             while b < last and finished:
                 finished = item(INT64, ends, b) <= p + n
                 end = item(INT64, ends, b) - p if finished else n
-                vector = out + (b * S + s) * W * size_of(kind)
-                _pool(
-                    kind, W, kind, source, vector, carry, resumed, finished, rows, begin, end, factors, num_parts, mult
-                )
+                vector = out + (b * S + s) * W * size_of(out_kind)
+                state = (resumed, finished, rows, begin, end, factors, num_parts, both, mult)
+                _pool(kind, W, kind, source, out_kind, vector, carry, *state)
                 begin, resumed, b = end, not finished, b + finished
             p += n
     return INVALID_IDS if any_invalid else VALID

@@ -1,7 +1,8 @@
-"""Which rows of ``stored`` an id reads: the formula ``p(i) = (i // stride) % size``, compiled.
+"""Which rows of ``stored`` an id reads: ``ops.rows``, compiled.
 
-The rows of a block of ids of one slot are computed together, so that choices such as "is there a permutation?" are
-made once per block, not once per id.
+An id becomes a number: itself, or where some ids have rows of their own, its place among the others; then permuted or
+mixed. A partition divides the number, ``(number // stride) % size``, or looks it up in a map. The rows of a block of
+ids of one slot are computed together, so that choices such as "is there a permutation?" are made once per block.
 
 A division by a number known only at run time costs as much as the rest of a lookup. Here it is a product with the
 reciprocal in float64, corrected by looking at the remainder: exact below 2**52. Larger tables divide integers.
@@ -11,28 +12,38 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...partitions import MIXING_FACTORS
 from ..layout import (
     BASE,
+    BITS,
+    COLD,
+    COMPOSED,
     FEATURE,
+    HOT,
     LIMIT,
     MAP,
     MULT,
     MULTIPLIER,
+    OFFSET,
     OPERATION,
+    OWN,
     PADDING,
     PART_COLUMNS,
     PITCH,
+    REST,
     SHIFT,
     SIZE,
     SLOT_COLUMNS,
     STRIDE,
 )
+from .codes import row_bytes
 from .compiled import inner, kernel
-from .vector import INT32, INT64, item, prefetch, put, size_of
+from .vector import INT32, INT64, item, prefetch, put
 
 VALID, INVALID_IDS, MISFIT = range(3)  # what a kernel returns: the last if the layout names rows that do not exist
 BLOCK = 64  # ids at a time: all their rows are prefetched before the first is used
 _EXACT = 2**52
+_FACTOR_1, _FACTOR_2, _FACTOR_3 = (np.uint64(factor) for factor in MIXING_FACTORS)
 
 
 class Source(NamedTuple):
@@ -49,10 +60,13 @@ class Source(NamedTuple):
     parts: int
     maps: int
     spans: int
+    ranks: int
     num_slots: int  # S
     num_partitions: int  # K
     num_map_entries: int  # M
     num_features: int  # F
+    num_ranks: int  # H
+    ranks_are_int64: int  # else int32
     ids: int
     ids_are_int64: int  # else int32
     entry_stride: int  # elements from an id to the same feature's id in the next batch entry
@@ -91,6 +105,32 @@ def multiplies(source, s):
 
 
 @inner
+def num_numbers(source, s):
+    """How many numbers the partitions of a slot divide."""
+    bits = slot_item(source, s, BITS)
+    return 1 << bits if bits > 0 else slot_item(source, s, COMPOSED)
+
+
+@inner
+def num_hot(source, s):
+    """How many of a slot's ids have a row that no other id has."""
+    return slot_item(source, s, OWN) - (1 if slot_item(source, s, REST) < slot_item(source, s, LIMIT) else 0)
+
+
+@inner
+def has_both(source, s):
+    """Whether some ids of a slot have rows of their own, which are its first part, and others are composed."""
+    return slot_item(source, s, OWN) > 0 and partitions_of(source, s) > 1
+
+
+@inner
+def parts_read(rows, i, both, num_parts):
+    """The first and the last (excluded) part that the block's id ``i`` reads, if it reads any."""
+    own = both and item(INT64, rows, i) >= 0
+    return (1 if both and not own else 0), (1 if own else num_parts)
+
+
+@inner
 def fits(source):
     """Whether every row that the layout names is one of ``stored``.
 
@@ -101,17 +141,39 @@ def fits(source):
         if first < 0 or count < 1 or first > source.num_slots - count:
             return False
     for s in range(source.num_slots):
-        feature, limit, num_parts = slot_item(source, s, FEATURE), slot_item(source, s, LIMIT), partitions_of(source, s)
-        if feature < 0 or feature >= source.num_features or limit < 1 or num_parts == 0:
+        if not _slot_fits(source, s):
             return False
+        num_parts, num_own, numbers = partitions_of(source, s), slot_item(source, s, OWN), num_numbers(source, s)
         for k in range(num_parts):
             size, pitch = part_item(source, s, k, SIZE), part_item(source, s, k, PITCH)
             last, map_start = source.num_rows - 1 - part_item(source, s, k, BASE), part_item(source, s, k, MAP)
             if part_item(source, s, k, STRIDE) < 1 or size < 1 or pitch < 1 or last < 0 or size - 1 > last // pitch:
                 return False
-            if map_start >= 0 and map_start > source.num_map_entries - limit:
+            if map_start >= 0 and map_start > source.num_map_entries - numbers:
+                return False
+            if k == 0 and size < num_own:
                 return False
     return True
+
+
+@inner
+def _slot_fits(source, s):
+    """``fits`` for a row of ``slots``."""
+    feature, limit, num_own = slot_item(source, s, FEATURE), slot_item(source, s, LIMIT), slot_item(source, s, OWN)
+    if feature < 0 or feature >= source.num_features or limit < 1 or partitions_of(source, s) == 0:
+        return False
+    rest, composed, bits = slot_item(source, s, REST), slot_item(source, s, COMPOSED), slot_item(source, s, BITS)
+    if num_own < 0 or num_own > limit or rest < 0 or rest > limit or composed < 1 or composed > limit:
+        return False
+    if bits < 0 or bits > 62 or slot_item(source, s, OFFSET) < 0 or (bits == 0 and slot_item(source, s, OFFSET) > 0):
+        return False
+    hot, hot_start, cold_start = num_hot(source, s), slot_item(source, s, HOT), slot_item(source, s, COLD)
+    if hot < 0 or rest - hot > composed:
+        return False
+    if hot_start < 0:
+        return True
+    listed = rest - hot if rest < limit else 0
+    return hot_start <= source.num_ranks - hot and 0 <= cold_start <= source.num_ranks - listed
 
 
 @kernel
@@ -122,8 +184,8 @@ def source_fits(source):
 
 @inner
 def rows_bytes(source):
-    """Memory that ``block_rows`` needs: rows ``[K, BLOCK]`` and scratch ``[BLOCK]``."""
-    return (source.num_partitions + 1) * BLOCK * 8
+    """Memory that ``block_rows`` needs: rows ``[K, BLOCK]`` and scratch ``[2, BLOCK]``."""
+    return (source.num_partitions + 2) * BLOCK * 8
 
 
 @inner
@@ -133,20 +195,27 @@ def block_rows(kind, source, s, first, n, rows):
     Returns:
         Whether an id was out of range.
     """
-    ids = rows + source.num_partitions * BLOCK * 8
-    any_invalid = _read_ids(source, s, first, n, ids)
-    for k in range(partitions_of(source, s)):
-        _partition_rows(source, s, k, n, ids, rows + k * BLOCK * 8)
+    numbers = rows + source.num_partitions * BLOCK * 8
+    any_invalid = _read_ids(source, s, first, n, numbers)
+    composed_from = 0
+    if slot_item(source, s, OWN) > 0:
+        _find_places(source, s, n, numbers, rows)
+        _own_rows(source, s, n, numbers, rows)
+        composed_from = 1
+    _permute(source, s, n, numbers)
+    num_parts, size = partitions_of(source, s), row_bytes(kind, source.width)
+    for k in range(composed_from, num_parts):
+        _partition_rows(source, s, k, n, numbers, rows + k * BLOCK * 8)
+    for k in range(num_parts):
         if part_item(source, s, k, SIZE) > BLOCK:
             for i in range(n):
-                row = max(item(INT64, rows, k * BLOCK + i), 0)
-                prefetch(source.stored + row * source.width * size_of(kind))
+                prefetch(source.stored + max(item(INT64, rows, k * BLOCK + i), 0) * size)
     return any_invalid
 
 
 @inner
 def _read_ids(source, s, first, n, ids):
-    """Fill ``ids`` with permuted ids, -1 for padding and for ids out of range.
+    """Fill ``ids``, with -1 for padding and for ids out of range.
 
     Returns:
         Whether an id was out of range.
@@ -154,7 +223,6 @@ def _read_ids(source, s, first, n, ids):
     step = source.entry_stride
     start = first * step + slot_item(source, s, FEATURE) * source.feature_stride
     limit, padding = slot_item(source, s, LIMIT), slot_item(source, s, PADDING)
-    multiplier, shift = slot_item(source, s, MULTIPLIER), slot_item(source, s, SHIFT)
     if source.ids_are_int64:
         for i in range(n):
             put(INT64, ids, i, item(INT64, source.ids, start + i * step))
@@ -169,31 +237,106 @@ def _read_ids(source, s, first, n, ids):
     if padding >= 0:
         for i in range(n):
             put(INT64, ids, i, -1 if item(INT64, ids, i) == padding else item(INT64, ids, i))
-    if multiplier != 1 or shift != 0:
-        for i in range(n):
-            permuted = np.uint64(multiplier) * np.uint64(max(item(INT64, ids, i), 0)) + np.uint64(shift)
-            put(INT64, ids, i, -1 if item(INT64, ids, i) < 0 else np.int64(permuted % np.uint64(limit)))
     return any_invalid
 
 
 @inner
-def _partition_rows(source, s, k, n, ids, rows):
-    """Fill ``rows`` with the row of each id in partition ``k``, -1 where the id is negative."""
+def _find_places(source, s, n, ids, scratch):
+    """Each id becomes its place in the table: ``ops.rows._places``. Without lists of ids, hot ids are the lowest."""
+    limit, num_own, rest = slot_item(source, s, LIMIT), slot_item(source, s, OWN), slot_item(source, s, REST)
+    hot, has_rest, start = num_hot(source, s), rest < limit, slot_item(source, s, HOT)
+    if start < 0:
+        for i in range(n):
+            x = item(INT64, ids, i)
+            place = hot if x >= rest else (x + 1 if has_rest else x)
+            put(INT64, ids, i, x if x < hot else place)
+        return
+    below_hot, below_cold = ids + BLOCK * 8, scratch
+    num_cold, cold_start = (rest - hot if has_rest else 0), slot_item(source, s, COLD)
+    _count_below(source, start, hot, n, ids, below_hot)
+    _count_below(source, cold_start, num_cold, n, ids, below_cold)
+    for i in range(n):
+        x, below = item(INT64, ids, i), item(INT64, below_hot, i)
+        if x >= 0 and not (below < hot and _rank(source, start + below) == x):
+            cold = item(INT64, below_cold, i)
+            if not has_rest:
+                below = num_own + min(max(x - below, 0), rest - hot - 1)  # lists that do not rise must do no harm
+            elif cold < num_cold and _rank(source, cold_start + cold) == x:
+                below = num_own + cold
+            else:
+                below = hot
+        put(INT64, ids, i, x if x < 0 else below)
+
+
+@inner
+def _rank(source, position):
+    """An entry of ``ranks``."""
+    if source.ranks_are_int64:
+        return item(INT64, source.ranks, position)
+    return np.int64(item(INT32, source.ranks, position))
+
+
+@inner
+def _count_below(source, start, length, n, ids, below):
+    """How many of ``length`` rising ids in ``ranks`` are below each id, by bisection of all ids at once."""
+    for i in range(n):
+        put(INT64, below, i, 0)
+    while length > 0:
+        half = (length + 1) // 2
+        for i in range(n):
+            low = item(INT64, below, i)
+            put(INT64, below, i, low + half if _rank(source, start + low + half - 1) < item(INT64, ids, i) else low)
+        length -= half
+
+
+@inner
+def _own_rows(source, s, n, places, rows):
+    """Fill ``rows`` with rows of ids' own, -1 for other ids; places become numbers of composed ids, -1 for others."""
+    num_own, base, pitch = slot_item(source, s, OWN), part_item(source, s, 0, BASE), part_item(source, s, 0, PITCH)
+    for i in range(n):
+        place = item(INT64, places, i)
+        put(INT64, rows, i, base + place * pitch if np.uint64(place) < np.uint64(num_own) else -1)
+        put(INT64, places, i, max(place - num_own, -1))
+
+
+@inner
+def _permute(source, s, n, numbers):
+    """Permute or mix the numbers, as the slot says; -1 stays."""
+    multiplier, shift = slot_item(source, s, MULTIPLIER), slot_item(source, s, SHIFT)
+    if multiplier != 1 or shift != 0:
+        count = np.uint64(slot_item(source, s, COMPOSED))
+        for i in range(n):
+            permuted = np.uint64(multiplier) * np.uint64(max(item(INT64, numbers, i), 0)) + np.uint64(shift)
+            put(INT64, numbers, i, -1 if item(INT64, numbers, i) < 0 else np.int64(permuted % count))
+    bits, offset = slot_item(source, s, BITS), slot_item(source, s, OFFSET)
+    if bits > 0:  # ``partitions.mix``
+        half, mask = np.uint64(bits // 2 + 1), np.uint64((1 << bits) - 1)
+        for i in range(n):
+            x = np.uint64(max(item(INT64, numbers, i), 0) + offset) & mask
+            x = ((x ^ (x >> half)) * _FACTOR_1) & mask
+            x = ((x ^ (x >> half)) * _FACTOR_2) & mask
+            x = ((x ^ (x >> half)) * _FACTOR_3) & mask
+            put(INT64, numbers, i, -1 if item(INT64, numbers, i) < 0 else np.int64(x ^ (x >> half)))
+
+
+@inner
+def _partition_rows(source, s, k, n, numbers, rows):
+    """Fill ``rows`` with the row of each number in partition ``k``, -1 where the number is negative."""
     stride, size = part_item(source, s, k, STRIDE), part_item(source, s, k, SIZE)
     base, pitch = part_item(source, s, k, BASE), part_item(source, s, k, PITCH)
-    map_start, limit = part_item(source, s, k, MAP), slot_item(source, s, LIMIT)
+    map_start, limit = part_item(source, s, k, MAP), num_numbers(source, s)
     if map_start >= 0:
         for i in range(n):
-            put(INT64, rows, i, item(INT64, source.maps, map_start + max(item(INT64, ids, i), 0)))
+            put(INT64, rows, i, item(INT64, source.maps, map_start + max(item(INT64, numbers, i), 0)))
     elif stride > 1:
-        _divide(ids, n, stride, limit, rows)
+        _divide(numbers, n, stride, limit, rows)
     else:
         for i in range(n):
-            put(INT64, rows, i, item(INT64, ids, i))
+            put(INT64, rows, i, item(INT64, numbers, i))
     if map_start < 0 and (limit - 1) // stride >= size:
         _remainder(rows, n, size, limit)
     for i in range(n):
-        put(INT64, rows, i, -1 if item(INT64, ids, i) < 0 else base + item(INT64, rows, i) * pitch)
+        put(INT64, rows, i, -1 if item(INT64, numbers, i) < 0 else base + item(INT64, rows, i) * pitch)
 
 
 @inner

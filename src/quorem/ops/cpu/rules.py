@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..state import AdamConstants
 from .compiled import inner, kernel
-from .gradients import Areas, count_of, distinct_of, pitch_of, sums_of
+from .gradients import COUNT, DISTINCT, SUMS, Areas, area_of, block_of, header, pitch_of
 from .replay import Averages, History, catch_up_row
 from .vector import (
     INT32,
@@ -50,22 +50,22 @@ class AdamFactors(NamedTuple):
 def _unscale(kind, areas, loss_scale):
     """Divide all sums by the loss scale. A row of a table whose gradient is not finite then gets zeros."""
     K, W, float_kind = areas.num_partitions, areas.width, accumulator(kind)
-    a = 0
-    while a < areas.count:
-        area, pitch = areas.address + a * areas.step, pitch_of(areas, a)
-        for k in range(K):
-            for u in range(count_of(area, K, k)):
+    for k in range(K):
+        a = 0
+        while a < areas.count:
+            pitch = pitch_of(areas, a, k)
+            for u in range(header(area_of(areas, a), K, COUNT, k)):
                 finite = True
                 for unit in range(pitch):
-                    grad = sums_of(kind, area + unit * areas.step, K, W, k) + u * W * size_of(float_kind)
+                    grad = header(area_of(areas, a + unit), K, SUMS, k) + u * W * size_of(float_kind)
                     for j in range(W):
                         put(float_kind, grad, j, item(float_kind, grad, j) / loss_scale)
                         finite &= math.isfinite(item(float_kind, grad, j))
                 for unit in range(0 if finite else pitch):
-                    grad = sums_of(kind, area + unit * areas.step, K, W, k) + u * W * size_of(float_kind)
+                    grad = header(area_of(areas, a + unit), K, SUMS, k) + u * W * size_of(float_kind)
                     for j in range(W):
                         put(float_kind, grad, j, 0.0)
-        a += pitch
+            a += pitch
 
 
 @inner
@@ -90,9 +90,10 @@ def _over_rows(update_row: Callable[..., None]) -> Any:
         if options.loss_scale != 0:
             _unscale(kind, areas, options.loss_scale)
         for a in range(areas.count):
-            area = areas.address + a * areas.step
+            area = area_of(areas, a)
             for k in range(K):
-                distinct, sums, count = distinct_of(area, K, k), sums_of(kind, area, K, W, k), count_of(area, K, k)
+                distinct, count = header(area, K, DISTINCT, k), header(area, K, COUNT, k)
+                sums = header(area, K, SUMS, k)
                 for u in range(count):
                     grad = sums + u * W * size_of(accumulator(kind))
                     _clip(kind, grad, W, options.clip_value)
@@ -150,29 +151,30 @@ def _add_square(zero, j, kind, sum_, grad):
 def rowwise_adagrad(kind, areas, options, stored, squares, lr, eps):
     """``rules.rowwise_adagrad``."""
     areas, options = Areas(*areas), GradientOptions(*options)
-    K, W, step = areas.num_partitions, areas.width, areas.step
+    K, W = areas.num_partitions, areas.width
     float_kind = accumulator(kind)
     size = W * size_of(float_kind)
     if options.loss_scale != 0:
         _unscale(kind, areas, options.loss_scale)
-    a = 0
-    while a < areas.count:
-        area, pitch = areas.address + a * step, pitch_of(areas, a)
-        square = area + 2 * K * 8  # the area's ``rows`` are no longer needed
-        for k in range(K):
-            for u in range(count_of(area, K, k)):
+    for k in range(K):
+        a = 0
+        while a < areas.count:
+            area, pitch = area_of(areas, a), pitch_of(areas, a, k)
+            square = block_of(area, K)  # the block's rows are no longer needed
+            for u in range(header(area, K, COUNT, k)):
                 put(float_kind, square, 0, 0)
                 for unit in range(pitch):
-                    grad = sums_of(kind, area + unit * step, K, W, k) + u * size
+                    grad = header(area_of(areas, a + unit), K, SUMS, k) + u * size
                     _clip(kind, grad, W, options.clip_value)
                     _add_square(kind, W, kind, square, grad)
                 for unit in range(pitch):
-                    grad = sums_of(kind, area + unit * step, K, W, k) + u * size
-                    r = item(INT64, distinct_of(area + unit * step, K, k), u)
+                    unit_area = area_of(areas, a + unit)
+                    grad = header(unit_area, K, SUMS, k) + u * size
+                    r = item(INT64, header(unit_area, K, DISTINCT, k), u)
                     h = item(float_kind, squares, r) + item(float_kind, square, 0) / (pitch * W)
                     put(float_kind, squares, r, h)
                     _subtract(kind, W, kind, stored + r * W * size_of(kind), grad, lr / (math.sqrt(h) + eps))
-        a += pitch
+            a += pitch
 
 
 @over_columns

@@ -47,9 +47,24 @@ def _accumulator(kind: Any) -> types.Float:
     return types.float64 if kind == types.float64 else types.float32
 
 
-def _pointer(builder: Any, kind: Any, address: Any, position: Any, target: ir.Type) -> Any:
-    base = builder.inttoptr(address, ir.IntType(kind.bitwidth).as_pointer())
+def pointer(builder: Any, bits: int, address: Any, position: Any, target: ir.Type) -> Any:
+    """A pointer to ``target`` at ``position``, counted in elements of that many bits."""
+    base = builder.inttoptr(address, ir.IntType(bits).as_pointer())
     return builder.bitcast(builder.gep(base, [position]), target.as_pointer())
+
+
+def load_numbers(builder: Any, kind: Any, vector: Vector, shape: ir.Type, address: Any, position: Any) -> Any:
+    """As many numbers as ``vector`` has, widened to its type."""
+    half = ir.VectorType(_INT16, vector.lanes)
+    in_memory = half if kind.bitwidth == 16 else shape
+    value = builder.load(pointer(builder, kind.bitwidth, address, position, in_memory), align=kind.bitwidth // 8)
+    if kind == types.uint16:
+        wide = ir.VectorType(_INT32, vector.lanes)
+        shift = ir.Constant(wide, [16] * vector.lanes)
+        value = builder.bitcast(builder.shl(builder.zext(value, wide), shift), shape)
+    elif kind == types.int16:
+        value = builder.fpext(builder.bitcast(value, ir.VectorType(ir.HalfType(), vector.lanes)), shape)
+    return value
 
 
 @intrinsic
@@ -107,18 +122,7 @@ def load(typing: Any, kind: Any, vector: Any, address: Any, position: Any) -> An
     """As many elements as ``vector`` has, from ``position`` on."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        shape = context.get_value_type(vector)
-        half = ir.VectorType(_INT16, vector.lanes)
-        in_memory = half if kind.bitwidth == 16 else shape
-        value = builder.load(_pointer(builder, kind, args[2], args[3], in_memory))
-        value.align = kind.bitwidth // 8
-        if kind == types.uint16:
-            wide = ir.VectorType(_INT32, vector.lanes)
-            shift = ir.Constant(wide, [16] * vector.lanes)
-            value = builder.bitcast(builder.shl(builder.zext(value, wide), shift), shape)
-        elif kind == types.int16:
-            value = builder.fpext(builder.bitcast(value, ir.VectorType(ir.HalfType(), vector.lanes)), shape)
-        return value
+        return load_numbers(builder, kind, vector, context.get_value_type(vector), args[2], args[3])
 
     return vector(kind, vector, types.int64, types.int64), build
 
@@ -129,7 +133,7 @@ def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> A
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = _narrowed(builder, kind, args[3], vector.lanes)
-        builder.store(value, _pointer(builder, kind, args[1], args[2], value.type)).align = kind.bitwidth // 8
+        builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type)).align = kind.bitwidth // 8
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, vector), build
@@ -144,7 +148,7 @@ def stream(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> 
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = _narrowed(builder, kind, args[3], vector.lanes)
-        write = builder.store(value, _pointer(builder, kind, args[1], args[2], value.type))
+        write = builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type))
         write.align = min(64, vector.lanes * kind.bitwidth // 8)
         write.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
         return context.get_dummy_value()
@@ -246,7 +250,7 @@ def item(typing: Any, kind: Any, address: Any, position: Any) -> Any:
     """One number of type ``kind``; 16-bit kinds are integers here."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load(_pointer(builder, kind, args[1], args[2], context.get_value_type(kind)))
+        return builder.load(pointer(builder, kind.bitwidth, args[1], args[2], context.get_value_type(kind)))
 
     return kind(kind, types.int64, types.int64), build
 
@@ -256,8 +260,8 @@ def put(typing: Any, kind: Any, address: Any, position: Any, value: Any) -> Any:
     """Write one number of type ``kind``."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = _pointer(builder, kind, args[1], args[2], context.get_value_type(kind))
-        builder.store(context.cast(builder, args[3], value, kind), pointer)
+        target = pointer(builder, kind.bitwidth, args[1], args[2], context.get_value_type(kind))
+        builder.store(context.cast(builder, args[3], value, kind), target)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, value), build

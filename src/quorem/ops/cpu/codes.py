@@ -1,0 +1,82 @@
+"""Rows as kernels read them: numbers, or codes of 8 or 4 bits that are dequantized on the way (see ``ops.quantized``).
+
+Codes have kinds as numbers have (see ``vector``): uint8 for 8 bits, int8 for 4.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from .vector import load_numbers, pointer
+
+_INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_BITS = {types.uint8: 8, types.int8: 4}
+_ENDS = 4  # bytes of scale and zero point
+
+
+def _row_bytes(builder: Any, kind: Any, width: Any) -> Any:
+    if kind not in _BITS:
+        return builder.mul(width, _INT64(kind.bitwidth // 8))
+    numbers = 16 // _BITS[kind]  # in two bytes
+    pairs = builder.udiv(builder.add(width, _INT64(numbers - 1)), _INT64(numbers))
+    return builder.add(builder.mul(pairs, _INT64(2)), _INT64(_ENDS))
+
+
+@intrinsic
+def row_bytes(typing: Any, kind: Any, width: Any) -> Any:
+    """Bytes of a row of ``width`` numbers."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _row_bytes(builder, kind, args[1])
+
+    return types.int64(kind, types.int64), build
+
+
+@intrinsic
+def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: Any, column: Any) -> Any:
+    """As many numbers as ``vector`` has, of a row of ``stored``, from ``column`` on, which the lanes divide."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, _, stored, width, row, column = args
+        shape = context.get_value_type(vector)
+        start = builder.add(stored, builder.mul(row, _row_bytes(builder, kind, width)))
+        if kind not in _BITS:
+            return load_numbers(builder, kind, vector, shape, start, column)
+        ends = builder.add(start, builder.sub(_row_bytes(builder, kind, width), _INT64(_ENDS)))
+        scale = builder.load(pointer(builder, 16, ends, _INT64(0), ir.HalfType()), align=2)
+        zero = builder.load(pointer(builder, 16, ends, _INT64(1), _INT16), align=2)
+        codes = _codes(builder, _BITS[kind], vector.lanes, start, column)
+        offset = _splat(builder, builder.sitofp(zero, ir.FloatType()), shape)
+        numbers = builder.fsub(builder.uitofp(codes, shape), offset)
+        return builder.fmul(numbers, _splat(builder, builder.fpext(scale, ir.FloatType()), shape))
+
+    return vector(kind, vector, types.int64, types.int64, types.int64, types.int64), build
+
+
+def _codes(builder: Any, bits: int, lanes: int, start: Any, column: Any) -> Any:
+    """The codes of ``lanes`` columns, 32 bits each."""
+    wide = ir.VectorType(_INT32, lanes)
+    if bits == 8:
+        codes = builder.load(pointer(builder, 8, start, column, ir.VectorType(_INT8, lanes)), align=1)
+        return builder.zext(codes, wide)
+    byte = builder.lshr(column, _INT64(1))
+    if lanes == 1:
+        shift = builder.trunc(builder.mul(builder.and_(column, _INT64(1)), _INT64(4)), _INT8)
+        both = builder.load(pointer(builder, 8, start, byte, _INT8), align=1)
+        code = builder.and_(builder.lshr(both, shift), _INT8(15))
+        return builder.insert_element(ir.Constant(wide, ir.Undefined), builder.zext(code, _INT32), _INT32(0))
+    half = ir.VectorType(_INT8, lanes // 2)
+    both = builder.load(pointer(builder, 8, start, byte, half), align=1)
+    low = builder.and_(both, ir.Constant(half, [15] * (lanes // 2)))
+    high = builder.lshr(both, ir.Constant(half, [4] * (lanes // 2)))
+    order = [i // 2 + (i % 2) * (lanes // 2) for i in range(lanes)]  # of the low and the high codes, in turn
+    codes = builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(_INT32, lanes), order))
+    return builder.zext(codes, wide)
+
+
+def _splat(builder: Any, value: Any, shape: Any) -> Any:
+    first = builder.insert_element(ir.Constant(shape, ir.Undefined), value, _INT32(0))
+    mask = ir.Constant(ir.VectorType(_INT32, shape.count), None)
+    return builder.shuffle_vector(first, ir.Constant(shape, ir.Undefined), mask)
