@@ -47,7 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        prepared = prepare_criteo(arguments.data, Path(folder) / "log", PrepareConfig(days=DAYS))
+        prepared = prepare_criteo(arguments.data, Path(folder) / "log", PrepareConfig(days=DAYS, ids="appearance"))
         for optimizer in ("adagrad", "amsgrad"):
             for name, scheme in SCHEMES.items():
                 results = losses(prepared, scheme, optimizer)

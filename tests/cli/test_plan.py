@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from quorem import QR, Full, Plan
+import quorem
+from quorem import Full, HotCold, Plan
 from quorem.cli import app
 from quorem.data.batches import Prepared
 from quorem.training.config import RunConfig
-from quorem.training.model import build_model
+from quorem.training.model import build_model, data_identity
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,10 @@ def test_a_plan_for_data_is_printed_saved_and_trained(log: Path, tmp_path: Path)
     code, output = invoke("plan", log, "--budget", "60kB", "--out", file, "--dim", 4, "--optimizer", "amsgrad")
     assert code == 1 and "budget ('60kB') must be at least" in output  # AMSGrad remembers its steps
     code, output = invoke("plan", log, "--budget", "30kB", "--out", file, "--dim", 4)
-    assert code == 0 and output.splitlines()[0].split()[:3] == ["table", "ids", "D"] and "of 30 kB" in output
+    assert code == 0 and output.splitlines()[0].split()[:3] == ["table", "ids", "hot"] and "of 30 kB" in output
     planned = Plan.from_json(file.read_text())
     assert list(planned) == Prepared(log).names and planned.bytes <= 30_000 and planned.optimizer == "adagrad"
-    assert {type(scheme) for scheme in planned.values()} > {Full, QR}
+    assert {type(scheme) for scheme in planned.values()} == {Full, HotCold}
     code, output = invoke("plan", log, "--budget", "30kB", "--out", file, "--dim", 4)
     assert code == 1 and f"{file} exists: --overwrite replaces it" in output
     code, output = invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
@@ -43,14 +45,47 @@ def test_a_plan_for_data_is_printed_saved_and_trained(log: Path, tmp_path: Path)
     config = RunConfig.from_json((run / "run.json").read_text())
     assert dict(config.plan) == dict(planned)
     model = build_model(config, Prepared(log), "meta")
-    assert 4 * model.embeddings.num_parameters == sum(table.bytes for table in planned.tables)
+    tensors = (*model.embeddings.parameters(), *model.embeddings.buffers())
+    assert planned.bytes - planned.state_bytes == sum(tensor.nbytes for tensor in tensors)
 
 
-def test_serving_leaves_out_the_state(log: Path, tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    assert invoke("plan", log, "--budget", "30kB", "--serving", "--dim", 4, "--out", file)[0] == 0
+def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tmp_path: Path) -> None:
+    file, run = tmp_path / "plan.json", tmp_path / "run"
+    code, output = invoke("plan", log, "--budget", "14kB", "--serving", "--dim", 4, "--out", file)
+    assert code == 0 and "then: quorem evaluate RUN --bits 4" in output
     planned = Plan.from_json(file.read_text())
-    assert planned.state_bytes == 0 and 25_000 < planned.bytes <= 30_000
+    assert planned.state_bytes == 0 and planned.bits == 4 and 13_000 < planned.bytes <= 14_000
+    assert invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")[0] == 0
+    assert invoke("evaluate", run, "--bits", 4)[0] == 0
+    scorer = quorem.load(run)
+    scorer.quantize_(4)
+    tables = scorer.model.embeddings
+    assert planned.bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
+
+
+def test_a_search_trains_a_few_plans(log: Path) -> None:
+    code, output = invoke("plan", log, "--budget", "12kB", "--dim", 4, "--search")
+    losses = [float(line.split()[-1]) for line in output.splitlines() if "validation log loss" in line]
+    assert code == 0 and len(losses) >= 3 and "(pool)" in output
+    code, output = invoke("plan", log, "--budget", "1MB", "--dim", 4, "--search")
+    assert code == 0 and "there is nothing to search" in output
+
+
+def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
+    """Prepared in order of appearance: the run's tables list their hot and cold ids, as planned."""
+    log, data, file = tmp_path / "raw.txt", tmp_path / "data", tmp_path / "plan.json"
+    assert invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)[0] == 0
+    assert invoke("prepare", "criteo", log, data, "--ids", "appearance")[0] == 0
+    code, output = invoke("plan", data, "--budget", "30kB", "--dim", 4, "--out", file)
+    assert code == 0 and "lists its hot and cold ids" in output
+    planned, prepared = Plan.from_json(file.read_text()), Prepared(data)
+    config = RunConfig(data=data_identity(prepared), plan=dict(planned), embedding_dim=4)
+    tables = build_model(config, prepared, "cpu").embeddings
+    assert planned.bytes - planned.state_bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
+    ranked = next(i for i, table in enumerate(planned.tables) if table.ranked)
+    counts = torch.from_numpy(prepared.frequencies(prepared.names[ranked]))
+    hot = tables.ranks_of[ranked].hot
+    assert counts[hot].min() >= counts.topk(len(hot)).values.min()
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from quorem.data.prepare import PrepareConfig
 
 LINES = random_lines(200)
 CONFIGS = {
-    "appearance": PrepareConfig(),
+    "default": PrepareConfig(),
+    "appearance": PrepareConfig(ids="appearance"),
     "frequency": PrepareConfig(ids="frequency", days=3),
     "hash": PrepareConfig(ids="hash", buckets=17),
-    "appearance-train": PrepareConfig(vocabulary="train"),
+    "appearance-train": PrepareConfig(ids="appearance", vocabulary="train"),
     "frequency-train": PrepareConfig(ids="frequency", vocabulary="train", days=4),
 }
 

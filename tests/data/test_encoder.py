@@ -51,12 +51,12 @@ def encoder(data: Prepared, folder: Path, **options: object) -> Encoder:
     "options",
     [
         {},
-        {"ids": "frequency"},
+        {"ids": "appearance"},
         {"vocabulary": "train"},
         {"ids": "hash", "buckets": 50},
         {"transform": "log", "transforms": {"price": "none"}},
     ],
-    ids=["appearance", "frequency", "train", "hash", "transforms"],
+    ids=["frequency", "appearance", "train", "hash", "transforms"],
 )
 @pytest.mark.parametrize("as_mapping", [True, False])
 def test_rows_are_those_that_were_prepared(options: dict[str, object], as_mapping: bool, tmp_path: Path) -> None:

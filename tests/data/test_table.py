@@ -13,6 +13,7 @@ import torch
 from quorem.data.prepare import PrepareConfig
 from quorem.data.table import infer_columns, prepare_table
 
+FOUR_DAYS = PrepareConfig(ids="appearance", days=4)
 COLUMNS = {"label": "click", "dense": ["price"], "categorical": ["user", "tags", "shop"]}
 
 CSV = '''click,ignored,price,user,tags,shop
@@ -56,7 +57,7 @@ def check_contents(result, transform="signed_log"):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_csv(end, block_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 2)
-    result = prepared(tmp_path, CSV.replace("\n", end), config=PrepareConfig(days=4), block_bytes=block_bytes)
+    result = prepared(tmp_path, CSV.replace("\n", end), config=FOUR_DAYS, block_bytes=block_bytes)
     if end == "\r\n":
         assert result.vocabulary("shop")[-1] == "two\r\nlines"
     else:
@@ -65,13 +66,15 @@ def test_csv(end, block_bytes, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_of_dense_features(transform, tmp_path):
-    check_contents(prepared(tmp_path, CSV, config=PrepareConfig(days=4, transform=transform)), transform)
-    single = PrepareConfig(days=4, transform="log", transforms={"price": transform})
+    check_contents(
+        prepared(tmp_path, CSV, config=PrepareConfig(ids="appearance", days=4, transform=transform)), transform
+    )
+    single = PrepareConfig(ids="appearance", days=4, transform="log", transforms={"price": transform})
     check_contents(prepared(tmp_path, CSV, config=single, overwrite=True), transform)
 
 
 def test_what_a_float32_does_not_hold_is_malformed(tmp_path):
-    config = PrepareConfig(days=4, transform="none")
+    config = PrepareConfig(ids="appearance", days=4, transform="none")
     result = prepared(tmp_path, CSV + "1,x,1e39,u1,a,s\n", config=config)
     assert result.meta["malformed"]["first"] == [[7, "price is too large for float32"]]
 
@@ -79,7 +82,9 @@ def test_what_a_float32_does_not_hold_is_malformed(tmp_path):
 def test_a_stray_quote_is_a_character(tmp_path):
     stray = '1,19" monitor,2.5,6" tall,a,"say ""hi"""\n'
     lines = CSV.splitlines(keepends=True)
-    result = prepared(tmp_path, "".join([*lines[:2], stray, *lines[2:]]), config=PrepareConfig(max_malformed=0))
+    result = prepared(
+        tmp_path, "".join([*lines[:2], stray, *lines[2:]]), config=PrepareConfig(ids="appearance", max_malformed=0)
+    )
     assert result.num_rows == 5
     assert result.vocabulary("user") == [None, "u1", '6" tall', "u2"]
     assert result.vocabulary("shop") == [None, "north, old", 'say "hi"', "two\nlines"]
@@ -90,7 +95,7 @@ def test_a_line_whose_quotes_do_not_end_is_malformed_alone(tmp_path, block_bytes
     bad = ['1,x,2.5,"u,a,s\n', '1,x,2.5,"u"v,a,s\n']
     lines = CSV.splitlines(keepends=True)
     text = "".join([*lines[:3], *bad, *lines[3:], '0,z,1,"u9,a,\n'])
-    result = prepared(tmp_path, text, config=PrepareConfig(days=4), block_bytes=block_bytes)
+    result = prepared(tmp_path, text, config=FOUR_DAYS, block_bytes=block_bytes)
     flaw = "a quote that is not closed, or text after a closing quote"
     assert result.meta["malformed"] == {"count": 3, "first": [[4, flaw], [5, flaw], [9, flaw]]}
     check_contents(result)
@@ -109,18 +114,18 @@ def test_labels_in_other_words(tmp_path, words):
     yes, no = words
     lines = CSV.splitlines(keepends=True)
     text = lines[0] + "".join({"1": yes, "0": no}.get(line[0], line[0]) + line[1:] for line in lines[1:])
-    check_contents(prepared(tmp_path, text, config=PrepareConfig(days=4)))
+    check_contents(prepared(tmp_path, text, config=FOUR_DAYS))
 
 
 def test_wrong_labels_are_malformed(tmp_path):
     bad = "".join(f"{label},x,1,u,t,s\n" for label in ("2", "yes", "nan", "t"))
-    result = prepared(tmp_path, CSV + bad, config=PrepareConfig(days=4))
+    result = prepared(tmp_path, CSV + bad, config=FOUR_DAYS)
     assert result.meta["malformed"]["first"] == [[k, "click is neither 0 nor 1"] for k in (7, 8, 9, 10)]
 
 
 def test_other_separators(tmp_path):
     text = CSV.replace(",", ";").replace("north;", "north,").replace("|", " ")
-    check_contents(prepared(tmp_path, text, separator=";", multi_separator=" ", config=PrepareConfig(days=4)))
+    check_contents(prepared(tmp_path, text, separator=";", multi_separator=" ", config=FOUR_DAYS))
 
 
 def parquet(path):
@@ -137,14 +142,14 @@ def parquet(path):
 
 def test_parquet(tmp_path):
     parquet(tmp_path / "t.parquet")
-    check_contents(prepare_table(tmp_path / "t.parquet", tmp_path / "out", config=PrepareConfig(days=4), **COLUMNS))
+    check_contents(prepare_table(tmp_path / "t.parquet", tmp_path / "out", config=FOUR_DAYS, **COLUMNS))
 
 
 def test_parquet_in_several_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("quorem.data.table.PARQUET_ROWS", 1)
     monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 2)
     parquet(tmp_path / "t.parquet")
-    check_contents(prepare_table(tmp_path / "t.parquet", tmp_path / "out", config=PrepareConfig(days=4), **COLUMNS))
+    check_contents(prepare_table(tmp_path / "t.parquet", tmp_path / "out", config=FOUR_DAYS, **COLUMNS))
 
 
 def test_integer_categories(tmp_path):
@@ -153,7 +158,8 @@ def test_integer_categories(tmp_path):
     table = table.with_columns(pl.col("large").cast(pl.UInt64))
     table.write_parquet(tmp_path / "t.parquet")
     names = ["id", *codes, "large"]
-    result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=names)
+    config = PrepareConfig(ids="appearance")
+    result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=names, config=config)
     assert result.all.ids.tolist() == [[1, 1, 1, 1, 1], [2, 1, 1, 1, 2], [1, 0, 0, 0, 2]]
     assert result.vocabulary("id") == [None, str(2**40), "-1"]
     assert all(result.vocabulary(name) == [None, "7"] for name in codes)
@@ -171,7 +177,7 @@ def test_column_names_may_be_anything(tmp_path):
 def test_malformed_lines_of_a_csv(tmp_path):
     lines = CSV.splitlines(keepends=True)
     bad = ["1,x,2,u\n", "1,x,abc,u,t,s\n", '2,x,1,u,"quoted, comma",s\n', "1,x,inf,u,t,s\n"]
-    config = PrepareConfig(days=4)
+    config = FOUR_DAYS
     result = prepared(tmp_path, "".join([*lines[:3], *bad, *lines[3:]]), config=config)
     assert result.meta["malformed"]["count"] == 4
     assert result.meta["malformed"]["first"] == [

@@ -6,9 +6,10 @@ import warnings
 
 import pytest
 import torch
+from allocated import OPTIMIZERS, OPTIONS, size_of, state_size, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Plan, Table, optim, plan
@@ -18,32 +19,6 @@ from quorem.planner.budget import parse_bytes, show_bytes
 CRITEO = [1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 8351592, 3194, 27, 14992, 5461305, 10]
 CRITEO += [5652, 2172, 3, 7046546, 17, 15, 286180, 104, 142571]
 SMALL = [Table("a", 5000, 16), Table("b", 300, 8), Table("c", 100_000, 4), Table("d", 5, 16), Table("e", 2000, 1)]
-OPTIMIZERS = {
-    "sgd": optim.SGD,
-    "adagrad": optim.Adagrad,
-    "rowwise_adagrad": optim.RowWiseAdagrad,
-    "adam": optim.Adam,
-    "amsgrad": optim.AMSGrad,
-    "adamw": optim.AdamW,
-    "momentum_sgd": optim.SGD,
-}
-OPTIONS = {"momentum_sgd": {"momentum": 0.9}}
-
-
-def tensors_of(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
-def size_of(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in {id(t): t for t in tensors}.values())
-
-
-def state_size(optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer keeps for its parameters, by rows or not."""
-    by_row = optimizer.live_state() if isinstance(optimizer, optim.RowOptimizer) else {}
-    kept = [tensor for state in by_row.values() for tensor in state]
-    kept += [tensor for p, state in optimizer.state.items() if p not in by_row for tensor in state.values()]
-    return size_of([tensor for tensor in kept if tensor is not None])
 
 
 def built(planned: Plan, tables: list[Table], dtype: torch.dtype) -> EmbeddingCollection:
@@ -196,7 +171,8 @@ def test_frequencies_say_which_rows_are_worth_keeping() -> None:
 def test_the_cost_is_the_traffic_of_ids_that_share_a_row() -> None:
     """Against a loop over the rows of the large table."""
     frequencies = torch.rand(1000, generator=torch.Generator().manual_seed(0)).pow(4)
-    planned = plan([Table("t", 1000, 16)], 20_000, frequencies={"t": frequencies}).tables[0]
+    tables = [Table("t", 1000, 16), Table("not counted", 3, 16)]
+    planned = plan(tables, 20_000, frequencies={"t": frequencies}).tables[0]
     large = planned.scheme.spec(1000, 16).partitions[0].size
     most = sum(float(frequencies[row::large].max()) for row in range(large))
     assert planned.cost == pytest.approx(1 - most / float(frequencies.sum()))

@@ -17,8 +17,11 @@ prepare = typer.Typer(
 commands.add_typer(prepare, name="prepare")
 
 Ids = Annotated[
-    Literal["appearance", "frequency", "hash", "raw"],
-    typer.Option(help="Order of the ids; raw: 64-bit hashes of the tokens, without a vocabulary."),
+    Literal["frequency", "appearance", "hash", "raw"],
+    typer.Option(
+        help="By falling frequency in training, by first appearance, hashed; or raw, 64-bit hashes of the tokens,"
+        " without a vocabulary."
+    ),
 ]
 IdBits = Annotated[int | None, typer.Option(min=32, max=62, help="With --ids raw, tables have 2^this ids; 40.")]
 Buckets = Annotated[int | None, typer.Option(min=1, help="Hashed ids of each feature, with --ids hash.")]
@@ -32,7 +35,7 @@ MaxMalformed = Annotated[int, typer.Option(min=0, help="Malformed lines left out
 def prepare_criteo(
     raw: Annotated[Path, typer.Argument(help="The Kaggle train.txt, plain or gzip.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    ids: Ids = "appearance",
+    ids: Ids = "frequency",
     buckets: Buckets = None,
     id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",
@@ -81,7 +84,7 @@ def prepare_table(
         typer.Option(help="Of numbers: signed_log (the default), log or none; or COLUMN=TRANSFORM; repeatable."),
     ] = None,
     raw_dense: Annotated[bool, typer.Option("--raw-dense", help="The same as --transform none.")] = False,
-    ids: Ids = "appearance",
+    ids: Ids = "frequency",
     buckets: Buckets = None,
     id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",

@@ -24,34 +24,44 @@ def plan(
         Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"],
         typer.Option(help="Whose state counts too."),
     ] = "adagrad",
-    serving: Annotated[bool, typer.Option("--serving", help="The tables alone, without an optimizer's state.")] = False,
+    serving: Annotated[
+        bool, typer.Option("--serving", help="The tables alone, as they are served: no state, 8 or 4 bits a number.")
+    ] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Train a few plans on a part of prepared data, and take the best.")
+    ] = False,
     dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
     overwrite: Overwrite = False,
 ) -> None:
-    """Choose how each table is stored so that all of them fit a budget, and say what each gets and why."""
+    """Choose how each table is stored so that all of them fit a budget; say what each gets and why."""
     with plain_errors():
-        import torch
+        from rich.console import Console
 
         from .. import planner
-        from ..collection import Table
         from ..data.batches import Prepared
+        from ..experiments import planning
         from ..files import write
 
         if out is not None and out.exists() and not overwrite:
             raise ValueError(f"{out} exists: --overwrite replaces it")
         state = None if serving else optimizer
         if target.suffix == ".py":
+            if search:
+                raise ValueError("--search needs prepared data to train on, not a model")
             planned = planner.plan(model_in(target), budget, optimizer=state)
         else:
-            data = Prepared(target)
-            sizes = zip(data.names, data.cardinalities, strict=True)
-            tables = [Table(name, n, dim, frequencies=torch.from_numpy(data.frequencies(name))) for name, n in sizes]
-            planned = planner.plan(tables, budget, optimizer=state)
+            prepared, console = Prepared(target), Console()
+            if search:
+                planned = planning.search(prepared, budget, dim, optimizer=state, console=console)
+            else:
+                planned = planning.plan(prepared, budget, dim, optimizer=state)
         typer.echo(str(planned))
         if out is not None:
             write(out, planned.to_json() + "\n")
             if target.suffix != ".py":
                 typer.echo(f"Next: quorem train --data {target} --plan {out} --out RUN")
+                if planned.bits:
+                    typer.echo(f"then: quorem evaluate RUN --bits {planned.bits}")
 
 
 def model_in(path: Path) -> "nn.Module":

@@ -38,6 +38,7 @@ class Choice:
     scheme: Scheme
     why: str = ""
     dtype: torch.dtype | None = None  # that of the table where None
+    ranked: bool = True  # whether frequencies, where given, rank its ids
 
 
 def compress_(
@@ -110,12 +111,11 @@ def compress_(
     for collection in collections:
         collection.leave_out()
     if budget is None:
-        choices = _given(scheme_or_plan, groups, names)
-        ranked = not isinstance(scheme_or_plan, Plan)
+        choices = _given(scheme_or_plan, groups, names, frequencies or {})
     else:
-        choices, ranked = _planned(groups, budget, kind, frequencies or {}), False
+        choices = _planned(groups, budget, kind, frequencies or {})
     report = Report()
-    replaced = _replace(model, groups, collections, choices, fit, frequencies or {}, ranked, optimizer, kind, report)
+    replaced = _replace(model, groups, collections, choices, fit, frequencies or {}, optimizer, kind, report)
     del groups, collections  # they hold what was replaced
     _check_freed(replaced, report)
     return report
@@ -175,7 +175,9 @@ def decompress_(model: nn.Module) -> Report:
     return report
 
 
-def _given(scheme_or_plan: Any, groups: list[Group], names: list[str]) -> dict[str, Choice]:
+def _given(
+    scheme_or_plan: Any, groups: list[Group], names: list[str], frequencies: Mapping[str, Tensor]
+) -> dict[str, Choice]:
     """The choice of each group, by its first name."""
     if isinstance(scheme_or_plan, Scheme):
         return {group.name: Choice(scheme_or_plan) for group in groups}
@@ -189,7 +191,8 @@ def _given(scheme_or_plan: Any, groups: list[Group], names: list[str]) -> dict[s
             raise TypeError(f"scheme_or_plan[{name!r}] ({scheme!r}) must be a Scheme")
     chosen = {name: Choice(scheme) for name, scheme in scheme_or_plan.items()}
     if isinstance(scheme_or_plan, Plan):
-        chosen = {table.name: Choice(table.scheme, table.why, table.dtype) for table in scheme_or_plan.tables}
+        entries = scheme_or_plan.tables
+        chosen = {entry.name: Choice(entry.scheme, entry.why, entry.dtype, entry.ranked) for entry in entries}
     choices: dict[str, Choice] = {}
     for group in groups:
         named = [chosen[name] for name in group.members if name in chosen]
@@ -197,6 +200,8 @@ def _given(scheme_or_plan: Any, groups: list[Group], names: list[str]) -> dict[s
             raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
         if named:
             choices[group.name] = named[0]
+            if isinstance(scheme_or_plan, Plan) and named[0].ranked and _counts(group, frequencies) is None:
+                raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
     return choices
 
 
@@ -215,8 +220,10 @@ def _planned(
             raise ValueError(f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced")
         return {}
     counts = {name: count for name, count in counts.items() if name in replaceable}
-    planned = plan_modules(modules_of(replaceable), budget, optimizer=kind, frequencies=counts, reserved=reserved)
-    return {table.name: Choice(table.scheme, table.why) for table in planned.tables}
+    planned = plan_modules(
+        modules_of(replaceable), budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=()
+    )
+    return {table.name: Choice(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 
 
 def _replace(
@@ -226,7 +233,6 @@ def _replace(
     choices: Mapping[str, Choice],
     fit: bool,
     frequencies: Mapping[str, Tensor],
-    ranked: bool,
     optimizer: Any,
     kind: Optimizer | None,
     report: Report,
@@ -245,7 +251,7 @@ def _replace(
             if choice is None:
                 after, state = _kept_bytes(module, kind)
             else:
-                previous, new = new, _composed(module, choice, counts, ranked, fit, new)
+                previous, new = new, _composed(module, choice, counts, fit, new)
                 modules[module] = new
                 after = _size(new) - (0 if previous is None else new.stored.nbytes)
                 state = _state_bytes(new, kind)
@@ -270,7 +276,7 @@ def _replace(
         members = list(collection.groups.values())
         chosen = {group.name: collection.checked(group, *_choice(group, choices)) for group in members}
         counts_of = {group.name: _counts(group, frequencies) for group in members}
-        modules |= collection.replacement(chosen, counts_of, ranked, fit)
+        modules |= collection.replacement(chosen, counts_of, fit)
         report.entries += collection.entries(chosen, modules.get(collection.module), kind)
         if collection.module in modules:
             watched |= {group.name: weakref.ref(group.first.weight) for group in members}
@@ -316,14 +322,12 @@ def _choice(group: Group, choices: Mapping[str, Choice]) -> tuple[Choice | None,
     return choice, ""
 
 
-def _composed(
-    module: Any, choice: Choice, counts: Tensor | None, ranked: bool, fit: bool, shared: Embedding | None
-) -> Embedding:
+def _composed(module: Any, choice: Choice, counts: Tensor | None, fit: bool, shared: Embedding | None) -> Embedding:
     """The module that takes the place of an ``nn.Embedding`` or ``nn.EmbeddingBag``."""
     weight = module.weight
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
     options |= {"device": weight.device, "dtype": choice.dtype or weight.dtype}
-    if ranked:
+    if choice.ranked:
         options["frequencies"] = counts
     if not fit and not weight.is_meta:
         options["init_std"] = deviation(weight)
@@ -392,4 +396,5 @@ def _state_bytes(module: Embedding, kind: Optimizer | None) -> int:
     rows, width = module.stored.shape
     storage = Storage((width,), (1,), module.stored.dtype, module.sparse, kind)
     rate = storage.rate(width)
-    return rows * rate.row_state + len(module.extents[0]) * rate.table_state + storage.shared_state()
+    stored = len(module.extents[0]) + sum(map(len, module.pools.values()))
+    return rows * rate.row_state + stored * rate.table_state + storage.shared_state()

@@ -66,19 +66,18 @@ class Collection:
         return choice, reason
 
     def replacement(
-        self, chosen: Mapping[str, Chosen], counts: Mapping[str, Tensor | None], ranked: bool, fit: bool
+        self, chosen: Mapping[str, Chosen], counts: Mapping[str, Tensor | None], fit: bool
     ) -> dict[nn.Module, nn.Module]:
         """quorem's collection by TorchRec's; nothing where no table is composed.
 
         Args:
             chosen: the choice of each table, by the name of its group; None where it stays as it is.
             counts: how often its ids occur, likewise.
-            ranked: whether ``HotCold`` schemes take their ranks from ``counts``.
             fit: whether rows are fitted to the tables; else they are drawn, with the deviation of the table.
         """
-        schemes = {name: choice.scheme for name, group in self.groups.items() if (choice := chosen[group.name][0])}
+        choices = {name: choice for name, group in self.groups.items() if (choice := chosen[group.name][0])}
         known = {name: c for name, group in self.groups.items() if (c := counts[group.name]) is not None}
-        return {self.module: _composed(self, schemes, known, ranked, fit)} if schemes else {}
+        return {self.module: _composed(self, choices, known, fit)} if choices else {}
 
     def entries(self, chosen: Mapping[str, Chosen], new: Ours | None, kind: Optimizer | None) -> list[Entry]:
         """What became of each table, ``new`` being quorem's collection."""
@@ -160,11 +159,11 @@ def _reason(collection: Collection) -> str:
     return ""
 
 
-def _composed(
-    collection: Collection, schemes: Mapping[str, Scheme], counts: Mapping[str, Tensor], ranked: bool, fit: bool
-) -> Ours:
-    """quorem's collection in place of TorchRec's; tables without a scheme stay full."""
+def _composed(collection: Collection, choices: Mapping[str, Any], counts: Mapping[str, Tensor], fit: bool) -> Ours:
+    """quorem's collection in place of TorchRec's; tables without a choice stay full."""
     module = collection.module
+    schemes: dict[str, Scheme] = {name: choice.scheme for name, choice in choices.items()}
+    ranked = {name for name, choice in choices.items() if choice.ranked}
     tables = [
         Table(
             config.name,
@@ -172,7 +171,7 @@ def _composed(
             config.embedding_dim,
             schemes.get(config.name, Full()),
             features=tuple(config.feature_names),
-            frequencies=counts.get(config.name) if ranked else None,
+            frequencies=counts.get(config.name) if config.name in ranked else None,
         )
         for config in collection.configs
     ]

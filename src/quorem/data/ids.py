@@ -1,4 +1,4 @@
-"""From the values of one column to ids: NULL is 0, then by first appearance, by frequency or by hash."""
+"""From the values of one column to ids: NULL is 0, then by frequency, by first appearance or by hash."""
 
 import zlib
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ class IdConfig:
     """How ids are given.
 
     Args:
-        ids: ``"appearance"`` (as the public reference code does, so low ids are frequent ids), ``"frequency"``
-            (most frequent over the training days first), ``"hash"`` (``1 + crc32(token) % buckets``) or ``"raw"``
-            (``hash_strings`` of each token as text, 64-bit integers without a vocabulary: ``Table(raw_ids=True)``).
+        ids: ``"frequency"`` (most frequent over the training days first; of equals, the first to appear; tokens that
+            only later days have come last), ``"appearance"`` (in order of first appearance, as the public reference
+            code does), ``"hash"`` (``1 + crc32(token) % buckets``) or ``"raw"`` (``hash_strings`` of each token as
+            text, 64-bit integers without a vocabulary: ``Table(raw_ids=True)``).
         vocabulary: ``"all"`` days, or ``"train"``: tokens that only later days have share id 1.
         buckets: number of hashed ids of each feature.
         id_bits: with raw ids, tables take them as one of ``2 ** id_bits`` ids; 40 where None.
@@ -32,15 +33,15 @@ class IdConfig:
         ValueError: if a value is unknown or the options do not go together.
     """
 
-    ids: str = "appearance"
+    ids: str = "frequency"
     vocabulary: str = "all"
     buckets: int | None = None
     id_bits: int | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.ids not in ("appearance", "frequency", "hash", "raw"):
-            raise ValueError(f"ids ({self.ids!r}) must be 'appearance', 'frequency', 'hash' or 'raw'")
+        if self.ids not in ("frequency", "appearance", "hash", "raw"):
+            raise ValueError(f"ids ({self.ids!r}) must be 'frequency', 'appearance', 'hash' or 'raw'")
         if self.vocabulary not in ("all", "train"):
             raise ValueError(f"vocabulary ({self.vocabulary!r}) must be 'all' or 'train'")
         if (self.ids == "hash") != (self.buckets is not None):

@@ -7,33 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import DTYPES, check_int
+from ..checks import DTYPES
 from ..collection import Table
-from ..schemes import Full, Scheme
-from ..schemes.frequency import check_frequencies
-from ..tables import Tables
+from ..ops.quantized import BITS
 from .allocate import allocate, hull
 from .budget import parse_bytes, show_bytes
+from .by_count import Rule
 from .choices import MEANS, Choices, TableToPlan, joined
+from .counted import plan_counted
 from .footprint import Optimizer, Rate, Storage, check_optimizer
-from .planned import Plan, PlannedTable
+from .modules import Module, modules_of, with_frequencies
+from .planned import Plan, PlannedPool, PlannedTable
 
-__all__ = ["Plan", "PlannedTable", "plan"]
+__all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "modules_of", "plan", "plan_modules"]
 
 ROUNDED = 1e-3  # what a narrower dtype is taken to cost a table, in its traffic
-
-
-@dataclass(frozen=True, eq=False)
-class Module:
-    """Tables that are, or will be, stored in one module, and how it is trained."""
-
-    names: tuple[str, ...]
-    sizes: tuple[tuple[int, int], ...]  # num_embeddings and embedding_dim of each table
-    schemes: tuple[Scheme, ...]  # as they are now
-    num_features: tuple[int, ...]
-    dtype: torch.dtype
-    sparse: bool
-    frequencies: tuple[Tensor | None, ...]
 
 
 def plan(
@@ -43,10 +31,13 @@ def plan(
     optimizer: Optimizer | None = "adagrad",
     frequencies: Mapping[str, Tensor] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
+    bits: Sequence[int] | None = None,
 ) -> Plan:
     """A scheme for each table, so that all of them fit a budget and lose as little as they can.
 
-    Small tables stay full; the others get rows by how much traffic they share (``quorem.planner.choices``): one large
+    Where the frequencies of all ids are known, the most frequent ids of all tables have rows of their own, the others
+    share one pool of rows, and ids seen hardly ever one row a table (``quorem.planner.by_count``). Otherwise small
+    tables stay full, and the others get rows by how much traffic they share (``quorem.planner.choices``): one large
     table and one small where the budget allows it, three or four equal ones below that. No table grows.
 
     Args:
@@ -56,9 +47,12 @@ def plan(
         budget: bytes, or a string such as ``"512MB"`` or ``"2GiB"``. Rows, maps, layouts and the optimizer's state
             count; the rest of the model does not.
         optimizer: whose state counts: ``"sgd"``, ``"momentum_sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``,
-            ``"adam"``, ``"amsgrad"`` or ``"adamw"``; None for the tables alone.
-        frequencies: how often each id of a table occurs, ``[n]``, by name of the table.
+            ``"adam"``, ``"amsgrad"`` or ``"adamw"``; None for the tables alone, as they are served.
+        frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. Where ids do not
+            come by falling frequency, tables list their hot and cold ids, and the lists count.
         dtypes: that rows may have. A module keeps its own, unless that is among them and a narrower one loses less.
+        bits: that numbers may be stored in after training, with ``quantize_``: any of 8 and 4. By default both, where
+            ``optimizer`` is None and frequencies are known, and none otherwise.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -68,11 +62,14 @@ def plan(
     >>> wished = plan(tables, "16MB", optimizer="adagrad")
     >>> wished["country"], wished["user"], wished.bytes <= 16_000_000
     (Full(), QR(num_collisions=14), True)
+    >>> visits = {t.name: 1e7 / (1 + torch.arange(t.num_embeddings)) for t in tables}
+    >>> plan(tables, "16MB", frequencies={name: count.long() for name, count in visits.items()})["user"]
+    HotCold(num_hot=...)
     """
     modules = modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
     if not modules:
         raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")
-    return plan_modules(modules, budget, optimizer=optimizer, frequencies=frequencies, dtypes=dtypes)
+    return plan_modules(modules, budget, optimizer=optimizer, frequencies=frequencies, dtypes=dtypes, bits=bits)
 
 
 def plan_modules(
@@ -82,20 +79,37 @@ def plan_modules(
     optimizer: Optimizer | None,
     frequencies: Mapping[str, Tensor] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
+    bits: Sequence[int] | None = None,
     reserved: int = 0,
+    rule: Rule = Rule(),  # noqa: B008 - frozen
 ) -> Plan:
     """``plan`` for tables by the module that holds them; ``reserved`` bytes of the budget are spent already."""
     size = parse_bytes(budget)
     check_optimizer(optimizer)
     if not dtypes or any(dtype not in DTYPES for dtype in dtypes):
         raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {', '.join(map(str, DTYPES))}")
-    modules = [_with_frequencies(module, frequencies or {}) for module in modules]
+    modules = [with_frequencies(module, frequencies or {}) for module in modules]
     if unknown := sorted(set(frequencies or {}) - {name for module in modules for name in module.names}):
         raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unknown))}")
-    plans, least = [], []
-    for itemsize in sorted({dtype.itemsize for dtype in dtypes}, reverse=True):
+    counted = all(counts is not None for module in modules for counts in module.frequencies)
+    if bits is None:
+        bits = BITS if counted and optimizer is None else ()
+    elif bits and (not counted or optimizer is not None):
+        raise ValueError(f"bits ({tuple(bits)}) must go with frequencies of every table and optimizer=None")
+    if wrong := sorted(set(bits) - set(BITS)):
+        raise ValueError(f"bits ({wrong[0]!r}) must be 8 or 4")
+    forms = [(itemsize, 0) for itemsize in sorted({dtype.itemsize for dtype in dtypes}, reverse=True)]
+    forms += [(max(size for size, _ in forms), number) for number in sorted(set(bits), reverse=True)]
+    plans, least, unshared = [], [], None
+    for itemsize, number in forms:
         narrowed = [_narrowed(module, dtypes, itemsize) for module in modules]
-        planned, fewest = _plan(modules, narrowed, size - reserved, optimizer)
+        if counted:
+            planned, fewest, gives_rows_to_all = plan_counted(
+                modules, narrowed, size - reserved, optimizer, number, rule
+            )
+            unshared = planned if unshared is None and gives_rows_to_all else unshared
+        else:
+            planned, fewest = _plan(modules, narrowed, size - reserved, optimizer)
         least.append(fewest + reserved)
         plans += [planned] if planned is not None else []
     if not plans:
@@ -106,82 +120,9 @@ def plan_modules(
             f"budget ({budget!r}) must be at least {min(least)} bytes ({show_bytes(min(least))})"
             f" for {tables}{others}{state}"
         )
+    if counted:  # rows lose much by being shared, and little by fewer bits: the widest that are not, else the fewest
+        return unshared or plans[-1]
     return min(plans, key=lambda planned: planned.cost)
-
-
-def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list[Module]:
-    """The tables to plan, by the module that holds them; ``dtype`` is that of tables which have none yet."""
-    if isinstance(model_or_tables, nn.Module):
-        return _modules_in(model_or_tables)
-    if isinstance(model_or_tables, Mapping):
-        modules: list[Module] = []
-        together: list[Table] = []
-        for name, entry in model_or_tables.items():
-            if isinstance(entry, nn.Module):
-                modules += _modules_in(entry, name)
-            elif isinstance(entry, Table):
-                together.append(replace(entry, name=name))
-            elif isinstance(entry, tuple) and len(entry) == 2:
-                together.append(
-                    Table(name, check_int("num_embeddings", entry[0]), check_int("embedding_dim", entry[1]))
-                )
-            else:
-                rule = "a module, a quorem.Table or a pair (num_embeddings, embedding_dim)"
-                raise TypeError(f"model_or_tables[{name!r}] ({type(entry).__name__}) must be {rule}")
-        return modules + _collection(together, dtype)
-    if not isinstance(model_or_tables, Sequence) or not all(isinstance(table, Table) for table in model_or_tables):
-        rule = "an nn.Module, a list of quorem.Table, or a mapping"
-        raise TypeError(f"model_or_tables ({type(model_or_tables).__name__}) must be {rule}")
-    return _collection(list(model_or_tables), dtype)
-
-
-def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
-    """Tables that one collection is to hold, updated in the backward pass."""
-    if not tables:
-        return []
-    return [
-        Module(
-            tuple(table.name for table in tables),
-            tuple((table.num_embeddings, table.embedding_dim) for table in tables),
-            tuple(table.scheme for table in tables),
-            tuple(len(table.features) for table in tables),
-            dtype,
-            True,
-            tuple(table.frequencies if isinstance(table.frequencies, Tensor) else None for table in tables),
-        )
-    ]
-
-
-def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
-    modules: dict[int, Module] = {}  # by parameter, so that tied tables are planned once
-    for path, module in model.named_modules(prefix=prefix):
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            weight: Tensor = module.weight
-            size = (module.num_embeddings, module.embedding_dim)
-            found = Module((path or "embedding",), (size,), (Full(),), (1,), weight.dtype, module.sparse, (None,))
-        elif isinstance(module, Tables) and all(isinstance(spec.scheme, Full) for spec in module.specs):
-            weight = module.stored
-            found = Module(
-                tuple(".".join(filter(None, (path, name))) or "embedding" for name in module.names),
-                tuple((spec.num_embeddings, spec.embedding_dim) for spec in module.specs),
-                tuple(spec.scheme for spec in module.specs),
-                tuple(module.table_of.count(t) for t in range(len(module.names))),
-                weight.dtype,
-                module.sparse,
-                (None,) * len(module.names),
-            )
-        else:
-            continue
-        modules.setdefault(id(weight), found)
-    return list(modules.values())
-
-
-def _with_frequencies(module: Module, frequencies: Mapping[str, Tensor]) -> Module:
-    counts = list(module.frequencies)
-    for t, (name, (n, _)) in enumerate(zip(module.names, module.sizes, strict=True)):
-        if name in frequencies:
-            counts[t] = check_frequencies(frequencies[name], n, f"frequencies[{name!r}]")
-    return replace(module, frequencies=tuple(counts))
 
 
 def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> Module:

@@ -15,6 +15,7 @@ import torch
 
 from ..ops import linear, replay
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
+from ..ops.quantized import code_bytes
 from ..ops.state import CATCHES_UP, MOMENT_COLUMNS
 from ..schemes import TableSpec
 
@@ -42,6 +43,7 @@ class Storage:
         dtype: of the rows.
         sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
         optimizer: whose state counts; None for none.
+        bits: of a number, where rows are quantized after training; else 0.
     """
 
     widths: tuple[int, ...]
@@ -49,6 +51,7 @@ class Storage:
     dtype: torch.dtype
     sparse: bool
     optimizer: Optimizer | None
+    bits: int = 0
 
     @cached_property
     def width(self) -> int:
@@ -58,6 +61,8 @@ class Storage:
     def rate(self, embedding_dim: int) -> Rate:
         """Of a table that is ``embedding_dim`` wide."""
         number = self.dtype.itemsize
+        if self.bits:
+            return Rate(embedding_dim // self.width * (code_bytes(self.width, self.bits) + 4), 0, 0)
         if self.optimizer is None:
             return Rate(embedding_dim * number, 0, 0)
         average = max(number, 4) if self.sparse else number

@@ -1,17 +1,20 @@
 """A plan: a scheme for each table, with the bytes that it will take."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from .. import schemes
 from ..checks import DTYPES, check_int
+from ..collection import Table
+from ..ops.quantized import BITS
 from ..schemes import Scheme
 from .budget import show_bytes
 from .footprint import Optimizer, check_optimizer
+from .text import plan_text
 
 FORMAT = "quorem-plan"
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
@@ -32,6 +35,9 @@ class PlannedTable:
         state_bytes: that the optimizer keeps for it.
         cost: share of the average table's traffic that goes to ids which share a row.
         why: the scheme was chosen.
+        visits: how often its ids occur, where they are counted.
+        traffic: shares of these that go to hot, cold and rest ids.
+        ranked: whether its ids do not come by frequency: the module must be given ``frequencies``, and lists ids.
     """
 
     name: str
@@ -44,6 +50,9 @@ class PlannedTable:
     state_bytes: int
     cost: float
     why: str
+    visits: float = 0.0
+    traffic: tuple[float, float, float] | None = None
+    ranked: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields, which may come from a file."""
@@ -54,9 +63,54 @@ class PlannedTable:
             check_int(name, getattr(self, name), least)
         for name in ("bytes", "state_bytes"):
             check_int(name, getattr(self, name), 0)
-        if isinstance(self.cost, bool) or not isinstance(self.cost, int | float) or not 0 <= self.cost < float("inf"):
-            raise ValueError(f"cost ({self.cost!r}) must be a number of at least 0")
+        for name in ("cost", "visits"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name} ({value!r}) must be a number of at least 0")
+        if not isinstance(self.ranked, bool):
+            raise TypeError(f"ranked ({self.ranked!r}) must be a bool")
+        if self.traffic is not None:
+            if len(shares := tuple(self.traffic)) != 3 or not all(0 <= share <= 1 for share in shares):
+                raise ValueError(f"traffic ({self.traffic!r}) must be three shares")
+            object.__setattr__(self, "traffic", shares)
         self.scheme.spec(self.num_embeddings, self.embedding_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPool:
+    """The rows that cold ids of several tables share.
+
+    Args:
+        name: of the pool.
+        tables: that share it.
+        embedding_dim: their width.
+        num_rows: of the pool.
+        num_ids: cold ids of all its tables.
+        bytes: of its rows.
+        state_bytes: that the optimizer keeps for it.
+        traffic: share of all traffic that goes to its ids.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    embedding_dim: int
+    num_rows: int
+    num_ids: int
+    bytes: int
+    state_bytes: int
+    traffic: float
+
+    def __post_init__(self) -> None:
+        """Check the fields, which may come from a file."""
+        object.__setattr__(self, "tables", tuple(self.tables))
+        if not all(isinstance(name, str) for name in (self.name, *self.tables)):
+            raise TypeError(f"name and tables of a pool ({self.name!r}, {self.tables}) must be str")
+        for name in ("embedding_dim", "num_rows", "num_ids"):
+            check_int(name, getattr(self, name), 1)
+        for name in ("bytes", "state_bytes"):
+            check_int(name, getattr(self, name), 0)
+        if not 0 <= self.traffic <= 1:
+            raise ValueError(f"traffic ({self.traffic!r}) of a pool must be a share")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,6 +123,8 @@ class Plan(Mapping[str, Scheme]):
         optimizer: whose state counts; None for none.
         shared_bytes: that no single table accounts for: the integers of layouts.
         shared_state_bytes: likewise, of the optimizer's state.
+        pools: rows that tables share.
+        bits: of a number, for rows that ``quantize_`` is to store so after training; None keeps the tables' dtype.
 
     >>> import quorem
     >>> plan = quorem.plan([quorem.Table("user", 100_000, 16)], "2MB")
@@ -81,6 +137,8 @@ class Plan(Mapping[str, Scheme]):
     optimizer: Optimizer | None
     shared_bytes: int = 0
     shared_state_bytes: int = 0
+    pools: tuple[PlannedPool, ...] = ()
+    bits: int | None = None
 
     def __post_init__(self) -> None:
         """Check that names are unique and the optimizer is known."""
@@ -92,22 +150,34 @@ class Plan(Mapping[str, Scheme]):
         check_optimizer(self.optimizer)
         for name in ("shared_bytes", "shared_state_bytes"):
             check_int(name, getattr(self, name), 0)
+        if self.bits not in (None, *BITS):
+            raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
         object.__setattr__(self, "_by_name", {table.name: table for table in self.tables})
 
     @property
     def bytes(self) -> int:
         """Of all tables, with their maps, the layouts and the optimizer's state: what will be allocated."""
-        return sum(table.bytes for table in self.tables) + self.shared_bytes + self.state_bytes
+        rows = sum(table.bytes for table in self.tables) + sum(pool.bytes for pool in self.pools)
+        return rows + self.shared_bytes + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
         """Of the optimizer's state."""
-        return sum(table.state_bytes for table in self.tables) + self.shared_state_bytes
+        rows = sum(table.state_bytes for table in self.tables) + sum(pool.state_bytes for pool in self.pools)
+        return rows + self.shared_state_bytes
 
     @property
     def cost(self) -> float:
         """Share of all traffic that goes to ids which share a row: what the plan is expected to lose, in no unit."""
         return sum(table.cost for table in self.tables) / max(len(self.tables), 1)
+
+    @property
+    def traffic(self) -> tuple[float, float, float]:
+        """Shares of all traffic that go to hot, cold and rest ids, where ids are counted."""
+        counted = [(table.traffic, table.visits) for table in self.tables if table.traffic is not None]
+        total = sum(visits for _, visits in counted) or 1.0
+        hot, cold, rest = (sum(shares[k] * visits for shares, visits in counted) / total for k in range(3))
+        return (hot, cold, rest)
 
     def __getitem__(self, name: str) -> Scheme:
         table: PlannedTable = self._by_name[name]  # type: ignore[attr-defined]
@@ -125,36 +195,31 @@ class Plan(Mapping[str, Scheme]):
         return f"Plan({len(self)} tables, {compressed} of them compressed, {size})"
 
     def __str__(self) -> str:
-        head = ("table", "ids", "D", "before", "after", "state", "scheme", "why")
-        rows = [
-            (
-                table.name,
-                f"{table.num_embeddings:,}",
-                str(table.embedding_dim),
-                show_bytes(table.bytes_before),
-                show_bytes(table.bytes),
-                show_bytes(table.state_bytes),
-                repr(table.scheme) + ("" if table.dtype == torch.float32 else f", {_name_of(table.dtype)}"),
-                table.why,
-            )
-            for table in self.tables
-        ]
-        if self.shared_bytes or self.shared_state_bytes:
-            shared = (show_bytes(self.shared_bytes), show_bytes(self.shared_state_bytes))
-            rows.append(("(shared)", "", "", "", *shared, "", "layouts, and what the optimizer keeps once"))
-        before = sum(table.bytes_before for table in self.tables)
-        after = self.bytes - self.state_bytes
-        total = (show_bytes(before), show_bytes(after), show_bytes(self.state_bytes))
-        rows.append(("total", "", "", *total, "", f"{show_bytes(self.bytes)} of {show_bytes(self.budget)}"))
-        widths = [max(len(row[j]) for row in (head, *rows)) for j in range(len(head))]
-        aligned = [
-            "  ".join(
-                cell.rjust(w) if 0 < j < 6 else cell.ljust(w)
-                for j, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in (head, *rows)
-        ]
-        return "\n".join(line.rstrip() for line in aligned)
+        return plan_text(self)
+
+    def applied_to(self, tables: Sequence[Table]) -> list[Table]:
+        """The tables with their planned schemes; frequencies only where lists of ids are needed.
+
+        Raises:
+            ValueError: if a table is not in the plan, or has other sizes there.
+
+        >>> import torch, quorem
+        >>> counts = torch.tensor([900, 800] + [3] * 2000 + [0] * 8000)
+        >>> tables = [quorem.Table("user", 10_002, 16, frequencies=counts)]
+        >>> quorem.plan(tables, "100kB").applied_to(tables)[0].scheme
+        HotCold(num_hot=...)
+        """
+        applied = []
+        for table in tables:
+            planned = self._by_name.get(table.name)  # type: ignore[attr-defined]
+            size = (table.num_embeddings, table.embedding_dim)
+            if planned is None or size != (planned.num_embeddings, planned.embedding_dim):
+                raise ValueError(f"plan must have table {table.name!r} with {size[0]} ids of width {size[1]}")
+            if planned.ranked and table.frequencies is None:
+                raise ValueError(f"frequencies of table {table.name!r} must be given: its ids do not come by frequency")
+            frequencies = table.frequencies if planned.ranked else None
+            applied.append(replace(table, scheme=planned.scheme, frequencies=frequencies))
+        return applied
 
     def to_json(self) -> str:
         """The plan as JSON text."""
@@ -162,7 +227,8 @@ class Plan(Mapping[str, Scheme]):
             {**vars(table), "scheme": json.loads(schemes.to_json(table.scheme)), "dtype": _name_of(table.dtype)}
             for table in self.tables
         ]
-        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tables"}
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tables", "pools")}
+        options["pools"] = [vars(pool) for pool in self.pools]
         return json.dumps({"format": FORMAT, "version": 1, **options, "tables": tables}, indent=1)
 
     @classmethod
@@ -186,7 +252,8 @@ class Plan(Mapping[str, Scheme]):
             ):
                 raise ValueError(f"it must be an object of format {FORMAT!r}, version 1")
             tables = tuple(_table_from(entry) for entry in options.pop("tables"))
-            return cls(tables=tables, **options)
+            pools = tuple(PlannedPool(**entry) for entry in options.pop("pools", ()))
+            return cls(tables=tables, pools=pools, **options)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ValueError(f"plan JSON ({text[:40]!r}...) is not a plan: {reason}") from None

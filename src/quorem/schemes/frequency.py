@@ -177,6 +177,17 @@ def rank(frequencies: "Tensor | Ranks | RawCounts", spec: TableSpec) -> Ranks:
     return Ranks(hot, order[spec.num_hot : last].sort().values.to(dtype))
 
 
+def comes_by_frequency(frequencies: Tensor) -> bool:
+    """Whether ids come in order of frequency, so that a rank is the id itself and no list of ids is needed.
+
+    All but the first two: prepared data keep these for missing and for unknown values.
+
+    >>> comes_by_frequency(torch.tensor([0, 2, 9, 5, 5, 0])), comes_by_frequency(torch.tensor([0, 2, 5, 9]))
+    (True, False)
+    """
+    return bool((frequencies[3:] <= frequencies[2:-1]).all())
+
+
 def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     """The place of each id of a table: hot ids first, then the rest in one place, then the cold ids; ``[n]``.
 

@@ -12,7 +12,8 @@ from torch import nn
 from .. import models
 from ..collection import EmbeddingCollection, Table
 from ..data.batches import Prepared
-from ..schemes import RawCounts
+from ..schemes import HotCold, RawCounts
+from ..schemes.frequency import comes_by_frequency
 from .config import RunConfig
 from .tables import tables_of_run
 
@@ -37,8 +38,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
         raise ValueError(f"config.data ({config.data!r}) must be the identity of {prepared.path}, {name!r}")
     device = torch.device(device)
     tables = tables_of_run(config, prepared.cardinalities, prepared.names)
-    if prepared.has_raw_ids:
-        tables = [_raw_table(table, prepared) for table in tables]
+    tables = [(_raw_table if prepared.has_raw_ids else _ranked)(table, prepared) for table in tables]
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
@@ -61,6 +61,14 @@ def _raw_table(table: Table, prepared: Prepared) -> Table:
         ids, count = prepared.raw_counts(table.name)
         counts = RawCounts(torch.tensor(ids), torch.from_numpy(count))
     return dataclasses.replace(table, raw_ids=True, unknown="error", frequencies=counts)
+
+
+def _ranked(table: Table, prepared: Prepared) -> Table:
+    """A ``HotCold`` table with its frequencies in training, unless its ids come by frequency."""
+    if not isinstance(table.scheme, HotCold):
+        return table
+    counts = torch.from_numpy(prepared.frequencies(table.name))
+    return table if comes_by_frequency(counts) else dataclasses.replace(table, frequencies=counts)
 
 
 def data_identity(prepared: Prepared) -> str:

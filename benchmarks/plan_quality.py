@@ -1,0 +1,189 @@
+"""Test log loss of plans by counts, of hashing and of the paper's trick, at equal bytes.
+
+    quorem prepare criteo PATH/train.txt.gz DATA --days 5
+    python benchmarks/plan_quality.py DATA --out benchmarks/results/plan_quality.json --workers 16
+
+At a 4th, 16th, 60th, 250th and 1000th of what full tables take: tables hashed alike; the quotient-remainder trick on
+all tables alike, down to the smallest that it can be; and ``quorem.plan`` with the counts of the training rows.
+*Training* bytes are rows, lists of ids, layouts and Adagrad's state; *serving* bytes are without state, with rows of 8
+or 4 bits after training. Full tables count as their rows (and state) alone. DLRM and DCN, D = 16, batch 128, one epoch,
+Adagrad at 0.01.
+
+Results are written as they come, into OUT.jsonl; runs that it has are not trained again.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorem import QR, Full, Hash, Table, plan, quantize_
+from quorem.data.batches import Prepared
+from quorem.planner import Plan, Rule, modules_of
+from quorem.planner.counted import plan_counted
+from quorem.planner.footprint import Storage, module_bytes
+from quorem.planner.modules import with_frequencies
+from quorem.provenance import commit, versions
+from quorem.schemes import Scheme
+from quorem.training.config import RunConfig
+from quorem.training.feed import Feed
+from quorem.training.loop import evaluate
+from quorem.training.model import build_model, data_identity
+from quorem.training.trial import Trial
+
+SIZES = (4, 16, 60, 250, 1000)
+D = 16
+SLACK = 1.01  # what collisions, which are whole numbers, may take more than the plan
+
+
+def alike(make: Callable[[int], Scheme], data: Prepared, budget: int) -> tuple[Scheme, int]:
+    """The scheme with the fewest collisions with which all tables fit, or else the smallest; and its bytes."""
+    features = len(data.names)
+    storage = Storage((D,) * features, (1,) * features, torch.float32, True, "adagrad")
+    sizes = {}
+    for c in dict.fromkeys(round(1.02**k) for k in range(600)):
+        if 2 <= c <= max(data.cardinalities):
+            sizes[c] = sum(module_bytes(storage, [make(c).spec(n, D) for n in data.cardinalities]))
+            if sizes[c] <= SLACK * budget:
+                return make(c), sizes[c]
+    smallest = min(sizes, key=sizes.__getitem__)
+    return make(smallest), sizes[smallest]
+
+
+def serving_plan(data: Prepared, tables: list[Table], budget: int, bits: int) -> Plan:
+    """The plan whose rows have so many bits, whether or not more would fit."""
+    counts = {name: torch.from_numpy(data.frequencies(name)) for name in data.names}
+    modules = [with_frequencies(module, counts) for module in modules_of(tables)]
+    planned = plan_counted(modules, modules, budget, None, bits, Rule()).plan
+    assert planned is not None
+    return planned
+
+
+def settings(data: Prepared, sizes: list[int], names: list[str]) -> list[dict[str, Any]]:
+    """What is trained: its name, size, bytes and bits, and options of ``RunConfig``."""
+    tables = [
+        Table(name, n, D, frequencies=torch.from_numpy(data.frequencies(name)))
+        for name, n in zip(data.names, data.cardinalities, strict=True)
+    ]
+    full = sum(data.cardinalities) * D * 4
+    found: list[dict[str, Any]] = []
+
+    def add(setting: str, times: int, size: int, bits: int, **options: Any) -> None:
+        if setting in names or setting.split(",")[0] in names:
+            found.append({"setting": setting, "times": times, "bytes": size, "bits": bits, "options": options})
+
+    add("full", 1, 2 * full, 0, scheme=Full())
+    for times in sizes:
+        planned = plan(tables, 2 * full // times)
+        add("plan", times, planned.bytes, 0, plan=dict(planned))
+        chosen = plan(tables, full // times, optimizer=None)
+        for bits in (8, 4):
+            planned = serving_plan(data, tables, full // times, bits)
+            add(f"plan, int{bits}", times, planned.bytes, bits, plan=dict(planned))
+        if chosen.bits is None:
+            add("plan, float32", times, chosen.bytes, 0, plan=dict(chosen))
+        for name, make in {"hash": Hash, "QR": QR}.items():
+            scheme, size = alike(make, data, 2 * full // times)
+            if scheme not in [setting["options"].get("scheme") for setting in found]:  # as small as it can be
+                add(name, times, size, 0, scheme=scheme)
+    return found
+
+
+def train(task: tuple[str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
+    """One run: its test loss, and that of the rows as they were trained."""
+    folder, device, network, seed, setting = task
+    data = _data(folder, device)
+    config = RunConfig(data=data_identity(data.prepared), network=network, seed=seed, **setting["options"])
+    trial = Trial(config, build_model(config, data.prepared, device), data.prepared.names)
+    for batches in data.training(config, 0, trial.together, (100, None)):
+        trial.step(batches)
+    trained = evaluate(trial, data, "test").log_loss
+    test = trained
+    if setting["bits"]:
+        trial.tables.remove()
+        quantize_(trial.model, bits=setting["bits"])
+        test = evaluate(trial, data, "test").log_loss
+    about = {name: setting[name] for name in ("setting", "times", "bytes", "bits")}
+    return {**about, "network": network, "seed": seed, "test": test, "float32": trained}
+
+
+_feeds: dict[str, Feed] = {}
+
+
+def _data(folder: str, device: str) -> Feed:
+    torch.set_num_threads(1)
+    if folder not in _feeds:
+        _feeds[folder] = Feed(Prepared(folder), device)
+    return _feeds[folder]
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each network, size and setting: mean, standard error, and both against full tables in percent."""
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        groups.setdefault((run["network"], run["times"], run["setting"]), []).append(run)
+    rows = []
+    for (network, times, setting), group in sorted(groups.items()):
+        losses = [run["test"] for run in group]
+        full = [run["test"] for run in groups.get((network, 1, "full"), group)]
+        mean, whole = statistics.mean(losses), statistics.mean(full)
+        row = {"network": network, "times": times, "setting": setting, "bytes": group[0]["bytes"], "test": mean}
+        error = _error(losses)
+        row |= {"error": error, "percent": 100 * (mean / whole - 1)}
+        row["percent_error"] = 0.0 if setting == "full" else 100 * math.hypot(error / whole, _error(full) / whole)
+        row["quantizing"] = mean - statistics.mean(run["float32"] for run in group)
+        rows.append({**row, "losses": losses})
+    return rows
+
+
+def _error(losses: list[float]) -> float:
+    return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
+
+
+def main() -> None:
+    """Read the command line, train, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="prepared data")
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--networks", nargs="+", default=["dlrm", "dcn"])
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--settings", nargs="+", default=["full", "plan", "hash", "QR"])
+    arguments = parser.parse_args()
+    data = Prepared(arguments.data)
+    todo = settings(data, arguments.sizes, arguments.settings)
+    lines = arguments.out.with_suffix(".jsonl")
+    runs = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    done = {(run["setting"], run["times"], run["network"], run["seed"]) for run in runs}
+    tasks = [
+        (str(arguments.data), arguments.device, network, seed, setting)
+        for seed in range(arguments.seeds)
+        for network in arguments.networks
+        for setting in todo
+        if (setting["setting"], setting["times"], network, seed) not in done
+    ]
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool, open(lines, "a") as file:
+        for run in pool.imap_unordered(train, tasks):
+            runs.append(run)
+            file.write(json.dumps(run) + "\n")
+            file.flush()
+    rows = summary(runs)
+    for row in rows:
+        place = f"{row['network']:5} {row['times']:>5} {row['setting']:14} {row['bytes']:>10,}"
+        print(f"{place} {row['test']:.5f} {row['percent']:+.2f} ± {row['percent_error']:.2f} %")
+    head = {"rows_trained": len(data.split("train")), "ids": sum(data.cardinalities), "seeds": arguments.seeds}
+    head |= {"device": arguments.device, "versions": versions(), "commit": commit()}
+    text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
+    arguments.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Plans for tables whose ids are all counted: ``by_count`` over the tables of all modules."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..schemes import Full, HotCold, Pool, Scheme
+from ..schemes.frequency import comes_by_frequency
+from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all, smallest
+from .footprint import Optimizer, Storage
+from .modules import Module
+from .planned import Plan, PlannedPool, PlannedTable
+
+
+class Candidate(NamedTuple):
+    """A plan, if the budget pays for one; the smallest budget; whether each id seen more than once has its own row."""
+
+    plan: Plan | None
+    least: int
+    gives_rows_to_all: bool
+
+
+class _Place(NamedTuple):
+    """Where a table is: its module, its number in it, and the pool that its cold ids would share."""
+
+    module: int
+    table: int
+    group: int
+
+
+def plan_counted(
+    modules: Sequence[Module],
+    narrowed: Sequence[Module],
+    budget: int,
+    optimizer: Optimizer | None,
+    bits: int,
+    rule: Rule,
+) -> Candidate:
+    """The plan with rows of these dtypes, or of so many bits.
+
+    Args:
+        modules: with frequencies of every table.
+        narrowed: the same, with the dtypes that rows are to have.
+        budget: in bytes.
+        optimizer: whose state counts; None for none.
+        bits: of a number after training; 0 keeps the dtypes.
+        rule: how the budget is divided.
+    """
+    storages = [
+        Storage(tuple(d for _, d in m.sizes), m.num_features, m.dtype, m.sparse, optimizer, bits) for m in narrowed
+    ]
+    groups: dict[tuple[int, int], int] = {}  # by module and width
+    places = [
+        _Place(m, t, groups.setdefault((m, d), len(groups)))
+        for m, module in enumerate(modules)
+        for t, (_, d) in enumerate(module.sizes)
+    ]
+    counts, in_order = [], []
+    for place in places:
+        found = modules[place.module].frequencies[place.table]
+        assert found is not None
+        counts.append(found.double().numpy() if found.dtype in (torch.bfloat16, torch.float16) else found.numpy())
+        in_order.append(comes_by_frequency(found))
+    # Lists of all tables of a module lie in one tensor, of one dtype.
+    listed = [8 if any(n >= 2**31 for n, _ in module.sizes) else 4 for module in modules]
+    rates = [storages[place.module].rate(modules[place.module].sizes[place.table][1]) for place in places]
+    counted = [
+        CountedTable.of(count, rate.row + rate.row_state, listed[place.module], place.group, in_order=ordered)
+        for place, count, rate, ordered in zip(places, counts, rates, in_order, strict=True)
+    ]
+    module_of = np.array([place.module for place in places])
+    module_of_group = np.array([m for m, _ in groups])
+
+    def shared(division: Division) -> tuple[int, int]:
+        """Bytes of the modules and of the state that no table and no pool accounts for."""
+        partitions = (division.own > 0) + PARTITIONS * (division.cold > 0)
+        pairs = [storage.fixed(int(partitions[module_of == m].max())) for m, storage in enumerate(storages)]
+        return sum(layout for layout, _ in pairs), sum(state for _, state in pairs)
+
+    table_state = np.array([rate.table_state for rate in rates])
+
+    def overhead(division: Division) -> int:
+        pools = np.zeros(len(storages), np.int64)
+        np.add.at(pools, module_of_group, PARTITIONS * (division.pools > 0))
+        per_table = np.array([table_state[module_of == m].max() for m in range(len(storages))])
+        return sum(shared(division)) + int((table_state * (division.own > 0)).sum() + (per_table * pools).sum())
+
+    tables = CountedTables(counted, len(groups), overhead)
+    least = smallest(tables)
+    division = divide(tables, budget, rule)
+    if division is None:
+        return Candidate(None, least, False)
+    total = [float(count.sum()) for count in counts]
+    average = sum(total) / len(total) or 1.0
+    entries, traffic_of_pools = [], np.zeros(len(groups))
+    for i, (place, count, rate) in enumerate(zip(places, counts, rates, strict=True)):
+        before = modules[place.module]
+        n, d = before.sizes[place.table]
+        hot, cold, rest = int(division.hot[i]), int(division.cold[i]), int(division.rest[i])
+        if division.is_full[i]:
+            hot, rest = n, 0
+        traffic = _traffic(count, hot, cold, in_order[i])
+        traffic_of_pools[place.group] += traffic[1] * total[i]
+        lists = int(counted[i].listed * division.listed[i])
+        own = int(division.own[i])
+        entries.append(
+            PlannedTable(
+                name=before.names[place.table],
+                num_embeddings=n,
+                embedding_dim=d,
+                scheme=_scheme(n, hot, cold, rest, _pool(division, place.group)),
+                dtype=narrowed[place.module].dtype,
+                bytes_before=n * d * before.dtype.itemsize,
+                bytes=own * rate.row + lists,
+                state_bytes=own * rate.row_state + rate.table_state * (own > 0),
+                cost=(traffic[1] + traffic[2]) * total[i] / average,
+                why=_why(hot, cold, rest, traffic),
+                visits=total[i],
+                traffic=traffic,
+                ranked=lists > 0,
+            )
+        )
+    pools = []
+    for (m, d), g in groups.items():
+        if rows := int(division.pools[g]):
+            members = [i for i, place in enumerate(places) if place.group == g and division.cold[i]]
+            rate = rates[members[0]]
+            pools.append(
+                PlannedPool(
+                    name=_pool(division, g).name,
+                    tables=tuple(modules[m].names[places[i].table] for i in members),
+                    embedding_dim=d,
+                    num_rows=rows,
+                    num_ids=int(sum(division.cold[i] for i in members)),
+                    bytes=rows * rate.row,
+                    state_bytes=rows * rate.row_state + PARTITIONS * rate.table_state,
+                    traffic=float(traffic_of_pools[g] / (sum(total) or 1.0)),
+                )
+            )
+    layout, state = shared(division)
+    return Candidate(
+        Plan(
+            tables=tuple(entries),
+            budget=budget,
+            optimizer=optimizer,
+            shared_bytes=layout,
+            shared_state_bytes=state,
+            pools=tuple(pools),
+            bits=bits or None,
+        ),
+        least,
+        gives_rows_to_all(tables, division),
+    )
+
+
+def _pool(division: Division, group: int) -> Pool:
+    """The pool of a group; named by a number, if the plan has several."""
+    used = np.flatnonzero(division.pools).tolist()
+    name = "pool" if len(used) < 2 else f"pool{used.index(group) + 1 if group in used else 0}"
+    return Pool(max(int(division.pools[group]), PARTITIONS), PARTITIONS, name=name)
+
+
+def _scheme(n: int, hot: int, cold: int, rest: int, pool: Pool) -> Scheme:
+    if hot == n:
+        return Full()
+    return HotCold(hot, cold=pool if cold else Full(), num_rest=rest)
+
+
+def _traffic(count: NDArray[np.generic], hot: int, cold: int, in_order: bool) -> tuple[float, float, float]:
+    """Shares of a table's traffic that go to its hot, cold and rest ids."""
+    total = float(count.sum())
+    if not total or hot == len(count):
+        return (1.0, 0.0, 0.0)
+    falling = count if in_order else np.sort(count)[::-1]
+    first, second = float(falling[:hot].sum()) / total, float(falling[hot : hot + cold].sum()) / total
+    return (first, second, max(0.0, 1 - first - second))
+
+
+def _why(hot: int, cold: int, rest: int, traffic: tuple[float, float, float]) -> str:
+    if not cold and not rest:
+        return "every id has a row of its own"
+    parts = [f"{hot:,} ids with {traffic[0]:.1%} of the traffic have rows of their own"]
+    parts += [f"{cold:,} with {traffic[1]:.1%} share the pool"] if cold else []
+    parts += [f"{rest:,} with {traffic[2]:.1%} share one row"] if rest else []
+    return "; ".join(parts)

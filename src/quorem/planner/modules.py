@@ -1,0 +1,103 @@
+"""The tables to plan, by the module that holds them, or will."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_int
+from ..collection import Table
+from ..schemes import Full, Scheme
+from ..schemes.frequency import check_frequencies
+from ..tables import Tables
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """Tables that are, or will be, stored in one module, and how it is trained."""
+
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, int], ...]  # num_embeddings and embedding_dim of each table
+    schemes: tuple[Scheme, ...]  # as they are now
+    num_features: tuple[int, ...]
+    dtype: torch.dtype
+    sparse: bool
+    frequencies: tuple[Tensor | None, ...]
+
+
+def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list[Module]:
+    """The tables to plan, by the module that holds them; ``dtype`` is that of tables which have none yet."""
+    if isinstance(model_or_tables, nn.Module):
+        return _modules_in(model_or_tables)
+    if isinstance(model_or_tables, Mapping):
+        modules: list[Module] = []
+        together: list[Table] = []
+        for name, entry in model_or_tables.items():
+            if isinstance(entry, nn.Module):
+                modules += _modules_in(entry, name)
+            elif isinstance(entry, Table):
+                together.append(replace(entry, name=name))
+            elif isinstance(entry, tuple) and len(entry) == 2:
+                together.append(
+                    Table(name, check_int("num_embeddings", entry[0]), check_int("embedding_dim", entry[1]))
+                )
+            else:
+                rule = "a module, a quorem.Table or a pair (num_embeddings, embedding_dim)"
+                raise TypeError(f"model_or_tables[{name!r}] ({type(entry).__name__}) must be {rule}")
+        return modules + _collection(together, dtype)
+    if not isinstance(model_or_tables, Sequence) or not all(isinstance(table, Table) for table in model_or_tables):
+        rule = "an nn.Module, a list of quorem.Table, or a mapping"
+        raise TypeError(f"model_or_tables ({type(model_or_tables).__name__}) must be {rule}")
+    return _collection(list(model_or_tables), dtype)
+
+
+def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
+    """Tables that one collection is to hold, updated in the backward pass."""
+    if not tables:
+        return []
+    return [
+        Module(
+            tuple(table.name for table in tables),
+            tuple((table.num_embeddings, table.embedding_dim) for table in tables),
+            tuple(table.scheme for table in tables),
+            tuple(len(table.features) for table in tables),
+            dtype,
+            True,
+            tuple(table.frequencies if isinstance(table.frequencies, Tensor) else None for table in tables),
+        )
+    ]
+
+
+def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
+    modules: dict[int, Module] = {}  # by parameter, so that tied tables are planned once
+    for path, module in model.named_modules(prefix=prefix):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            weight: Tensor = module.weight
+            size = (module.num_embeddings, module.embedding_dim)
+            found = Module((path or "embedding",), (size,), (Full(),), (1,), weight.dtype, module.sparse, (None,))
+        elif isinstance(module, Tables) and all(isinstance(spec.scheme, Full) for spec in module.specs):
+            weight = module.stored
+            found = Module(
+                tuple(".".join(filter(None, (path, name))) or "embedding" for name in module.names),
+                tuple((spec.num_embeddings, spec.embedding_dim) for spec in module.specs),
+                tuple(spec.scheme for spec in module.specs),
+                tuple(module.table_of.count(t) for t in range(len(module.names))),
+                weight.dtype,
+                module.sparse,
+                (None,) * len(module.names),
+            )
+        else:
+            continue
+        modules.setdefault(id(weight), found)
+    return list(modules.values())
+
+
+def with_frequencies(module: Module, frequencies: Mapping[str, Tensor]) -> Module:
+    """The module with the frequencies of its tables, checked; those that it has stay where none are given."""
+    counts = list(module.frequencies)
+    for t, (name, (n, _)) in enumerate(zip(module.names, module.sizes, strict=True)):
+        if name in frequencies:
+            counts[t] = check_frequencies(frequencies[name], n, f"frequencies[{name!r}]")
+    return replace(module, frequencies=tuple(counts))

@@ -1,0 +1,258 @@
+"""Plans by counts: predicted bytes, one threshold over all tables, a pool without two ids alike, refusals."""
+
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from allocated import OPTIMIZERS, OPTIONS, size_of, state_size, tensors_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quorem import Embedding, EmbeddingCollection, Full, HotCold, Plan, Pool, Table, optim, plan, quantize_
+from quorem.planner.by_count import CountedTable, CountedTables, Rule, divide, fewest_pool_rows
+from quorem.schemes.frequency import comes_by_frequency, places
+
+
+def zipf(n: int, visits: int, *, shuffled: int | None = None) -> torch.Tensor:
+    """Falling counts, about half of them 0 or 1; in a random order, if asked for."""
+    counts = (visits / (1 + torch.arange(n))).long()
+    counts[n * 2 // 3 :] = 0
+    if shuffled is None:
+        return counts
+    return counts[torch.randperm(n, generator=torch.Generator().manual_seed(shuffled))]
+
+
+TABLES = [
+    Table("user", 3000, 16, frequencies=zipf(3000, 5000)),
+    Table("item", 900, 16, frequencies=zipf(900, 4000, shuffled=1), features=("seen", "bought")),
+    Table("day", 7, 16, frequencies=torch.full((7,), 700)),
+    Table("narrow", 2000, 8, frequencies=zipf(2000, 5000, shuffled=2)),
+    Table("never", 50, 8, frequencies=torch.zeros(50)),
+]
+
+
+def built(planned: Plan, tables: list[Table], dtype: torch.dtype = torch.float32) -> EmbeddingCollection:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a table that stays full against the plan
+        return EmbeddingCollection(planned.applied_to(tables), dtype=dtype)
+
+
+def state_of(module: EmbeddingCollection, optimizer: str) -> int:
+    options = OPTIONS.get(optimizer, {})
+    return state_size(optim.apply_in_backward(module, OPTIMIZERS[optimizer], **options))
+
+
+def least_of(tables: list[Table], **options: object) -> int:
+    with pytest.raises(ValueError, match="must be at least") as refusal:
+        plan(tables, 1, **options)
+    return int(str(refusal.value).split("at least ")[1].split()[0])
+
+
+@pytest.mark.parametrize("optimizer", [None, *OPTIMIZERS])
+@pytest.mark.parametrize("share", [1.0, 0.4, 0.1, 0.03, 0.0])
+def test_predicted_bytes_are_those_allocated(optimizer: str | None, share: float) -> None:
+    """Two widths, two pools, lists of ids, a table that two features read, one without traffic; then in fewer bits."""
+    least = least_of(TABLES, optimizer=optimizer)
+    whole = plan(TABLES, "1GB", optimizer=optimizer, bits=())
+    assert {type(scheme) for scheme in whole.values()} == {Full}
+    budget = least + int(share * (whole.bytes - least))
+    planned = plan(TABLES, budget, optimizer=optimizer)
+    assert planned.bytes <= budget and Plan.from_json(planned.to_json()) == planned
+    module = built(planned, TABLES)
+    if optimizer is not None:
+        assert planned.state_bytes == state_of(module, optimizer)
+    elif planned.bits:
+        quantize_(module, planned.bits)
+    assert planned.bytes - planned.state_bytes == size_of(tensors_of(module))
+    if share == 0:
+        with pytest.raises(ValueError, match=rf"budget \({least - 1}\) must be at least {least} bytes"):
+            plan(TABLES, least - 1, optimizer=optimizer)
+
+
+drawn_counts = st.lists(st.integers(0, 30), min_size=1, max_size=60)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(drawn_counts, st.sampled_from([4, 8]), st.booleans()), min_size=1, max_size=5),
+    st.integers(0, 6000),
+    st.sampled_from([None, "adagrad", "rowwise_adagrad", "adam"]),
+    st.sampled_from([(), (8,), (4,), (8, 4)]),
+)
+def test_any_counts_are_planned_exactly(drawn: list, more: int, optimizer: str | None, bits: tuple[int, ...]) -> None:
+    """Ties, zeros, single ids; in order or not; from the smallest budget on."""
+    counts = [torch.tensor(sorted(c, reverse=True) if ordered else c) for c, _, ordered in drawn]
+    tables = [Table(f"t{i}", len(c), drawn[i][1], frequencies=c) for i, c in enumerate(counts)]
+    options = {"optimizer": optimizer, "bits": bits if optimizer is None else None}
+    planned = plan(tables, least_of(tables, **options) + more, **options)
+    module = built(planned, tables)
+    if optimizer is not None:
+        assert planned.state_bytes == state_of(module, optimizer)
+    elif planned.bits:
+        quantize_(module, planned.bits)
+    assert planned.bytes - planned.state_bytes == size_of(tensors_of(module)) and planned.bytes <= planned.budget
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", None])
+def test_one_threshold_goes_over_all_tables(optimizer: str | None) -> None:
+    """No hot id is rarer than a cold one, no cold one than one of the rest, whatever their tables."""
+    tables = [table for table in TABLES if table.embedding_dim == 16]
+    planned = plan(tables, 40_000 if optimizer else 5_000, optimizer=optimizer)
+    assert len(planned.pools) == 1 and (planned.bits == 4) == (optimizer is None)
+    hot, cold, rest = [], [], []
+    for table, spec, ranks in zip(tables, *_specs(built(planned, tables)), strict=True):
+        place = places(spec, ranks)
+        hot += table.frequencies[place < spec.num_hot].tolist()
+        cold += table.frequencies[place >= spec.num_own].tolist()
+        rest += table.frequencies[(place == spec.num_hot) & (place < spec.num_own)].tolist() if spec.num_rest else []
+    assert min(hot) >= max(cold) >= min(cold) > max(rest)
+    assert planned.pools[0].num_ids == len(cold)
+    shares = torch.tensor([sum(hot), sum(cold), sum(rest)]) / (sum(hot) + sum(cold) + sum(rest))
+    assert planned.traffic == pytest.approx(shares.tolist())
+
+
+def _specs(module: EmbeddingCollection) -> tuple[list, list]:
+    """Of each table, what it is and its lists; a full table has a hot id in each place."""
+    specs = []
+    for spec in module.specs:
+        n = spec.num_embeddings
+        specs.append(HotCold(n, cold=Full(), force=True).spec(n, 16) if spec.scheme == Full() else spec)
+    return specs, module.ranks_of
+
+
+def test_no_two_cold_ids_of_any_table_share_both_rows() -> None:
+    """By brute force over the union of the tables; with hot ids, no two ids but the rest have the same rows."""
+    tables = [table for table in TABLES if table.embedding_dim == 16]
+    planned = plan(tables, 30_000)
+    module = built(planned, tables)
+    rows = []
+    for f, feature in enumerate(module.features):
+        table = tables[module.table_of[f]]
+        if feature == "bought":  # reads the table that "seen" reads
+            continue
+        ids = torch.zeros(table.num_embeddings, len(module.features), dtype=torch.long)
+        ids[:, f] = torch.arange(table.num_embeddings)
+        rows += [tuple(r) for r in module.row_numbers(ids)[:, f].tolist()]
+    num_rest = sum(spec.num_rest for spec in module.specs)
+    rest_rows = sum(spec.num_rest > 0 for spec in module.specs)
+    assert planned.pools[0].num_ids > planned.pools[0].num_rows
+    assert len(rows) - len(set(rows)) == num_rest - rest_rows
+
+
+def test_the_rule() -> None:
+    """Case by case, in rows of one byte: all kept ids hot; a pool of 0.6; fewer where fewer ids are without a row."""
+    counts = np.repeat([100, 10, 2, 1, 0], [50, 150, 800, 2000, 1000])
+    tables = CountedTables([CountedTable.of(counts, 1, 0, 0, in_order=True)], 1, lambda division: 0)
+
+    def of(budget: int) -> tuple[int, int, int, int]:
+        division = divide(tables, budget, Rule())
+        return tuple(int(x[0]) for x in (division.hot, division.cold, division.rest, division.pools))
+
+    assert of(4000) == (4000, 0, 0, 0)
+    assert of(3999) == (3000, 0, 1000, 0)  # ids that were never seen share a row, whatever is left
+    assert of(1500) == (1499, 0, 2501, 0)  # all seen twice, and some seen once
+    assert of(1001) == (1000, 0, 3000, 0)
+    assert of(800) == (800 - 1 - 200, 401, 3000, 200)  # as many rows as ids that have none
+    assert of(400) == (400 - 1 - 240, 841, 3000, 240)  # 0.6 of 400
+    assert of(240) == (240 - 1, 0, 3761, 0)  # above four ids a row those seen twice are the rest, and the others fit
+    assert of(1) == (0, 0, 4000, 0) and divide(tables, 0, Rule()) is None
+    assert fewest_pool_rows(840) == 65
+
+
+def test_ids_that_come_by_frequency_need_no_lists() -> None:
+    """Nor does an id 0 or 1 that occurs rarely: prepared data keep these for missing and unknown values."""
+    falling = zipf(3000, 5000)
+    late_null = torch.cat([torch.tensor([3, 0]), falling[:2998]])
+    assert comes_by_frequency(falling) and comes_by_frequency(late_null)
+    assert not comes_by_frequency(torch.tensor([0, 2, 5, 9])) and comes_by_frequency(torch.tensor([7]))
+    for counts, ranked in ((falling, False), (late_null, False), (zipf(3000, 5000, shuffled=0), True)):
+        table = Table("t", 3000, 16, frequencies=counts)
+        planned = plan([table], 30_000)
+        assert planned.tables[0].ranked == ranked and (built(planned, [table]).ranks.numel() > 0) == ranked
+    with pytest.raises(ValueError, match=r"frequencies of table 't' must be given: its ids do not come by frequency"):
+        planned.applied_to([Table("t", 3000, 16)])
+    with pytest.raises(ValueError, match=r"plan must have table 't' with 9 ids of width 16"):
+        planned.applied_to([Table("t", 9, 16)])
+
+
+def test_bits_are_the_widest_that_share_no_row_or_else_the_fewest() -> None:
+    counts = torch.cat([torch.full((1000,), 5), torch.ones(3000), torch.zeros(6000)]).long()
+    tables = [Table("t", 10_000, 16, frequencies=counts)]
+    bits = {budget: plan(tables, budget, optimizer=None).bits for budget in (70_000, 25_000, 14_000, 9_000)}
+    assert bits == {70_000: None, 25_000: 8, 14_000: 4, 9_000: 4}
+    assert plan(tables, 25_000, optimizer=None, bits=()).bits is None
+    assert plan(tables, 25_000).bits is None  # training
+    half = plan(tables, 110_000, dtypes=(torch.float32, torch.bfloat16))
+    assert half.tables[0].dtype == torch.bfloat16 and not half.pools
+
+
+def test_modules_have_pools_of_their_own() -> None:
+    """As ``compress_`` makes them: a module a table."""
+    model = torch.nn.ModuleDict({"user": torch.nn.Embedding(3000, 16), "item": torch.nn.Embedding(3000, 16)})
+    counts = {"user": zipf(3000, 5000), "item": zipf(3000, 9000, shuffled=1)}
+    planned = plan(model, 120_000, frequencies=counts)
+    assert [pool.name for pool in planned.pools] == ["pool1", "pool2"]
+    modules = [
+        Embedding(3000, 16, planned[name], frequencies=counts[name] if name == "item" else None) for name in model
+    ]
+    assert planned.bytes - planned.state_bytes == size_of([t for module in modules for t in tensors_of(module)])
+
+
+def test_many_tables_and_ids() -> None:
+    """A thousand tables of ten thousand ids, with shares of traffic for counts."""
+    traffic = 1 / (1.0 + torch.arange(10_000))
+    tables = [Table(f"t{i}", 10_000, 16, frequencies=traffic / (i + 1)) for i in range(1000)]
+    planned = plan(tables, "20MB")
+    assert 19_990_000 < planned.bytes <= 20_000_000
+    rows = [table.scheme.num_hot for table in planned.tables]
+    assert rows == sorted(rows, reverse=True) and rows[0] > 100 * max(rows[-1], 1)
+
+
+def test_refusals() -> None:
+    table = [Table("t", 3, 16)]
+    for counts, message in (
+        ([1.0, math.nan, 2.0], r"frequencies\['t'\]\[1\] \(nan\) must be at least 0 and finite"),
+        ([1, 2, -3], r"frequencies\['t'\]\[2\] \(-3\) must be at least 0 and finite"),
+        ([1, 2], r"frequencies\['t'\] has shape \(2,\) but must be \[num_embeddings\] \(3\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan(table, "1MB", frequencies={"t": torch.tensor(counts)})
+    with pytest.raises(ValueError, match=r"bits \(\(8,\)\) must go with frequencies of every table and optimizer=None"):
+        plan(table, "1MB", bits=(8,))
+    with pytest.raises(ValueError, match=r"bits \(2\) must be 8 or 4"):
+        plan(table, "1MB", optimizer=None, bits=(2,), frequencies={"t": torch.ones(3)})
+    with pytest.raises(ValueError, match=r"pool_share \(1\) must be in \(0, 1\)"):
+        Rule(pool_share=1)
+    with pytest.raises(ValueError, match=r"kept_per_row \(0\) must be at least 1"):
+        Rule(kept_per_row=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(bits=3), r"bits \(3\) must be None, 8 or 4"),
+        (lambda d: d["pools"][0].update(num_rows=0), r"num_rows \(0\) must be at least 1"),
+        (lambda d: d["pools"][0].update(traffic=2), r"traffic \(2\) of a pool must be a share"),
+        (lambda d: d["pools"][0].update(name=2), "name and tables of a pool"),
+        (lambda d: d["tables"][0].update(traffic=[1]), "must be three shares"),
+        (lambda d: d["tables"][0].update(ranked=1), r"ranked \(1\) must be a bool"),
+        (lambda d: d["tables"][0].update(visits=-1), r"visits \(-1\) must be a number of at least 0"),
+    ],
+)
+def test_a_damaged_plan_is_refused(change, message: str) -> None:
+    values = json.loads(plan(TABLES, 60_000).to_json())
+    change(values)
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(json.dumps(values))
+
+
+def test_a_plan_says_who_is_hot_cold_and_rest() -> None:
+    lines = str(plan(TABLES[:3], 40_000)).splitlines()
+    assert lines[0].split()[:5] == ["table", "ids", "hot", "cold", "rest"]
+    ids, hot, cold, rest = (int(cell.replace(",", "")) for cell in lines[1].split()[1:5])
+    assert ids == 3000 == hot + cold + rest and lines[1].startswith("user ")
+    assert any(line.startswith("(pool)") and "each of these ids sums two; 2 tables" in line for line in lines)
+    assert isinstance(plan(TABLES[:3], 40_000)["user"].cold, Pool)
