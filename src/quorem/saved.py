@@ -49,7 +49,7 @@ def load_tables(
     lists = {prefix + name: ids for name, ids in ranks(tables).items()}
     new_lists = {key: state_dict[key] for key in lists if key in state_dict}
     missing_keys += [key for key in lists if key not in new_lists]
-    values = {key: state_dict[key] for key in views if key in state_dict}
+    values = {key: whole(state_dict[key]) for key in views if key in state_dict}
     missing_keys += [key for key in views if key not in values]
     more = {prefix + name: tensor for name, tensor in others(tables).items()}
     new_more = {key: state_dict[key] for key in more if key in state_dict}
@@ -66,21 +66,25 @@ def load_tables(
         known = {*views, *lists, *more, *([extra] if has_extra_state(tables) else [])}
         unknown = (key for key in state_dict if key.startswith(prefix) and key not in known)
         unexpected_keys += [key for key in unknown if key.removeprefix(prefix).split(".")[0] not in tables._modules]
+    stored = tables.live_stored
     assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
+    assign = assign and not is_sharded(stored)
     wrong = _wrong_shapes(views, values) + _wrong_shapes(lists, new_lists) + _wrong_shapes(more, new_more)
     wrong = wrong or _wrong_meanings(tables, prefix, local_metadata)
-    if tables.stored.is_meta and values and not assign:
+    if stored.is_meta and values and not assign:
         wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
     error_msgs += wrong
     if wrong:
         return
     if assign:
-        packed = torch.cat([values[key].detach().reshape(-1, tables.stored.shape[1]) for key in views])
-        tables.stored = nn.Parameter(packed, requires_grad=tables.stored.requires_grad)
+        packed = torch.cat([values[key].detach().reshape(-1, stored.shape[1]) for key in views])
+        tables.stored = nn.Parameter(packed, requires_grad=stored.requires_grad)
     else:
         with torch.no_grad():
             for key, value in values.items():
                 views[key].copy_(value)
+            if values and is_sharded(stored):
+                write_shards_(stored, torch.cat([view.reshape(-1, stored.shape[1]) for view in views.values()]))
     for key, ids in new_lists.items():
         lists[key].copy_(ids)
     with torch.no_grad():
@@ -89,6 +93,37 @@ def load_tables(
     if has_extra_state(tables) and extra in state_dict:
         tables.set_extra_state(state_dict[extra])
     tables.place_integers()
+
+
+class Names:
+    """Whatever attribute is asked of it, it has: names of a ``state_dict`` that are no attributes lead through it."""
+
+    def __getattr__(self, name: str) -> "Names":
+        if name.startswith("__") or name == "_fqn_modifiers":
+            raise AttributeError(name)
+        return self
+
+
+def named_entries(tables: "Tables") -> list[tuple[str, Tensor]]:
+    """What stands in the ``state_dict`` and is neither a parameter nor a buffer: tables, pools and ranks."""
+    return [*tables.named_tables(), *ranks(tables).items()]
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether each process has a part of it: a ``DTensor``, as ``fully_shard`` makes it. Its import takes a second."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Any) -> Any:
+    """``tensor``, gathered from all processes where it is sharded."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def write_shards_(stored: Any, rows: Tensor) -> None:
+    """Write into each process's part of ``stored`` its share of ``rows``, which all of them have."""
+    from torch.distributed.tensor import distribute_tensor
+
+    stored.copy_(distribute_tensor(rows, stored.device_mesh, stored.placements))
 
 
 def others(tables: "Tables") -> dict[str, Tensor]:

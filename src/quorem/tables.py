@@ -172,7 +172,7 @@ class Tables(nn.Module):
         """
         if values is None:
             self.updates.flush_()
-            values = self.live_stored
+            values = saved.whole(self.live_stored)
         for name, extents in zip(self.names, self.extents, strict=True):
             for j, extent in enumerate(extents):
                 yield f"tables.{name}.{j}" if name else f"tables.{j}", extent.of(values)
@@ -394,10 +394,29 @@ class Tables(nn.Module):
         for group in self._path_networks():
             group.place_integers(self.live_stored.device)
 
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """As in ``nn.Module``; of this module alone (``recurse=False``) also what ``state_dict`` names.
+
+        ``torch.distributed.checkpoint`` looks for the entries of a ``state_dict`` by such calls.
+        """
+        yield from super().named_buffers(prefix, recurse, remove_duplicate)
+        if not recurse:
+            dot = "." if prefix else ""
+            yield from ((f"{prefix}{dot}{name}", tensor) for name, tensor in saved.named_entries(self))
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        # For torch.distributed.checkpoint, which follows the names of a state_dict as attributes.
+        return dict.fromkeys(("tables", "pools", "ranks"), "_entries")
+
+    _entries = saved.Names()
+
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As in ``nn.Module``, and tell optimizers whose parameter ``stored`` now is."""
         super().register_parameter(name, param)
         if name == "stored":
+            self._non_persistent_buffers_set.add(name)  # it is saved by its tables
             self._bind_updates()
 
     def _bind_updates(self) -> None:

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from . import gpu, gradients
 from .declare import call
 from .layout import Layout
+from .replicas import active_ddp
 from .updates import Read, Updates, is_captured
 
 
@@ -46,7 +47,7 @@ def lookup(
         return collector.read(read, Read("lookup", (ids,), (layout,)))
     if not _differentiated(stored):
         return call(op, ids, stored, layout, *counted, names=names)
-    return _Lookup.apply(ids, stored, *layout, invalid, names, sparse and _outside_a_graph())
+    return _Lookup.apply(ids, stored, *layout, invalid, names, sparse and _may_be_sparse())
 
 
 def bag(
@@ -69,7 +70,7 @@ def bag(
         return collector.read(out, Read("bag", (ids, offsets, sample_weights), (layout,), {"mean": mean}))
     if not _differentiated(stored, sample_weights):
         return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
-    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse and _outside_a_graph())
+    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse and _may_be_sparse())
 
 
 def gather(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:
@@ -77,7 +78,7 @@ def gather(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False)
     collector = updates.collector_of(stored)
     if collector is not None:
         return collector.read(F.embedding(rows, stored.detach()), Read("rows", (rows,)))
-    return F.embedding(rows, stored, sparse=sparse)
+    return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
 
 
 def path(
@@ -116,13 +117,16 @@ def _differentiated(*inputs: Tensor | None) -> bool:
     return not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0)
 
 
-def _outside_a_graph() -> bool:
-    """Whether a gradient may be sparse: not in a graph that is captured or compiled, nor in a transform's."""
+def _may_be_sparse() -> bool:
+    """Whether a gradient may be sparse: not in a graph that is captured or compiled, nor in a transform's.
+
+    ``DistributedDataParallel`` takes sparse gradients from ``nn.Embedding`` and ``nn.EmbeddingBag`` alone.
+    """
     if is_captured() or torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg="sparse=True: a lookup whose gradient is a sparse tensor is not compiled")
-    return True
+    return active_ddp() is None
 
 
 def _transformed() -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .updates import Read
+from .replicas import active_ddp, mean_of_replicas
+from .updates import Read, joined
 
 
 class Collector:
@@ -21,6 +22,7 @@ class Collector:
 
     def __init__(self, stored: Tensor, apply: Callable[[list[Read]], None]) -> None:
         self.stored, self.apply = stored, apply
+        self.replicas: Any = None  # the process group of those that step together, under DistributedDataParallel
         self._hook = stored.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
         # A pass is kept alive by the engine alone, so that one that fails takes its reads with it.
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
@@ -53,6 +55,18 @@ class Collector:
         self.check(version)
         current.reads.append(read)
 
+    def notice_replicas(self) -> None:
+        """Take steps together with the replicas of a model whose forward pass this is."""
+        ddp = active_ddp()
+        if ddp is None:
+            return
+        if not ddp.require_backward_grad_sync:
+            raise RuntimeError(
+                "no_sync() must not be used after apply_in_backward: every backward pass is a step, and replicas that"
+                " do not exchange gradients would drift apart"
+            )
+        self.replicas = ddp.process_group
+
     def check(self, version: int) -> None:
         """Raise RuntimeError if ``stored`` has changed since ``version``."""
         if self.stored._version != version:
@@ -71,14 +85,20 @@ class _Pass:
         self.reads: list[Read] = []
 
     def __call__(self) -> None:
-        self.collector.check(self.version)
-        self.collector.apply(self.reads)
+        collector, reads = self.collector, self.reads
+        collector.check(self.version)
+        if collector.replicas is not None:
+            with torch.no_grad():
+                rows, values = joined(reads, collector.stored)
+                reads = [Read("rows", mean_of_replicas(rows, values, collector.replicas))]
+        collector.apply(reads)
 
 
 class _Collected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
         ctx.collector, ctx.read, ctx.version = collector, read, stored._version
+        collector.notice_replicas()
         ctx.versions = [_version(tensor) for tensor in read.before]
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
         return out

@@ -161,6 +161,12 @@ class Read:
         return rows.flatten(), values.reshape(-1, stored.shape[1]).to(accumulator(stored))
 
 
+def joined(reads: list[Read], stored: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows ``[N]``, repeated or not, and gradients ``[N, W]`` of all ``reads``."""
+    rows, values = zip(*(read.row_grads(stored) for read in reads), strict=True)
+    return torch.cat(rows), torch.cat(values)
+
+
 def update_(
     reads: list[Read],
     stored: Tensor,
@@ -171,10 +177,7 @@ def update_(
     """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients."""
     with torch.no_grad():
         row_rule.keep_what_was_written_(stored)
-        if len(reads) > 1:
-            rows, values = zip(*(read.row_grads(stored) for read in reads), strict=True)
-            reads = [Read("rows", (torch.cat(rows), torch.cat(values)))]
-        (read,) = reads
+        read = reads[0] if len(reads) == 1 else Read("rows", joined(reads, stored))
         options = dict(read.options)
         if read.op == "rows" and loss_scale is not None:
             options["extents"] = row_rule.extents

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops.in_backward import Collector
 from ..ops.state import DeviceScalar
 from ..ops.updates import Read, update_
+from ..saved import is_sharded
 from ..tables import Tables
 from .row_optimizer import RowOptimizer
 
@@ -26,7 +27,8 @@ def apply_in_backward(
 
     Each backward pass is one step, taken as the pass ends, with the gradients of all lookups in it; ``stored.grad``
     stays None. Other parameters, the networks of path-based tables among them, keep their gradients for an optimizer
-    of their own. Under ``torch.compile`` the lookup runs outside the compiled graph.
+    of their own. Under ``torch.compile`` the lookup runs outside the compiled graph. Under
+    ``DistributedDataParallel`` replicas gather the gradients of the rows they read, and take the same step.
 
     Args:
         module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
@@ -44,7 +46,8 @@ def apply_in_backward(
 
     Raises:
         TypeError: if ``module`` is no module, or ``optimizer_class`` not one of ``quorem.optim``.
-        ValueError: if there are no tables, or they are frozen or updated already, or an option is not supported.
+        ValueError: if there are no tables, or they are frozen, sharded or updated already, or an option is not
+            supported.
 
     >>> import torch
     >>> from quorem import QR, Embedding
@@ -72,6 +75,10 @@ def apply_in_backward(
     for stored, owner in tables.items():
         if owner.updates.collector is not None:
             raise ValueError("module has a table that is updated in backward already: remove() that optimizer first")
+        if is_sharded(stored):
+            raise ValueError(
+                "module has a table that is sharded by fully_shard: use the optimizer's step() for it"
+            )
         if not stored.requires_grad:
             raise ValueError("module has a table that is frozen: its parameter stored must require a gradient")
     optimizer = optimizer_class(list(tables), **options)

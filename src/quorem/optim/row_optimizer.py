@@ -38,6 +38,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self.rounding_seed: int | None = 0
         self._row_rules: dict[Tensor, RowRule] = {}
         self._updates: dict[Tensor, Updates] = {}  # of the parameters that it updates by rows
+        self._sparse_tables: dict[Tensor, bool] = {}
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **defaults)
         super().__init__(params, self._dense.defaults)
@@ -48,7 +49,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self.__dict__.setdefault("loss_scale", None)
         self.__dict__.setdefault("rounding_seed", 0)
         self.__dict__.setdefault("_updates", {})
-        self._row_rules = {}
+        self._row_rules, self._sparse_tables = {}, {}
         self._foreach = Foreach()
         accepted = inspect.signature(self.torch_class).parameters  # AdamW sets one default itself
         options = {name: value for name, value in self.defaults.items() if name in accepted}
@@ -73,8 +74,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 name = type(self).__name__
                 raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
         for p in group["params"]:
-            tables = module_of(p)
-            if tables is not None and tables.sparse:
+            if is_sparse_table(p):
                 self._check_rows(group, p)
 
     def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
@@ -158,18 +158,29 @@ class RowOptimizer(torch.optim.Optimizer):
         by_row, left = [], []
         for index, group in enumerate(self.param_groups):
             with_grad = [p for p in group["params"] if p.grad is not None]
-            dense = [p for p in with_grad if not p.grad.is_sparse and p not in self._row_rules]
+            dense = [p for p in with_grad if not self._is_by_row(p)]
             if len(dense) < len(with_grad):
-                by_row += [(group, p, p.grad) for p in with_grad if p.grad.is_sparse or p in self._row_rules]
+                by_row += [(group, p, p.grad) for p in with_grad if self._is_by_row(p)]
             left += [(group, p) for p in self._foreach.step(self, index, group, dense)]
         if left:
             self._step_in_torch(left)
         for group, p, grad in by_row:
-            rows, values = torch.arange(len(p), device=p.device), grad
             if grad.is_sparse:
                 rows, values = grad._indices()[0], grad._values()
+            else:
+                rows = torch.arange(len(p), device=p.device)
+                if self._sparse_tables[p]:  # whose gradient became dense, as DistributedDataParallel needs it
+                    rows = (grad != 0).any(1).nonzero()[:, 0]
+                values = grad[rows]
             update_([Read("rows", (rows, values))], p, self._row_rule(group, p))
         return loss
+
+    def _is_by_row(self, p: Tensor) -> bool:
+        """Whether ``p``, which has a gradient, is updated by rows."""
+        assert p.grad is not None
+        if p not in self._sparse_tables:
+            self._sparse_tables[p] = is_sparse_table(p)
+        return p.grad.is_sparse or p in self._row_rules or self._sparse_tables[p]
 
     def _step_in_torch(self, pairs: list[tuple[dict[str, Any], Tensor]]) -> None:
         """A step of the ``torch.optim`` class on these parameters, in groups of their own."""
@@ -249,6 +260,12 @@ class RowOptimizer(torch.optim.Optimizer):
             if updates.collector is not None:
                 updates.collector.close()
             updates.collector = None
+
+
+def is_sparse_table(p: Tensor) -> bool:
+    """Whether ``p`` is the ``stored`` of a module with ``sparse=True``."""
+    tables = module_of(p)
+    return tables is not None and tables.sparse
 
 
 def table_extents(p: Tensor) -> Tensor:
