@@ -88,6 +88,7 @@ def updates_in_backward() -> None:
             top.zero_grad()
             wrapped(batch(step, rank)).backward()
             top.step()
+            assert model.tables.stored.grad is None
         assert_same(model, truth)
 
 

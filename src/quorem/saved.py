@@ -104,6 +104,17 @@ class Names:
         return self
 
 
+class TransientNames(set[str]):
+    """Names that are not in a ``state_dict``.
+
+    ``stored`` is said to be one, since it is saved by its tables: so ``torch.distributed.checkpoint`` does not look
+    for it. It is no member: ``torch.export`` would drop it.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return name == "stored" or super().__contains__(name)
+
+
 def named_entries(tables: "Tables") -> list[tuple[str, Tensor]]:
     """What stands in the ``state_dict`` and is neither a parameter nor a buffer: tables, pools and ranks."""
     return [*tables.named_tables(), *ranks(tables).items()]

@@ -64,6 +64,7 @@ class Tables(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
+        self._non_persistent_buffers_set = saved.TransientNames()
         check_choice("on_invalid_id", on_invalid_id, InvalidIdMode)
         check_dtype(dtype)
         self.names, self.specs = tuple(names), tuple(specs)
@@ -416,7 +417,6 @@ class Tables(nn.Module):
         """As in ``nn.Module``, and tell optimizers whose parameter ``stored`` now is."""
         super().register_parameter(name, param)
         if name == "stored":
-            self._non_persistent_buffers_set.add(name)  # it is saved by its tables
             self._bind_updates()
 
     def _bind_updates(self) -> None:

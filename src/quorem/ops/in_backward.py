@@ -91,6 +91,8 @@ class _Pass:
             with torch.no_grad():
                 rows, values = joined(reads, collector.stored)
                 reads = [Read("rows", mean_of_replicas(rows, values, collector.replicas))]
+            # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
+            torch.autograd.Variable._execution_engine.queue_callback(partial(_forget_grad, collector.stored))
         collector.apply(reads)
 
 
@@ -128,6 +130,10 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     if grad.is_sparse:
         rows, values = grad._indices()[0], grad._values()
     owner.collect(Read("rows", (rows, values)), stored._version)
+
+
+def _forget_grad(stored: Tensor) -> None:
+    stored.grad = None
 
 
 def _refuse_create_graph() -> None:

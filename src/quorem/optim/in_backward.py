@@ -76,9 +76,7 @@ def apply_in_backward(
         if owner.updates.collector is not None:
             raise ValueError("module has a table that is updated in backward already: remove() that optimizer first")
         if is_sharded(stored):
-            raise ValueError(
-                "module has a table that is sharded by fully_shard: use the optimizer's step() for it"
-            )
+            raise ValueError("module has a table that is sharded by fully_shard: use the optimizer's step() for it")
         if not stored.requires_grad:
             raise ValueError("module has a table that is frozen: its parameter stored must require a gradient")
     optimizer = optimizer_class(list(tables), **options)
