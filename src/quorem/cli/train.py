@@ -49,6 +49,9 @@ def train(
     deterministic: Annotated[bool, typer.Option("--deterministic", help="The same bits on a GPU too.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Least time between two checkpoints.")] = 60,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Processes that train it together, tables sharded by TorchRec.")
+    ] = 1,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
     with plain_errors():
@@ -90,5 +93,6 @@ def train(
             deterministic=deterministic,
             checkpoint_seconds=checkpoint_seconds,
             tensorboard=tensorboard,
+            ranks=ranks,
             console=Console(),
         )

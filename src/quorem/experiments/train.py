@@ -2,11 +2,16 @@
 
 import json
 import os
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
+from torch import nn
 
 from .. import files, schemes
 from ..collection import EmbeddingCollection
@@ -16,7 +21,10 @@ from ..schemes import Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import build_model
+from ..training.ranks import run_ranks
+from ..training.run import read_result
 from ..training.tables import METHODS, scheme_of
+from ..training.trial import Trial
 from . import words
 from .watch import watching
 
@@ -86,6 +94,7 @@ def run(
     deterministic: bool = False,
     checkpoint_seconds: float = 60,
     tensorboard: bool = False,
+    ranks: int = 1,
     console: Console,
 ) -> dict[str, Any]:
     """Train, watch and sum up; goes on from where an earlier attempt in ``out`` was interrupted.
@@ -99,12 +108,61 @@ def run(
         deterministic: use torch's deterministic algorithms.
         checkpoint_seconds: least time between two checkpoints.
         tensorboard: write metrics for TensorBoard too.
+        ranks: processes that train it together, with its tables sharded by TorchRec.
         console: for progress and results.
+
+    Raises:
+        ModuleNotFoundError: if there are to be several ranks, but TorchRec is not installed.
+        ValueError: if there are to be several ranks on another device than the CPU, or with another optimizer than
+            Adagrad.
     """
+    options = {"device": device, "threads": threads, "deterministic": deterministic, "tensorboard": tensorboard}
+    options["checkpoint_seconds"] = checkpoint_seconds
+    if ranks == 1 or (out / "result.json").exists():
+        return _run(config, prepared, out, **options, console=console, make_trial=Trial)
+    if find_spec("torchrec") is None:
+        import_module("quorem.integrations.torchrec")  # says how to install it
+    if device != "cpu":
+        raise ValueError(f"device ({device!r}) must be 'cpu' for several ranks")
+    if config.optimizer != "adagrad":
+        raise ValueError(f"optimizer ({config.optimizer!r}) must be 'adagrad' for several ranks: TorchRec has no other")
+    run_ranks(_run_rank, ranks, config.to_json(), str(prepared.path), str(out), options)
+    return read_result(out / "result.json")
+
+
+def _run_rank(config: str, data: str, out: str, options: dict[str, Any]) -> None:
+    """What one of several ranks does: the first has the folder and the terminal."""
+    sharded = import_module("quorem.training.sharded")
+    run_config, prepared = RunConfig.from_json(config), Prepared(data)
+    if dist.get_rank() == 0:
+        _run(run_config, prepared, Path(out), **options, console=Console(), make_trial=sharded.ShardedTrial)
+        return
+    _set_torch(options["threads"], options["deterministic"])
+    with stop_on_signal() as stop:
+        train(run_config, prepared, None, device="cpu", stop=stop, make_trial=sharded.ShardedTrial)
+
+
+def _set_torch(threads: int | None, deterministic: bool) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     if deterministic:
         torch.use_deterministic_algorithms(True)
+
+
+def _run(
+    config: RunConfig,
+    prepared: Prepared,
+    out: Path,
+    *,
+    device: str,
+    threads: int | None,
+    deterministic: bool,
+    checkpoint_seconds: float,
+    tensorboard: bool,
+    console: Console,
+    make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial],
+) -> dict[str, Any]:
+    _set_torch(threads, deterministic)
     finished = (out / "result.json").exists()
     for line in header(config, prepared, device):
         console.print(line, highlight=False, soft_wrap=True)
@@ -115,7 +173,7 @@ def run(
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
         options = Options(checkpoint_seconds=checkpoint_seconds, report=report, tensorboard=tensorboard)
         try:
-            result = train(config, prepared, out, device=device, options=options, stop=stop)
+            result = train(config, prepared, out, device=device, options=options, stop=stop, make_trial=make_trial)
         except KeyboardInterrupt:
             console.print(f"Interrupted; the same command goes on from the checkpoint in {out}", highlight=False)
             raise

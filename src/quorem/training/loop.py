@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..data.batches import Prepared
 from ..provenance import commit, versions
@@ -66,6 +67,7 @@ def train(
     device: torch.device | str = "cpu",
     options: Options = Options(),  # noqa: B008 - frozen
     stop: threading.Event | None = None,
+    make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial] = Trial,
 ) -> dict[str, Any]:
     """Train a model as ``config`` says, from where an earlier attempt in ``out`` was interrupted.
 
@@ -76,6 +78,8 @@ def train(
         device: where to train; that of the feed, if one is given.
         options: checkpoints and reports.
         stop: once set, the run writes a checkpoint after the current step and raises KeyboardInterrupt.
+        make_trial: how the model is trained: ``Trial``, or ``sharded.ShardedTrial`` on several ranks, of which only the
+            first has a folder.
 
     Returns:
         What ``result.json`` holds: configuration, final metrics of validation and test, sizes, speed and versions.
@@ -89,20 +93,25 @@ def train(
     feed = data if isinstance(data, Feed) else Feed(data, device)
     with _matrix_products(config.precision):
         if out is None:
-            return _train(config, feed, None, options, stop)
+            return _train(config, feed, None, options, stop, make_trial)
         with out if isinstance(out, RunFolder) else RunFolder(out, config) as folder:
-            return folder.result() or _train(config, feed, folder, options, stop)
+            return folder.result() or _train(config, feed, folder, options, stop, make_trial)
 
 
 def _train(
-    config: RunConfig, feed: Feed, folder: RunFolder | None, options: Options, stop: threading.Event | None
+    config: RunConfig,
+    feed: Feed,
+    folder: RunFolder | None,
+    options: Options,
+    stop: threading.Event | None,
+    make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial],
 ) -> dict[str, Any]:
     for name, rows in feed.rows.items():
         if not len(rows):
             raise ValueError(f"{feed.prepared.path} has no rows for {name}: a run needs some of each split")
     with capturing:
-        trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
-    step, done = folder.resume(trial) if folder is not None else (0, {})
+        trial = make_trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
+    step, done = trial.begin(*(folder.resume(trial) if folder is not None else (0, {})))
     num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
     per_epoch = steps_per_epoch(config, num_rows)
     steps, first = config.epochs * per_epoch, step
@@ -116,8 +125,9 @@ def _train(
             board(step, values)
 
         def save() -> None:
-            if folder is not None:
-                with clock.saving():
+            with clock.saving():
+                trial.gather()
+                if folder is not None:
                     folder.save(trial, step, {"seconds": clock.seconds, "loss": loss}, keep=options.keep)
 
         due = (LOG_EVERY, config.validate_every)
@@ -131,11 +141,12 @@ def _train(
             if config.validate_every and step % config.validate_every == 0 and step < steps:
                 with clock.paused():
                     log({"validation": dataclasses.asdict(evaluate(trial, feed, "validation"))})
-            if stop is not None and stop.is_set():
+            is_due = folder is not None and step < steps and clock.save_is_due()
+            stopping, saving = trial.agreed(stop is not None and stop.is_set(), is_due)
+            if stopping or saving:
                 save()
+            if stopping:
                 raise KeyboardInterrupt
-            if folder is not None and step < steps and clock.save_is_due():
-                save()
             if options.report is not None and (clock.report_is_due() or step == steps):
                 rate = (step - first) * config.batch_size / max(clock.session, 1e-9)
                 options.report(Status(config, step, steps, rate, loss))
@@ -162,6 +173,7 @@ def _train(
         "commit": commit(),
         "seed": config.seed,
     }
+    trial.gather()
     if folder is not None:
         folder.finish(trial.model if options.keep_model else None, feed.prepared, result)
     return result

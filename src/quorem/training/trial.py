@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,17 @@ class Trial:
             self.layers = step.FusedStep(model, self.dense, config.precision)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
         self._captured: dict[int, Captured] = {}  # by rows
+
+    def begin(self, step: int, progress: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Called before the first step; returns the step to begin after and its progress, which ranks must share."""
+        return step, progress
+
+    def agreed(self, *flags: bool) -> tuple[bool, ...]:
+        """The flags, each set where it is on any rank."""
+        return flags
+
+    def gather(self) -> None:
+        """Bring ``model`` up to date where ranks have parts of it."""
 
     @property
     def together(self) -> int:

@@ -9,8 +9,8 @@ try:
     import torchrec as _torchrec  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"quorem.integrations.torchrec needs TorchRec ({error}): pip install fbgemm-gpu-cpu==1.8.0 tensordict"
-        " torchmetrics==1.0.3 tqdm pyre-extensions iopath && pip install --no-deps torchrec==1.8.0"
+        f"quorem.integrations.torchrec needs TorchRec ({error}): pip install 'quorem[torchrec-cpu]'"
+        " && pip install --no-deps torchrec==1.8.0"
     ) from error
 
 from .checkpoint import load, save

@@ -1,0 +1,135 @@
+"""Several processes that train one model: started together, ended together."""
+
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .loop import stop_on_signal
+
+TIMEOUT = timedelta(minutes=5)  # that a rank waits for another which neither answers nor ends
+
+
+def run_ranks(target: Callable[..., None], ranks: int, *arguments: Any) -> None:
+    """Run ``target(*arguments)`` in so many processes, which are the ranks of a gloo group; all end if one does.
+
+    Ctrl-C and SIGTERM are passed on to the ranks.
+
+    Args:
+        target: a function of a module, since it is called in new processes.
+        ranks: number of processes.
+        arguments: of the function, to be pickled.
+
+    Raises:
+        RuntimeError: if a rank was killed.
+        KeyboardInterrupt: if the ranks were interrupted.
+        Exception: what the first rank raised that failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    alive, lifeline = context.Pipe(duplex=False)  # closed as this process ends, even if it is killed
+    receivers, processes = [], []
+    with tempfile.TemporaryDirectory() as folder, stop_on_signal() as stop:
+        for rank in range(ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            options = (rank, ranks, f"{folder}/store", alive, sender, target, arguments)
+            process = context.Process(target=_rank, args=options, name=f"rank {rank}")
+            process.start()
+            sender.close()
+            receivers.append(receiver)
+            processes.append(process)
+        try:
+            failed = _first_failure(processes, stop)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+            lifeline.close()
+        if failed is not None:
+            raise _error_of(processes[failed], receivers[failed])
+
+
+def _first_failure(processes: list[Any], stop: threading.Event) -> int | None:
+    """Wait until all ranks have ended well, or one has not: its number."""
+    running, told = set(range(len(processes))), False
+    while running:
+        wait([processes[rank].sentinel for rank in running], timeout=0.2)
+        if stop.is_set() and not told:
+            told = True
+            for process in processes:
+                process.terminate()
+        ended = {rank for rank in running if processes[rank].exitcode is not None}
+        running -= ended
+        failed = [rank for rank in ended if processes[rank].exitcode]
+        if failed:  # one that was killed before one that could not reach it
+            return min(failed, key=lambda rank: processes[rank].exitcode)
+    return None
+
+
+def _error_of(process: Any, receiver: Connection) -> BaseException:
+    try:
+        error = receiver.recv() if receiver.poll() else None
+    except EOFError:
+        error = None
+    if isinstance(error, BaseException):
+        return error
+    how = f"by signal {-process.exitcode}" if process.exitcode < 0 else f"with code {process.exitcode}"
+    hint = "the same command goes on from the last checkpoint"
+    return RuntimeError(f"{process.name} ended {how}, and the others with it: {hint}")
+
+
+def _rank(
+    rank: int,
+    ranks: int,
+    store: str,
+    alive: Connection,
+    sender: Connection,
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    if hasattr(os, "setsid"):
+        os.setsid()  # a terminal's Ctrl-C comes once, from the process that started the ranks
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    logging.disable(logging.WARNING)  # TorchRec logs its plan
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    try:
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=TIMEOUT
+        )
+        target(*arguments)
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)  # threads of gloo and FBGEMM may abort an interpreter that ends by itself
+    except KeyboardInterrupt as error:
+        dist.barrier()  # the first rank may still be saving
+        _fail(sender, error)
+    except BaseException as error:
+        _fail(sender, error)
+
+
+def _fail(sender: Connection, error: BaseException) -> None:
+    """Hand an error to the process that started the ranks, and end at once: others may be waiting for this one."""
+    try:
+        sender.send(error)
+    except Exception:  # it cannot be pickled
+        sender.send(RuntimeError(f"{type(error).__name__}: {error}"))
+    os._exit(1)
+
+
+def _end_with(alive: Connection) -> None:
+    """End this process as soon as the one that started it has ended."""
+    try:
+        alive.recv()
+    except (EOFError, OSError):
+        os._exit(1)

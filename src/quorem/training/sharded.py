@@ -1,0 +1,145 @@
+"""A model in training on several ranks: its tables are sharded by TorchRec, its layers are replicated.
+
+Every rank also has the model as one process has it, for checkpoints, the result and the file of the trained model: so a
+run may go on with another number of ranks, and with one process.
+"""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from ..collection import EmbeddingCollection
+from ..data.batches import Batch
+from ..integrations.torchrec import EmbeddingBagCollection, constraints, copy_state_
+from ..integrations.torchrec.convert import tables_of
+from .config import RunConfig
+from .trial import Trial
+
+CPU = torch.device("cpu")
+EPS = 1e-10  # torch's for Adagrad; TorchRec has another
+
+
+class ShardedTables(EmbeddingBagCollection):
+    """TorchRec's tables that take what ``quorem.EmbeddingCollection`` takes."""
+
+    def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Vectors ``[B, F', D]`` of ids ``[B, F]``, or of values ``[V]`` with offsets ``[F * B + 1]``."""
+        keys = [feature.name for feature in self.rows.features]
+        if offsets is None:
+            lengths = torch.ones(ids.numel(), dtype=torch.int32)
+            features = KeyedJaggedTensor(keys, ids.T.flatten(), lengths=lengths, stride=len(ids))
+        else:
+            lengths = offsets.diff().int()
+            features = KeyedJaggedTensor(keys, ids, lengths=lengths, stride=len(lengths) // len(keys))
+        pooled = super().forward(features).values()
+        if len(set(self.embedding_dims)) > 1:
+            return pooled
+        return pooled.view(len(pooled), len(self.embedding_dims), self.embedding_dims[0])
+
+
+class ShardedTrial(Trial):
+    """A ``Trial`` on several ranks, each of which has a share of every batch.
+
+    On the CPU and with Adagrad. ``model`` and its optimizers are those of one process: up to date after ``gather``.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, names: list[str]) -> None:
+        super().__init__(config, model, names)
+        assert isinstance(self.embeddings, EmbeddingCollection)
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        tables = ShardedTables(tables_of(self.embeddings), mode=self.embeddings.mode, device="meta")
+        network = copy.deepcopy(model, {id(self.embeddings): tables})  # with TorchRec's tables for quorem's
+        updated = [*(tables.bags.parameters() if tables.bags is not None else ()), *tables.vectors.parameters()]
+        options = {"lr": config.learning_rate, "eps": EPS}
+        apply_optimizer_in_backward(torch.optim.Adagrad, updated, dict(options))  # a copy: TorchRec writes into it
+        share = -(-config.batch_size // self.ranks)
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=self.ranks, compute_device="cpu"),
+            constraints=constraints(network, batch_size=share),
+            batch_size=share,
+        )
+        group = dist.group.WORLD
+        assert group is not None
+        plan = planner.collective_plan(network, get_default_sharders(), group)
+        self.sharded = DistributedModelParallel(network, plan=plan, device=CPU)
+        rest = [parameter for _, parameter in in_backward_optimizer_filter(self.sharded.named_parameters())]
+        self.rest = torch.optim.Adagrad(rest, **options)  # layers, path networks and replicated tables
+
+    def begin(self, step: int, progress: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Let all ranks start from the state of the first, after ``step``; returns its step and progress."""
+        said: list[Any] = [step, progress]
+        dist.broadcast_object_list(said)
+        step, progress = said
+        if step:
+            tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
+            for name in sorted(tensors):
+                dist.broadcast(tensors[name], 0)
+            self.restore(tensors)
+        if self.rank:
+            self.loss_sum.zero_()  # the sum over ranks counts
+        copy_state_(
+            self.sharded, self.model, target_optimizers=[self.rest], source_optimizers=[self.tables, self.dense]
+        )
+        return step, progress
+
+    def agreed(self, *flags: bool) -> tuple[bool, ...]:
+        """Each flag on all ranks, if it is set on any."""
+        values = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return tuple(map(bool, values.tolist()))
+
+    def gather(self) -> None:
+        """Bring ``model`` and its optimizers up to date, on all ranks."""
+        copy_state_(
+            self.model, self.sharded, target_optimizers=[self.tables, self.dense], source_optimizers=[self.rest]
+        )
+        for group in self.tables.param_groups:
+            for parameter in group["params"]:
+                self.tables._row_rule(group, parameter)
+        self.tables.note_rows()
+        self._add_up_losses()
+
+    def mean_loss(self, steps: int) -> float:
+        """As in ``Trial``, over the rows of all ranks."""
+        self._add_up_losses()
+        dist.broadcast(self.loss_sum, 0)
+        return super().mean_loss(steps)
+
+    def _add_up_losses(self) -> None:
+        dist.all_reduce(self.loss_sum)
+        if self.rank:
+            self.loss_sum.zero_()
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits ``[B]`` of a batch that all ranks have; each computes its share."""
+        bounds = [len(batch) * rank // self.ranks for rank in range(self.ranks + 1)]
+        sizes = [last - first for first, last in pairwise(bounds)]
+        mine = self._share_logits(batch.rows(bounds[self.rank], bounds[self.rank + 1]))
+        parts = [torch.empty(max(sizes)) for _ in sizes]
+        dist.all_gather(parts, F.pad(mine, (0, max(sizes) - len(mine))))
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def _step(self, batch: Batch) -> None:
+        first, last = (len(batch) * rank // self.ranks for rank in (self.rank, self.rank + 1))
+        share = batch.rows(first, last)
+        errors = F.binary_cross_entropy_with_logits(self._share_logits(share), share.labels.float(), reduction="sum")
+        loss = errors / len(batch)
+        self.rest.zero_grad()
+        (loss * self.ranks).backward()  # gradients are averaged over ranks
+        self.rest.step()
+        self.loss_sum += loss.detach()
+
+    def _share_logits(self, share: Batch) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            logits: Tensor = self.sharded(share.dense, *self._ids(share))
+        return logits.float()
