@@ -116,8 +116,8 @@ def run(
         ValueError: if there are to be several ranks on another device than the CPU, or with another optimizer than
             Adagrad.
     """
-    options = {"device": device, "threads": threads, "deterministic": deterministic, "tensorboard": tensorboard}
-    options["checkpoint_seconds"] = checkpoint_seconds
+    options: dict[str, Any] = {"device": device, "threads": threads, "deterministic": deterministic}
+    options |= {"checkpoint_seconds": checkpoint_seconds, "tensorboard": tensorboard}
     if ranks == 1 or (out / "result.json").exists():
         return _run(config, prepared, out, **options, console=console, make_trial=Trial)
     if find_spec("torchrec") is None:

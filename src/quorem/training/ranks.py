@@ -104,9 +104,8 @@ def _rank(
     warnings.simplefilter("ignore")
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     try:
-        dist.init_process_group(
-            "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=TIMEOUT
-        )
+        joined = dist.FileStore(store, ranks)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=joined, rank=rank, world_size=ranks, timeout=TIMEOUT)
         target(*arguments)
         dist.barrier()
         sys.stdout.flush()

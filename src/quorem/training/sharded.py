@@ -32,7 +32,7 @@ EPS = 1e-10  # torch's for Adagrad; TorchRec has another
 class ShardedTables(EmbeddingBagCollection):
     """TorchRec's tables that take what ``quorem.EmbeddingCollection`` takes."""
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Vectors ``[B, F', D]`` of ids ``[B, F]``, or of values ``[V]`` with offsets ``[F * B + 1]``."""
         keys = [feature.name for feature in self.rows.features]
         if offsets is None:
@@ -60,7 +60,7 @@ class ShardedTrial(Trial):
         tables = ShardedTables(tables_of(self.embeddings), mode=self.embeddings.mode, device="meta")
         network = copy.deepcopy(model, {id(self.embeddings): tables})  # with TorchRec's tables for quorem's
         updated = [*(tables.bags.parameters() if tables.bags is not None else ()), *tables.vectors.parameters()]
-        options = {"lr": config.learning_rate, "eps": EPS}
+        options: dict[str, Any] = {"lr": config.learning_rate, "eps": EPS}
         apply_optimizer_in_backward(torch.optim.Adagrad, updated, dict(options))  # a copy: TorchRec writes into it
         share = -(-config.batch_size // self.ranks)
         planner = EmbeddingShardingPlanner(
