@@ -133,7 +133,11 @@ class Tables(nn.Module):
         return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
 
     def reset_parameters(self, method: init.Method = "matched") -> None:
-        """Draw the tables anew: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``)."""
+        """Draw the tables anew.
+
+        Args:
+            method: ``"matched"``, ``"symmetric"`` or ``"reference"``; ``quorem.init`` says what each is.
+        """
         self.place_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
             init.init_(self.tables(t), spec, method, std=self.start_std([t]))

@@ -127,6 +127,9 @@ def decompress_(model: nn.Module) -> Report:
     Collections of ``quorem.integrations.torchrec`` become TorchRec's own. A ``TiedLinear`` becomes a linear layer whose
     weight is the embedding's again.
 
+    Args:
+        model: the model, which is changed.
+
     Returns:
         What became of each table.
 

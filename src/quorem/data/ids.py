@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -33,8 +33,8 @@ class IdConfig:
         ValueError: if a value is unknown or the options do not go together.
     """
 
-    ids: str = "frequency"
-    vocabulary: str = "all"
+    ids: Literal["appearance", "frequency", "hash", "raw"] = "frequency"
+    vocabulary: Literal["all", "train"] = "all"
     buckets: int | None = None
     id_bits: int | None = None
 

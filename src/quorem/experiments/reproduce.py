@@ -8,7 +8,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -42,15 +42,15 @@ def plan(
     identities: dict[Path, str] = {}
     runs = []
     for point in points:
-        if (own := Path(point.data) if point.data else data) is None:
+        if (folder := Path(point.data) if point.data else data) is None:
             raise ValueError(f"point {point.series!r} has no data: give --data, or data= of the point")
-        if own not in identities:
-            identities[own] = data_identity(Prepared(own))
+        if folder not in identities:
+            identities[folder] = data_identity(Prepared(folder))
         try:
             runs.append(
                 [
-                    RunConfig(data=identities[own], optimizer=optimizer, seed=seed, **_pinned(point.options))
-                    for optimizer in optimizers
+                    RunConfig(data=identities[folder], optimizer=optimizer, seed=seed, **_pinned(point.options))
+                    for optimizer in cast(Sequence[Any], optimizers)  # checked above
                     for seed in range(trials)
                 ]
             )

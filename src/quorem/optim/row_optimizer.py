@@ -23,6 +23,15 @@ class RowOptimizer(torch.optim.Optimizer):
 
     Its ``state_dict`` is that of the ``torch.optim`` class, each way. ``clip_value`` and ``loss_scale`` are those of
     ``apply_in_backward``.
+
+    Args:
+        params: parameters, or groups of them, of any modules; tables with sparse gradients are updated by rows.
+        defaults: options of the ``torch.optim`` class.
+
+    >>> import quorem
+    >>> table = quorem.Embedding(1000, 16, quorem.QR(4), sparse=True)
+    >>> isinstance(quorem.optim.Adagrad(table.parameters(), lr=0.01), quorem.optim.RowOptimizer)
+    True
     """
 
     torch_class: ClassVar[type[torch.optim.Optimizer]]

@@ -8,7 +8,7 @@ three ranges, and two integers describe them:
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class Pool:
 
     num_rows: int
     num_partitions: int = 2
-    operation: str = "add"
+    operation: Literal["add"] = "add"
     name: str = "pool"
 
     def __post_init__(self) -> None:

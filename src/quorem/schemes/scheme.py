@@ -23,8 +23,26 @@ AnyPartition = P.Partition | P.ExplicitPartition
 class TableSpec:
     """What a scheme means for one table: its partitions and the shape of each stored table.
 
-    ``scheme`` is the scheme in force, which is ``Full()`` where the asked one would not shrink the table;
-    ``fallback`` then says why in one sentence.
+    ``scheme.spec(n, d)`` makes it; nothing is allocated.
+
+    Args:
+        num_embeddings: number of ids, n.
+        embedding_dim: width of a vector that comes out, D.
+        scheme: the scheme in force, which is ``Full()`` where the one that was asked for would not shrink the table.
+        partitions: how the ids are divided, least significant digit first.
+        shapes: rows and width of each stored table.
+        operation: how the rows of an id become its vector.
+        permutation: of the ids, applied before the partitions; None keeps their order.
+        hidden: widths of the hidden layers of path networks; None for other schemes.
+        fallback: why the table is full where another scheme was asked for, in one sentence; else None.
+        num_hot: ids that have rows of their own (``HotCold``).
+        num_rest: ids that share one row (``HotCold``).
+        pool: the rows that cold ids share with other tables (``HotCold``); else None.
+
+    >>> from quorem import QR
+    >>> spec = QR(num_collisions=4).spec(1000, 16)
+    >>> spec.shapes, spec.num_parameters, round(spec.compression, 2)
+    (((250, 16), (4, 16)), 4064, 3.94)
     """
 
     num_embeddings: int
@@ -90,7 +108,16 @@ class TableSpec:
 
 @dataclass(frozen=True, repr=False)
 class Scheme:
-    """The options of every scheme."""
+    """What every scheme has: two options, and ``spec``, which says what it means for one table.
+
+    Args:
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
+
+    >>> from quorem import Full, QR
+    >>> isinstance(QR(4), Scheme), QR(4) == QR(num_collisions=4), Full().spec(1000, 16).num_parameters
+    (True, True, 16000)
+    """
 
     _: KW_ONLY
     permute: int | None = None

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def load(
-    path: str | os.PathLike[str], *, table: str | None = None, unknown: str = "error", verify: bool = True
+    path: str | os.PathLike[str],
+    *,
+    table: str | None = None,
+    unknown: Literal["error", "missing"] = "error",
+    verify: bool = True,
 ) -> "nn.Module | Scorer":
     """The module or network that ``save`` wrote; or, for the folder of a run, its model as one that scores raw rows.
 
@@ -29,6 +33,12 @@ def load(
     Raises:
         FileNotFoundError: if there is no such file, or the run is not finished.
         ValueError: if a file is cut off, damaged, of something else or of an unknown version, or has no such table.
+
+    >>> import quorem, tempfile
+    >>> path = tempfile.mkdtemp() + "/items.safetensors"
+    >>> quorem.save(quorem.EmbeddingBag(1000, 16, quorem.QR(4)), path)
+    >>> load(path).num_parameters
+    4064
     """
     if not Path(path).is_dir():
         return model_file.load(path, table=table, verify=verify)

@@ -37,7 +37,9 @@ class Scorer:
         ValueError: if a file is damaged.
     """
 
-    def __init__(self, run: str | os.PathLike[str], *, unknown: str = "error", verify: bool = True) -> None:
+    def __init__(
+        self, run: str | os.PathLike[str], *, unknown: Literal["error", "missing"] = "error", verify: bool = True
+    ) -> None:
         self.path = Path(run)
         if not (self.path / "run.json").exists():
             raise FileNotFoundError(f"{self.path} is not the folder of a run: run.json is missing")

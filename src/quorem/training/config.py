@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from .. import models, schemes
 from ..id_rules import UnknownIds
@@ -52,19 +52,19 @@ class RunConfig:
 
     data: str
     network: str = "dlrm"
-    preset: str = "text"
+    preset: Literal["text", "table1"] = "text"
     scheme: Scheme = QR()  # noqa: RUF009 - a scheme is frozen
     threshold: int = 0
     plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
-    unknown: str = "error"
+    unknown: UnknownIds = "error"
     embedding_dim: int = 16
-    optimizer: str = "adagrad"
+    optimizer: Literal["adagrad", "amsgrad"] = "adagrad"
     lr: float | None = None
     batch_size: int = 128
     epochs: int = 1
     seed: int = 0
     shuffle: bool = False
-    precision: str = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     validate_every: int | None = None
     max_rows: int | None = None
 
