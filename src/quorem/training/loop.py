@@ -306,7 +306,7 @@ def _board(folder: RunFolder | None, options: Options, done: int) -> Iterator[Ca
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("tensorboard=True needs tensorboard: pip install tensorboard") from None
+        raise ModuleNotFoundError('tensorboard=True needs tensorboard: pip install "quorem[train]"') from None
     with SummaryWriter(folder.path / "tensorboard", purge_step=done + 1 if done else None) as writer:
 
         def write(step: int, values: dict[str, Any]) -> None:
