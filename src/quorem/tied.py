@@ -8,19 +8,24 @@ from .embeddings import Embedding
 class TiedLinear(nn.Module):
     """``nn.Linear`` whose weight is ``embedding.weight``, composed a block of ids at a time.
 
+    It refers to the embedding, which is a module of the model by itself: its rows are saved, moved and trained once.
+
     Args:
         embedding: whose table it scores by.
         bias: a parameter ``[n]``, or None.
 
     >>> import torch
     >>> from quorem import QR
-    >>> TiedLinear(Embedding(1000, 16, QR(num_collisions=4)))(torch.ones(2, 16)).shape
-    torch.Size([2, 1000])
+    >>> embedding = Embedding(1000, 16, QR(num_collisions=4))
+    >>> head = TiedLinear(embedding)
+    >>> head(torch.ones(2, 16)).shape, len(list(head.parameters()))
+    (torch.Size([2, 1000]), 0)
     """
 
     def __init__(self, embedding: Embedding, bias: nn.Parameter | None = None) -> None:
         super().__init__()
-        self.embedding = embedding
+        self.embedding: Embedding
+        object.__setattr__(self, "embedding", embedding)  # no child
         self.in_features, self.out_features = embedding.embedding_dim, embedding.num_embeddings
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
@@ -37,4 +42,5 @@ class TiedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes, as ``nn.Linear`` shows them."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}"

@@ -1,9 +1,10 @@
 """Put new modules in place of old ones, wherever they or their parameters are held."""
 
+import types
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 HOOKS = (
     "_forward_hooks",
@@ -15,6 +16,7 @@ HOOKS = (
     "_backward_pre_hooks",
 )
 DEPTH = 6  # of containers in containers that are looked through
+OTHERS = (nn.Module, Tensor, optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
 def keep_(old: nn.Module, new: nn.Module) -> None:
@@ -35,7 +37,8 @@ def keep_(old: nn.Module, new: nn.Module) -> None:
 def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Tensor, Tensor]) -> list[str]:
     """Replace modules and parameters; returns where they were held beside the model's own structure.
 
-    Looked through are the children of modules, their attributes, and lists, tuples, dicts and sets in these.
+    Looked through are the children of modules, their attributes, lists, tuples, dicts and sets in these, and the
+    attributes of plain objects, such as descriptions of features.
     """
     new: dict[int, Any] = {id(old): module for old, module in modules.items()}
     new |= {id(old): parameter for old, parameter in parameters.items()}
@@ -43,13 +46,14 @@ def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: 
         for name, child in list(parent._modules.items()):
             if id(child) in new:
                 parent._modules[name] = new[id(child)]
-    held = []
+    held: list[str] = []
+    objects: dict[int, int] = {}
     own = set(vars(nn.Module()))
     for path, module in model.named_modules():
         for attribute, value in list(vars(module).items()):
             if attribute in own:
                 continue
-            rewritten, count = _rewritten(value, new)
+            rewritten, count = _rewritten(value, new, objects)
             if not count:
                 continue
             if rewritten is not value:
@@ -58,22 +62,30 @@ def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: 
     return held
 
 
-def _rewritten(value: Any, new: Mapping[int, Any], depth: int = DEPTH) -> tuple[Any, int]:
-    """``value`` with what was replaced, within lists, tuples, dicts and sets too; and how often it was there."""
+def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], depth: int = DEPTH) -> tuple[Any, int]:
+    """``value`` with what was replaced, within containers and plain objects too; and how often it was there.
+
+    ``objects`` are those that were looked through already, and how deep.
+    """
     if id(value) in new:
         return new[id(value)], 1
-    if depth == 0 or not isinstance(value, list | tuple | dict | set | frozenset):
+    if depth == 0:
         return value, 0
+    if not isinstance(value, list | tuple | dict | set | frozenset):
+        if not _is_plain(value) or objects.get(id(value), 0) >= depth:
+            return value, 0
+        objects[id(value)] = depth
+        return value, _rewritten(vars(value), new, objects, depth - 1)[1]
     if isinstance(value, dict):
-        keys = [_rewritten(key, new, depth - 1) for key in value]
-        items = [_rewritten(item, new, depth - 1) for item in value.values()]
+        keys = [_rewritten(key, new, objects, depth - 1) for key in value]
+        items = [_rewritten(item, new, objects, depth - 1) for item in value.values()]
         count = sum(c for _, c in keys + items)
         if count:
             pairs = list(zip((key for key, _ in keys), (item for item, _ in items), strict=True))
             value.clear()
             value.update(pairs)
         return value, count
-    items = [_rewritten(item, new, depth - 1) for item in value]
+    items = [_rewritten(item, new, objects, depth - 1) for item in value]
     count = sum(c for _, c in items)
     if not count:
         return value, 0
@@ -86,3 +98,8 @@ def _rewritten(value: Any, new: Mapping[int, Any], depth: int = DEPTH) -> tuple[
         value.update(entries)
         return value, count
     return (type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)), count
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether ``value`` is an object with attributes, and no module, tensor, optimizer, class or function."""
+    return not isinstance(value, OTHERS) and isinstance(getattr(value, "__dict__", None), dict)

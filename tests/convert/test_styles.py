@@ -1,0 +1,179 @@
+"""``compress_`` in the styles of other libraries, trained before and after; no library is needed.
+
+``test_foreign.py`` does the same with the libraries themselves, where they are installed.
+"""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quorem import QR, Embedding, compress_
+from quorem.tied import TiedLinear
+
+IDS, DIM = 2000, 8
+
+
+class Feature:
+    """As torch-rechub describes a feature: a plain object that holds the module."""
+
+    def __init__(self, name):
+        self.name, self.embed = name, nn.Embedding(IDS, DIM)
+
+
+class Features(nn.Module):
+    """torch-rechub: features in lists, and modules by the names of the features."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = [Feature("a"), Feature("b")]
+        self.embed_dict = nn.ModuleDict({feature.name: feature.embed for feature in self.features})
+        self.top = nn.Linear(2 * DIM, 1)
+
+    def loss(self, ids: Tensor) -> Tensor:
+        vectors = [self.embed_dict[feature.name](ids) for feature in self.features]
+        return F.binary_cross_entropy_with_logits(self.top(torch.cat(vectors, 1))[:, 0], (ids % 3 == 0).float())
+
+
+class Bert(nn.Module):
+    """Hugging Face: the decoder's weight is the embedding's, its bias is also an attribute of its parent."""
+
+    def __init__(self):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(IDS, DIM, padding_idx=0)
+        self.bias = nn.Parameter(torch.zeros(IDS))
+        self.decoder = nn.Linear(DIM, IDS)
+        self.decoder.weight, self.decoder.bias = self.word_embeddings.weight, self.bias
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return F.cross_entropy(self.decoder(self.word_embeddings(ids)), ids * 3 % IDS)
+
+
+class FunctionalHead(nn.Module):
+    """torch-rechub's HSTU: ``F.linear`` with the embedding's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.token_embedding = nn.Embedding(IDS, DIM, padding_idx=0)
+        self.output_bias = nn.Parameter(torch.zeros(IDS))
+
+    def loss(self, ids: Tensor) -> Tensor:
+        scores = F.linear(self.token_embedding(ids), self.token_embedding.weight, self.output_bias)
+        return F.cross_entropy(scores, ids * 3 % IDS)
+
+
+class Factorization(nn.Module):
+    """Users by items: all items are scored by ``weight``."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Embedding(IDS, DIM), nn.Embedding(IDS, DIM)
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return F.cross_entropy(self.users(ids) @ self.items.weight.T, ids * 3 % IDS)
+
+
+class Initialized(Factorization):
+    """RecBole: initialized by ``apply`` with writes into ``weight.data``."""
+
+    def __init__(self):
+        super().__init__()
+        self.apply(self.init)
+
+    def init(self, module):
+        if isinstance(module, nn.Embedding):
+            module.weight.data.normal_(std=0.02)
+
+
+class Regularized(nn.Module):
+    """DeepCTR-Torch: tuples of a list of parameters and their penalties."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding_dict = nn.ModuleDict({"a": nn.Embedding(IDS, DIM), "b": nn.Embedding(IDS, DIM)})
+        self.top = nn.Linear(DIM, 1)
+        self.regularization_weight = [(list(self.embedding_dict.parameters()), 0.0, 1e-5)]
+        named = [(name, p) for name, p in self.top.named_parameters() if "weight" in name]
+        self.regularization_weight.append((named, 0.0, 1e-5))
+
+    def loss(self, ids: Tensor) -> Tensor:
+        vectors = self.embedding_dict["a"](ids) * self.embedding_dict["b"](IDS - 1 - ids)
+        loss = F.binary_cross_entropy_with_logits(self.top(vectors)[:, 0], (ids % 3 == 0).float())
+        for weights, _, l2 in self.regularization_weight:
+            for weight in weights:
+                loss = loss + l2 * (weight[1] if isinstance(weight, tuple) else weight).square().sum()
+        return loss
+
+
+STYLES = (Features, Bert, FunctionalHead, Factorization, Initialized, Regularized)
+
+
+def trained(model, optimizer, steps=20):
+    draw = torch.Generator().manual_seed(0)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model.loss(torch.randint(1, 100, (64,), generator=draw))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_model_trains_on_and_its_tables_are_freed(style):
+    torch.manual_seed(0)
+    model = style()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    before = trained(model, optimizer)
+    old = [weakref.ref(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)]
+    report = compress_(model, QR(4, operation="add"), fit=True, optimizer=optimizer)
+    gc.collect()
+    assert [reference() for reference in old] == [None] * len(old)
+    assert len(report.swapped) == len(old) and not any("not free" in line for line in report.references)
+    after = trained(model, optimizer)
+    assert before[-1] < before[0] and after[-1] < min(after[0], before[0])
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()}
+
+
+def test_plain_objects_that_hold_a_module_are_given_the_new_one():
+    model = Features()
+    shared = model.features[0]
+    shared.peers = [model.features, shared]  # a cycle
+    report = compress_(model, QR(4))
+    assert [feature.embed for feature in model.features] == list(model.embed_dict.values())
+    assert "features held 2 that were replaced: given the new" in report.references
+
+
+def test_a_tied_head_is_saved_moved_and_trained_once():
+    model = Bert()
+    assert list(model.state_dict()) == ["bias", "word_embeddings.weight", "decoder.weight", "decoder.bias"]
+    compress_(model, QR(4))
+    assert type(model.decoder) is TiedLinear and model.decoder.bias is model.bias
+    assert list(model.state_dict()) == ["bias", "word_embeddings.tables.0", "word_embeddings.tables.1", "decoder.bias"]
+    other = Bert()
+    compress_(other, QR(4))
+    other.load_state_dict(model.state_dict())
+    ids = torch.tensor([3, 1999])
+    assert torch.equal(other.double().loss(ids), model.double().loss(ids))
+
+
+def test_writes_into_weight_data_raise_and_filters_by_class_do_not_match():
+    model = Initialized()
+    compress_(model, QR(4))
+    before = model.items.stored.detach().clone()
+    model.apply(model.init)  # no nn.Embedding is left
+    assert torch.equal(model.items.stored, before) and type(model.items) is Embedding
+    with pytest.raises(RuntimeError, match="weight is composed from stored"):
+        model.items.weight.data.normal_(std=0.02)
+    with pytest.raises(RuntimeError, match="weight is composed from stored"):
+        model.items.weight.data[0] = 0
+    with pytest.raises(RuntimeError, match="weight is composed from stored"):
+        model.items.weight.data = torch.zeros(IDS, DIM)
+    model.items.weight = torch.zeros(IDS, DIM)  # fitted
+    assert not model.items.weight.any()
