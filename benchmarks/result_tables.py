@@ -313,6 +313,16 @@ def kills() -> str:
     return markdown(("command", "kills", "ends", "lost, or wrong"), *rows)
 
 
+def foreign_models() -> str:
+    """Models of other libraries before and after ``compress_``, from ``foreign_models.json``."""
+    head = ("model", "loss at first", "before", "after", "MB before", "MB after")
+    rows = []
+    for row in results("foreign_models")["rows"]:
+        losses = [f"{row[key]:.3f}" for key in ("first_loss", "loss_before", "loss_after")]
+        rows.append((row["model"], *losses, *(f"{row[key] / 1e6:.1f}" for key in ("bytes_before", "bytes_after"))))
+    return markdown(head, *rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
@@ -328,5 +338,6 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/appendix/dense_layers.md", dense_profile),
         ("docs/reliability.md", damaged_files),
         ("docs/reliability.md", kills),
+        ("docs/compress.md", foreign_models),
     )
 }
