@@ -208,8 +208,8 @@ def _opened(header: Any, kind: Kind) -> tuple[dict[str, Any], dict[str, int], di
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{METADATA} of its header must hold strings")
     if metadata.get("format") != kind.name:
-        found = metadata.get("format", "no format")
-        raise _ForeignError(f"is a safetensors file of something else: it says {found!r} and must say {kind.name!r}")
+        other = metadata.get("format", "no format")
+        raise _ForeignError(f"is a safetensors file of something else: it says {other!r} and must say {kind.name!r}")
     if metadata.get("version") != str(kind.version):
         version = metadata.get("version")
         raise _ForeignError(f"has format version {version!r}, but this quorem reads {kind.version}: see CHANGELOG.md")

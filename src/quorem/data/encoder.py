@@ -54,9 +54,9 @@ class Vocabulary:
         if not len(self.tokens) or not len(values):
             return np.full(len(values), unknown, np.int32)
         hashes, first, inverse = np.unique(values.hash().to_numpy(), return_index=True, return_inverse=True)
-        found = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
-        places = self.places[found]
-        same = (self.hashes[found] == hashes) & self._are_tokens(places, values, first)
+        positions = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
+        places = self.places[positions]
+        same = (self.hashes[positions] == hashes) & self._are_tokens(places, values, first)
         return np.where(same, places + self.first, unknown).astype(np.int32)[inverse]
 
     def _are_tokens(self, places: NDArray[np.int32], values: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.bool_]:

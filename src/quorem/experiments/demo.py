@@ -197,8 +197,8 @@ def program() -> str:
     called = Path(sys.argv[0])
     if called.name != "quorem":
         return shlex.join([_short(Path(sys.executable)), "-m", "quorem"])
-    found = shutil.which("quorem")
-    return "quorem" if found and Path(found).resolve() == called.resolve() else shlex.quote(_short(called))
+    command = shutil.which("quorem")
+    return "quorem" if command and Path(command).resolve() == called.resolve() else shlex.quote(_short(called))
 
 
 def _short(path: Path) -> str:

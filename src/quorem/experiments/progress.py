@@ -75,13 +75,13 @@ class View:
 
     def take(self, kind: str, worker: int, value: Any) -> None:
         """One report of a worker."""
-        own = self.running.setdefault(worker, {})
+        runs = self.running.setdefault(worker, {})
         if kind == "status":
-            own[value.config] = value
+            runs[value.config] = value
         elif kind == "settled":
-            own.pop(value, None)
+            runs.pop(value, None)
         elif kind == "ended":
-            own.clear()  # however it ended: what it trained is no longer running
+            runs.clear()  # however it ended: what it trained is no longer running
         if time.monotonic() - self.surveyed > SURVEY_SECONDS:
             self.survey()
 
@@ -95,9 +95,9 @@ class View:
     @property
     def seconds_left(self) -> float | None:
         """At the rate so far; None before the first run is done."""
-        own = self.done - self.before
+        trained = self.done - self.before
         left = len(self.open) - len(self.failed)
-        return (time.monotonic() - self.began) / own * left if own else None
+        return (time.monotonic() - self.began) / trained * left if trained else None
 
     def current(self) -> dict[RunConfig, Any]:
         """The runs that own workers train, with their status."""

@@ -94,10 +94,10 @@ def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequenc
         ValueError: if the file does not run, or has no points.
     """
     try:
-        found = runpy.run_path(str(path))
+        names = runpy.run_path(str(path))
     except Exception as error:
         raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
-    points, axes = found.get("POINTS"), found.get("AXES")
+    points, axes = names.get("POINTS"), names.get("AXES")
     if not isinstance(points, list | tuple) or not points or not all(isinstance(point, Point) for point in points):
         raise ValueError(f"{path} must define POINTS, a list of quorem.experiments.figures.Point")
     if axes is None:
@@ -220,14 +220,14 @@ def figures_in(folder: Path) -> list[Figure]:
         return [figure_of_run(folder)]
     plans = sorted((folder / "plans").glob("*.json"))
     if plans:
-        found = [aggregate(Plan.read(path), folder) for path in plans]
+        figures = [aggregate(Plan.read(path), folder) for path in plans]
     else:
-        found = [Figure.read(path) for path in sorted(folder.rglob("*.json"))]
-    if not found:
+        figures = [Figure.read(path) for path in sorted(folder.rglob("*.json"))]
+    if not figures:
         raise FileNotFoundError(f"{folder} has no figures: neither run.json nor plans/*.json nor *.json")
     order = list(FIGURES)
-    found.sort(key=lambda f: order.index(f.axes.name) if f.axes.name in order else len(order))
-    return [part for figure in found for part in split(figure)]
+    figures.sort(key=lambda f: order.index(f.axes.name) if f.axes.name in order else len(order))
+    return [part for figure in figures for part in split(figure)]
 
 
 def publish(figures: Sequence[Figure], out: Path) -> None:

@@ -126,11 +126,11 @@ def _train(
     stop: threading.Event,
 ) -> None:
     """Train runs that are claimed, at once; if one of several fails, each by itself, to know which."""
-    own = threading.Event()
+    stopping = threading.Event()
 
     def watch(status: Status) -> None:
         if stop.is_set():
-            own.set()
+            stopping.set()
         report("status", status)
 
     options = Options(report=watch, keep_model=False)
@@ -140,7 +140,7 @@ def _train(
         if data not in feeds:
             feeds.clear()  # one at a time: it may fill a GPU
             feeds[data] = Feed(Prepared(sweep.data[data]), sweep.device)
-        train_many(configs, feeds[data], folders, options=options, stop=own, workers=len(configs))
+        train_many(configs, feeds[data], folders, options=options, stop=stopping, workers=len(configs))
     except KeyboardInterrupt:
         stop.set()
         return

@@ -110,14 +110,14 @@ def scheme(config: Mapping[str, Any]) -> str:
     >>> scheme({"scheme": {"scheme": "QR", "num_collisions": 60}})
     'QR(num_collisions=60)'
     """
-    found = config.get("scheme")
+    description = config.get("scheme")
     if isinstance(plan := config.get("plan"), Mapping):
         full = sum(isinstance(table, Mapping) and table.get("scheme") == "Full" for table in plan.values())
         return f"plan of {len(plan)} tables, {full} of them full"
     try:
-        text = repr(schemes.from_json(json.dumps(found)))
+        text = repr(schemes.from_json(json.dumps(description)))
     except (TypeError, ValueError, KeyError):
-        text = json.dumps(found)
+        text = json.dumps(description)
     return text if len(text) <= 120 else text[:119] + "…"
 
 

@@ -19,8 +19,8 @@ def solve(target: Target) -> list[Tensor]:
     # Weights leave tables undecided where they are next to zero; there the solution without weights stays.
     small = target.zeros() if target.weights is None else solve(replace(target, weights=None))
     for _ in range(ROUNDS):
-        found = run_pass(target, small, "add")
-        gradient, curvature = torch.cat(found.gradients), torch.cat(found.curvatures)
+        sums = run_pass(target, small, "add")
+        gradient, curvature = torch.cat(sums.gradients), torch.cat(sums.curvatures)
         size = _scaled(gradient, curvature).mul_(gradient).sum(0)
         goal = TOLERANCE**2 * target.total_weight
         if (size <= goal).all():

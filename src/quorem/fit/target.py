@@ -245,11 +245,11 @@ def _pass_over(
     of_zeros: bool,
 ) -> Pass:
     """The pass over some ranges of buckets."""
-    found = Pass(torch.zeros_like(target.scale), [], [])
+    sums = Pass(torch.zeros_like(target.scale), [], [])
     one = target.scale.new_ones(1, 1, 1)
     for j in wanted:
-        found.gradients.append(torch.zeros_like(small[j]))
-        found.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
+        sums.gradients.append(torch.zeros_like(small[j]))
+        sums.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
     keep = target.num_ids // target.partitions[0].size <= 4 * target.block_ids
     for first, last in ranges:
         blocks = list(target.blocks(first, last)) if keep else None
@@ -268,15 +268,15 @@ def _pass_over(
             row = rows[block.buckets[0]]
             rest = rest - (row if factor is None else row * factor)
             weighted = block.weighted(rest)
-            found.error.add_((weighted * rest).sum((0, 1)))
-            for j, gradient, curvature in zip(wanted, found.gradients, found.curvatures, strict=True):
+            sums.error.add_((weighted * rest).sum((0, 1)))
+            for j, gradient, curvature in zip(wanted, sums.gradients, sums.curvatures, strict=True):
                 slope = None
                 if operation == "mult":
                     others = (t[b] for i, (t, b) in enumerate(zip(small, block.buckets[1:], strict=True)) if i != j)
                     slope = reduce(torch.mul, others, row)
                 block.sum_into_(gradient, 1 + j, weighted if slope is None else weighted * slope)
                 block.sum_weighted_into_(curvature, 1 + j, one if slope is None else slope * slope)
-    return found
+    return sums
 
 
 def _split(block: Block, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor | None]:

@@ -53,12 +53,12 @@ def load(network: str) -> Callable[..., nn.Module]:
     if match["digest"] and match["digest"] != _digest(path):
         raise ValueError(f"{path} has changed since the run began: its network would be another")
     try:
-        found = runpy.run_path(str(path)).get(match["function"])
+        function = runpy.run_path(str(path)).get(match["function"])
     except Exception as error:
         raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise ValueError(f"{path} must define the function {match['function']}")
-    return found
+    return function
 
 
 def _digest(path: Path) -> str:

@@ -189,10 +189,10 @@ def _own(tables: Tables, members: Sequence[int]) -> OwnRows:
 
 
 def _permutation(specs: Sequence[TableSpec]) -> tuple[list[int], list[int], list[int]] | None:
-    found = [spec.permutation for spec in specs]
-    if not any(found):
+    permutations = [spec.permutation for spec in specs]
+    if not any(permutations):
         return None
-    multipliers, shifts = [p.multiplier if p else 1 for p in found], [p.shift if p else 0 for p in found]
+    multipliers, shifts = [p.multiplier if p else 1 for p in permutations], [p.shift if p else 0 for p in permutations]
     return multipliers, shifts, [max(spec.num_composed, 1) for spec in specs]
 
 

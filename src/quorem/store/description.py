@@ -213,8 +213,8 @@ def _partition(entry: Any, n: int, maps: Mapping[str, Tensor]) -> AnyPartition:
 def taken(values: Mapping[str, Any], name: str, kind: type) -> Any:
     """A value of a kind that JSON has, or ValueError."""
     if name not in values or type(values[name]) is not kind:
-        found = repr(values[name])[:80] if name in values else "missing"
-        raise ValueError(f"{name} ({found}) must be {_KINDS[kind]}")
+        given = repr(values[name])[:80] if name in values else "missing"
+        raise ValueError(f"{name} ({given}) must be {_KINDS[kind]}")
     return values[name]
 
 

@@ -85,11 +85,11 @@ class RunFolder:
             files.clear_drafts(folder)
         if about.exists():
             try:
-                found = RunConfig.from_json(files.read(about))
+                earlier = RunConfig.from_json(files.read(about))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{about} is damaged: {error}") from None
-            if found != self.config:
-                raise ValueError(f"{self.path} holds another run: {difference(found, self.config)}")
+            if earlier != self.config:
+                raise ValueError(f"{self.path} holds another run: {difference(earlier, self.config)}")
             return
         if strangers := sorted(p.name for p in self.path.iterdir() if p.name != ".lock"):
             raise FileExistsError(f"{self.path} is not the folder of a run: it has {', '.join(strangers[:3])}")
@@ -132,9 +132,9 @@ class RunFolder:
         if last is None:
             self._forget_after(0, 0)
             return 0, {}
-        found = RunConfig.from_json(last.meta["config"])
-        if found != self.config:
-            raise ValueError(f"{self.path} has a checkpoint of another run: {difference(found, self.config)}")
+        earlier = RunConfig.from_json(last.meta["config"])
+        if earlier != self.config:
+            raise ValueError(f"{self.path} has a checkpoint of another run: {difference(earlier, self.config)}")
         trial.restore(last.tensors)
         self._forget_after(last.step, last.meta["metrics_lines"])
         return last.step, last.meta["progress"]

@@ -140,35 +140,35 @@ class Trial:
 
     def _replay(self, batches: Batch) -> None:
         """Whole batches through their graph; until there is one, plainly on the stream that it is captured on."""
-        own = self._captured.get(len(batches))
-        if own is None:
-            own = Captured(batches.take(torch.arange(len(batches), device=self.device)), WARM_UP)
-            self._captured[len(batches)] = own
+        captured = self._captured.get(len(batches))
+        if captured is None:
+            captured = Captured(batches.take(torch.arange(len(batches), device=self.device)), WARM_UP)
+            self._captured[len(batches)] = captured
         else:
             for buffer, rows in (
-                (own.buffers.labels, batches.labels),
-                (own.buffers.dense, batches.dense),
-                (own.buffers.ids, batches.ids),
+                (captured.buffers.labels, batches.labels),
+                (captured.buffers.dense, batches.dense),
+                (captured.buffers.ids, batches.ids),
             ):
                 buffer.copy_(rows, non_blocking=True)
         steps = len(batches) // self.config.batch_size
         self.steps += steps
-        if own.graph is not None:
-            own.graph.replay()
+        if captured.graph is not None:
+            captured.graph.replay()
             return
         with capturing:
             stream = torch.cuda.Stream(self.device)
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
-                self._run(own.buffers)
+                self._run(captured.buffers)
             torch.cuda.current_stream(self.device).wait_stream(stream)
-            own.steps_before -= steps
-            if own.steps_before <= 0:
+            captured.steps_before -= steps
+            if captured.steps_before <= 0:
                 self.dense.zero_grad()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    self._run(own.buffers)
-                own.graph = graph
+                    self._run(captured.buffers)
+                captured.graph = graph
 
     def _run(self, batches: Batch) -> None:
         for batch in batches.batches(self.config.batch_size):
@@ -178,19 +178,19 @@ class Trial:
         """Everything that decides how training goes on, by name, as it is: no row is brought up to date for it."""
         stored = self.embeddings.live_stored
         rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(stored.detach())}
-        found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not stored}
+        layers = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not stored}
         state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[stored])}
-        for own in self.dense.state.values():
-            own["step"].fill_(self.steps)  # of a layer that is updated within the pass, nothing else counts it
+        for values in self.dense.state.values():
+            values["step"].fill_(self.steps)  # of a layer that is updated within the pass, nothing else counts it
         dense = {
             f"dense.{i}.{key}": value
-            for i, own in self.dense.state_dict()["state"].items()
-            for key, value in own.items()
+            for i, values in self.dense.state_dict()["state"].items()
+            for key, value in values.items()
         }
         random = {"random.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return rows | found | state | dense | random | {"loss_sum": self.loss_sum}
+        return rows | layers | state | dense | random | {"loss_sum": self.loss_sum}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -139,15 +139,15 @@ def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ())
         *([f"Not measured: {', '.join(f'`{name}`' for name in absent)}."] if absent else []),
     ]
     for mode, dim, ids in dict.fromkeys((row.mode, row.dim, row.ids) for row in rows):
-        own = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
-        batches = sorted({row.batch for row in own})
+        measured = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
+        batches = sorted({row.batch for row in measured})
         head = [f"{mode}, D = {dim}, {ids} ids", "tables", *(f"B = {b}" for b in batches)]
         text += ["", _line(head), _line(["---"] * len(head))]
         lines: dict[tuple[str, str], dict[int, Row]] = {}
-        for row in own:
+        for row in measured:
             lines.setdefault((_name(row), row.scheme), {})[row.batch] = row
         for (name, scheme), line in lines.items():
-            shown = [cell(line[b], _fused(own, line[b])) if b in line else "" for b in batches]
+            shown = [cell(line[b], _fused(measured, line[b])) if b in line else "" for b in batches]
             text.append(_line([name, f"`{scheme}`", *shown]))
     return "\n".join(text) + "\n"
 
@@ -203,16 +203,18 @@ def figure(rows: Sequence[Row]) -> "Figure":
     styles = {1: "-", 0: "--" if captured else "-"}
     shown = [provider for provider in PROVIDERS if any(row.provider == provider for row in rows)]
     for axis, (mode, dim) in zip(axes.flat, panels, strict=False):
-        own = [row for row in rows if (row.mode, row.dim) == (mode, dim)]
-        for provider, graph in dict.fromkeys((row.provider, row.graph) for row in own):
-            line = sorted((r for r in own if (r.provider, r.graph) == (provider, graph)), key=lambda row: row.batch)
+        measured = [row for row in rows if (row.mode, row.dim) == (mode, dim)]
+        for provider, graph in dict.fromkeys((row.provider, row.graph) for row in measured):
+            line = sorted(
+                (r for r in measured if (r.provider, r.graph) == (provider, graph)), key=lambda row: row.batch
+            )
             x, y = [row.batch for row in line], [row.median_us for row in line]
             spread = [row.median_us - row.q20_us for row in line], [row.q80_us - row.median_us for row in line]
             main = provider == "fused"
             width, above = (2.4, 4) if main else (1.2, 3)
             look = {"ls": styles[graph], "color": colours[provider], "lw": width, "elinewidth": 1, "zorder": above}
             axis.errorbar(x, y, spread, marker="o", ms=5 if main else 3, label=provider, **look)
-        _plain_ticks(axis, sorted({row.batch for row in own}))
+        _plain_ticks(axis, sorted({row.batch for row in measured}))
         axis.set_title(f"{mode}, D = {dim}", fontsize=10)
         axis.set_xlabel("batch size", fontsize=8)
         axis.set_ylabel("us", fontsize=8)

@@ -140,13 +140,13 @@ def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]
         return ""
     wins = {name: winners([p for p in points if p.network == name]) for name in networks(points)}
     drawn = tradeoff_plots(points, looks)
-    held = _panels(f"d{number}t", drawn, "Test log loss against bytes", plots)
+    panels = _panels(f"d{number}t", drawn, "Test log loss against bytes", plots)
     table = winners_html(wins, looks)
     return (
         f'<article class="card" id="d{number}t"><header><h3>What a byte buys</h3></header>'
         "<p>Every setting of every figure, by the bytes of its embedding tables. "
         'Along the <span class="front-key">broad line</span> no other setting is both as small and better.</p>'
-        f"{_legend(points, looks)}{held}"
+        f"{_legend(points, looks)}{panels}"
         "<h4>Which method wins at which size</h4>"
         '<p class="quiet">Sizes are powers of two of the full tables; a point belongs to the nearest. A difference'
         f" counts where it is more than both deviations together.</p>{table}</article>"
@@ -182,11 +182,11 @@ def _zoom(figure: Figure) -> str:
 
 
 def _legend(points: Sequence[Result], looks: Mapping[str, Style]) -> str:
-    found = {point.series for point in points}
+    series = {point.series for point in points}
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-series="{escape(name)}">{swatch(name, looks)}</button>'
         for name in looks
-        if name in found
+        if name in series
     )
     return f'<div class="legend" role="group" aria-label="Methods shown">{buttons}</div>'
 

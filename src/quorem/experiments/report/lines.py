@@ -40,8 +40,8 @@ def panels(figure: Figure) -> dict[str, list[Line]]:
 
 def networks(points: Iterable[Result]) -> list[str]:
     """The networks of points: the paper's in its order, then others as they come."""
-    found = dict.fromkeys(point.network for point in points)
-    return [name for name in NETWORKS if name in found] + [name for name in found if name not in NETWORKS]
+    names = dict.fromkeys(point.network for point in points)
+    return [name for name in NETWORKS if name in names] + [name for name in names if name not in NETWORKS]
 
 
 def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
@@ -98,10 +98,10 @@ def _finite(value: float | None) -> float:
 def span(lines: Iterable[Line], *, log: bool, values: Literal["x", "y"] = "x", margin: float = 0.04) -> list[float]:
     """The least and greatest coordinate with some room around; on a logarithmic axis positive ones count."""
     lines = list(lines)
-    found = [v for line in lines for v in (line.x if values == "x" else line.y) if v > 0 or not log]
-    if not found:
+    coordinates = [v for line in lines for v in (line.x if values == "x" else line.y) if v > 0 or not log]
+    if not coordinates:
         return [0.5, 2.0] if log else [0.0, 1.0]
-    low, high = min(found), max(found)
+    low, high = min(coordinates), max(coordinates)
     if log:
         room = (high / low) ** margin if high > low else 2.0
         return [low / room, high * room]

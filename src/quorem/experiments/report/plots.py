@@ -161,8 +161,8 @@ def _points(line: Line, look: Style, texts: Sequence[str]) -> go.Scatter:
 
 def _between(reach: Sequence[float], log: bool) -> list[float]:
     low, high = map(math.log, reach) if log else reach
-    found = [low + (high - low) * k / (LEVEL_POINTS - 1) for k in range(LEVEL_POINTS)]
-    return [math.exp(x) for x in found] if log else found
+    points = [low + (high - low) * k / (LEVEL_POINTS - 1) for k in range(LEVEL_POINTS)]
+    return [math.exp(x) for x in points] if log else points
 
 
 def _empty(x_label: str, y_label: str) -> go.Figure:
@@ -195,6 +195,6 @@ def _digits(axis: Any, lines: Sequence[Line]) -> None:
 
 
 def _json(plot: go.Figure) -> str:
-    found = json.loads(plot.to_json())
-    found["layout"].pop("template", None)
-    return json.dumps(found)
+    content = json.loads(plot.to_json())
+    content["layout"].pop("template", None)
+    return json.dumps(content)

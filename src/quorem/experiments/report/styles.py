@@ -42,8 +42,8 @@ OTHERS = (
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """A style for each name: the paper's operations come first with their own, others take what is left in turn."""
-    found = dict.fromkeys(names)
-    names = [name for name in FIXED if name in found] + [name for name in found if name not in FIXED]
+    wanted = dict.fromkeys(names)
+    names = [name for name in FIXED if name in wanted] + [name for name in wanted if name not in FIXED]
     free = [*OTHERS, *(style for name, style in FIXED.items() if name not in names)]
     others = [name for name in names if name not in FIXED]
     return {name: FIXED[name] if name in FIXED else free[others.index(name) % len(free)] for name in names}

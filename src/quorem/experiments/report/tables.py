@@ -61,12 +61,12 @@ def hidden_layers(figure: Figure) -> list[list[str]]:
     rows = [["network", "hidden layer", *(f"{width:,.6g}" for width in widths)]]
     for network in networks(figure.points):
         points = {point.x: point for point in figure.points if point.network == network}
-        found = [points.get(width) for width in widths]
+        results = [points.get(width) for width in widths]
         name = words.network(network)
-        rows.append([name, "parameters", *(f"{p.parameters:,}" if p else words.NONE for p in found)])
-        trained = [p for p in found if p and math.isfinite(words.known(p.test_mean))]
+        rows.append([name, "parameters", *(f"{p.parameters:,}" if p else words.NONE for p in results)])
+        trained = [p for p in results if p and math.isfinite(words.known(p.test_mean))]
         best = min(trained, key=lambda p: words.known(p.test_mean), default=None)
-        rows.append([name, "test log loss", *(_loss(p, best) for p in found)])
+        rows.append([name, "test log loss", *(_loss(p, best) for p in results)])
         printed = [LOSSES.get(network, {}).get(int(width), math.nan) for width in widths]
         if any(map(math.isfinite, printed)):
             least = min(filter(math.isfinite, printed))
