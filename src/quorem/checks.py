@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_int(argument: str, value: Any, low: int = 1, high: int = INT64_MAX) -> int:
-    """``value`` must be an integer in ``[low, high]``; returned as a plain int. ``True`` rows is a mistake."""
+    """``value`` must be an integer in ``[low, high]``; returned as a plain int. A bool is refused."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -199,7 +199,7 @@ class EmbeddingCollection(Tables):
         return self._row_numbers(ids)
 
     def to_dense(self) -> dict[str, Tensor]:
-        """Each table that is stood for, by name; differentiable."""
+        """Each table that the module stands for, by name; differentiable."""
         return {name: self.dense(t) for t, name in enumerate(self.names)}
 
     def extra_repr(self) -> str:

@@ -10,7 +10,7 @@ _HARMLESS = {"requires_grad_"}  # end with an underscore, and write nothing
 
 
 class ComposedWeight(Tensor):
-    """``[n, D]``, composed when it was read. A write into it, or into a view of it, would be lost, so it raises.
+    """The table ``[n, D]``, composed when it was read. A write into it or a view of it would be lost, so it raises.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4))

@@ -186,7 +186,7 @@ class Tables(nn.Module):
                 yield f"pools.{name}.{j}", extent.of(values)
 
     def dense(self, table: int = 0) -> Tensor:
-        """The table ``[n, D]`` that is stood for, straight from the paper's equations.
+        """The table ``[n, D]`` that the module stands for, straight from the paper's equations.
 
         Differentiable. Feature generation gives ``[n, K, D]``.
         """
