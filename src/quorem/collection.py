@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from .checks import (
     Pooling,
     check_choice,
     check_ids,
+    check_int,
     check_offsets,
     check_sample_weights,
 )
+from .growth import grow_
 from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
@@ -197,6 +199,22 @@ class EmbeddingCollection(Tables):
         if ids.dim() != 2 or ids.shape[1] != len(self.features):
             raise ValueError(f"ids has shape {tuple(ids.shape)} but must be [B, {len(self.features)}]")
         return self._row_numbers(ids)
+
+    def grow_(self, table: str, n: int, *, optimizer: torch.optim.Optimizer | None = None) -> Self:
+        """Take more ids in one table, in place, as ``Embedding.grow_`` does.
+
+        Args:
+            table: its name.
+            n: number of its ids from now on.
+            optimizer: that updates the module: its state gets the new rows, as before their first step.
+
+        Raises:
+            ValueError: if there is no such table, or as ``Embedding.grow_`` says.
+        """
+        if table not in self.names:
+            raise ValueError(f"table ({table!r}) must be one of {', '.join(map(repr, self.names))}")
+        grow_(self, self.names.index(table), check_int("n", n), optimizer)
+        return self
 
     def to_dense(self) -> dict[str, Tensor]:
         """Each table that the module stands for, by name; differentiable."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .checks import InvalidIdMode, check_ids, check_unsupported
+from .checks import InvalidIdMode, check_ids, check_int, check_unsupported
 from .composed_weight import ComposedWeight
+from .growth import grow_
 from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
@@ -189,6 +190,30 @@ class Embedding(Tables):
         """
         check_ids(input, "input")
         return self._row_numbers(input.reshape(-1, 1)).view(*input.shape, -1)
+
+    def grow_(self, n: int, *, optimizer: torch.optim.Optimizer | None = None) -> Self:
+        """Take more ids, in place: new ids get composed vectors, those of old ids do not change.
+
+        A new row of a composed table starts as the mean of that table's rows, plus noise; of a full one as at the
+        start. ``HotCold`` counts new ids to the rest, or where there is none to the cold ids.
+
+        Args:
+            n: number of ids from now on.
+            optimizer: that updates the module: its state gets the new rows, as before their first step.
+
+        Raises:
+            ValueError: if ``n`` is below ``num_embeddings``, the scheme cannot take more ids (the message names those
+                that can), rows are quantized or shared, or ``optimizer`` is missing though one updates rows.
+
+        >>> from quorem import QR
+        >>> table = Embedding(1000, 16, QR(num_collisions=4))
+        >>> before = table(torch.arange(1000))
+        >>> torch.equal(table.grow_(1300)(torch.arange(1000)), before), table(torch.tensor([1299])).shape
+        (True, torch.Size([1, 16]))
+        """
+        grow_(self, 0, check_int("n", n), optimizer)
+        self.num_embeddings, self.scheme = self.specs[0].num_embeddings, self.specs[0].scheme
+        return self
 
     def to_dense(self) -> Tensor:
         """The table this one stands for, ``[n, D]`` (``[n, K, D]`` for feature generation); differentiable."""

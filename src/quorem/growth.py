@@ -1,0 +1,168 @@
+"""More ids for a table that is trained: new ids get composed vectors, and those of old ids stay as they are.
+
+The partitions of the old ids are kept; only a table whose digit has no upper end gets rows: the full table's, or that
+of the greatest stride. What cannot be so extended is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import init
+from .ops.layout import Extent
+from .partitions import Mixing, Partition, is_complementary
+from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
+
+if TYPE_CHECKING:
+    from .tables import Tables
+
+ABLE = "Full, Hash, QR, GeneralizedQR, ChineseRemainder with room, and HotCold with a rest or with one of these as cold"
+
+
+def grown_spec(spec: TableSpec, n: int) -> TableSpec:
+    """The spec of a table of ``n`` ids whose first ids read the rows that they read under ``spec``.
+
+    Raises:
+        ValueError: if there is none.
+
+    >>> grown_spec(QR(4).spec(1000, 16), 1300).shapes
+    ((250, 16), (6, 16))
+    """
+    if n < spec.num_embeddings:
+        raise ValueError(f"n ({n}) must be at least num_embeddings ({spec.num_embeddings}): tables do not shrink")
+    if n == spec.num_embeddings:
+        return spec
+    if spec.permutation is not None:
+        raise ValueError(f"scheme ({spec.scheme}) must have permute=None: a permutation is one of all ids")
+    scheme: Scheme
+    if isinstance(spec.scheme, Full):
+        return replace(spec.scheme.spec(n, spec.embedding_dim), operation=spec.operation, fallback=spec.fallback)
+    if not isinstance(spec.scheme, HotCold):
+        scheme = _grown(spec.scheme, spec.partitions, n, spec)
+    elif spec.num_rest:
+        scheme = replace(spec.scheme, num_rest=spec.num_rest + n - spec.num_embeddings, force=True)
+    elif isinstance(spec.scheme.cold, Pool):
+        scheme = replace(spec.scheme, force=True)  # whether there is room in the pool, its tables say
+    else:
+        cold = _grown(spec.scheme.cold, spec.partitions, n - spec.num_hot, spec)
+        scheme = replace(spec.scheme, cold=cold, force=True)
+    return scheme.spec(n, spec.embedding_dim)
+
+
+def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -> Scheme:
+    """A scheme for ``n`` ids that divides the first ones as ``partitions`` do."""
+    if isinstance(scheme, Full):
+        return scheme
+    if not all(isinstance(part, Partition) for part in partitions) or spec.hidden is not None:
+        raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
+    grown = list(partitions)
+    if isinstance(scheme, QR | GeneralizedQR):
+        last = max(range(len(grown)), key=lambda j: grown[j].stride)
+        grown[last] = Partition(grown[last].stride, max(grown[last].size, -(-n // grown[last].stride)))
+    elif isinstance(scheme, ChineseRemainder):
+        room = 1
+        for part in grown:
+            room *= part.size
+        if room < n:
+            raise ValueError(f"scheme ({spec.scheme}) has room for {room} ids, not for {n}; {ABLE} can take more")
+    elif not isinstance(scheme, Hash) and not is_complementary(grown, n):
+        raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
+    widths = tuple(width for _, width in spec.shapes[len(spec.shapes) - len(grown) :])
+    dims = widths if spec.operation == "concat" else None
+    return Custom(tuple(grown), check=False, operation=spec.operation, dims=dims, force=True)
+
+
+def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | None) -> None:
+    """Give one table of a module ``n`` ids, in place."""
+    spec, title = tables.specs[t], f" of table {tables.names[t]!r}" if tables.names[t] else ""
+    _check(tables, t, title, optimizer)
+    try:
+        grown = grown_spec(spec, n)
+    except ValueError as error:
+        raise ValueError(f"{error}{title}") from None
+    if grown == spec:
+        return
+    if spec.pool is not None and grown.num_composed != spec.num_composed:
+        _check_pool(tables, t, grown, title)
+    tables.updates.flush_()
+    old = [*tables.extents, *tables.pools.values()]
+    tables.specs = (*tables.specs[:t], grown, *tables.specs[t + 1 :])
+    storage = tables._storage()
+    new = [*storage.extents, *storage.pools.values()]
+    with torch.no_grad():
+        stored = tables.stored
+        rows = stored.new_empty(storage.num_rows, storage.width)
+        places = torch.empty(len(stored), dtype=torch.int64)  # where each old row lies now
+        for before, after in zip(_flat(old), _flat(new), strict=True):
+            count = before.rows * before.pitch
+            places[before.base : before.base + count] = torch.arange(after.base, after.base + count)
+            after.of(rows)[: before.rows] = before.of(stored)
+            if after.rows > before.rows:
+                _draw_(after.of(rows)[before.rows :], before.of(stored), tables, t)
+        tables.updates.lagging = None  # all rows are up to date; the optimizer's rule is made anew
+        stored.data, stored.grad = rows, None
+    tables.extents, tables.pools = storage.extents, storage.pools
+    tables.place_integers()
+    if optimizer is not None:
+        follow_(optimizer, stored, places.to(stored.device))
+
+
+def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimizer | None) -> None:
+    if tables.bits:
+        raise ValueError(f"a module of {tables.bits} bits cannot grow: grow it before quantize_")
+    if tables.raw_ids[t]:
+        raise ValueError(f"raw_ids (True){title} must be False: a table of raw ids takes any id as it is")
+    if len(tables.updates.modules) > 1:
+        raise ValueError(f"stored must belong to one module: {len(tables.updates.modules)} share it")
+    if optimizer is not None:
+        if not any(p is tables.stored for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError(f"optimizer ({type(optimizer).__name__}) must be one that updates this module")
+    elif tables.updates.lagging is not None or tables.updates.collector is not None:
+        raise ValueError("optimizer (None) must be the one that updates this module's rows, whose state follows")
+
+
+def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
+    """Raise ValueError unless the pool has numbers left behind those of the table."""
+    assert grown.pool is not None
+    width = grown.embedding_dim
+    sharing = [s for s, other in enumerate(tables.specs) if (other.pool, other.embedding_dim) == (grown.pool, width)]
+    before = sum(tables.specs[s].num_composed for s in sharing)
+    after = before - tables.specs[t].num_composed + grown.num_composed
+    room, name = 2 ** Mixing.covering(max(before, 2)).bits, grown.pool.name
+    if t != sharing[-1]:
+        raise ValueError(f"pool {name!r} numbers the cold ids of its tables in order: only the last can grow{title}")
+    if after > room:
+        raise ValueError(f"pool {name!r} has room for {room - before} more cold ids, not {after - before}{title}")
+
+
+def _flat(extents: Sequence[Sequence[Extent]]) -> list[Extent]:
+    return [extent for group in extents for extent in group]
+
+
+def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
+    """New rows: of a full table as it started; of a composed one the mean of the rows that are there, and noise."""
+    if tables.is_full(t):
+        std = tables.start_std([t])
+        bound = tables.specs[t].num_embeddings ** -0.5 if std is None else 3**0.5 * std
+        rows.uniform_(-bound, bound)
+        return
+    wide = known.to(torch.promote_types(known.dtype, torch.float32))
+    noise = torch.empty_like(rows, dtype=wide.dtype).uniform_(-1, 1) * init.NOISE * wide.std().nan_to_num()
+    rows.copy_(wide.mean(0) + noise)
+
+
+def follow_(optimizer: Any, stored: Tensor, places: Tensor) -> None:
+    """Give an optimizer's state for ``stored`` the new number of rows; that of new rows is as before a first step."""
+    group = next(group for group in optimizer.param_groups if any(p is stored for p in group["params"]))
+    state = optimizer.state.get(stored, {})
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.dim() and len(value) == len(places):
+            start = group.get("initial_accumulator_value", 0) if name == "sum" else 0
+            longer = value.new_full((len(stored), *value.shape[1:]), start)
+            state[name] = longer.index_copy_(0, places.to(value.device), value)
+    by_row = getattr(optimizer, "_row_rules", {}).pop(stored, None)
+    if by_row is not None:
+        optimizer._row_rule(group, stored)

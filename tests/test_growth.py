@@ -1,0 +1,180 @@
+"""``grow_``: old vectors to the bit, new ids composed, training as if the rows had always been there."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from hot_cold_cases import COUNTS
+from oracles import CASES, D, N, fill_
+from torch import Tensor
+
+import quorem
+from quorem import (
+    QR,
+    ChineseRemainder,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    GeneralizedQR,
+    HotCold,
+    Pool,
+    Table,
+    optim,
+)
+
+MORE = 3 * N
+GROWS = [case for case in CASES if case.startswith(("full", "hash", "qr", "generalized"))]
+HOT = {
+    "rest": HotCold(5, cold=QR(4), num_rest=10, force=True),
+    "cold": HotCold(5, cold=GeneralizedQR(2), force=True),
+    "pool rest": HotCold(5, cold=Pool(40), num_rest=10, force=True),
+    "pool": HotCold(5, cold=Pool(60), force=True),
+}
+
+
+@pytest.mark.parametrize("case", GROWS)
+def test_old_vectors_stay_and_new_ids_have_their_own(case: str) -> None:
+    module = fill_(Embedding(N, D, CASES[case], padding_idx=3))
+    before, stored = module.to_dense().detach(), module.stored
+    assert module.grow_(MORE) is module and module.stored is stored and module.num_embeddings == MORE
+    after = module(torch.arange(MORE)).detach()
+    assert torch.equal(after[:N], before) and torch.equal(after, module.to_dense().detach())
+    assert after.isfinite().all()
+    if case != "hash":
+        assert len(after.flatten(1).unique(dim=0)) == MORE
+    with pytest.raises(IndexError, match=rf"id {MORE} is outside \[0, {MORE}\)"):
+        module(torch.tensor([MORE]))
+    assert torch.equal(copy.deepcopy(module).to_dense(), module.to_dense())
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("case", HOT)
+def test_hot_and_cold(case: str, ranked: bool) -> None:
+    module = fill_(Embedding(N, D, HOT[case], frequencies=COUNTS if ranked else None))
+    before = module.to_dense().detach()
+    n = N + 4 if case == "pool" else MORE  # which has numbers left up to a power of two
+    after = module.grow_(n)(torch.arange(n)).detach()
+    assert torch.equal(after[:N], before)
+    if "rest" in case:
+        assert torch.equal(after[N:], module.tables()[0][5].expand(n - N, D))
+    else:
+        assert len(after.unique(dim=0)) == n
+    assert torch.equal(module.to_dense().detach(), after)
+
+
+def test_collections_files_and_exports(tmp_path) -> None:
+    tables = [
+        Table("user", N, D, QR(4)),
+        Table("path", N, D, CASES["path-mlp"]),
+        Table("item", N, D, HotCold(3, cold=Pool(40), num_rest=5, force=True), features=("seen", "clicked")),
+        Table("day", 7, D, unknown="hash"),
+    ]
+    module = fill_(EmbeddingCollection(tables))
+    ids = torch.randint(7, (20, 5))
+    before = module(ids).detach()
+    module.grow_("user", 500).grow_("item", 200).grow_("day", 9)
+    assert torch.equal(module(ids), before) and [spec.num_embeddings for spec in module.specs] == [500, N, 200, 9]
+    wide = torch.tensor([[499, 59, 199, 199, 8]])
+    quorem.save(module, tmp_path / "tables.quorem")
+    assert torch.equal(quorem.load(tmp_path / "tables.quorem")(wide), module(wide))
+    other = EmbeddingCollection(tables)
+    for name, n in (("user", 500), ("item", 200), ("day", 9)):
+        other.grow_(name, n)
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other(wide), module(wide))
+    with pytest.raises(ValueError, match=r"table \('shop'\) must be one of 'user', 'path', 'item', 'day'"):
+        module.grow_("shop", 5)
+    with pytest.raises(ValueError, match=r"Path.* cannot take more ids; those that can are Full.* of table 'path'"):
+        module.grow_("path", 100)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "torch Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
+    "torch Adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "Adagrad": lambda p: optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
+    "AMSGrad": lambda p: optim.AMSGrad(p, lr=0.1),
+    "RowWiseAdagrad": lambda p: optim.RowWiseAdagrad(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+}
+
+
+def step(module: EmbeddingCollection, optimizer: torch.optim.Optimizer, ids: Tensor, in_backward: bool) -> None:
+    weights = torch.linspace(-1, 1, D)
+    (module(ids) * weights).sin().sum().backward()
+    if not in_backward:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("name", "in_backward"),
+    [(name, False) for name in OPTIMIZERS] + [(name, True) for name in ("Adagrad", "AMSGrad", "RowWiseAdagrad")],
+)
+def test_training_goes_on_as_if_the_rows_had_always_been_there(name: str, in_backward: bool) -> None:
+    """Against a module that had all rows from the start, and was trained on the old ids first."""
+    sparse = name in ("Adagrad", "AMSGrad", "RowWiseAdagrad") and not in_backward
+
+    def made() -> EmbeddingCollection:
+        tables = [Table("user", N, D, QR(4)), Table("item", N, D, Full()), Table("day", N, D, GeneralizedQR(3))]
+        return fill_(EmbeddingCollection(tables, sparse=sparse))
+
+    def optimizer_of(module: EmbeddingCollection) -> torch.optim.Optimizer:
+        if not in_backward:
+            return OPTIMIZERS[name](module.parameters())
+        options = {"initial_accumulator_value": 0.1} if name == "Adagrad" else {}
+        return optim.apply_in_backward(module, getattr(optim, name), lr=0.1, **options)
+
+    draw = torch.Generator().manual_seed(0)
+    grown, reference = made(), made()
+    for table in ("user", "item", "day"):
+        reference.grow_(table, MORE)
+    trained, expected = optimizer_of(grown), optimizer_of(reference)
+    for _ in range(3):
+        ids = torch.randint(N, (8, 3), generator=draw)
+        step(grown, trained, ids, in_backward)
+        step(reference, expected, ids, in_backward)
+    for table in ("user", "item", "day"):
+        grown.grow_(table, MORE, optimizer=trained)
+    with torch.no_grad():  # new rows are drawn: take those of the reference, which no gradient has reached
+        grown.stored.copy_(reference.stored)
+    for _ in range(3):
+        ids = torch.randint(MORE, (8, 3), generator=draw)
+        step(grown, trained, ids, in_backward)
+        step(reference, expected, ids, in_backward)
+    for a, b in zip(grown.to_dense().values(), reference.to_dense().values(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_cannot_grow_says_what_can() -> None:
+    with pytest.raises(ValueError, match=r"n \(59\) must be at least num_embeddings \(60\): tables do not shrink"):
+        Embedding(N, D, QR(4)).grow_(N - 1)
+    with pytest.raises(ValueError, match=r"must have permute=None"):
+        Embedding(N, D, QR(4, permute=1)).grow_(MORE)
+    with pytest.raises(ValueError, match=r"has room for 63 ids, not for 1000; Full, Hash, QR"):
+        Embedding(N, D, ChineseRemainder(2)).grow_(1000)
+    roomy = fill_(Embedding(N, D, ChineseRemainder(2)))
+    before = roomy.to_dense()
+    assert torch.equal(roomy.grow_(63).to_dense()[:N], before)
+    with pytest.raises(ValueError, match=r"Custom.* cannot take more ids; those that can are Full"):
+        Embedding(N, D, CASES["mixed-mult"]).grow_(MORE)
+    with pytest.raises(ValueError, match=r"a module of 8 bits cannot grow: grow it before quantize_"):
+        quorem.quantize_(Embedding(N, D, QR(4)), 8).grow_(MORE)
+    with pytest.raises(ValueError, match=r"raw_ids \(True\) must be False: a table of raw ids takes any id"):
+        Embedding(N, D, QR(4), raw_ids=True).grow_(MORE)
+    tables = [Table(name, N, D, HotCold(3, cold=Pool(60))) for name in "ab"]
+    with pytest.raises(ValueError, match=r"only the last can grow of table 'a'"):
+        EmbeddingCollection(tables).grow_("a", N + 1)
+    with pytest.raises(ValueError, match=r"pool 'pool' has room for 14 more cold ids, not 40 of table 'b'"):
+        EmbeddingCollection(tables).grow_("b", N + 40)
+    module, shared = EmbeddingBag(N, D, QR(4)), EmbeddingBag(N, D, QR(4))
+    shared.stored = module.stored
+    with pytest.raises(ValueError, match="stored must belong to one module: 2 share it"):
+        module.grow_(MORE)
+    module = Embedding(N, D, QR(4))
+    optim.apply_in_backward(module, optim.Adam, lr=0.1)
+    with pytest.raises(ValueError, match=r"optimizer \(None\) must be the one that updates this module's rows"):
+        module.grow_(MORE)
+    with pytest.raises(ValueError, match=r"optimizer \(SGD\) must be one that updates this module"):
+        module.grow_(MORE, optimizer=torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1))
