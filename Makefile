@@ -9,7 +9,7 @@ HUNTS ?= damage kills
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,docs,cpu,gpu,cli,data,train,report,export,torchrec-cpu
+EXTRAS := dev,docs,cpu,gpu,cli,data,train,report,export,serve,torchrec-cpu
 TORCHREC := torchrec==1.8.0
 
 # Each test worker is one process: one compute thread apiece keeps them from competing for the cores.

@@ -58,6 +58,17 @@ def test_every_scheme_and_ids_that_it_does_not_have(case: str, tmp_path: Path) -
     assert run(path, input=known[:0])["vectors"].shape == (0, *dense.shape[1:])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_every_scheme_in_few_bits(bits: int, tmp_path: Path) -> None:
+    ids = torch.cat([torch.arange(N), torch.tensor(UNKNOWN)])
+    for scheme in CASES.values():
+        module = quantize_(fill_(Embedding(N, D, scheme, padding_idx=7)), bits)
+        export_onnx(module, tmp_path / "table.onnx")
+        vectors = run(tmp_path / "table.onnx", input=ids)["vectors"]
+        assert_near(vectors[:N], module(ids[:N]))
+        assert vectors[N:].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", FEW)
 def test_other_dtypes(case: str, dtype: torch.dtype, tmp_path: Path) -> None:

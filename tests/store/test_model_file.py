@@ -119,16 +119,17 @@ def test_pools_and_tables_of_several_features(bits: int, tmp_path: Path) -> None
         load(tmp_path / "tables", table="user")
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", FEW)
-def test_quantized_tables(case: str, dtype: torch.dtype, bits: int, tmp_path: Path) -> None:
-    module = quantize_(fill_(Embedding(N, D, CASES[case], padding_idx=7, dtype=dtype)), bits)
-    save(module, tmp_path / "table")
-    other = load(tmp_path / "table")
-    assert_same(module, other)
-    assert other.bits == bits and other.dtype == dtype and not other.stored.requires_grad
-    assert torch.equal(module(IDS), other(IDS))
+@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_scheme_in_every_dtype_and_bits(dtype: torch.dtype, bits: int, tmp_path: Path) -> None:
+    for scheme in CASES.values():
+        module = fill_(Embedding(N, D, scheme, padding_idx=7, dtype=dtype))
+        module = quantize_(module, bits) if bits else module
+        save(module, tmp_path / "table")
+        other = load(tmp_path / "table")
+        assert_same(module, other)
+        assert other.bits == bits and other.dtype == dtype and other.stored.requires_grad == (bits == 0)
+        assert torch.equal(module(IDS), other(IDS))
 
 
 def test_one_quantized_table_alone(tmp_path: Path) -> None:
