@@ -283,6 +283,21 @@ def test_collections_convert_both_ways() -> None:
     assert all(torch.equal(again[key], value) for key, value in collection.state_dict().items())
 
 
+def test_a_plan_becomes_tables_in_one_call() -> None:
+    draw = torch.Generator().manual_seed(0)
+    counts = {n: (1e4 / (1 + torch.arange(n))).long()[torch.randperm(n, generator=draw)] for n in (900, 500, 9)}
+    tables = [quorem.Table(f"t{n}", n, 8, frequencies=count) for n, count in counts.items()]
+    plan = quorem.plan(tables, "26kB", optimizer="adagrad")
+    assert any(isinstance(getattr(scheme, "cold", None), quorem.Pool) for scheme in plan.values()), plan
+    module = EmbeddingBagCollection(plan.applied_to(tables))
+    collection = integration.to_collection(module)
+    rows = collection.row_numbers(torch.stack([torch.arange(9)] * 3, 1))
+    for f, table in enumerate(tables):
+        part = KeyedJaggedTensor([t.name for t in tables], torch.arange(27) % 9, lengths=torch.ones(27).int())
+        stored = torch.cat([collection.stored, torch.zeros(1, 8)])  # number -1 is no row
+        torch.testing.assert_close(module(part)[table.name], stored[rows[:, f]].sum(1), rtol=1e-5, atol=1e-6)
+
+
 def test_half_precision() -> None:
     collection = quorem.EmbeddingCollection(FEW, mode="sum", dtype=torch.float16)
     module = integration.from_collection(collection)

@@ -11,6 +11,8 @@ import quorem
 from quorem import Full, HotCold, Plan
 from quorem.cli import app
 from quorem.data.batches import Prepared
+from quorem.integrations.scale import estimate
+from quorem.planner.budget import show_bytes
 from quorem.training.config import RunConfig
 from quorem.training.model import build_model, data_identity
 
@@ -47,6 +49,19 @@ def test_a_plan_for_data_is_printed_saved_and_trained(log: Path, tmp_path: Path)
     model = build_model(config, Prepared(log), "meta")
     tensors = (*model.embeddings.parameters(), *model.embeddings.buffers())
     assert planned.bytes - planned.state_bytes == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_a_plan_says_what_it_costs_on_many_gpus(log: Path) -> None:
+    options = ("--budget", "30kB", "--dim", 4, "--world-size", 2, "--batch-size", 64)
+    code, output = invoke("plan", log, *options)
+    assert code == 0 and "On 2 GPUs with 64 samples each and adagrad, of one GPU in a step:" in output
+    data = Prepared(log)
+    pairs = zip(data.names, data.cardinalities, strict=True)
+    full = estimate([quorem.Table(name, n, 4) for name, n in pairs], 2, batch_size=64, optimizer="adagrad")
+    shown = next(line for line in output.splitlines() if line.startswith("full "))
+    exchanged = show_bytes(round(full.id_bytes + full.vector_bytes))
+    assert show_bytes(round(full.memory)) in shown and exchanged in shown
+    assert "worth replicating with up to 32 rows" in output
 
 
 def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``quorem plan``."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -31,6 +32,10 @@ def plan(
         bool, typer.Option("--search", help="Train a few plans on a part of prepared data, and take the best.")
     ] = False,
     dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Say too what full tables and the plan cost on so many GPUs.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a GPU in a step, for --world-size.")] = 8192,
     overwrite: Overwrite = False,
 ) -> None:
     """Choose how each table is stored so that all of them fit a budget; say what each gets and why."""
@@ -38,8 +43,9 @@ def plan(
         from rich.console import Console
 
         from .. import planner
+        from ..collection import Table
         from ..data.batches import Prepared
-        from ..experiments import planning
+        from ..experiments import many_gpus, planning
         from ..files import write
 
         if out is not None and out.exists() and not overwrite:
@@ -56,6 +62,10 @@ def plan(
             else:
                 planned = planning.plan(prepared, budget, dim, optimizer=state)
         typer.echo(str(planned))
+        if world_size is not None:
+            full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
+            named = {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}
+            typer.echo(many_gpus.describe(named, world_size, batch_size=batch_size, optimizer=optimizer))
         if out is not None:
             write(out, planned.to_json() + "\n")
             if target.suffix != ".py":

@@ -14,7 +14,8 @@ from ..collection import EmbeddingCollection, Table
 from .features import Feature, StoredTable, features_of
 
 ID_BYTES = LENGTH_BYTES = 4  # of a row number, and of the length of a bag
-Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad"]
+Optimizer = Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
+STATE_ROWS = {"sgd": 0, "momentum_sgd": 1, "adagrad": 1, "adam": 2, "adamw": 2, "amsgrad": 3}  # as wide as the row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +123,13 @@ def estimate(
     features, _ = features_of(EmbeddingCollection(tables, device="meta"))
     placed = place(features, batch_size, ids_per_sample or {}, replicate and world_size > 1)
     others = (world_size - 1) / world_size  # of what is exchanged, the part that leaves the GPU
-    state = {"sgd": lambda t: 0, "adagrad": lambda t: t.width, "rowwise_adagrad": lambda t: 1}[optimizer]
     memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
     for table, reads, vectors, replicated in placed:
-        size = table.num_rows * (table.width + state(table)) * bytes_per_number
+        state = STATE_ROWS[optimizer] * table.width if optimizer in STATE_ROWS else 1
+        size = table.num_rows * (table.width + state) * bytes_per_number
         row = table.width * bytes_per_number
         # Read for the forward pass; gradient, row and state read, and row and state written, for the backward pass.
-        touched += batch_size * sum(reads) * (4 * row + 2 * state(table) * bytes_per_number)
+        touched += batch_size * sum(reads) * (4 * row + 2 * state * bytes_per_number)
         if replicated:
             memory += size
             reduce_bytes += 2 * others * table.num_rows * row
