@@ -76,8 +76,8 @@ def test_wrong_arguments_are_named() -> None:
         scale.estimate(tables, 0, batch_size=1)
     with pytest.raises(ValueError, match=r"batch_size \(0\) must be"):
         scale.estimate(tables, 1, batch_size=0)
-    with pytest.raises(ValueError, match=r"optimizer \('adam'\) must be"):
-        scale.estimate(tables, 1, batch_size=1, optimizer="adam")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"optimizer \('lion'\) must be"):
+        scale.estimate(tables, 1, batch_size=1, optimizer="lion")  # type: ignore[arg-type]
 
 
 def test_memory_and_vectors_are_those_of_torchrecs_planner() -> None:
