@@ -2,9 +2,9 @@
 
     python benchmarks/fine_tune.py --data PATH/train.txt.gz --out benchmarks/results/fine_tune.json
 
-A DLRM with ``nn.Embedding`` tables is trained for one epoch. ``compress_`` with ``fit=True``, the counts of the training
-rows as ``frequencies``, and the optimizer: the test loss right after, and after 10% of an epoch more. Beside it, the
-same model compressed before it is trained: after 10% of an epoch, and after the whole. The data are those of
+A DLRM with ``nn.Embedding`` tables is trained for one epoch. Then ``compress_`` with ``fit=True``, the counts of the
+training rows as ``frequencies``, and the optimizer: the test loss right after, and after 10% of an epoch more. Beside
+it, the same model compressed before it is trained: after 10% of an epoch, and after the whole. The data are those of
 ``criteo_sample.py``: 80,000 rows, of which 64,000 train; D = 16, batch 128, Adagrad 0.01.
 """
 

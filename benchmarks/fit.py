@@ -95,13 +95,14 @@ def main() -> None:
     parser.add_argument("--ids", type=int, default=10_000_000)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="which of them; all by default")
     parser.add_argument("--case", type=int, help="measure one case in this process, and print it")
     arguments = parser.parse_args()
     if arguments.case is not None:
         print(json.dumps(measure(*CASES[arguments.case], arguments.ids, arguments.dim, arguments.threads)))
         return
     rows = []
-    for case in range(len(CASES)):
+    for case in arguments.cases:
         sizes = ["--ids", arguments.ids, "--dim", arguments.dim, "--threads", arguments.threads, "--case", case]
         run = [sys.executable, __file__, *map(str, sizes)]
         rows.append(json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout))
