@@ -92,10 +92,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        rows = steps(Path(folder))
     head = {"cores": os.cpu_count(), "load_before": round(load, 2), "versions": versions(), "commit": commit()}
-    arguments.out.write_text(json.dumps(head | {"steps": rows}, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        text = json.dumps(head | {"steps": steps(Path(folder))}, indent=1)
+        arguments.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -323,9 +323,26 @@ def foreign_models() -> str:
     return markdown(head, *rows)
 
 
+def first_minutes() -> str:
+    """Seconds of each step of a newcomer."""
+    steps = results("first_minutes")["steps"]
+    table = sum(steps[name]["seconds"] for name in ("prepare", "train", "predict"))
+    demo = steps["demo"]
+    rows = [
+        ("`pip install`, packages within reach", f"{steps['install']['seconds']:.0f} s"),
+        ("`quorem --help`", f"{steps['help']['seconds']:.1f} s"),
+        ("first vectors and gradients, CPU kernels compiled", f"{steps['first vectors']['seconds']:.0f} s"),
+        ("the same in the next process", f"{steps['first vectors, again']['seconds']:.0f} s"),
+        ("`quorem demo`: first line, whole", f"{demo['first_line_s']:.0f} s, {demo['seconds']:.0f} s"),
+        ("your own CSV of 10,000 rows: prepared, trained, scored", f"{table:.0f} s"),
+    ]
+    return markdown(("step", "wait"), *rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
+        ("README.md", first_minutes),
         ("docs/benchmarks.md", bench_targets),
         ("docs/benchmarks.md", eager),
         ("docs/benchmarks.md", against_fbgemm),
