@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from quorem.data.shape import CARDINALITIES
@@ -339,6 +340,69 @@ def first_minutes() -> str:
     return markdown(("step", "wait"), *rows)
 
 
+PLAN_SIZES = (4, 16, 60, 250, 1000)
+PLAN_SETTINGS = {
+    "hash": "hashing, every table alike",
+    "QR": "`QR(c)`, every table alike",
+    "plan": "**the plan**, in training",
+    "plan, int8": "the plan, served in 8 bits",
+    "plan, int4": "**the plan**, served in 4 bits",
+}
+
+
+def plan_quality() -> str:
+    """Test log loss against full tables in percent, mean and standard error of the runs, at equal bytes."""
+    found = {(r["network"], r["setting"], r["times"]): r for r in results("plan_quality")["rows"]}
+    full = found["dlrm", "full", 1]["bytes"]
+    rows = []
+    for network, (setting, name) in product(("dlrm", "dcn"), PLAN_SETTINGS.items()):
+        cells = [found.get((network, setting, times)) for times in PLAN_SIZES]
+        texts = ["" if r is None else f"{r['percent']:+.2f} ± {r['percent_error']:.2f}" for r in cells]
+        for k, (times, r) in enumerate(zip(PLAN_SIZES, cells, strict=True)):
+            if r is not None and not setting.startswith("plan,") and r["bytes"] > 1.01 * full / times:
+                texts[k] += f" at {full / r['bytes']:.0f}x, its least"
+        rows.append((NAMES[network], name, *texts))
+    return markdown(("", "", *(f"{times}x" for times in PLAN_SIZES)), *rows)
+
+
+def plan_medians() -> str:
+    """The same as medians of the runs."""
+    found = {(r["network"], r["setting"], r["times"]): median(r["losses"]) for r in results("plan_quality")["rows"]}
+    rows = []
+    for network, (setting, name) in product(("dlrm", "dcn"), PLAN_SETTINGS.items()):
+        if setting.startswith("plan"):
+            full = found[network, "full", 1]
+            changes = [f"{100 * (found[network, setting, times] / full - 1):+.2f}" for times in PLAN_SIZES]
+            rows.append((NAMES[network], name, *changes))
+    return markdown(("", "", *(f"{times}x" for times in PLAN_SIZES)), *rows)
+
+
+def plan_targets() -> str:
+    """What was aimed for, and what was reached, in percent of log loss against full tables."""
+    found = {(r["network"], r["setting"], r["times"]): r["percent"] for r in results("plan_quality")["rows"]}
+    aims = {"training": (0.1, 0.4, 1.0, 1.8, None), "serving": (0.1, 0.1, 0.4, 1.2, 2.5)}
+    rows = []
+    for bytes_, network in product(aims, ("dlrm", "dcn")):
+        cells = []
+        for times, aim in zip(PLAN_SIZES, aims[bytes_], strict=True):
+            served = "plan, float32" if times == 4 else "plan, int4"  # what the planner chooses
+            change = found[network, "plan" if bytes_ == "training" else served, times]
+            cells.append(f"{change:+.2f}" + ("" if aim is None else f" ({'<=' if change <= aim else 'above'} {aim})"))
+        rows.append((f"{bytes_} bytes", NAMES[network], *cells))
+    return markdown(("", "", *(f"{times}x" for times in PLAN_SIZES)), *rows)
+
+
+def id_orders() -> str:
+    """DLRM, test log loss with ids by first appearance and by frequency."""
+    orders = {"first appearance": "plan_quality_appearance", "frequency": "plan_quality"}
+    rows = []
+    for name, file in orders.items():
+        found = {(r["setting"], r["times"]): r for r in results(file)["rows"] if r["network"] == "dlrm"}
+        keys = [("full", 1), ("hash", 4), ("hash", 16), ("QR", 4), ("QR", 16)]
+        rows.append((name, *(f"{found[key]['test']:.4f} ± {found[key]['error']:.4f}" for key in keys)))
+    return markdown(("ids by", "full", "hashing, 4x", "hashing, 16x", "`QR`, 4x", "`QR`, 16x"), *rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
@@ -356,5 +420,9 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/reliability.md", damaged_files),
         ("docs/reliability.md", kills),
         ("docs/compress.md", foreign_models),
+        ("docs/choosing.md", plan_quality),
+        ("docs/choosing.md", plan_medians),
+        ("docs/choosing.md", plan_targets),
+        ("docs/data.md", id_orders),
     )
 }

@@ -160,6 +160,8 @@ def test_the_rule() -> None:
     assert of(240) == (240 - 1, 0, 3761, 0)  # above four ids a row those seen twice are the rest, and the others fit
     assert of(1) == (0, 0, 4000, 0) and divide(tables, 0, Rule()) is None
     assert fewest_pool_rows(840) == 65
+    rare = divide(tables, 400, Rule(rarely=2))
+    assert int(rare.hot[0]) == 399 and not rare.pools.any()
 
 
 def test_ids_that_come_by_frequency_need_no_lists() -> None:
@@ -226,6 +228,8 @@ def test_refusals() -> None:
         plan(table, "1MB", optimizer=None, bits=(2,), frequencies={"t": torch.ones(3)})
     with pytest.raises(ValueError, match=r"pool_share \(1\) must be in \(0, 1\)"):
         Rule(pool_share=1)
+    with pytest.raises(ValueError, match=r"rarely \(0\) must be at least 1"):
+        Rule(rarely=0)
     with pytest.raises(ValueError, match=r"kept_per_row \(0\) must be at least 1"):
         Rule(kept_per_row=0)
 

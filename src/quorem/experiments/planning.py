@@ -11,7 +11,7 @@ from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
 
-RULES = (Rule(), *(Rule(pool_share=share) for share in (0.4, 0.8)), *(Rule(kept_per_row=n) for n in (2.0, 8.0)))
+RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=2), Rule(kept_per_row=8, rarely=3))
 SEARCH_ROWS = 200_000  # at most, and half of the training rows
 WORKERS = 2  # models that train at a time
 
@@ -55,5 +55,6 @@ def search(
     losses = {rule: float(r["validation"]["log_loss"]) for rule, r in zip(plans, results, strict=True)}
     for rule, loss in losses.items():
         about = f"pool of at most {rule.pool_share:.0%} of the rows, {rule.kept_per_row:g} ids a row"
+        about += f", seen more than {rule.rarely} time{'s' * (rule.rarely > 1)}"
         console.print(f"  {about}: validation log loss {loss:.5f}", highlight=False)
     return plans[min(losses, key=losses.__getitem__)]

@@ -4,8 +4,8 @@ A row is worth what the traffic of its id is worth, whichever table the id is in
 all tables: the most frequent ids are *hot* and have rows of their own; ids that were seen hardly ever are the *rest*,
 one row a table; those between are *cold* and share one pool. Let R be the rows that the budget pays for.
 
-1. The rest are ids seen at most ``r`` times: the least ``r >= 1`` that leaves at most ``kept_per_row`` R ids.
-2. If those ids all fit, they are hot, and what is left goes to further ids by falling count.
+1. The rest are ids seen at most ``r`` times: the least ``r >= rarely`` that leaves at most ``kept_per_row`` R ids.
+2. If the others all fit, they are hot, and what is left goes to further ids by falling count.
 3. Otherwise the pool takes ``pool_share`` of the rows, or less if fewer ids than that are without a row.
 
 Everything is counted in bytes, so that tables may differ in width. ``docs/choosing.md`` has what came of it.
@@ -32,10 +32,12 @@ class Rule:
     Args:
         pool_share: most of the rows that the pool takes.
         kept_per_row: most ids that are not the rest, for each row.
+        rarely: where not all ids that occur twice have a row, those seen at most so often are the rest.
     """
 
     pool_share: float = 0.6
     kept_per_row: float = 4.0
+    rarely: int = 1
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -43,6 +45,8 @@ class Rule:
             raise ValueError(f"pool_share ({self.pool_share}) must be in (0, 1)")
         if not self.kept_per_row >= 1:
             raise ValueError(f"kept_per_row ({self.kept_per_row}) must be at least 1")
+        if not self.rarely >= 1:
+            raise ValueError(f"rarely ({self.rarely}) must be at least 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +177,7 @@ def divide(tables: CountedTables, budget: int, rule: Rule) -> Division | None:
     most_hot = _largest(tables.without_pool, seen, tables, budget)
     if most_hot is None:
         return None
-    levels, rows, lists = _kept(tables)
+    levels, rows, lists = _kept(tables, float(rule.rarely) if noise(tables) else 0.0)
     space = budget - tables.overhead(tables.with_pool(0, float(levels[0]), 0.0))
     enough = np.flatnonzero((rows <= rule.kept_per_row * (space - lists)) & (lists < space))
     skip = 1
@@ -202,9 +206,8 @@ def gives_rows_to_all(tables: CountedTables, division: Division) -> bool:
     return bool((division.is_full | (division.hot >= kept.hot + kept.cold)).all())
 
 
-def _kept(tables: CountedTables) -> tuple[NDArray[np.float64], Integers, Integers]:
-    """The counts that may be the threshold of the rest, rising; bytes of rows and of lists of all ids above each."""
-    least = noise(tables)
+def _kept(tables: CountedTables, least: float) -> tuple[NDArray[np.float64], Integers, Integers]:
+    """The counts up to which ids may be the rest, rising from ``least``; bytes of rows and lists above each."""
     levels = np.unique(np.append(tables.value[tables.value > least], least))
     order = np.argsort(tables.value)
     below = np.searchsorted(tables.value[order], levels, side="right")
