@@ -67,14 +67,15 @@ def test_a_plan_says_what_it_costs_on_many_gpus(log: Path) -> None:
 def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tmp_path: Path) -> None:
     file, run = tmp_path / "plan.json", tmp_path / "run"
     code, output = invoke("plan", log, "--budget", "14kB", "--serving", "--dim", 4, "--out", file)
-    assert code == 0 and "then: quorem evaluate RUN --bits 4" in output
+    assert code == 0 and "once rows are stored in 4 bits" in output
     planned = Plan.from_json(file.read_text())
     assert planned.state_bytes == 0 and planned.bits == 4 and 13_000 < planned.bytes <= 14_000
     assert invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")[0] == 0
-    assert invoke("evaluate", run, "--bits", 4)[0] == 0
-    scorer = quorem.load(run)
-    scorer.quantize_(4)
-    tables = scorer.model.embeddings
+    tables = quorem.load(run).model.embeddings
+    result = json.loads((run / "result.json").read_text())
+    code, output = invoke("evaluate", run)
+    assert code == 0 and f"{result['test']['log_loss']:.5f}" in output  # the metrics are those of the stored rows
+    assert tables.bits == 4 and result["embedding_bytes"] == tables.stored.nbytes + tables.ranks.nbytes
     assert planned.bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
 
 

@@ -42,6 +42,9 @@ def test_demo_prints_a_table_a_headline_and_commands_and_writes_the_page(tmp_pat
         for name, scheme in demo.SCHEMES.items()
     }
     figure = Figure.read(out / "results.json")
+    planned = demo.plan_of(Prepared(out / "log"))
+    sizes[demo.PLAN] = planned.bytes - planned.shared_bytes
+    assert sizes[demo.PLAN] <= 1.1 * sizes["mult, 60 collisions"]
     assert {point.series: point.embedding_bytes for point in figure.points} == sizes
     full = figure.points[0]
     rows = [line for line in done.output.splitlines() if re.search(r" 0\.\d{4} ", line) and "kB" in line]

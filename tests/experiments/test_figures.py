@@ -1,9 +1,11 @@
 """Each figure asks for what the paper describes, and runs that figures share are the same runs."""
 
 import pytest
+import torch
 
+from quorem import EmbeddingCollection, Table, quantize_
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments import budgets, figure4, figure5, figure6, figure7, table1
+from quorem.experiments import budgets, figure4, figure5, figure6, figure7, plans, table1
 from quorem.experiments.budgets import rows_of
 from quorem.experiments.figures import Axes, Figure, Plan, Point, Result
 from quorem.experiments.settings import Study
@@ -166,3 +168,17 @@ def test_fields_of_the_wrong_type_are_refused(tmp_path, change, match):
     figure.write(tmp_path / "f.json")
     with pytest.raises(ValueError, match=rf"f.json does not hold a figure: {match}"):
         Figure.read(tmp_path / "f.json")
+
+
+def test_plans_take_the_bytes_of_their_share():
+    counts = (1e6 / (1 + torch.arange(20_000))).long()
+    study = Study(cardinalities=(20_000,), num_rows=1000, networks=("dcn",), frequencies={"C1": counts})
+    points = [point for point in plans.points(study) if point.series.startswith("plan")]
+    assert {point.series for point in points} == {"plan", "plan, 8 bits", "plan, 4 bits"}
+    for point in points:
+        module = EmbeddingCollection([Table("C1", 20_000, 16, point.options["plan"]["C1"])])
+        if point.options["bits"]:
+            quantize_(module, point.options["bits"])
+        assert module.stored.nbytes <= 64 * 20_000 / point.x
+    with pytest.raises(ValueError, match="frequencies must be those of the data's training rows"):
+        plans.points(STUDY)

@@ -21,6 +21,7 @@ CHANGES = {
     "threshold": 20,
     "plan": {"C2": quorem.Full(), "C1": quorem.QR(60)},
     "unknown": "hash",
+    "bits": 4,
     "embedding_dim": 8,
     "optimizer": "amsgrad",
     "lr": 0.5,

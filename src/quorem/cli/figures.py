@@ -20,8 +20,8 @@ TrainOnly = Annotated[bool, typer.Option("--train-only", help="Leave pictures an
 @commands.command(epilog="Example: quorem reproduce figure5 --data data/criteo --collisions 4,60 --trials 1")
 def reproduce(
     what: Annotated[
-        Literal["figure4", "figure5", "figure6", "figure7", "table1", "all", "budgets"],
-        typer.Argument(help="Figure or table of the paper; budgets goes beyond it."),
+        Literal["figure4", "figure5", "figure6", "figure7", "table1", "all", "budgets", "plans"],
+        typer.Argument(help="Figure or table of the paper; budgets and plans go beyond it."),
     ],
     data: Annotated[Path | None, typer.Option(help="Prepared data.")] = None,
     out: Runs = Path("runs/reproduce"),
@@ -49,18 +49,21 @@ def reproduce(
             return
         if data is None:
             raise typer.BadParameter("--data must name prepared data (quorem prepare)")
+        import torch
         from rich.console import Console
 
         from ..data.batches import Prepared
         from ..experiments.settings import Study
 
         prepared = Prepared(data)
+        counts = {name: torch.from_numpy(prepared.frequencies(name)) for name in prepared.names if what == "plans"}
         study = Study(
             cardinalities=prepared.cardinalities,
             num_rows=len(prepared.split("train")),
             networks=networks.split(","),
             max_rows=rows,
             collisions=integers("collisions", collisions),
+            frequencies=counts if what == "plans" else None,
         )
         plans = [
             reproduce.plan(

@@ -70,8 +70,6 @@ def plan(
             write(out, planned.to_json() + "\n")
             if target.suffix != ".py":
                 typer.echo(f"Next: quorem train --data {target} --plan {out} --out RUN")
-                if planned.bits:
-                    typer.echo(f"then: quorem evaluate RUN --bits {planned.bits}")
 
 
 def model_in(path: Path) -> "nn.Module":

@@ -26,6 +26,10 @@ def train(
     plan: Annotated[
         str | None, typer.Option(help="Instead of a scheme: the file that quorem plan wrote, or JSON of its schemes.")
     ] = None,
+    bits: Annotated[
+        Literal["8", "4"] | None,
+        typer.Option(help="Store the rows in 8 or 4 bits a number once trained; by default as the plan says."),
+    ] = None,
     unknown: Annotated[
         Literal["error", "rest", "hash"],
         typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
@@ -65,11 +69,15 @@ def train(
         from ..training.model import data_identity
 
         prepared = Prepared(data)
+        planned, planned_bits = (None, None) if plan is None else train.plan_from(plan, prepared, dim)
+        if ranks > 1 and (bits or planned_bits):
+            raise ValueError("rows are not quantized on several ranks: train without bits, then quorem evaluate --bits")
         config = RunConfig(
             data=data_identity(prepared),
             scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
             threshold=threshold,
-            plan=None if plan is None else train.plan_from(plan, prepared, dim),
+            plan=planned,
+            bits=int(bits) if bits is not None else planned_bits,
             unknown=unknown,
             network=models.pinned(network),
             preset=preset,

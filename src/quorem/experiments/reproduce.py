@@ -16,14 +16,14 @@ from .. import models
 from ..data.batches import Prepared
 from ..training.config import OPTIMIZERS, RunConfig
 from ..training.model import data_identity
-from . import budgets, figure4, figure5, figure6, figure7, sweep, table1
+from . import budgets, figure4, figure5, figure6, figure7, plans, sweep, table1
 from .aggregate import aggregate, figure_of_run, write_csv
 from .conditions import file_names, split
 from .figures import Axes, Figure, Plan, Point
 from .progress import showing
 
 PAPER = {module.AXES.name: module for module in (figure4, figure5, figure6, figure7, table1)}
-FIGURES = PAPER | {"budgets": budgets}
+FIGURES = PAPER | {"budgets": budgets, "plans": plans}
 
 
 def plan(

@@ -1,8 +1,10 @@
 """The settings that the paper's figures share: so that a run which two of them need is trained once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from ..training.tables import scheme_of
 from .figures import Point
@@ -21,6 +23,7 @@ class Study:
         networks: to train.
         max_rows: train on the first rows only.
         collisions: of figure 5.
+        frequencies: how often each id occurs in the training rows, by feature; for plans.
     """
 
     cardinalities: Sequence[int]
@@ -28,6 +31,7 @@ class Study:
     networks: Sequence[str] = ("dcn", "dlrm")
     max_rows: int | None = None
     collisions: Sequence[int] = (2, 3, 4, 5, 6, 7, 60)
+    frequencies: Mapping[str, Tensor] | None = None
 
     @property
     def steps(self) -> int:

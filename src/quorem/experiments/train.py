@@ -56,8 +56,8 @@ def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> S
     return scheme_of(text, num_collisions, force=force)
 
 
-def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Scheme]:
-    """The scheme of each feature, from the file that ``quorem plan`` wrote, or JSON of names and schemes.
+def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> tuple[dict[str, Scheme], int | None]:
+    """The scheme of each feature and the bits of rows once trained, from a file of ``quorem plan`` or JSON of schemes.
 
     Raises:
         ValueError: if it is neither, or a plan of other tables than the data and ``embedding_dim`` have.
@@ -67,7 +67,7 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Sc
     try:
         values = json.loads(text)
         if isinstance(values, dict) and "format" not in values:
-            return {name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()}
+            return {name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()}, None
         plan = Plan.from_json(text)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -81,7 +81,7 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Sc
                 f"plan has {size[0]} ids of width {size[1]} for {table.name}, but the data and --dim have"
                 f" {sizes[table.name]} of width {embedding_dim}"
             )
-    return dict(plan)
+    return dict(plan), plan.bits
 
 
 def run(

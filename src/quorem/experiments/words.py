@@ -113,7 +113,8 @@ def scheme(config: Mapping[str, Any]) -> str:
     description = config.get("scheme")
     if isinstance(plan := config.get("plan"), Mapping):
         full = sum(isinstance(table, Mapping) and table.get("scheme") == "Full" for table in plan.values())
-        return f"plan of {len(plan)} tables, {full} of them full"
+        bits = f", {config['bits']} bits" if config.get("bits") else ""
+        return f"plan of {len(plan)} tables, {full} of them full{bits}"
     try:
         text = repr(schemes.from_json(json.dumps(description)))
     except (TypeError, ValueError, KeyError):

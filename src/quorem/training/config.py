@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from .. import models, schemes
 from ..id_rules import UnknownIds
+from ..ops.quantized import BITS
 from ..schemes import QR, Scheme
 
 # Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
@@ -30,6 +31,7 @@ class RunConfig:
             kept as pairs in order of the names.
         unknown: what an id is that a table does not have: ``"error"``, ``"rest"`` in tables with a rest, or ``"hash"``
             in composed tables (see ``Embedding``); in other tables it stays an error.
+        bits: 8 or 4: rows are stored in so many bits a number once trained, and metrics are those of the stored rows.
         embedding_dim: width of a stored row, D; ``concat`` gives vectors of several (see ``tables_of``).
         optimizer: ``"adagrad"`` or ``"amsgrad"``, otherwise at torch's defaults.
         lr: learning rate; torch's default for the optimizer where None.
@@ -57,6 +59,7 @@ class RunConfig:
     threshold: int = 0
     plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
     unknown: UnknownIds = "error"
+    bits: int | None = None
     embedding_dim: int = 16
     optimizer: Literal["adagrad", "amsgrad"] = "adagrad"
     lr: float | None = None
@@ -88,6 +91,8 @@ class RunConfig:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} ({getattr(self, name)!r}) must be a str")
         models.check_network(self.network, self.preset)
+        if self.bits not in (None, *BITS):
+            raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
         choices = {"optimizer": OPTIMIZERS, "precision": PRECISIONS, "unknown": get_args(UnknownIds)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -115,13 +120,15 @@ class RunConfig:
     def to_json(self) -> str:
         """The configuration as JSON text, every option written out; equal configurations give equal text.
 
-        ``plan`` and ``unknown`` are left out where they change nothing, so that runs of versions without them keep
-        their names.
+        ``plan``, ``unknown`` and ``bits`` are left out where they change nothing, so that runs of versions without
+        them keep their names.
         """
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         options["scheme"] = json.loads(schemes.to_json(self.scheme))
         if options["unknown"] == "error":
             del options["unknown"]
+        if options["bits"] is None:
+            del options["bits"]
         plan = options.pop("plan")
         if plan is not None:
             options["plan"] = {name: json.loads(schemes.to_json(scheme)) for name, scheme in plan}

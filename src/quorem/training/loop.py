@@ -152,6 +152,8 @@ def _train(
                 options.report(Status(config, step, steps, rate, loss))
         if feed.device.type == "cuda":
             torch.cuda.synchronize(feed.device)
+        if config.bits is not None:
+            trial.quantize_(config.bits)
         with clock.paused():
             final = {name: dataclasses.asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
         log(final)
@@ -259,11 +261,14 @@ def sizes(trial: Trial) -> dict[str, int]:
     """Parameters and bytes of the model and its tables; tables that their scheme would not have shrunk."""
     tables = trial.embeddings
     parameters = sum(p.numel() for p in trial.model.parameters())
+    if tables.bits:  # the stored parameter then holds bytes
+        parameters += tables.num_parameters - tables.stored.numel()
+    lists = tables.ranks.nbytes
     return {
         "parameters": parameters,
-        "bytes": parameters * tables.stored.element_size(),
+        "bytes": sum(p.nbytes for p in trial.model.parameters()) + lists,
         "embedding_parameters": tables.num_parameters,
-        "embedding_bytes": tables.num_parameters * tables.stored.element_size(),
+        "embedding_bytes": sum(p.nbytes for p in tables.parameters()) + lists,
         "tables_kept_full": sum(spec.fallback is not None for spec in tables.specs),
     }
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from .. import optim
 from ..data.batches import Batch
 from ..dense.limits import can_fuse
+from ..quantize import quantize_
 from ..tables import Tables
 from .config import RunConfig
 
@@ -131,6 +132,11 @@ class Trial:
 
     def _ids(self, batch: Batch) -> tuple[Tensor, ...]:
         return batch.jagged(self.names) if batch.bags else (batch.ids,)
+
+    def quantize_(self, bits: int) -> None:
+        """Store the rows of the tables in 8 or 4 bits; no step may follow."""
+        self.tables.remove()
+        quantize_(self.embeddings, 8 if bits == 8 else 4)
 
     def mean_loss(self, steps: int) -> float:
         """Mean loss of the last ``steps`` steps, which must be all since this was last asked."""

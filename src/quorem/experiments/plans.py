@@ -1,0 +1,52 @@
+"""Beyond the paper: plans by counts against hashing and the quotient-remainder trick, at equal bytes.
+
+Bytes are those of the tables as they are served: a plan in float32, and, stored so after training, in 8 and 4 bits.
+"""
+
+from ..collection import Table
+from ..planner import plan
+from ..schemes import QR, Hash
+from .figures import Axes, Point
+from .settings import Study
+
+SHARES = (4, 16, 60, 250, 1000)  # bytes of full tables for each byte that is served
+DIM = 16
+AXES = Axes(
+    name="plans",
+    title="Beyond the paper: plans by counts at equal bytes",
+    x="embedding_bytes",
+    x_label="bytes of the embedding tables",
+    x_column="1 /",
+    x_log=True,
+    paper="Not in the paper, which names frequencies as what it leaves out.",
+    baseline="full",
+)
+
+
+def points(study: Study) -> list[Point]:
+    """Hashing, quotient-remainder, and plans in 32, 8 and 4 bits at every share; those too small to exist are left out.
+
+    Raises:
+        ValueError: if the study has no frequencies.
+    """
+    if study.frequencies is None:
+        raise ValueError("frequencies must be those of the data's training rows: plans are made by them")
+    tables = [
+        Table(name, n, DIM, frequencies=counts)
+        for (name, counts), n in zip(study.frequencies.items(), study.cardinalities, strict=True)
+    ]
+    full = 4 * DIM * sum(study.cardinalities)
+    found = study.points("full")
+    for share in SHARES:
+        settings = {"hash": {"scheme": Hash(share)}, "mult": {"scheme": QR(share)}}
+        for series, bits in {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}.items():
+            try:
+                planned = plan(tables, full // share, optimizer=None, bits=bits)
+            except ValueError:  # a row a table is more than that
+                continue
+            if planned.bits == (bits or (None,))[0]:  # in more bits all ids have rows: that series has the point
+                settings[series] = {"plan": dict(planned), "bits": planned.bits}
+        for series, options in settings.items():
+            more = {**options, "max_rows": study.max_rows}
+            found += [Point(series=series, x=share, options={"network": name, **more}) for name in study.networks]
+    return found
