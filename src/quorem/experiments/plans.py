@@ -3,6 +3,8 @@
 Bytes are those of the tables as they are served: a plan in float32, and, stored so after training, in 8 and 4 bits.
 """
 
+from typing import Any
+
 from ..collection import Table
 from ..planner import plan
 from ..schemes import QR, Hash
@@ -38,7 +40,7 @@ def points(study: Study) -> list[Point]:
     full = 4 * DIM * sum(study.cardinalities)
     found = study.points("full")
     for share in SHARES:
-        settings = {"hash": {"scheme": Hash(share)}, "mult": {"scheme": QR(share)}}
+        settings: dict[str, dict[str, Any]] = {"hash": {"scheme": Hash(share)}, "mult": {"scheme": QR(share)}}
         for series, bits in {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}.items():
             try:
                 planned = plan(tables, full // share, optimizer=None, bits=bits)
