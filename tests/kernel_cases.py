@@ -54,8 +54,7 @@ class Case:
         torch.manual_seed(0)
         widths = widths or [width] * len(mix)
         specs = [scheme.spec(n, w) for (scheme, n, _), w in zip(mix, widths, strict=True)]
-        counts = [torch.randint(0, 50, (spec.num_embeddings,)) for spec in specs]
-        ranks = [rank(c, s) if ranked and s.num_own else None for c, s in zip(counts, specs, strict=True)]
+        ranks = [rank(torch.randint(0, 50, (s.num_embeddings,)), s) if ranked and s.num_own else None for s in specs]
         self.storage = build(specs, [pad for _, _, pad in mix], features, ranks)
         self.layout = self.storage.layout
         shape = (self.storage.num_rows, self.storage.width)

@@ -102,6 +102,7 @@ def test_training_moves_the_rows_of_mixed_ids() -> None:
 
 
 def test_the_start_does_not_depend_on_the_size_of_the_id_space() -> None:
+    torch.manual_seed(0)
     for scheme in (ChineseRemainder(4), GeneralizedQR(4, operation="add"), HotCold(8, Pool(2**18, 4), 2**39)):
         for n in (2**40, 2**42):
             module = Embedding(n, 16, scheme, raw_ids=True)

@@ -73,11 +73,11 @@ class Numbered(NamedTuple):
 
 
 def number(tokens: pl.Series, counts: NDArray[np.int64], config: IdConfig) -> Numbered:
-    """Ids for tokens in order of first appearance, of which NULL and then each occurs ``counts`` times in training.
+    """Ids for tokens, given in order of first appearance. NULL and then each token occurs ``counts`` times in training.
 
     >>> numbered = number(pl.Series(["b", "a", "c"]), np.array([1, 1, 2, 0]), IdConfig(vocabulary="train"))
-    >>> numbered.ids.tolist(), numbered.counts.tolist(), numbered.tokens.to_list()
-    ([0, 2, 3, 1], [1, 0, 1, 2], ['b', 'a'])
+    >>> numbered.ids.tolist(), numbered.counts.tolist(), numbered.tokens.to_list()  # "a" is the more frequent
+    ([0, 3, 2, 1], [1, 0, 2, 1], ['a', 'b'])
     """
     if config.ids == "hash":
         assert config.buckets is not None
