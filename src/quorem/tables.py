@@ -270,9 +270,7 @@ class Tables(nn.Module):
         ids = self._within(ids, None)
         invalid = self.invalid_ids if self._counts_invalid(ids) else None
         if self.bits:
-            if invalid is not None:
-                declare.call("count_invalid_", ids, None, invalid, self.layout)
-            out = declare.call("lookup_quantized", ids, stored, self.layout, **self._quantized())
+            out = autograd.lookup_quantized(ids, stored, self.layout, invalid=invalid, **self._quantized())
         else:
             out = autograd.lookup(
                 ids, stored, self.layout, self.updates, names=self.titles, sparse=self.sparse, invalid=invalid

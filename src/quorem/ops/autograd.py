@@ -50,6 +50,18 @@ def lookup(
     return _Lookup.apply(ids, stored, *layout, invalid, names, sparse and _may_be_sparse())
 
 
+def lookup_quantized(
+    ids: Tensor, stored: Tensor, layout: Layout, *, invalid: Tensor | None = None, **options: Any
+) -> Tensor:
+    """``lookup`` in rows as bytes, which take no gradient; the options are those of ``quantized.lookup_quantized``."""
+    if invalid is None:
+        return call("lookup_quantized", ids, stored, layout, **options)
+    if _transformed():
+        call("count_invalid_", ids, None, invalid, layout)
+        return call("lookup_quantized", ids, stored, layout, **options)
+    return call("lookup_quantized_counting", ids, stored, layout, invalid, **options)
+
+
 def bag(
     ids: Tensor,
     offsets: Tensor,

@@ -49,7 +49,7 @@ def _pooled(ids: Tensor, offsets: Tensor, _: Any, stored: Tensor, layout: Layout
 
 
 def _quantized_vectors(
-    ids: Tensor, _: Tensor, layout: Layout, *, width: int, bits: int, dtype: torch.dtype, names: str
+    ids: Tensor, _: Tensor, layout: Layout, *__: Any, width: int, bits: int, dtype: torch.dtype, names: str
 ) -> Tensor:
     return ids.new_empty(ids.shape[0], layout.slots.shape[0], width, dtype=dtype)
 
@@ -111,6 +111,12 @@ OPS = {
         quantized.lookup_quantized,
         _quantized_vectors,
     ),
+    "lookup_quantized_counting": Op(
+        f"Tensor ids, Tensor stored, {_LAYOUT}, Tensor(a!) invalid, *, {_QUANTIZED}, str names",
+        "Tensor",
+        quantized.lookup_quantized_counting,
+        _quantized_vectors,
+    ),
     "bag_quantized": Op(
         f"{_BAG}, {_LAYOUT}, *, {_QUANTIZED}, bool mean, str names",
         "Tensor",
@@ -163,6 +169,10 @@ OPS = {
 _MAPPED = ("lookup", "lookup_backward", "bag", "bag_backward", "bag_sample_weights_backward")  # by torch.vmap
 _library = torch.library.Library("quorem", "DEF")
 _CATCHING_UP = ("lookup_catch_up_", "bag_catch_up_", "rows_catch_up_")
+_are_functorch_transforms_active = torch._C._are_functorch_transforms_active
+_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+_profiler_enabled = torch._C._autograd._profiler_enabled
+_get_tracing_state, _has_storage = torch._C._get_tracing_state, torch._C._has_storage
 _catching_up = threading.RLock()
 
 
@@ -172,13 +182,16 @@ def call(name: str, *args: Any, **options: Any) -> Any:
     The device's kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a
     mode, a tracer or a profiler has to see the op.
     """
-    if options.get("rounding_seed", 0) is None:
-        del options["rounding_seed"]
     device = _direct_device(args)
-    kernel = None if device is None else _kernel(device, name, options)
-    if kernel is not None:
-        if device is cpu and name in _CATCHING_UP:
+    if device is gpu:
+        kernel = gpu.kernels().get(name)
+    else:
+        if options.get("rounding_seed", 0) is None:
+            del options["rounding_seed"]
+        kernel = None if device is None else _kernel(cpu, name, options)
+        if kernel is not None and name in _CATCHING_UP:
             kernel = _alone(kernel)
+    if kernel is not None:
         result = kernel(*args, **options)
         if result is not NotImplemented:
             return result
@@ -211,21 +224,33 @@ def _alone(kernel: Kernel) -> Kernel:
 
 
 def _direct_device(args: tuple[Any, ...]) -> Any:
-    """``cpu`` or ``gpu``, if its kernels may be called without the dispatcher: plain tensors, and nothing looks on."""
-    if torch.compiler.is_compiling():
+    """``cpu`` or ``gpu``, if its kernels may be called without the dispatcher: plain tensors, and nothing looks on.
+
+    It runs for every op, so it is written for speed.
+    """
+    if torch.compiler.is_compiling() or _are_functorch_transforms_active() or _len_torch_dispatch_stack():
         return None
-    devices = set()
+    if _profiler_enabled() or _get_tracing_state() is not None:
+        return None
+    device = None
     for arg in args:
-        tensor = arg.slots if type(arg) is Layout else arg
-        if type(tensor) in (Tensor, nn.Parameter) and torch._C._has_storage(tensor):  # a batched one has none
-            devices.add(gpu if tensor.is_cuda else cpu if tensor.is_cpu else None)
-        elif isinstance(tensor, Tensor):
+        kind = type(arg)
+        if kind is Layout:
+            arg, kind = arg.slots, type(arg.slots)
+        if kind is Tensor or kind is nn.Parameter:
+            if arg.is_cuda:
+                own = gpu
+            elif arg.is_cpu and _has_storage(arg):  # a batched one has none
+                own = cpu
+            else:
+                return None
+            if device is not own:
+                if device is not None:
+                    return None
+                device = own
+        elif isinstance(arg, Tensor):
             return None
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return None
-    if torch._C._autograd._profiler_enabled() or torch._C._get_tracing_state() is not None:
-        return None
-    return devices.pop() if len(devices) == 1 else None
+    return device
 
 
 def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:

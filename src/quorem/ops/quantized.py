@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layout import Layout
-from .lookup import compose_vectors, pool, with_identity
+from .lookup import compose_vectors, count_invalid_, pool, with_identity
 from .rows import bag_reads, lookup_reads, raise_out_of_range
 
 BITS = (8, 4)
@@ -66,6 +66,26 @@ def lookup_quantized(
 ) -> Tensor:
     """``lookup`` in rows as bytes."""
     raise_out_of_range(ids, None, layout, names)
+    return _composed(ids, stored, layout, width, bits, dtype)
+
+
+def lookup_quantized_counting(
+    ids: Tensor,
+    stored: Tensor,
+    layout: Layout,
+    invalid: Tensor,
+    *,
+    width: int,
+    bits: int,
+    dtype: torch.dtype,
+    names: str = "",
+) -> Tensor:
+    """``lookup_counting`` in rows as bytes."""
+    count_invalid_(ids, None, invalid, layout)
+    return _composed(ids, stored, layout, width, bits, dtype)
+
+
+def _composed(ids: Tensor, stored: Tensor, layout: Layout, width: int, bits: int, dtype: torch.dtype) -> Tensor:
     reads = lookup_reads(ids, layout)
     vectors = dequantize(stored[reads.rows.clamp(min=0)], width, bits)
     return compose_vectors(with_identity(vectors, reads), reads).to(dtype)

@@ -188,7 +188,9 @@ def test_rows_of_fewer_bits(kind: str, d: int, bits: int, dtype: torch.dtype) ->
     stored, layout, width = module.stored.detach(), module.layout, module.width
     ids, (values, offsets) = batch(module, 20), jagged(module, 5)
     options = {"width": width, "bits": bits, "dtype": dtype}
-    out = quantized.lookup_quantized(ids, stored, layout, **options)
+    count = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    out = quantized.lookup_quantized_counting(ids, stored, layout, count, **options)
+    assert int(count) == 2 and torch.equal(quantized.lookup_quantized(ids, stored, layout, **options), out)
     reads = truth_quantized.lookup_reads(ids, layout)
     rows = truth_quantized.dequantize(stored[reads.rows.clamp(min=0)], width, bits)
     expected = truth_quantized.compose_vectors(truth_quantized.with_identity(rows, reads), reads)

@@ -19,7 +19,7 @@ def kernels() -> dict[str, Kernel]:
     except ImportError:
         return {}
     forward: list[Kernel] = [lookup.lookup, lookup.lookup_counting, lookup.count_invalid_, lookup.bag]
-    forward += [quantized.lookup_quantized, quantized.bag_quantized]
+    forward += [quantized.lookup_quantized, quantized.lookup_quantized_counting, quantized.bag_quantized]
     backward: list[Kernel] = [
         gradients.lookup_backward,
         gradients.bag_backward,

@@ -11,10 +11,13 @@ a batch is done.
 A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Pairs of different slots may read the same rows
 (a pool, or a table that several features read). Then a claim holds the place among those of all pairs, so that whoever
 reads the row adds there; and pairs with a place for each row have the same places, which the first of them uses.
+
+Where ids have rows of their own, few of the ids read through some pairs. So each pair has a *list* of the rows that its
+ids claimed, made while sums are taken, and what uses the sums goes through the lists.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -48,15 +51,28 @@ def run_of(places, pair):
 
 
 @triton.jit
-def used_places(places, pair):
+def used_places(places, lengths, pair, OWNED: tl.constexpr):
     """How many places of a pair are used by itself: none where a pair before it has the same."""
-    return tl.load(places + pair * PLACE_COLUMNS + 5)
+    used = tl.load(places + pair * PLACE_COLUMNS + 5)
+    if OWNED:
+        if run_of(places, pair)[3] != 0:
+            used = tl.load(lengths + pair).to(tl.int64)
+    return used
+
+
+@triton.jit
+def list_of(rows, offsets, places, pair, slot, B, JAGGED: tl.constexpr):
+    """Where the list of rows that the ids of a pair claimed begins."""
+    start = tl.load(places + pair * PLACE_COLUMNS + 6)
+    if JAGGED:  # an id is of one feature, so those of all features lie in one list
+        start += tl.load(offsets + tl.load(slot + FEATURE) * B)
+    return rows + start
 
 
 @triton.jit
 def claim_kernel(
-    ids, offsets, sums, claims, claimers, places, lr, step, lrs, moments, constants, slots, parts, maps, B, id_stride,
-    num_claimers, first_row, clearing, numbers, H,
+    ids, offsets, sums, claims, claimers, places, lengths, lr, step, lrs, moments, constants, slots, parts, maps, B,
+    id_stride, num_claimers, first_row, clearing, numbers, pairs, H,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr,
     ADVANCE: tl.constexpr, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, OWNED: tl.constexpr,
     SHARED: tl.constexpr,
@@ -64,10 +80,15 @@ def claim_kernel(
     """The first ``clearing`` programs: set CLEARED numbers to zero. The others, for T ids of one pair: the smallest
     place that reads a row claims it. With ADVANCE, program 0 takes the step of ``replay.advance`` as well.
 
-    With OWNED, an id may not read through a pair, so these programs clear the places that may be claimed."""
+    With OWNED, an id may not read through a pair, so these programs clear the places that may be claimed; and program 0
+    clears the lengths of the lists."""
     program = tl.program_id(0)
     if ADVANCE and program == 0:
         advance(lr, step, lrs, moments, constants, H, WINDOW, AMSGRAD, CLOSED)
+    if OWNED and program == 0:
+        for start in range(0, pairs, T):
+            each = start + tl.arange(0, T)
+            tl.store(lengths + each, tl.zeros((T,), tl.int32), mask=each < pairs)
     if program < clearing:
         cleared = program.to(tl.int64) * CLEARED + tl.arange(0, CLEARED)
         tl.store(sums + cleared, tl.zeros((CLEARED,), sums.dtype.element_ty), mask=cleared < numbers)
@@ -95,8 +116,8 @@ def claim_kernel(
 
 @triton.jit
 def sum_kernel(
-    grad, ids, offsets, sample_weights, stored, sums, claims, places, step, slots, parts, maps, B, id_stride, S,
-    first_slot, programs,
+    grad, ids, offsets, sample_weights, stored, sums, claims, places, lengths, rows, step, slots, parts, maps, B,
+    id_stride, S, first_slot, programs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr, EACH: tl.constexpr,
     OWNED: tl.constexpr, SHARED: tl.constexpr,
@@ -162,6 +183,20 @@ def sum_kernel(
                     first += (block % copies) * count
                     if claimed != 0:
                         place = tl.load(claims + row - (claimed - 1), mask=readers, other=0).to(tl.int64)
+                        if OWNED:
+                            if c == 0:  # enter the rows that these ids claimed
+                                mine = n
+                                if JAGGED:
+                                    mine = start + nth
+                                if SHARED:
+                                    mine += first
+                                won = readers & (place == mine)
+                                wins = tl.sum(won.to(tl.int32))
+                                if wins > 0:
+                                    order = tl.cumsum(won.to(tl.int32), 0)
+                                    taken = tl.atomic_add(lengths + s * K + k, wins, sem="relaxed")
+                                    listed = list_of(rows, offsets, places, s * K + k, slot, B, JAGGED)
+                                    tl.store(listed + taken + order - 1, row, mask=won)
                         if SHARED:
                             first = first * 0
                     else:
@@ -177,7 +212,7 @@ def sum_kernel(
 
 @triton.jit
 def touched_rows(
-    ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride,
+    ids, offsets, claims, places, lengths, rows, pair, block, slots, parts, maps, B, id_stride,
     K: tl.constexpr, T: tl.constexpr, JAGGED: tl.constexpr, OWNED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair, the ``block``-th: their rows, their places, and which of them hold a sum. Claims are
@@ -187,17 +222,22 @@ def touched_rows(
     part = part_at(parts, pair)
     run = run_of(places, pair)
     claimed = run[3]
-    active = n < used_places(places, pair)
+    active = n < used_places(places, lengths, pair, OWNED)
     if claimed != 0:
-        i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
-        active = active & is_valid(i, slot)
-        number, is_own = number_of(tl.where(active, i, 0), slot, OWNED)
-        row, used = row_of(number, is_own, slot, part, pair % K, maps, OWNED)
         if OWNED:
-            active = active & used
-        claim = claims + row - (claimed - 1)
-        claimer = place + run[0] if SHARED else place
-        active = active & (tl.load(claim, mask=active, other=-1) == claimer)
+            row = tl.load(list_of(rows, offsets, places, pair, slot, B, JAGGED) + n, mask=active, other=0)
+            claim = claims + row - (claimed - 1)
+            place = tl.load(claim, mask=active, other=0).to(tl.int64)
+            if SHARED:
+                place -= run[0]
+        else:
+            i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+            active = active & is_valid(i, slot)
+            number, is_own = number_of(tl.where(active, i, 0), slot, OWNED)
+            row, _ = row_of(number, is_own, slot, part, pair % K, maps, OWNED)
+            claim = claims + row - (claimed - 1)
+            claimer = place + run[0] if SHARED else place
+            active = active & (tl.load(claim, mask=active, other=-1) == claimer)
         tl.debug_barrier()  # several threads hold the same id: all must have read the claim before one releases it
         tl.store(claim, 2147483647, mask=active)
     else:
@@ -220,7 +260,7 @@ def sums_of(sums, places, pair, place, active, W: tl.constexpr, C: tl.constexpr)
 
 @triton.jit
 def dense_kernel(
-    ids, offsets, sums, claims, places, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
+    ids, offsets, sums, claims, places, lengths, rows, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr, OWNED: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -228,7 +268,8 @@ def dense_kernel(
     pair = first_pair + tl.program_id(0) % pairs
     block = tl.program_id(0) // pairs
     row, place, active = touched_rows(
-        ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED, SHARED
+        ids, offsets, claims, places, lengths, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED,
+        SHARED,
     )  # fmt: skip
     g = sums_of(sums, places, pair, place, active, W, C)
     columns = tl.arange(0, C)
@@ -265,7 +306,7 @@ def sample_weights_kernel(
                 columns = c + tl.arange(0, C)
                 part = part_at(parts, s * K)
                 x = composed(
-                    i, valid, stored, None, None, slot_at(slots, s), part, maps, columns, c, W, K, C, ACC, OWNED, 0
+                    i, valid, stored, None, slot_at(slots, s), part, maps, columns, c, W, K, C, ACC, OWNED, 0
                 )  # fmt: skip
                 mask = valid[:, None] & (columns < W)[None, :]
                 g = tl.load(grad + (n * S + s)[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
@@ -273,6 +314,16 @@ def sample_weights_kernel(
         if MEAN:
             total /= tl.maximum(count, 1).to(ACC)
         tl.store(out + start + nth, total.to(out.dtype.element_ty), mask=inside)
+
+
+class Sums(NamedTuple):
+    """Sums of gradients by row, as the kernels that use them take them."""
+
+    sums: Tensor  # [places, W]
+    claims: Tensor  # int32, of the rows that may be claimed
+    places: Tensor  # ``Places.table``
+    lengths: Tensor | None  # int32 [S * K]: of the lists; None where no id has a row of its own
+    rows: Tensor | None  # int64: the lists of rows that were claimed
 
 
 def sum_by_row(
@@ -283,13 +334,13 @@ def sum_by_row(
     host: HostLayout,
     step: Tensor | None = None,
     advanced: Advance = NO_ADVANCE,
-) -> Iterator[tuple[Tensor, Tensor, Places, SlotRange]]:
+) -> Iterator[tuple[Sums, Places, SlotRange]]:
     """Sum the gradients of equal rows, range by range; in passing, count ``step`` up, or take a step of ``advanced``.
 
     Ids and layout are those of ``by_frequency``.
 
     Yields:
-        The buffer of sums, which the next range uses anew; the claims, the places, and the range.
+        The sums, whose buffers the next range uses anew; the places, and the range.
     """
     slots, parts, maps, *_ = layout
     flags = host.row_flags
@@ -299,6 +350,10 @@ def sum_by_row(
     places = places_of(stored, reads, batch.jagged, host)
     claims = claims_of(stored, max(r.num_rows for r in places.ranges))
     sums = scratch(stored, max(r.num_places for r in places.ranges), width, dtype=accumulator(stored))
+    lengths = rows = None
+    if flags["OWNED"]:
+        lengths = scratch(stored, num_slots * k, dtype=torch.int32)
+        rows = scratch(stored, max(r.num_listed for r in places.ranges), dtype=torch.int64)
     columns = min(power_of_2(width), 64)
     block = max(32, min(64, 512 // columns))
     each = cdiv(size, block) * num_slots <= FEW_PROGRAMS
@@ -309,21 +364,21 @@ def sum_by_row(
         clearing = max(cdiv(numbers, CLEARED), 1)
         launch(
             claim_kernel, (clearing + cdiv(reads, 128) * r.num_claimers,),
-            ids, offsets, sums, claims, r.claimers, places.table, *taken.tensors, slots, parts, maps, size,
-            batch.stride, r.num_claimers, r.first_row, clearing, numbers, taken.history, W=width, K=k, T=128,
-            C=min(power_of_2(width), 32), CLEARED=CLEARED, JAGGED=batch.jagged, ADVANCE=taken is not NO_ADVANCE,
-            **taken.flags, **flags,
+            ids, offsets, sums, claims, r.claimers, places.table, lengths, *taken.tensors, slots, parts, maps, size,
+            batch.stride, r.num_claimers, r.first_row, clearing, numbers, num_slots * k, taken.history, W=width, K=k,
+            T=128, C=min(power_of_2(width), 32), CLEARED=CLEARED, JAGGED=batch.jagged,
+            ADVANCE=taken is not NO_ADVANCE, **taken.flags, **flags,
         )  # fmt: skip
         counted = step if first else None
         programs = r.num_pairs if each else r.num_pairs // k
         launch(
             sum_kernel, (cdiv(size, block) * programs,),
-            grad, ids, offsets, sample_weights, stored, sums, claims, places.table, counted, slots, parts, maps, size,
-            batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
+            grad, ids, offsets, sample_weights, stored, sums, claims, places.table, lengths, rows, counted, slots,
+            parts, maps, size, batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
             ACC=TYPES[stored.dtype], JAGGED=batch.jagged, WEIGHTED=sample_weights is not None, MEAN=mean,
             COUNT_STEP=counted is not None, EACH=each, **flags, num_warps=1,
         )  # fmt: skip
-        yield sums, claims, places, r
+        yield Sums(sums, claims, places.table, lengths, rows), places, r
 
 
 def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Any:
@@ -355,10 +410,10 @@ def _dense_gradient(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout
         width, (_, k, _) = stored.shape[1], layout.parts.shape
         columns = power_of_2(width)
         block = max(1, 1024 // columns)
-        for sums, claims, places, r in sum_by_row(grad, batch, stored, layout, host):
+        for sums, places, r in sum_by_row(grad, batch, stored, layout, host):
             launch(
                 dense_kernel, (r.num_pairs * cdiv(places.longest, block),),
-                batch.ids, batch.offsets, sums, claims, places.table, dense, layout.slots, layout.parts, layout.maps,
+                batch.ids, batch.offsets, *sums, dense, layout.slots, layout.parts, layout.maps,
                 grad.shape[0], batch.stride, r.first_pair, r.num_pairs, W=width, K=k, T=block, C=columns,
                 JAGGED=batch.jagged, **host.row_flags,
             )  # fmt: skip

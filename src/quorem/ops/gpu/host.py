@@ -57,12 +57,14 @@ class HostLayout:
     spans: Tensor
     table: Tensor  # on the GPU [17 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is
     # the first of its feature, base and pitch of the rows that ids have as their own, and the other parts
+    num_slots: int
     num_parts: int  # K of ``table``
     flags: dict[str, Any]
     num_rows: int  # that ``stored`` must have
     shared: bool  # whether slots share rows
     rounds: int  # of bisection that the longest list of ids takes
     by_frequency: Layout | None  # where ids are renumbered (``ranks``), the layout for them
+    last_rows: int = 0  # of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # of places.py, by batch size
     plans: dict[Any, Plan] = field(default_factory=dict)
 
@@ -110,7 +112,8 @@ def fused_layout(
         return None
     if any_order and torch.are_deterministic_algorithms_enabled():
         return None
-    return checked_rows(stored, layout)
+    known: HostLayout | None = _host_layouts.get(layout.parts)
+    return known if known is not None and stored.shape[0] == known.last_rows else checked_rows(stored, layout)
 
 
 def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
@@ -122,6 +125,7 @@ def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
     known = host_layout(layout)
     if stored.shape[0] < known.num_rows:
         raise ValueError(f"stored has {stored.shape[0]} rows but must have {known.num_rows}: the layout reads them")
+    known.last_rows = stored.shape[0]
     return known
 
 
@@ -171,6 +175,7 @@ def _read(layout: Layout) -> HostLayout:
         parts,
         spans,
         table.contiguous().to(device),
+        len(slots),
         composed.shape[1],
         flags,
         int(end[used].max()),

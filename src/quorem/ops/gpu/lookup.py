@@ -50,33 +50,40 @@ from .rows import (
 
 @triton.jit
 def numbers_at(
-    stored, scales, zeros, row, columns, c, mask, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    NBITS: tl.constexpr,
+    stored, ends, row, read, columns, c, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr
 ):  # fmt: skip
-    """Columns ``[C]``, from ``c`` on, of rows ``[T]``; of rows as bytes (``ops.quantized``) if NBITS are 8 or 4.
+    """Columns ``[C]``, from ``c`` on, of the rows ``[T]`` that are read, else zeros.
 
-    ``scales`` and ``zeros`` are then ``stored`` as float16 and int16.
+    If NBITS are 8 or 4, rows are bytes (``ops.quantized``), and ``ends`` is ``stored`` as int32, or as int16 where rows
+    are no multiple of four bytes.
     """
+    mask = read[:, None] & (columns < W)[None, :]
     if NBITS == 0:
         return tl.load(stored + row[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
     else:
         CODES: tl.constexpr = (W * NBITS + 15) // 16 * 2
-        address, read = stored + row[:, None] * (CODES + 4), tl.max(mask.to(tl.int32), 1) > 0
+        address = stored + row[:, None] * (CODES + 4)
         if NBITS == 8:
             codes = tl.load(address + columns[None, :], mask=mask, other=0)
         else:  # two columns are a byte
             byte = c // 2 + tl.arange(0, C // 2)
             pairs = tl.load(address + byte[None, :], mask=read[:, None] & (byte < CODES)[None, :], other=0)
             codes = tl.interleave(pairs & 15, pairs >> 4)
-        end = row * (CODES // 2 + 2) + CODES // 2
-        scale = tl.load(scales + end, mask=read, other=0).to(tl.float32)
-        zero = tl.load(zeros + end + 1, mask=read, other=0).to(tl.float32)
-        return (codes.to(tl.float32) - zero[:, None]) * scale[:, None]
+        if CODES % 4 == 0:
+            end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)
+            scale, zero = end.to(tl.int16), end >> 16
+        else:
+            end = ends + row * (CODES // 2 + 2) + CODES // 2
+            scale, zero = tl.load(end, mask=read, other=0), tl.load(end + 1, mask=read, other=0)
+        # A code is the lowest byte of the float 2**23 + code: both are whole, so the difference is exact.
+        shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+        from_zero = shifted - (8388608.0 + zero.to(tl.float32))[:, None]
+        return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)[:, None]
 
 
 @triton.jit
 def lookup_kernel(
-    ids, stored, scales, zeros, out, invalid, table, maps, B, id_stride, S,
+    ids, stored, ends, out, invalid, table, maps, B, id_stride, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, COUNT: tl.constexpr,
     NBITS: tl.constexpr, PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr, PITCHED: tl.constexpr,
     MAPPED: tl.constexpr, OWNED: tl.constexpr, MIXED: tl.constexpr, MULT: tl.constexpr,
@@ -122,7 +129,6 @@ def lookup_kernel(
         i = tl.where(bits > 0, mixed(i + tl.load(slot + S * OFFSET), bits), i)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
-        mask = valid[:, None] & (columns < W)[None, :]
         x = tl.zeros((T, C), ACC)
         for k in tl.static_range(K):
             part = slot + S * (SLOT_COLUMNS + 3 + PART_COLUMNS * k)
@@ -138,8 +144,8 @@ def lookup_kernel(
             if OWNED:
                 row = tl.where(is_own & (k == 0), own_row.to(tl.int64), row)
                 used = (used | is_own) if k == 0 else used & (is_own == 0)
+            y = numbers_at(stored, ends, row, valid & used, columns, c, W, C, ACC, NBITS)
             used = used[:, None]
-            y = numbers_at(stored, scales, zeros, row, columns, c, mask & used, W, C, ACC, NBITS)
             if k == 0:
                 x = y
             elif MULT == 0:
@@ -155,18 +161,17 @@ def lookup_kernel(
 
 @triton.jit
 def composed(
-    i, valid, stored, scales, zeros, slot, part, maps, columns, c, W: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    i, valid, stored, ends, slot, part, maps, columns, c, W: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
     ACC: tl.constexpr, OWNED: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """The composed vectors ``[T, C]`` of ids through one slot, zeros where an id is not valid."""
-    mask = valid[:, None] & (columns < W)[None, :]
     product = tl.load(slot + OPERATION) == PRODUCT
     number, is_own = number_of(i, slot, OWNED)
     row, used = row_of(number, is_own, slot, part, 0, maps, OWNED)
-    x = numbers_at(stored, scales, zeros, row, columns, c, if_used(used, mask, OWNED), W, C, ACC, NBITS)
+    x = numbers_at(stored, ends, row, if_used(used, valid, OWNED), columns, c, W, C, ACC, NBITS)
     for k in tl.static_range(1, K):
         row, more = row_of(number, is_own, slot, part_at(part, k), k, maps, OWNED)
-        y = numbers_at(stored, scales, zeros, row, columns, c, if_used(more, mask, OWNED), W, C, ACC, NBITS)
+        y = numbers_at(stored, ends, row, if_used(more, valid, OWNED), columns, c, W, C, ACC, NBITS)
         if OWNED:  # the first row that an id reads may be any but the last
             x = tl.where((used & more & product)[:, None], x * y, x + y)
             used = used | more
@@ -177,7 +182,7 @@ def composed(
 
 @triton.jit
 def bag_kernel(
-    ids, offsets, sample_weights, stored, scales, zeros, out, slots, parts, maps, B, S,
+    ids, offsets, sample_weights, stored, ends, out, slots, parts, maps, B, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     WEIGHTED: tl.constexpr, MEAN: tl.constexpr, OWNED: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
@@ -199,9 +204,7 @@ def bag_kernel(
             count += valid.to(tl.int32)
             i = tl.where(valid, i, 0)
             part = part_at(parts, s * K)
-            x = composed(
-                i, valid, stored, scales, zeros, slot, part, maps, columns, c, W, K, C, ACC, OWNED, NBITS
-            )  # fmt: skip
+            x = composed(i, valid, stored, ends, slot, part, maps, columns, c, W, K, C, ACC, OWNED, NBITS)
             if WEIGHTED:
                 x *= tl.load(sample_weights + start + nth, mask=valid, other=0).to(ACC)[:, None]
             total += x
@@ -230,15 +233,9 @@ class StoredRows(NamedTuple):
     """The rows of a lookup, and how a kernel reads them."""
 
     stored: Tensor
+    ends: Tensor | None  # where rows are bytes (``ops.quantized``), ``stored`` as integers that hold scale, zero point
     width: int  # numbers in a row
-    bits: int = 0  # of a number, where rows are bytes (``ops.quantized``)
-
-    @property
-    def addresses(self) -> tuple[Tensor | None, ...]:
-        """``stored``, and the same as float16 and int16 for scales and zero points where rows are bytes."""
-        if not self.bits:
-            return self.stored, None, None
-        return self.stored, self.stored.view(torch.float16), self.stored.view(torch.int16)
+    bits: int  # of a number, where rows are bytes, else 0
 
     @property
     def accumulator(self) -> Any:
@@ -256,7 +253,7 @@ def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor
     host = fused_layout(stored, layout)
     if host is None:
         return NotImplemented
-    return lookup_rows(ids, StoredRows(stored, stored.shape[1]), layout, host, invalid, stored.dtype)
+    return lookup_rows(ids, StoredRows(stored, None, stored.shape[1], 0), layout, host, invalid, stored.dtype)
 
 
 def lookup_rows(
@@ -264,13 +261,15 @@ def lookup_rows(
 ) -> Tensor:
     """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``. Lists of hot ids take a launch more, and another if invalid
     ids are counted."""
-    ids = ids if ids.stride(-1) == 1 else ids.contiguous()
-    stored, width, bits = rows
-    batch, num_slots, stride = ids.shape[0], len(host.slots), ids.stride(0)
-    out = stored.new_empty(batch, num_slots, width, dtype=dtype)
-    if not out.numel():
+    stored, ends, width, bits = rows
+    batch, num_slots = ids.shape[0], host.num_slots
+    stride, step = ids.stride()
+    if step != 1:
+        ids = ids.contiguous()
+        stride = ids.stride(0)
+    out = stored.new_empty((batch, num_slots, width), dtype=dtype)
+    if not batch:
         return out
-    addresses = rows.addresses
     if invalid is not None and host.by_frequency is not None:
         count_invalid_(ids, None, invalid, layout)
         invalid = None
@@ -280,13 +279,13 @@ def lookup_rows(
         flags = host.flags if read.stride == num_slots else host.flags | {"PLAIN": False}
         launch(
             lookup_kernel, (cdiv(batch * num_slots, 32),),
-            read.ids, *addresses, out, invalid, host.table, layout.maps, batch, read.stride, num_slots, W=width,
+            read.ids, stored, ends, out, invalid, host.table, layout.maps, batch, read.stride, num_slots, W=width,
             K=host.num_parts, T=32, C=columns_of(width, bits), ACC=rows.accumulator, COUNT=invalid is not None,
             NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
-    key = ("lookup", batch, stride, width, bits, dtype, stored.shape, ids.dtype, stored.dtype)
-    planned(host.plans, key, (*addresses, layout.maps, invalid), (ids, out), launches)
+    key = ("lookup", batch, stride, width, bits, dtype, ids.dtype, stored.dtype)
+    planned(host.plans, key, (stored, ends, layout.maps, invalid), (ids, out), launches)
     return out
 
 
@@ -328,7 +327,7 @@ def bag(
     host = fused_layout(stored, layout)
     if host is None:
         return NotImplemented
-    rows = StoredRows(stored, stored.shape[1])
+    rows = StoredRows(stored, None, stored.shape[1], 0)
     return bag_rows(IdBatch(ids, offsets, sample_weights, mean), rows, layout, host, stored.dtype)
 
 
@@ -343,7 +342,7 @@ def bag_rows(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout,
         slots, parts, maps, *_ = layout
         launch(
             bag_kernel, (cdiv(size, block) * len(slots),),
-            *read[:3], *rows.addresses, out, slots, parts, maps, size, len(slots),
+            *read[:3], rows.stored, rows.ends, out, slots, parts, maps, size, len(slots),
             W=rows.width, K=parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
             WEIGHTED=read.sample_weights is not None, MEAN=read.mean, OWNED=host.owned, NBITS=rows.bits,
             num_warps=warps,

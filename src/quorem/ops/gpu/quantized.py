@@ -18,9 +18,25 @@ def lookup_quantized(
     ids: Tensor, stored: Tensor, layout: Layout, *, width: int, bits: int, dtype: torch.dtype, names: str = ""
 ) -> Any:
     """``ops.quantized.lookup_quantized`` in one launch."""
-    if not _readable(stored, width, bits):
+    return lookup_quantized_counting(ids, stored, layout, None, width=width, bits=bits, dtype=dtype)
+
+
+def lookup_quantized_counting(
+    ids: Tensor,
+    stored: Tensor,
+    layout: Layout,
+    invalid: Tensor | None,
+    *,
+    width: int,
+    bits: int,
+    dtype: torch.dtype,
+    names: str = "",
+) -> Any:
+    """``ops.quantized.lookup_quantized_counting`` in one launch; without a count, invalid ids are not counted."""
+    rows = _rows(stored, width, bits)
+    if rows is None:
         return NotImplemented
-    return lookup_rows(ids, StoredRows(stored, width, bits), layout, checked_rows(stored, layout), None, dtype)
+    return lookup_rows(ids, rows, layout, checked_rows(stored, layout), invalid, dtype)
 
 
 def bag_quantized(
@@ -37,13 +53,15 @@ def bag_quantized(
     names: str = "",
 ) -> Any:
     """``ops.quantized.bag_quantized`` in one launch."""
-    if not _readable(stored, width, bits):
+    rows = _rows(stored, width, bits)
+    if rows is None:
         return NotImplemented
-    batch, rows = IdBatch(ids, offsets, sample_weights, mean), StoredRows(stored, width, bits)
-    return bag_rows(batch, rows, layout, checked_rows(stored, layout), dtype)
+    return bag_rows(IdBatch(ids, offsets, sample_weights, mean), rows, layout, checked_rows(stored, layout), dtype)
 
 
-def _readable(stored: Tensor, width: int, bits: int) -> bool:
-    """Whether the kernels can address the bytes."""
+def _rows(stored: Tensor, width: int, bits: int) -> StoredRows | None:
+    """The rows for the kernels, or None where they cannot address the bytes."""
     fits = bits in BITS and stored.dtype == torch.uint8 and stored.shape[1] == code_bytes(width, bits) + 4
-    return fits and stored.is_contiguous() and stored.data_ptr() % 2 == 0
+    if not fits or not stored.is_contiguous() or stored.data_ptr() % 4:
+        return None
+    return StoredRows(stored, stored.view(torch.int32 if stored.shape[1] % 4 == 0 else torch.int16), width, bits)

@@ -19,7 +19,7 @@ from .host import IdBatch, check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .ranks import by_frequency
 from .rounding import as_stored, can_round, seed_bits
-from .rows import BASE, TYPES, is_valid, mask_if, number_of, part_at, read_ids, row_of, slot_at
+from .rows import OWN, TYPES, if_used, is_valid, mask_if, number_of, part_at, read_ids, row_of, slot_at
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
 
@@ -79,11 +79,17 @@ def catch_up_kernel(
         n = (tl.program_id(0) // (S * K)).to(tl.int64) * T + tl.arange(0, T)
         slot = slot_at(slots, pair // K)
         i, _ = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
-        valid = mask_if(tl.load(part_at(parts, pair) + BASE) >= 0, is_valid(i, slot))
+        part, k = part_at(parts, pair), pair % K
+        valid = is_valid(i, slot)
         number, is_own = number_of(tl.where(valid, i, 0), slot, OWNED)
-        row, used = row_of(number, is_own, slot, part_at(parts, pair), pair % K, maps, OWNED)
+        row, used = row_of(number, is_own, slot, part, k, maps, OWNED)
         if OWNED:
-            valid = valid & used
+            if (K > 1) & (tl.load(slot + OWN) > 0):  # the second part is read with the first: an id has one of them
+                if k == 1:
+                    own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
+                    row, used = tl.where(is_own, own_row, row), used | own_used
+                used = mask_if(k > 0, used)
+        valid = if_used(used, valid, OWNED)
     else:
         n = (tl.program_id(0) - reading).to(tl.int64) * T + tl.arange(0, T)
         valid = n < in_turn

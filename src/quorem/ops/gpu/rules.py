@@ -82,8 +82,8 @@ def all_finite(g):
 
 @triton.jit
 def update_kernel(
-    ids, offsets, sums, claims, places, stored, lr, state0, state1, state2, last, step, constants, loss_scale,
-    clip_value, seed, slots, parts, maps, B, id_stride, first_pair, pairs,
+    ids, offsets, sums, claims, places, lengths, rows, stored, lr, state0, state1, state2, last, step, constants,
+    loss_scale, clip_value, seed, slots, parts, maps, B, id_stride, first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
     RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr, ROUNDED: tl.constexpr,
     OWNED: tl.constexpr, SHARED: tl.constexpr,
@@ -91,9 +91,10 @@ def update_kernel(
     """T places of one pair: the rule, on their rows. ``step`` counts this step already."""
     pair = first_pair + tl.program_id(0) % pairs
     block = tl.program_id(0) // pairs
-    if block.to(tl.int64) * T < used_places(places, pair):
+    if block.to(tl.int64) * T < used_places(places, lengths, pair, OWNED):
         row, place, active = touched_rows(
-            ids, offsets, claims, places, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED, SHARED
+            ids, offsets, claims, places, lengths, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED,
+            OWNED, SHARED,
         )  # fmt: skip
         g = sums_of(sums, places, pair, place, active, W, C)
         columns = tl.arange(0, C)
@@ -184,19 +185,19 @@ def _update(
     host = fused_layout(stored, layout, whole_rows=True, any_order=True) if takes else None
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
         return NotImplemented
-    averages, last, step = averages_of(state), getattr(state, "last", None), getattr(state, "step", None)
-    check_state(stored, *averages, last=last)
-    lagging = rule in CATCHES_UP
+    lagging, step = rule in CATCHES_UP, state.step
     advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
     if not grad.numel() or not batch.ids.numel():
         if lagging:
             replay.advance_(advanced)
-        elif step is not None:
+        else:
             step += 1
         return None
     grad, batch = grad.contiguous(), batch.contiguous()
 
     def launches() -> None:
+        averages, last = averages_of(state), getattr(state, "last", None)
+        check_state(stored, *averages, last=last)
         width, size = stored.shape[1], grad.shape[0]
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
@@ -204,10 +205,10 @@ def _update(
         counted = None if lagging else step
         read, ranked = by_frequency(batch, host, layout)
         slots, parts, maps, *_ = ranked
-        for sums, claims, places, r in sum_by_row(grad, read, stored, ranked, host, counted, advanced):
+        for sums, places, r in sum_by_row(grad, read, stored, ranked, host, counted, advanced):
             launch(
                 update_kernel, (r.num_pairs * cdiv(places.longest, block),),
-                read.ids, read.offsets, sums, claims, places.table, stored, lr, *averages, last, step,
+                read.ids, read.offsets, *sums, stored, lr, *averages, last, step,
                 rule_constants, loss_scale, clip_value or 0.0, seed_bits(rounding_seed), slots, parts, maps, size,
                 read.stride, r.first_pair, r.num_pairs, W=width, K=parts.shape[1], T=block, C=columns,
                 ACC=TYPES[stored.dtype], JAGGED=batch.jagged, RULE=rule, CLIPPED=clip_value is not None,
