@@ -268,7 +268,7 @@ class Tables(nn.Module):
         stored = self.live_stored
         check_device(stored, self.ids_argument, ids)
         ids = self._within(ids, None)
-        invalid = self.invalid_ids if self._counts_invalid(ids) else None
+        invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # quicker than an attribute
         if self.bits:
             out = autograd.lookup_quantized(ids, stored, self.layout, invalid=invalid, **self._quantized())
         else:
@@ -309,7 +309,7 @@ class Tables(nn.Module):
 
     def _signed(self, ids: Tensor) -> Tensor:
         """Unsigned raw ids by their bits, which torch computes with."""
-        is_unsigned = any(self.raw_ids) and isinstance(ids, Tensor) and ids.dtype == torch.uint64
+        is_unsigned = isinstance(ids, Tensor) and ids.dtype == torch.uint64 and any(self.raw_ids)
         return ids.view(torch.int64) if is_unsigned else ids
 
     def _quantized(self) -> dict[str, Any]:

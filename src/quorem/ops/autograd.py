@@ -40,7 +40,7 @@ def lookup(
     if invalid is not None and _transformed():  # a lookup that writes into its argument is not
         call("count_invalid_", ids, None, invalid, layout)
         invalid = None
-    collector = updates.collector_of(stored)
+    collector = None if updates.collector is None else updates.collector_of(stored)
     op, counted = ("lookup", ()) if invalid is None else ("lookup_counting", (invalid,))
     if collector is not None:
         read = partial(call, op, ids, stored, layout, *counted, names=names)
@@ -124,9 +124,13 @@ def _differentiated(*inputs: Tensor | None) -> bool:
     """
     if not torch.compiler.is_compiling() and is_captured():
         return False
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-        return True
-    return not torch.compiler.is_compiling() and (_transformed() or forward_ad._current_level >= 0)
+    if torch.is_grad_enabled():
+        for tensor in inputs:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def _may_be_sparse() -> bool:

@@ -238,11 +238,8 @@ def _direct_device(args: tuple[Any, ...]) -> Any:
         if kind is Layout:
             arg, kind = arg.slots, type(arg.slots)
         if kind is Tensor or kind is nn.Parameter:
-            if arg.is_cuda:
-                own = gpu
-            elif arg.is_cpu and _has_storage(arg):  # a batched one has none
-                own = cpu
-            else:
+            own = gpu if arg.is_cuda else cpu if arg.is_cpu else None
+            if own is None or not _has_storage(arg):  # a batched one has none
                 return None
             if device is not own:
                 if device is not None:

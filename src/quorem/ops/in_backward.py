@@ -143,4 +143,6 @@ def _refuse_create_graph() -> None:
 
 def _version(tensor: Tensor | None) -> int:
     """How often a tensor has been written into; tensors of inference mode are not counted."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
+    if tensor is None:
+        return 0
+    return 0 if tensor.is_inference() else tensor._version

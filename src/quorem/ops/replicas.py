@@ -10,9 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def active_ddp() -> DistributedDataParallel | None:
     """The ``DistributedDataParallel`` whose forward pass runs, if one does."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return DistributedDataParallel._active_ddp_module
+    return DistributedDataParallel._active_ddp_module  # set during its forward pass alone
 
 
 def mean_of_replicas(rows: Tensor, values: Tensor, group: Any) -> tuple[Tensor, Tensor]:

@@ -175,25 +175,28 @@ def update_(
     loss_scale: Tensor | None = None,
 ) -> None:
     """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients."""
-    with torch.no_grad():
-        row_rule.keep_what_was_written_(stored)
-        read = reads[0] if len(reads) == 1 else Read("rows", joined(reads, stored))
-        options = dict(read.options)
-        if read.op == "rows" and loss_scale is not None:
-            options["extents"] = row_rule.extents
-        declare.call(
-            f"{read.op}_update_",
-            *read.before,
-            stored,
-            row_rule.lr.tensor,
-            row_rule.state,
-            *read.after,
-            **options,
-            rule=row_rule.rule,
-            constants=row_rule.constants,
-            rounding_seed=row_rule.rounding_seed,
-            clip_value=clip_value,
-            loss_scale=loss_scale,
-        )
+    if torch.is_grad_enabled():  # a backward pass has it off
+        with torch.no_grad():
+            return update_(reads, stored, row_rule, clip_value, loss_scale)
+    row_rule.keep_what_was_written_(stored)
+    read = reads[0] if len(reads) == 1 else Read("rows", joined(reads, stored))
+    options = read.options
+    if read.op == "rows" and loss_scale is not None:
+        options = {**options, "extents": row_rule.extents}
+    declare.call(
+        f"{read.op}_update_",
+        *read.before,
+        stored,
+        row_rule.lr.tensor,
+        row_rule.state,
+        *read.after,
+        **options,
+        rule=row_rule.rule,
+        constants=row_rule.constants,
+        rounding_seed=row_rule.rounding_seed,
+        clip_value=clip_value,
+        loss_scale=loss_scale,
+    )
     torch.autograd.graph.increment_version(stored)
     row_rule.note_rows(stored)
+    return None

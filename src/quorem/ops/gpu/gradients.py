@@ -54,9 +54,8 @@ def run_of(places, pair):
 def used_places(places, lengths, pair, OWNED: tl.constexpr):
     """How many places of a pair are used by itself: none where a pair before it has the same."""
     used = tl.load(places + pair * PLACE_COLUMNS + 5)
-    if OWNED:
-        if run_of(places, pair)[3] != 0:
-            used = tl.load(lengths + pair).to(tl.int64)
+    if OWNED and run_of(places, pair)[3] != 0:
+        used = tl.load(lengths + pair).to(tl.int64)
     return used
 
 
@@ -183,20 +182,19 @@ def sum_kernel(
                     first += (block % copies) * count
                     if claimed != 0:
                         place = tl.load(claims + row - (claimed - 1), mask=readers, other=0).to(tl.int64)
-                        if OWNED:
-                            if c == 0:  # enter the rows that these ids claimed
-                                mine = n
-                                if JAGGED:
-                                    mine = start + nth
-                                if SHARED:
-                                    mine += first
-                                won = readers & (place == mine)
-                                wins = tl.sum(won.to(tl.int32))
-                                if wins > 0:
-                                    order = tl.cumsum(won.to(tl.int32), 0)
-                                    taken = tl.atomic_add(lengths + s * K + k, wins, sem="relaxed")
-                                    listed = list_of(rows, offsets, places, s * K + k, slot, B, JAGGED)
-                                    tl.store(listed + taken + order - 1, row, mask=won)
+                        if OWNED and c == 0:  # enter the rows that these ids claimed
+                            mine = n
+                            if JAGGED:
+                                mine = start + nth
+                            if SHARED:
+                                mine += first
+                            won = readers & (place == mine)
+                            wins = tl.sum(won.to(tl.int32))
+                            if wins > 0:
+                                order = tl.cumsum(won.to(tl.int32), 0)
+                                taken = tl.atomic_add(lengths + s * K + k, wins, sem="relaxed")
+                                listed = list_of(rows, offsets, places, s * K + k, slot, B, JAGGED)
+                                tl.store(listed + taken + order - 1, row, mask=won)
                         if SHARED:
                             first = first * 0
                     else:

@@ -38,6 +38,8 @@ class IdBatch(NamedTuple):
 
     def contiguous(self) -> "IdBatch":
         """The same with tensors that a kernel can read."""
+        if self.offsets is None and self.ids.is_contiguous():
+            return self
         offsets, sample_weights = (t if t is None else t.contiguous() for t in (self.offsets, self.sample_weights))
         return IdBatch(self.ids.contiguous(), offsets, sample_weights, self.mean)
 

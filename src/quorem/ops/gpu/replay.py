@@ -83,12 +83,11 @@ def catch_up_kernel(
         valid = is_valid(i, slot)
         number, is_own = number_of(tl.where(valid, i, 0), slot, OWNED)
         row, used = row_of(number, is_own, slot, part, k, maps, OWNED)
-        if OWNED:
-            if (K > 1) & (tl.load(slot + OWN) > 0):  # the second part is read with the first: an id has one of them
-                if k == 1:
-                    own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
-                    row, used = tl.where(is_own, own_row, row), used | own_used
-                used = mask_if(k > 0, used)
+        if OWNED and (K > 1) & (tl.load(slot + OWN) > 0):  # the second part is read with the first: ids have one
+            if k == 1:
+                own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
+                row, used = tl.where(is_own, own_row, row), used | own_used
+            used = mask_if(k > 0, used)
         valid = if_used(used, valid, OWNED)
     else:
         n = (tl.program_id(0) - reading).to(tl.int64) * T + tl.arange(0, T)

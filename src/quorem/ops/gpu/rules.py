@@ -216,20 +216,15 @@ def _update(
                 **host.row_flags, num_warps=4,
             )  # fmt: skip
 
-    reads = rounded_up(len(batch.ids)) if batch.jagged else batch.stride
-    given = [tensor for tensor in (grad, *batch[:3]) if tensor is not None]
-    types = [tensor if tensor is None else tensor.dtype for tensor in (stored, grad, *batch[:3], loss_scale)]
-    key = (
-        "update",
-        rule,
-        *constants,
-        rounding_seed,
-        clip_value,
-        batch.mean,
-        grad.shape[0],
-        reads,
-        stored.shape,
-        *types,
-    )
+    ids, offsets, sample_weights, mean = batch
+    if offsets is None:
+        reads, given, types = ids.shape[1], (grad, ids), (ids.dtype,)
+    else:
+        reads = rounded_up(len(ids))
+        given = (grad, ids, offsets) if sample_weights is None else (grad, ids, offsets, sample_weights)
+        types = tuple(tensor.dtype for tensor in given[1:])
+    types += (stored.dtype, grad.dtype, loss_scale if loss_scale is None else loss_scale.dtype)
+    sizes = (grad.shape[0], reads, stored.shape, state[0].shape)
+    key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
     planned(host.plans, key, (stored, lr, *state, loss_scale, *layout), given, launches)
     return None
