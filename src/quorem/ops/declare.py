@@ -239,7 +239,7 @@ def _direct_device(args: tuple[Any, ...]) -> Any:
             arg, kind = arg.slots, type(arg.slots)
         if kind is Tensor or kind is nn.Parameter:
             own = gpu if arg.is_cuda else cpu if arg.is_cpu else None
-            if own is None or not _has_storage(arg):  # a batched one has none
+            if own is None or (kind is Tensor and not _has_storage(arg)):  # a batched one has none
                 return None
             if device is not own:
                 if device is not None:

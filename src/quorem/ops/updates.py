@@ -112,7 +112,7 @@ class Updates:
 def is_captured() -> bool:
     """Whether ``torch.export`` or ``torch.jit.trace`` captures the graph, to be run where no optimizer is."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return torch.compiler._is_exporting_flag  # the compiler of torch 2.11 takes is_exporting() for true
     return torch._C._get_tracing_state() is not None
 
 

@@ -12,8 +12,8 @@ A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Pairs of d
 (a pool, or a table that several features read). Then a claim holds the place among those of all pairs, so that whoever
 reads the row adds there; and pairs with a place for each row have the same places, which the first of them uses.
 
-Where ids have rows of their own, few of the ids read through some pairs. So each pair has a *list* of the rows that its
-ids claimed, made while sums are taken, and what uses the sums goes through the lists.
+Where ids have rows of their own, few of the ids read through some pairs, and rows take longer to work out. So whoever
+claims notes the rows of all ids of a pair, for those that use the sums.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from .ranks import by_frequency
 from .replay import NO_ADVANCE, Advance, advance
 from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
 
-from .rows import if_used, is_valid, number_of, part_at, read_ids, row_of, slot_at  # isort: skip
+from .rows import if_used, is_valid, number_of, part_at, places_inside, plain_row_of, read_ids, row_of, slot_at  # isort: skip
 
 CLEARED = 1024  # numbers that a program clears
 FEW_PROGRAMS = 512  # up to which a partition of a slot gets a program of its own
@@ -51,27 +51,21 @@ def run_of(places, pair):
 
 
 @triton.jit
-def used_places(places, lengths, pair, OWNED: tl.constexpr):
+def used_places(places, pair):
     """How many places of a pair are used by itself: none where a pair before it has the same."""
-    used = tl.load(places + pair * PLACE_COLUMNS + 5)
-    if OWNED and run_of(places, pair)[3] != 0:
-        used = tl.load(lengths + pair).to(tl.int64)
-    return used
+    return tl.load(places + pair * PLACE_COLUMNS + 5)
 
 
 @triton.jit
-def list_of(rows, offsets, places, pair, slot, B, JAGGED: tl.constexpr):
-    """Where the list of rows that the ids of a pair claimed begins."""
-    start = tl.load(places + pair * PLACE_COLUMNS + 6)
-    if JAGGED:  # an id is of one feature, so those of all features lie in one list
-        start += tl.load(offsets + tl.load(slot + FEATURE) * B)
-    return rows + start
+def noted_rows(rows, places, pair):
+    """Where the rows of the ids of a pair are noted, by their places; -1 for ids that read none."""
+    return rows + tl.load(places + pair * PLACE_COLUMNS + 6)
 
 
 @triton.jit
 def claim_kernel(
-    ids, offsets, sums, claims, claimers, places, lengths, lr, step, lrs, moments, constants, slots, parts, maps, B,
-    id_stride, num_claimers, first_row, clearing, numbers, pairs, H,
+    ids, offsets, sums, claims, claimers, places, rows, lr, step, lrs, moments, constants, slots, parts, maps, B,
+    id_stride, num_claimers, first_row, clearing, numbers, H,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr,
     ADVANCE: tl.constexpr, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, OWNED: tl.constexpr,
     SHARED: tl.constexpr,
@@ -79,15 +73,11 @@ def claim_kernel(
     """The first ``clearing`` programs: set CLEARED numbers to zero. The others, for T ids of one pair: the smallest
     place that reads a row claims it. With ADVANCE, program 0 takes the step of ``replay.advance`` as well.
 
-    With OWNED, an id may not read through a pair, so these programs clear the places that may be claimed; and program 0
-    clears the lengths of the lists."""
+    With OWNED, an id may not read through a pair: these programs clear the places that may be claimed, and note rows.
+    """
     program = tl.program_id(0)
     if ADVANCE and program == 0:
         advance(lr, step, lrs, moments, constants, H, WINDOW, AMSGRAD, CLOSED)
-    if OWNED and program == 0:
-        for start in range(0, pairs, T):
-            each = start + tl.arange(0, T)
-            tl.store(lengths + each, tl.zeros((T,), tl.int32), mask=each < pairs)
     if program < clearing:
         cleared = program.to(tl.int64) * CLEARED + tl.arange(0, CLEARED)
         tl.store(sums + cleared, tl.zeros((CLEARED,), sums.dtype.element_ty), mask=cleared < numbers)
@@ -101,6 +91,8 @@ def claim_kernel(
         row, used = row_of(number, is_own, slot, part_at(parts, pair), pair % K, maps, OWNED)
         if OWNED:
             valid = valid & used
+            inside = places_inside(n, offsets, slot, B, JAGGED)[1]
+            tl.store(noted_rows(rows, places, pair) + place, tl.where(valid, row, -1), mask=inside)
             target = sums + (run_of(places, pair)[0] + place)[:, None] * W
             for c in range(0, W, C):
                 columns = c + tl.arange(0, C)
@@ -115,8 +107,8 @@ def claim_kernel(
 
 @triton.jit
 def sum_kernel(
-    grad, ids, offsets, sample_weights, stored, sums, claims, places, lengths, rows, step, slots, parts, maps, B,
-    id_stride, S, first_slot, programs,
+    grad, ids, offsets, sample_weights, stored, sums, claims, places, step, slots, parts, maps, B, id_stride, S,
+    first_slot, programs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr, EACH: tl.constexpr,
     OWNED: tl.constexpr, SHARED: tl.constexpr,
@@ -182,19 +174,6 @@ def sum_kernel(
                     first += (block % copies) * count
                     if claimed != 0:
                         place = tl.load(claims + row - (claimed - 1), mask=readers, other=0).to(tl.int64)
-                        if OWNED and c == 0:  # enter the rows that these ids claimed
-                            mine = n
-                            if JAGGED:
-                                mine = start + nth
-                            if SHARED:
-                                mine += first
-                            won = readers & (place == mine)
-                            wins = tl.sum(won.to(tl.int32))
-                            if wins > 0:
-                                order = tl.cumsum(won.to(tl.int32), 0)
-                                taken = tl.atomic_add(lengths + s * K + k, wins, sem="relaxed")
-                                listed = list_of(rows, offsets, places, s * K + k, slot, B, JAGGED)
-                                tl.store(listed + taken + order - 1, row, mask=won)
                         if SHARED:
                             first = first * 0
                     else:
@@ -210,7 +189,7 @@ def sum_kernel(
 
 @triton.jit
 def touched_rows(
-    ids, offsets, claims, places, lengths, rows, pair, block, slots, parts, maps, B, id_stride,
+    ids, offsets, claims, places, rows, pair, block, slots, parts, maps, B, id_stride,
     K: tl.constexpr, T: tl.constexpr, JAGGED: tl.constexpr, OWNED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """T places of one pair, the ``block``-th: their rows, their places, and which of them hold a sum. Claims are
@@ -220,22 +199,19 @@ def touched_rows(
     part = part_at(parts, pair)
     run = run_of(places, pair)
     claimed = run[3]
-    active = n < used_places(places, lengths, pair, OWNED)
+    active = n < used_places(places, pair)
     if claimed != 0:
         if OWNED:
-            row = tl.load(list_of(rows, offsets, places, pair, slot, B, JAGGED) + n, mask=active, other=0)
-            claim = claims + row - (claimed - 1)
-            place = tl.load(claim, mask=active, other=0).to(tl.int64)
-            if SHARED:
-                place -= run[0]
+            place, inside = places_inside(n, offsets, slot, B, JAGGED)
+            row = tl.load(noted_rows(rows, places, pair) + place, mask=active & inside, other=-1)
+            active = active & (row >= 0)
         else:
             i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
             active = active & is_valid(i, slot)
-            number, is_own = number_of(tl.where(active, i, 0), slot, OWNED)
-            row, _ = row_of(number, is_own, slot, part, pair % K, maps, OWNED)
-            claim = claims + row - (claimed - 1)
-            claimer = place + run[0] if SHARED else place
-            active = active & (tl.load(claim, mask=active, other=-1) == claimer)
+            row, _ = plain_row_of(tl.where(active, i, 0), slot, part, maps)
+        claim = claims + row - (claimed - 1)
+        claimer = place + run[0] if SHARED else place
+        active = active & (tl.load(claim, mask=active, other=-1) == claimer)
         tl.debug_barrier()  # several threads hold the same id: all must have read the claim before one releases it
         tl.store(claim, 2147483647, mask=active)
     else:
@@ -258,7 +234,7 @@ def sums_of(sums, places, pair, place, active, W: tl.constexpr, C: tl.constexpr)
 
 @triton.jit
 def dense_kernel(
-    ids, offsets, sums, claims, places, lengths, rows, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
+    ids, offsets, sums, claims, places, rows, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr, OWNED: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -266,7 +242,7 @@ def dense_kernel(
     pair = first_pair + tl.program_id(0) % pairs
     block = tl.program_id(0) // pairs
     row, place, active = touched_rows(
-        ids, offsets, claims, places, lengths, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED,
+        ids, offsets, claims, places, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED,
         SHARED,
     )  # fmt: skip
     g = sums_of(sums, places, pair, place, active, W, C)
@@ -320,8 +296,7 @@ class Sums(NamedTuple):
     sums: Tensor  # [places, W]
     claims: Tensor  # int32, of the rows that may be claimed
     places: Tensor  # ``Places.table``
-    lengths: Tensor | None  # int32 [S * K]: of the lists; None where no id has a row of its own
-    rows: Tensor | None  # int64: the lists of rows that were claimed
+    rows: Tensor | None  # int64: the rows that ids read through pairs that claim, where some ids have their own
 
 
 def sum_by_row(
@@ -348,10 +323,9 @@ def sum_by_row(
     places = places_of(stored, reads, batch.jagged, host)
     claims = claims_of(stored, max(r.num_rows for r in places.ranges))
     sums = scratch(stored, max(r.num_places for r in places.ranges), width, dtype=accumulator(stored))
-    lengths = rows = None
+    rows = None
     if flags["OWNED"]:
-        lengths = scratch(stored, num_slots * k, dtype=torch.int32)
-        rows = scratch(stored, max(r.num_listed for r in places.ranges), dtype=torch.int64)
+        rows = scratch(stored, max(1, *(r.num_noted for r in places.ranges)), dtype=torch.int64)
     columns = min(power_of_2(width), 64)
     block = max(32, min(64, 512 // columns))
     each = cdiv(size, block) * num_slots <= FEW_PROGRAMS
@@ -362,8 +336,8 @@ def sum_by_row(
         clearing = max(cdiv(numbers, CLEARED), 1)
         launch(
             claim_kernel, (clearing + cdiv(reads, 128) * r.num_claimers,),
-            ids, offsets, sums, claims, r.claimers, places.table, lengths, *taken.tensors, slots, parts, maps, size,
-            batch.stride, r.num_claimers, r.first_row, clearing, numbers, num_slots * k, taken.history, W=width, K=k,
+            ids, offsets, sums, claims, r.claimers, places.table, rows, *taken.tensors, slots, parts, maps, size,
+            batch.stride, r.num_claimers, r.first_row, clearing, numbers, taken.history, W=width, K=k,
             T=128, C=min(power_of_2(width), 32), CLEARED=CLEARED, JAGGED=batch.jagged,
             ADVANCE=taken is not NO_ADVANCE, **taken.flags, **flags,
         )  # fmt: skip
@@ -371,12 +345,12 @@ def sum_by_row(
         programs = r.num_pairs if each else r.num_pairs // k
         launch(
             sum_kernel, (cdiv(size, block) * programs,),
-            grad, ids, offsets, sample_weights, stored, sums, claims, places.table, lengths, rows, counted, slots,
-            parts, maps, size, batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
+            grad, ids, offsets, sample_weights, stored, sums, claims, places.table, counted, slots, parts, maps, size,
+            batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
             ACC=TYPES[stored.dtype], JAGGED=batch.jagged, WEIGHTED=sample_weights is not None, MEAN=mean,
             COUNT_STEP=counted is not None, EACH=each, **flags, num_warps=1,
         )  # fmt: skip
-        yield Sums(sums, claims, places.table, lengths, rows), places, r
+        yield Sums(sums, claims, places.table, rows), places, r
 
 
 def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Any:

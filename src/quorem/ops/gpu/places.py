@@ -34,7 +34,7 @@ class SlotRange:
     num_claimers: int
     num_places: int
     num_direct: int  # places of tables with a place for each row, which come first
-    num_listed: int  # rows that may be claimed, over all pairs
+    num_noted: int  # rows that ids read, over all pairs that claim
     first_row: int  # of ``stored``, that the first claim is for
     num_rows: int  # from there to the last that may be claimed
 
@@ -46,7 +46,7 @@ class Places:
     ``table`` has for each pair its first place; its number of places; how many copies of them there are; 0, or 1 + the
     range's ``first_row`` if its rows are claimed; which of the ``pitch`` rows of ``stored`` the slot has, where these
     are one row of a table; how many places the pair uses itself, none where a pair before it has the same; and where
-    its list of claimed rows starts.
+    the rows of its ids are noted.
     """
 
     table: Tensor  # int64 [S * K, PLACE_COLUMNS]
@@ -108,15 +108,15 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
         cuts = boundaries(needed.new_zeros(len(starts)).index_add(0, group, needed), number)
         bounds = [k * (int(starts[cut]) if cut < len(starts) else len(slots)) for cut in cuts]
     first, direct = torch.zeros_like(rows), torch.where(claimed, 0, length)
-    lists = torch.zeros_like(rows)
+    noted = torch.zeros_like(rows)
     for begin, end in pairwise(bounds):
-        lists[begin:end] = reads * (claimed[begin:end].cumsum(0) - 1)
+        noted[begin:end] = reads * (claimed[begin:end].cumsum(0) - 1)
         few, many = direct[begin:end], (length - direct)[begin:end]
         first[begin:end] = torch.where(claimed[begin:end], few.sum() + many.cumsum(0) - many, few.cumsum(0) - few)
     if jagged:  # an id is of one feature, so the claimed places of all features are the same ones
         nth_slot = torch.arange(len(slots), device="cpu") - spans[slots[:, FEATURE], 0]
         nth = (nth_slot[:, None] * k + torch.arange(k, device="cpu")).flatten()
-        first, lists = torch.where(claimed, direct.sum() + nth * reads, first), nth * reads
+        first, noted = torch.where(claimed, direct.sum() + nth * reads, first), nth * reads
     first = first[same]
     base, pitch = parts[..., BASE].flatten(), parts[..., PITCH].flatten()
     last, ranges, marks = base + (rows - 1) * pitch, [], torch.zeros_like(rows)
@@ -125,14 +125,14 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
         first_row = int(base[claimers].min()) if len(claimers) else 0
         num_rows = int(last[claimers].max()) + 1 - first_row if len(claimers) else 0
         num_places = int((first + count * copies)[begin:end].max())
-        num_listed = int(lists[claimers].max()) + reads if len(claimers) else 0
-        sizes = (len(claimers), num_places, int(direct[begin:end].sum()), num_listed, first_row, num_rows)
+        num_noted = int(noted[claimers].max()) + reads if len(claimers) else 0
+        sizes = (len(claimers), num_places, int(direct[begin:end].sum()), num_noted, first_row, num_rows)
         ranges.append(SlotRange(begin, end - begin, claimers.to(device), *sizes))
         marks[claimers] = 1 + first_row
     if host.shared and max(r.num_places for r in ranges) >= UNCLAIMED:
         raise ValueError(f"a batch of {reads} ids must have fewer than {UNCLAIMED} places where tables share rows")
     used = torch.where((same == pair) | claimed, count, 0)
-    table = torch.stack([first, count, copies, marks, unit.flatten(), used, lists], 1)
+    table = torch.stack([first, count, copies, marks, unit.flatten(), used, noted], 1)
     return Places(table.to(device), ranges, int(used.max()))
 
 

@@ -45,6 +45,7 @@ def as_stored(numbers, stored, place, step, seed, ROUNDED: tl.constexpr):
         size = tl.abs(numbers)
         if DROPPED == 13:  # below float16's smallest normal number all are 2**-24 apart
             whole = tl.floor(size * 16777216.0 + noise.to(tl.float32) * 0.0001220703125) * 5.9604644775390625e-08
-            rounded = tl.where(size < 0.00006103515625, tl.where(pattern < 0, -whole, whole), rounded)
+            signed = (whole.to(tl.int32, bitcast=True) | (pattern & -2147483648)).to(tl.float32, bitcast=True)
+            rounded = tl.where(size < 0.00006103515625, signed, rounded)
         numbers = tl.where(size < float("inf"), rounded, numbers)
     return numbers.to(stored.dtype.element_ty)

@@ -204,3 +204,16 @@ def read_ids(ids, offsets, n, slot, B, id_stride, JAGGED: tl.constexpr):
         place = n
         i = tl.load(ids + n * id_stride + feature, mask=n < B, other=-1)
     return i, place
+
+
+@triton.jit
+def places_inside(n, offsets, slot, B, JAGGED: tl.constexpr):
+    """The places of the n-th ids that a slot reads, as ``read_ids`` gives them, and which of them there are."""
+    feature = tl.load(slot + FEATURE)
+    if JAGGED:
+        place = tl.load(offsets + feature * B) + n
+        inside = place < tl.load(offsets + (feature + 1) * B)
+    else:
+        place = n
+        inside = n < B
+    return place, inside

@@ -82,7 +82,7 @@ def all_finite(g):
 
 @triton.jit
 def update_kernel(
-    ids, offsets, sums, claims, places, lengths, rows, stored, lr, state0, state1, state2, last, step, constants,
+    ids, offsets, sums, claims, places, rows, stored, lr, state0, state1, state2, last, step, constants,
     loss_scale, clip_value, seed, slots, parts, maps, B, id_stride, first_pair, pairs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
     RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr, ROUNDED: tl.constexpr,
@@ -91,9 +91,9 @@ def update_kernel(
     """T places of one pair: the rule, on their rows. ``step`` counts this step already."""
     pair = first_pair + tl.program_id(0) % pairs
     block = tl.program_id(0) // pairs
-    if block.to(tl.int64) * T < used_places(places, lengths, pair, OWNED):
+    if block.to(tl.int64) * T < used_places(places, pair):
         row, place, active = touched_rows(
-            ids, offsets, claims, places, lengths, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED,
+            ids, offsets, claims, places, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED,
             OWNED, SHARED,
         )  # fmt: skip
         g = sums_of(sums, places, pair, place, active, W, C)
