@@ -36,7 +36,7 @@ from .ranks import by_frequency
 from .replay import NO_ADVANCE, Advance, advance
 from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
 
-from .rows import if_used, is_valid, number_of, part_at, places_inside, plain_row_of, read_ids, row_of, slot_at  # isort: skip
+from .rows import is_valid, mask_if, number_of, part_at, places_inside, plain_row_of, read_ids, row_of, slot_at  # isort: skip
 
 CLEARED = 1024  # numbers that a program clears
 FEW_PROGRAMS = 512  # up to which a partition of a slot gets a program of its own
@@ -159,17 +159,25 @@ def sum_kernel(
                 incoming *= factor[:, None]
             for k in tl.static_range(K):
                 row, used = row_of(number, is_own, slot, part_at(part, k), k, maps, OWNED)
-                present = tl.load(part_at(part, k) + BASE) >= 0
-                if present & ((partition == k) | (EACH == 0)):
+                read, readers = mask, valid
+                if OWNED:
+                    readers = valid & used
+                    read = readers[:, None] & (columns < W)[None, :]
+                    used = tl.load(part_at(part, k) + BASE) >= 0
+                if used & ((partition == k) | (EACH == 0)):
                     g = incoming
                     if tl.load(slot + OPERATION) == PRODUCT:
                         for j in tl.static_range(K):
                             if j != k:
-                                other, others = row_of(number, is_own, slot, part_at(part, j), j, maps, OWNED)
+                                other, present = row_of(number, is_own, slot, part_at(part, j), j, maps, OWNED)
                                 factors = stored + other[:, None] * W + columns[None, :]
-                                y = tl.load(factors, mask=if_used(others, mask, OWNED), other=0).to(ACC)
-                                g = tl.where(if_used(others, mask, OWNED), g * y, g)
-                    read, readers = if_used(used, mask, OWNED), if_used(used, valid, OWNED)
+                                if OWNED:
+                                    some = (valid & present)[:, None]
+                                    y = tl.load(factors, mask=some & (columns < W)[None, :], other=0).to(ACC)
+                                    g = tl.where(some, g * y, g)
+                                else:
+                                    y = tl.load(factors, mask=mask_if(present, mask), other=0).to(ACC)
+                                    g = tl.where(present, g * y, g)
                     first, count, copies, claimed = run_of(places, s * K + k)
                     first += (block % copies) * count
                     if claimed != 0:
