@@ -65,10 +65,10 @@ def prepare_table(
     config = dataclasses.replace(config, transform=config.transform or "signed_log")
     if not dense and not categorical:
         names = [name for name in column_names(source, separator) if name not in (label, time)]
-        found = infer_columns(source, names, separator=separator, multi_separator=multi_separator)
-        dense = [column.name for column in found if column.kind == "number"]
-        categorical = [column.name for column in found if column.kind in ("category", "list")]
-        multi = [column.name for column in found if column.kind == "list"]
+        inferred = infer_columns(source, names, separator=separator, multi_separator=multi_separator)
+        dense = [column.name for column in inferred if column.kind == "number"]
+        categorical = [column.name for column in inferred if column.kind in ("category", "list")]
+        multi = [column.name for column in inferred if column.kind == "list"]
         if not categorical:
             raise ValueError(
                 f"{source} has no column that looks like categories: name them (categorical=, --categorical)"

@@ -153,18 +153,18 @@ def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, consol
         ValueError: if the folder holds figures of the same name on other data.
         KeyboardInterrupt: if interrupted; the same call goes on.
     """
-    files: dict[Path, Plan | None] = {out / "plans" / f"{own.axes.name}.json": own for own in plans}
-    for path, own in zip(files, plans, strict=True):
+    files: dict[Path, Plan | None] = {out / "plans" / f"{plan.axes.name}.json": plan for plan in plans}
+    for path, plan in zip(files, plans, strict=True):
         with suppress(FileNotFoundError, ValueError):  # one that cannot be read is written anew
-            files[path] = joined(Plan.read(path), own)
+            files[path] = joined(Plan.read(path), plan)
         if files[path] is None:
             raise ValueError(f"{path} is on other data: take another folder for each data")
     (out / "plans").mkdir(parents=True, exist_ok=True)
     for path, whole in files.items():
         if whole is not None:
             whole.write(path)
-    wanted = [runs for own in plans if own.axes.y != "parameters" for runs in own.runs]
-    data = {name: Path(found["path"]) for own in plans for name, found in own.made["datasets"].items()}
+    wanted = [runs for plan in plans if plan.axes.y != "parameters" for runs in plan.runs]
+    data = {name: Path(about["path"]) for plan in plans for name, about in plan.made["datasets"].items()}
     made = sweep.new(out, in_turns(wanted, device), data, device)
     if made.runs:
         with showing(console, made) as report:
@@ -192,8 +192,8 @@ def joined(before: Plan, now: Plan) -> Plan | None:
     for point, configs in zip(before.points, before.runs, strict=True):
         _, runs = points.setdefault(setting(configs), (point, []))
         runs += [config for config in configs if config not in runs]
-    found = list(points.values())
-    return dataclasses.replace(now, points=[point for point, _ in found], runs=[runs for _, runs in found])
+    pairs = list(points.values())
+    return dataclasses.replace(now, points=[point for point, _ in pairs], runs=[runs for _, runs in pairs])
 
 
 def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunConfig]]:
