@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, optim
 
 N, D, STEPS = 60, 8, 4
+PATH = Path(20, (6,), force=True)
 CASES: list[Callable[[], None]] = []
 
 
@@ -134,9 +135,9 @@ def sparse_gradients_keep_rows_still_that_no_process_read() -> None:
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "Embedding": lambda: Embedding(N, D, QR(4)),
-    "EmbeddingBag": lambda: nn.Sequential(EmbeddingBag(N, D, Path(20, (6,)))),
+    "EmbeddingBag": lambda: nn.Sequential(EmbeddingBag(N, D, PATH)),
     "HotCold": lambda: Embedding(N, D, HotCold(9, cold=Pool(30), num_rest=4), frequencies=torch.arange(N)),
-    "EmbeddingCollection": lambda: EmbeddingCollection([Table("a.b", N, D, QR(4)), Table("c", N, D, Path(20, (6,)))]),
+    "EmbeddingCollection": lambda: EmbeddingCollection([Table("a.b", N, D, QR(4)), Table("c", N, D, PATH)]),
 }
 
 

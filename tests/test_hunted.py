@@ -1,10 +1,12 @@
 """Defects that were found from outside, each as it was found."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Path, Pool, Table
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Path, Pool, Table, optim
 from quorem.optim import Adagrad, apply_in_backward
 
 IDS = torch.tensor([1, 5, 99])
@@ -72,3 +74,102 @@ def test_collections_survive_it_too():
     ids = torch.stack([IDS] * 3, 1)
     expected = tables(ids)
     torch.testing.assert_close(tables.type(torch.float64)(ids), expected.double())
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [2, 1, 0]])
+def test_the_maximum_of_a_bag_with_nan_is_nan(ids):
+    table = EmbeddingBag(100, 8, QR(4), mode="max")
+    with torch.no_grad():
+        table.stored[1] = torch.nan
+    dense = nn.EmbeddingBag.from_pretrained(table.to_dense().detach(), mode="max")
+    bags, offsets = torch.tensor([*ids, 5, 6]), torch.tensor([0, 3])
+    torch.testing.assert_close(table(bags, offsets).detach(), dense(bags, offsets), equal_nan=True)
+    assert table(bags, offsets)[0].isnan().all()
+
+
+@pytest.mark.parametrize("mode", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("offsets", "match"), [([1, 2], "must be 0"), ([0, 2, 1], "must not decrease"), ([0, 9], "at most the number")]
+)
+def test_compiled_bags_refuse_the_offsets_that_others_refuse(mode, offsets, match):
+    torch._dynamo.reset()
+    table = EmbeddingBag(100, 8, QR(4), mode=mode)
+    for module in (table, torch.compile(table, fullgraph=True, backend="aot_eager")):
+        with pytest.raises((ValueError, RuntimeError), match=match):
+            module(IDS, torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_maximize_that_is_set_later_is_followed(in_backward):
+    table = Embedding(100, 8, QR(4), sparse=not in_backward)
+    dense = Embedding(100, 8, QR(4))
+    dense.load_state_dict(table.state_dict())
+    make = apply_in_backward if in_backward else lambda module, kind, lr: kind(module.parameters(), lr=lr)
+    ours, theirs = make(table, Adagrad, lr=0.1), torch.optim.Adagrad(dense.parameters(), lr=0.1)
+    for step in range(4):
+        for module, optimizer in ((table, ours), (dense, theirs)):
+            optimizer.param_groups[0]["maximize"] = step > 1
+            optimizer.zero_grad()
+            module(IDS).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(table.to_dense(), dense.to_dense())
+
+
+def test_a_refused_group_leaves_nothing_behind():
+    table, other = (Embedding(100, 8, QR(4), sparse=True) for _ in range(2))
+    optimizer = Adagrad(table.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"weight_decay \(0\.1\) must be 0"):
+        optimizer.add_param_group({"params": other.parameters(), "weight_decay": 0.1})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": other.parameters()})
+    assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("name", ["Adagrad", "RowWiseAdagrad", "LazyAdam", "AMSGrad", "SGD"])
+def test_optimizers_survive_that_a_model_becomes_double(name, in_backward):
+    """The rest is then trained in float64, from the state that there is."""
+    table = Embedding(100, 8, QR(4), sparse=not in_backward)
+    twin = copy.deepcopy(table).double()
+    modules = []
+    for module in (table, twin):
+        if in_backward:
+            modules.append((module, apply_in_backward(module, getattr(optim, name), lr=0.1)))
+        else:
+            modules.append((module, getattr(optim, name)(module.parameters(), lr=0.1)))
+    for step in range(4):
+        if step == 2:
+            table.double()
+        for module, optimizer in modules:
+            optimizer.zero_grad()
+            module(IDS).square().sum().backward()
+            optimizer.step()
+    assert table.stored.dtype == torch.float64
+    torch.testing.assert_close(table.to_dense(), twin.to_dense(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bags_of_paths_have_sparse_gradients_in_half_precision(dtype):
+    table = EmbeddingBag(100, 8, Path(20, (6,), force=True), sparse=True, mode="sum", dtype=dtype)
+    dense = EmbeddingBag(100, 8, Path(20, (6,), force=True), mode="sum", dtype=dtype)
+    dense.load_state_dict(table.state_dict())
+    for module in (table, dense):
+        module(IDS[None]).sum().backward()
+    assert table.stored.grad.is_sparse
+    torch.testing.assert_close(table.stored.grad.float().to_dense(), dense.stored.grad.float())
+    tables = [Table("a", 100, 8, Path(20, (6,), force=True)), Table("b", 100, 8, QR(4))]
+    mixed, twin = (EmbeddingCollection(tables, sparse=sparse, dtype=dtype) for sparse in (True, False))
+    twin.load_state_dict(mixed.state_dict())
+    for module in (mixed, twin):
+        module(torch.cat([IDS, IDS]), torch.tensor([0, 3, 6])).sum().backward()
+    gradient = mixed.stored.grad.float()
+    torch.testing.assert_close(gradient.to_dense() if gradient.is_sparse else gradient, twin.stored.grad.float())
+
+
+def test_lookups_with_sparse_gradients_are_compiled_with_a_break_that_says_why():
+    torch._dynamo.reset()
+    table = Embedding(100, 8, QR(4), sparse=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="gradient is a sparse tensor is not compiled"):
+        torch.compile(table, fullgraph=True, backend="aot_eager")(IDS)
+    torch.compile(table, backend="aot_eager")(IDS).sum().backward()
+    assert table.stored.grad.is_sparse

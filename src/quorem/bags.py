@@ -132,7 +132,7 @@ class EmbeddingBag(Embedding):
         values = torch.where(valid[:, None], vectors.detach(), -torch.inf)
         best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # one row more than there are bags
         best = best.scatter_reduce(0, bags, values, "amax")
-        wins = valid[:, None] & (values == best.gather(0, bags))
+        wins = valid[:, None] & ((values == best.gather(0, bags)) | values.isnan())  # NaN is the largest, as in torch
         first = torch.where(wins, place[:, None], ids.shape[0])
         first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
         return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag takes the row of zeros

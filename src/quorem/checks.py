@@ -90,7 +90,11 @@ def check_offsets(offsets: Tensor, num_ids: int) -> Tensor:
     if offsets.dim() != 1:
         raise ValueError(f"offsets has shape {tuple(offsets.shape)} but must be 1-D")
     offsets = offsets.long()
-    if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and len(offsets):
+    if offsets.device.type == "cpu" and torch.compiler.is_compiling():
+        torch._assert_async((offsets[:1] == 0).all(), "offsets[0] must be 0")
+        torch._assert_async((offsets.diff() >= 0).all(), "offsets must not decrease")
+        torch._assert_async((offsets[-1:] <= num_ids).all(), "offsets[-1] must be at most the number of ids")
+    elif offsets.device.type == "cpu" and len(offsets):
         if offsets[0] != 0:
             raise ValueError(f"offsets[0] ({int(offsets[0])}) must be 0")
         if (offsets.diff() < 0).any():

@@ -28,6 +28,7 @@ class RowRule:
     state: State
     extents: Tensor | None = None  # int64 [T, 2]: first row and pitch of each table; None where ``stored`` is one
     rounding_seed: int | None = None  # of half-precision rows that are rounded at random
+    kind: tuple[torch.dtype, torch.device] | None = None  # of ``stored`` when the state was made
     written: tuple[int, int] | None = None  # version and address of ``stored`` after the last write under this rule
 
     def note_rows(self, stored: Tensor) -> None:
@@ -150,6 +151,12 @@ class Read:
     before: tuple[Tensor | None, ...]
     after: tuple[Layout, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+
+    def negated(self) -> "Read":
+        """With the opposite gradient, to maximize."""
+        place = 1 if self.op == "rows" else 0
+        before = [-t if i == place and t is not None else t for i, t in enumerate(self.before)]
+        return Read(self.op, tuple(before), self.after, self.options)
 
     def row_grads(self, stored: Tensor) -> tuple[Tensor, Tensor]:
         """Rows ``[N]``, repeated or not, and their gradients ``[N, W]``."""

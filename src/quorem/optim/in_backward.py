@@ -90,6 +90,8 @@ def apply_in_backward(
 
 def _apply(optimizer: RowOptimizer, stored: Tensor, scale: DeviceScalar, reads: list[Read]) -> None:
     loss_scale = None if optimizer.loss_scale is None else scale.set(optimizer.loss_scale)
-    row_rule = optimizer._row_rule(optimizer.param_groups[0], stored)
+    group = optimizer.param_groups[0]
+    row_rule = optimizer._row_rule(group, stored)
+    reads = [read.negated() for read in reads] if group.get("maximize") else reads
     update_(reads, stored, row_rule, optimizer.clip_value, loss_scale)
     optimizer._opt_called = True  # type: ignore[attr-defined]  # by which schedulers know that a step came before theirs

@@ -75,7 +75,11 @@ class RowOptimizer(torch.optim.Optimizer):
             ValueError: if an option is not supported, or not for a table among the parameters.
         """
         super().add_param_group(param_group)
-        self._check(self.param_groups[-1])
+        try:
+            self._check(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     def _check(self, group: dict[str, Any]) -> None:
         for key, default in self.defaults.items():
@@ -130,7 +134,7 @@ class RowOptimizer(torch.optim.Optimizer):
         """The rule of ``p``, made from the optimizer's state where there is none with these constants."""
         constants, rule = self._constants(group, p), self._rule(group)
         row_rule = self._row_rules.get(p)
-        if row_rule is None or row_rule.constants != constants:
+        if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device):
             self._check_rows(group, p)
             updates = updates_of(p) or Updates(p)
             updates.flush_()  # of what it missed under other constants, or another optimizer
@@ -144,6 +148,7 @@ class RowOptimizer(torch.optim.Optimizer):
                     state[name] = torch.as_tensor(value).to(p.device, dtype)
             row_state = self._row_state(state, p, constants)
             row_rule = RowRule(rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
+            row_rule.kind = (p.dtype, p.device)
             self._row_rules[p], self._updates[p] = row_rule, updates
             updates.lagging = row_rule if rule in CATCHES_UP else None
         row_rule.lr.set(group["lr"])
@@ -181,7 +186,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 if self._sparse_tables[p]:  # whose gradient became dense, as DistributedDataParallel needs it
                     rows = (grad != 0).any(1).nonzero()[:, 0]
                 values = grad[rows]
-            update_([Read("rows", (rows, values))], p, self._row_rule(group, p))
+            read = Read("rows", (rows, values))
+            update_([read.negated() if group.get("maximize") else read], p, self._row_rule(group, p))
         return loss
 
     def _is_by_row(self, p: Tensor) -> bool:

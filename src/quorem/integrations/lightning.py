@@ -1,0 +1,96 @@
+"""PyTorch Lightning: the state of ``apply_in_backward`` optimizers, which Lightning does not know, in its checkpoints.
+
+Lightning saves the optimizers that ``configure_optimizers`` returns. One made by ``apply_in_backward`` takes its steps
+within the backward pass and is not among them, so that its state would be lost when a run is resumed. Two ways to
+keep it:
+
+    trainer = Trainer(callbacks=[lightning.callback(optimizer)])
+
+or, without a callback, from the hooks of a ``LightningModule``:
+
+    def on_save_checkpoint(self, checkpoint):
+        lightning.on_save_checkpoint(self.table_optimizer, checkpoint)
+
+    def on_load_checkpoint(self, checkpoint):
+        lightning.on_load_checkpoint(self.table_optimizer, checkpoint)
+"""
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from ..optim import RowOptimizer
+
+KEY = "quorem_table_optimizers"
+
+Optimizers = RowOptimizer | list[RowOptimizer]
+
+
+def on_save_checkpoint(optimizers: Optimizers, checkpoint: MutableMapping[str, Any]) -> None:
+    """Put the state of ``optimizers`` into ``checkpoint``, every row up to date.
+
+    Args:
+        optimizers: what ``apply_in_backward`` returned, one or several.
+        checkpoint: the dictionary that Lightning is about to save.
+
+    >>> from quorem import QR, Embedding
+    >>> from quorem.optim import Adagrad, apply_in_backward
+    >>> checkpoint = {}
+    >>> on_save_checkpoint(apply_in_backward(Embedding(1000, 16, QR(4)), Adagrad), checkpoint)
+    >>> list(checkpoint)
+    ['quorem_table_optimizers']
+    """
+    checkpoint[KEY] = [optimizer.state_dict() for optimizer in _listed(optimizers)]
+
+
+def on_load_checkpoint(optimizers: Optimizers, checkpoint: MutableMapping[str, Any]) -> None:
+    """Take up the state that ``on_save_checkpoint`` put into ``checkpoint``.
+
+    Raises:
+        ValueError: if the checkpoint has no such state, or that of another number of optimizers.
+    """
+    every = _listed(optimizers)
+    states = checkpoint.get(KEY)
+    if states is None:
+        raise ValueError(f"checkpoint must hold {KEY!r}: it was saved without the state of the tables' optimizer")
+    if len(states) != len(every):
+        raise ValueError(f"checkpoint has the state of {len(states)} optimizers of tables but must have {len(every)}")
+    for optimizer, state in zip(every, states, strict=True):
+        optimizer.load_state_dict(state)
+
+
+def callback(optimizers: Optimizers | Callable[[Any], Optimizers]) -> Any:
+    """A Lightning ``Callback`` that saves and loads the state of ``optimizers`` with each checkpoint.
+
+    Args:
+        optimizers: what ``apply_in_backward`` returned, one or several; or a function that finds them in the
+            ``LightningModule``, for one that makes them in ``configure_model`` or ``setup``.
+
+    Raises:
+        ImportError: if neither ``lightning`` nor ``pytorch_lightning`` is installed.
+    """
+    find = optimizers if callable(optimizers) else lambda module: optimizers
+    base = _callback_class()
+
+    class TableOptimizers(base):  # type: ignore[misc, valid-type]
+        """Keeps the state of optimizers that step within the backward pass."""
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: MutableMapping[str, Any]) -> None:
+            on_save_checkpoint(find(pl_module), checkpoint)
+
+        def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: MutableMapping[str, Any]) -> None:
+            on_load_checkpoint(find(pl_module), checkpoint)
+
+    return TableOptimizers()
+
+
+def _listed(optimizers: Optimizers) -> list[RowOptimizer]:
+    return [optimizers] if isinstance(optimizers, RowOptimizer) else list(optimizers)
+
+
+def _callback_class() -> type:
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback
+    found: type = Callback
+    return found

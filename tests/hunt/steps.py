@@ -1,0 +1,181 @@
+"""Steps of drawn optimizers on rows: after them the tables are those of ``torch.optim`` on dense gradients.
+
+``python tests/hunt/steps.py --steps 100000`` prints its figures as JSON; the tests run it on a few. A run draws a
+collection, an optimizer with its options, whether it steps on sparse gradients or within the backward pass, and a
+learning rate for each step. Between steps it may evaluate, save and load, copy, flush, or write into ``stored``.
+"""
+
+import argparse
+import copy
+import json
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from hunt.lookups import drawn_ids, drawn_scheme
+from torch import Tensor
+
+from quorem import EmbeddingCollection, Table, optim
+
+STEPS_A_RUN = 100
+TOLERANCE = 1e-9
+
+
+def drawn_rule(rng: random.Random) -> tuple[type[optim.RowOptimizer], type[torch.optim.Optimizer], dict[str, Any]]:
+    """The optimizer, its oracle, and options that both take."""
+    name = rng.choice(["SGD", "momentum", "Adagrad", "Adam", "AMSGrad", "AdamW"])
+    if name == "SGD":
+        return optim.SGD, torch.optim.SGD, {}
+    if name == "momentum":
+        options = {"momentum": rng.choice([0, 0.5, 0.9]), "weight_decay": rng.choice([0, 0.01])}
+        return optim.SGD, torch.optim.SGD, {**options, "nesterov": options["momentum"] > 0 and rng.random() < 0.5}
+    if name == "Adagrad":
+        options = {"lr_decay": rng.choice([0, 0.01]), "initial_accumulator_value": rng.choice([0, 0.1])}
+        return optim.Adagrad, torch.optim.Adagrad, {**options, "eps": rng.choice([1e-10, 1e-3])}
+    options = {"betas": (rng.choice([0.9, 0.5, 0.0]), rng.choice([0.999, 0.99, 0.9])), "eps": 1e-6}
+    if name == "AdamW":
+        return optim.AdamW, torch.optim.AdamW, {**options, "weight_decay": rng.choice([0, 0.01, 0.1])}
+    return getattr(optim, name), torch.optim.Adam, options
+
+
+def drawn_collection(rng: random.Random, sparse: bool) -> EmbeddingCollection:
+    """In float64, so that what is compared is the rule and not its rounding."""
+    tables = []
+    for k in range(rng.randint(1, 4)):
+        n = rng.randint(20, 150)
+        scheme = drawn_scheme(rng, n)
+        while type(scheme).__name__ == "Path":  # its networks have dense gradients, and an optimizer of their own
+            scheme = drawn_scheme(rng, n)
+        tables.append(Table(f"t{k}", n, 4, scheme))
+    module = EmbeddingCollection(tables, sparse=sparse, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(rng.randrange(2**31))
+    with torch.no_grad():
+        module.stored.copy_(0.5 + torch.rand(module.stored.shape, generator=draw, dtype=torch.float64))
+    return module
+
+
+class Run:
+    """A collection under an optimizer on rows, and its twin under ``torch.optim``."""
+
+    def __init__(self, rng: random.Random, found: Counter[str]) -> None:
+        self.rng, self.found = rng, found
+        self.in_backward = rng.random() < 0.5
+        ours, theirs, self.options = drawn_rule(rng)
+        self.module = drawn_collection(rng, sparse=not self.in_backward)
+        self.twin = EmbeddingCollection(
+            [
+                Table(n, s.num_embeddings, 4, s.scheme)
+                for n, s in zip(self.module.names, self.module.specs, strict=True)
+            ],
+            dtype=torch.float64,
+        )
+        self.twin.load_state_dict(self.module.state_dict())
+        self.make = ours
+        self.optimizer = self._optimizer()
+        amsgrad = {"amsgrad": True} if ours is optim.AMSGrad else {}
+        self.truth = theirs(self.twin.parameters(), lr=0.1, **self.options, **amsgrad)
+        momentum = "momentum " if self.options.get("momentum") else ""
+        self.name = f"{momentum}{ours.__name__} {'in backward' if self.in_backward else 'sparse'}"
+
+    def _optimizer(self) -> optim.RowOptimizer:
+        if self.in_backward:
+            return optim.apply_in_backward(self.module, self.make, lr=0.1, **self.options)
+        return self.make(self.module.parameters(), lr=0.1, **self.options)
+
+    def step(self) -> None:
+        rng = self.rng
+        lr, batch = 10 ** rng.uniform(-3, -1), rng.randint(1, 4)
+        ids = torch.stack([drawn_ids(rng, batch, s.num_embeddings).long() for s in self.module.specs], 1)
+        target = torch.tensor([rng.uniform(-1, 1) for _ in range(4)], dtype=torch.float64)
+        for module, optimizer in ((self.module, self.optimizer), (self.twin, self.truth)):
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.zero_grad()
+            ((module(ids) - target).tanh().square().sum() + 0.1 * module(ids.flip(0)).sum()).backward()
+            optimizer.step()
+
+    def between(self) -> None:
+        """What people do between two steps."""
+        rng = self.rng
+        kind = rng.choice(["evaluate", "resume", "copy", "flush", "write", "stored"])
+        self.found[kind] += 1
+        if kind == "evaluate":
+            ids = torch.stack([drawn_ids(rng, 3, s.num_embeddings).long() for s in self.module.specs], 1)
+            with torch.no_grad():
+                self.compare(self.module(ids), self.twin(ids))
+        elif kind == "resume":
+            state, rows = copy.deepcopy(self.optimizer.state_dict()), copy.deepcopy(self.module.state_dict())
+            if self.in_backward:
+                self.optimizer.remove()
+            self.module.load_state_dict(rows)
+            self.optimizer = self._optimizer()
+            self.optimizer.load_state_dict(state)
+        elif kind == "copy":
+            self.compare(copy.deepcopy(self.module).live_stored, self.twin.stored)
+        elif kind == "flush":
+            self.optimizer.flush()
+            self.compare(self.module.live_stored, self.twin.stored)
+        elif kind == "write":
+            value, exact = rng.uniform(0.5, 1.5), not (self.options.get("momentum") and self.options["weight_decay"])
+            by_name = rng.random() < 0.5 or not exact  # the buffer of a row that lags behind needs the row
+            with torch.no_grad():
+                for module in (self.module, self.twin):
+                    (module.stored if by_name else next(module.parameters())).fill_(value)
+        else:
+            self.compare(self.module.stored, self.twin.stored)
+
+    def compare(self, actual: Tensor, expected: Tensor) -> None:
+        error = float((actual - expected).detach().abs().max())
+        if not error <= TOLERANCE:
+            raise AssertionError(f"{error:.2e} off")
+
+
+def hunt(steps: int, seed: int = 0) -> dict[str, Any]:
+    """So many steps, a hundred in each drawn run."""
+    rng, began = random.Random(seed), time.monotonic()
+    found: Counter[str] = Counter()
+    rules: Counter[str] = Counter()
+    bad, done = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while done < steps:
+            run, some = Run(rng, found), min(STEPS_A_RUN, steps - done)
+            try:
+                for _ in range(some):
+                    run.step()
+                    if rng.random() < 0.05:
+                        run.between()
+                run.compare(run.module.stored, run.twin.stored)
+            except (AssertionError, RuntimeError, ValueError) as error:
+                bad.append(f"{run.name} {run.options} {run.module}: {error!r}"[:600])
+            done += some
+            rules[run.name] += some
+    return {
+        "steps": done,
+        "seed": seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "between": dict(sorted(found.items())),
+        "by_rule": dict(sorted(rules.items())),
+        "bad": bad,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10**5, help="how many")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    found = hunt(options.steps, options.seed)
+    print(json.dumps(found, indent=1))
+    sys.exit(bool(found["bad"]))
+
+
+if __name__ == "__main__":
+    main()
