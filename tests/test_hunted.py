@@ -76,15 +76,16 @@ def test_collections_survive_it_too():
     torch.testing.assert_close(tables.type(torch.float64)(ids), expected.double())
 
 
-@pytest.mark.parametrize("ids", [[0, 1, 2], [2, 1, 0]])
-def test_the_maximum_of_a_bag_with_nan_is_nan(ids):
-    table = EmbeddingBag(100, 8, QR(4), mode="max")
+@pytest.mark.parametrize("ids", [[0, 1, 2], [1, 0, 2], [1], [3, 1, 2]])
+def test_the_maximum_of_a_bag_with_nan_is_torchs(ids):
+    """NaN where it comes first, padding aside."""
+    table = EmbeddingBag(100, 8, QR(4), mode="max", padding_idx=3)
     with torch.no_grad():
-        table.stored[1] = torch.nan
-    dense = nn.EmbeddingBag.from_pretrained(table.to_dense().detach(), mode="max")
-    bags, offsets = torch.tensor([*ids, 5, 6]), torch.tensor([0, 3])
+        table.stored[1, :5] = torch.nan
+    dense = nn.EmbeddingBag.from_pretrained(table.to_dense().detach(), mode="max", padding_idx=3)
+    bags, offsets = torch.tensor([*ids, 5, 6]), torch.tensor([0, len(ids)])
     torch.testing.assert_close(table(bags, offsets).detach(), dense(bags, offsets), equal_nan=True)
-    assert table(bags, offsets)[0].isnan().all()
+    assert table(bags, offsets)[0].isnan().any() == (ids[:1] == [1] or ids[:2] == [3, 1])
 
 
 @pytest.mark.parametrize("mode", ["sum", "max"])

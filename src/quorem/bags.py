@@ -128,11 +128,17 @@ class EmbeddingBag(Embedding):
         if self.padding[0] is not None:
             valid = valid & (self._within(ids[:, None], None)[:, 0] != self.padding[0])
         vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
-        bags = bag_and_feature(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
-        values = torch.where(valid[:, None], vectors.detach(), -torch.inf)
+        bag = bag_and_feature(ids, starts, self.spans)[0]
+        bags = bag[:, None].expand(vectors.shape)
+        values = vectors.detach()
+        # NaN counts where it comes first in its bag, and is passed over elsewhere, as in torch.
+        lead = place.new_full(starts.shape, ids.shape[0])
+        lead = lead.scatter_reduce(0, bag, torch.where(valid, place, ids.shape[0]), "amin")
+        counts = valid[:, None] & (~values.isnan() | (place == lead[bag])[:, None])
+        values = torch.where(counts, values, -torch.inf)
         best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # one row more than there are bags
         best = best.scatter_reduce(0, bags, values, "amax")
-        wins = valid[:, None] & ((values == best.gather(0, bags)) | values.isnan())  # NaN is the largest, as in torch
+        wins = counts & ((values == best.gather(0, bags)) | values.isnan())
         first = torch.where(wins, place[:, None], ids.shape[0])
         first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
         return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag takes the row of zeros
