@@ -4,7 +4,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 WORKERS ?= 2
 TRITON ?= 3.9.0
 PYTEST_ARGS ?=
-HUNTS ?= damage kills
+HUNTS ?= damage kills lookups steps
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,7 +40,7 @@ triton: install ## run the GPU kernels' tests in the interpreter of another Trit
 	$(TEST_ENV) PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
 		-m "kernels(device='gpu')" tests/ops/gpu tests/dense $(PYTEST_ARGS)
 
-hunt: install ## damage files and kill processes by the hundred, into benchmarks/results/hunt (takes an hour)
+hunt: install ## damaged files, kills, drawn lookups and steps by the thousand, into benchmarks/results/hunt (an hour)
 	mkdir -p benchmarks/results/hunt
 	for hunt in $(HUNTS); do \
 		$(TEST_ENV) $(BIN)/python tests/hunt/$$hunt.py > benchmarks/results/hunt/$$hunt.json || exit 1; done

@@ -403,6 +403,29 @@ def id_orders() -> str:
     return markdown(("ids by", "full", "hashing, 4x", "hashing, 16x", "`QR`, 4x", "`QR`, 16x"), *rows)
 
 
+def drawn_lookups() -> str:
+    """What came of the lookups that ``tests/hunt/lookups.py`` drew."""
+    found = results("hunt/lookups")
+    kinds: dict[str, list[int]] = {}
+    for name, count in found["lookups_by_kind"].items():
+        kinds.setdefault(name.split()[0], []).append(count)
+    bad = [sum(text.startswith(name + "(") for text in found["bad"]) for name in kinds]
+    rows = [(f"`{name}`", f"{sum(counts):,}", f"{b}") for (name, counts), b in zip(kinds.items(), bad, strict=True)]
+    rows.append(("**all**", f"{found['lookups']:,} in {found['modules']:,} modules", f"{len(found['bad'])}"))
+    return markdown(("module", "lookups", "wrong"), *rows)
+
+
+def drawn_steps() -> str:
+    """What came of the steps that ``tests/hunt/steps.py`` drew."""
+    found = results("hunt/steps")
+    rows = [
+        (name, f"{count:,}", f"{sum(text.startswith(name) for text in found['bad'])}")
+        for name, count in found["by_rule"].items()
+    ]
+    rows.append(("**all**", f"{found['steps']:,}", f"{len(found['bad'])}"))
+    return markdown(("optimizer", "steps", "wrong"), *rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
@@ -424,5 +447,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/choosing.md", plan_medians),
         ("docs/choosing.md", plan_targets),
         ("docs/data.md", id_orders),
+        ("docs/reliability.md", drawn_lookups),
+        ("docs/reliability.md", drawn_steps),
     )
 }

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hunt import damage
+from hunt import damage, lookups, steps
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "hunt"
 
@@ -30,11 +30,34 @@ def test_damaged_files_are_told_or_harmless():
 
 def test_the_long_forms_found_nothing():
     """In the files that docs/reliability.md shows."""
-    for name in ("damage", "kills"):
+    for name in ("damage", "kills", "lookups", "steps"):
         found = json.loads((RESULTS / f"{name}.json").read_text())
         assert found["bad"] == [], name
     assert json.loads((RESULTS / "damage.json").read_text())["files"] >= 1000
     assert json.loads((RESULTS / "kills.json").read_text())["kills"] >= 200
+    assert json.loads((RESULTS / "lookups.json").read_text())["lookups"] >= 10**6
+    assert json.loads((RESULTS / "steps.json").read_text())["steps"] >= 10**5
+
+
+def test_drawn_lookups_are_torchs():
+    found = lookups.hunt(10_000, seed=7)
+    assert found["bad"] == []
+    assert found["lookups"] >= 10_000 and found["refused"] == found["modules"]
+
+
+def test_drawn_steps_are_torchs():
+    found = steps.hunt(300, seed=7)
+    assert found["bad"] == [] and sum(found["by_rule"].values()) == found["steps"] == 300
+
+
+def test_the_hunts_for_wrong_numbers_would_see_one():
+    assert lookups._difference(lookups.torch.ones(3), lookups.torch.tensor([1.0, 1.0, 1.1]), 1e-5) == "9.09e-02 off"
+    run = steps.Run(steps.random.Random(3), steps.Counter())
+    run.step()
+    with steps.torch.no_grad():
+        run.twin.stored[0] += 1e-6
+    with pytest.raises(AssertionError, match="off"):
+        run.compare(run.module.stored, run.twin.stored)
 
 
 def fail(error):
