@@ -293,8 +293,8 @@ class Tables(nn.Module):
         if self.bits:
             out = declare.call("bag_quantized", *inputs[:-1], mean=mean, **self._quantized())
         else:
-            replaced = sum(group.columns.shape[0] for group in self._path_networks())
-            with torch.set_grad_enabled(torch.is_grad_enabled() and replaced < layout.slots.shape[0]):
+            replaced = sum(len(group.members) for group in self._path_networks())  # below, with their gradients
+            with torch.set_grad_enabled(torch.is_grad_enabled() and replaced < len(self.features)):
                 out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
         for group in self._path_networks():  # the op pooled their rows; they have to be transformed before
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
@@ -333,7 +333,7 @@ class Tables(nn.Module):
         if self.bits:
             vectors = dequantize(stored[rows], self.width, self.bits).to(self.dtype).flatten(1)
         else:
-            alone = group.columns.shape[0] == self.slots.shape[0]  # torch adds no two sparse gradients in float16
+            alone = len(group.members) == len(self.features)  # torch adds no two sparse gradients in float16
             sparse = self.sparse and (alone or stored.dtype != torch.float16)
             vectors = autograd.gather(rows, stored, self.updates, sparse).flatten(1)
         vectors = group(vectors, ids, member, self.layout.ranks)

@@ -103,5 +103,5 @@ def test_checkpoints_without_the_state_are_refused() -> None:
 def test_without_lightning_there_is_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError):
+    with pytest.raises(ImportError, match="needs PyTorch Lightning"):
         lightning.callback(Network().table_optimizer)

@@ -15,6 +15,7 @@ or, without a callback, from the hooks of a ``LightningModule``:
         lightning.on_load_checkpoint(self.table_optimizer, checkpoint)
 """
 
+import importlib
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -88,9 +89,10 @@ def _listed(optimizers: Optimizers) -> list[RowOptimizer]:
 
 
 def _callback_class() -> type:
-    try:
-        from lightning.pytorch.callbacks import Callback
-    except ImportError:
-        from pytorch_lightning.callbacks import Callback
-    found: type = Callback
-    return found
+    for name in ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"):
+        try:
+            found: type = importlib.import_module(name).Callback
+            return found
+        except ImportError:
+            continue
+    raise ImportError("a callback needs PyTorch Lightning: pip install lightning")
