@@ -293,8 +293,8 @@ class Tables(nn.Module):
         if self.bits:
             out = declare.call("bag_quantized", *inputs[:-1], mean=mean, **self._quantized())
         else:
-            replaced = sum(len(group.members) for group in self._path_networks())  # below, with their gradients
-            with torch.set_grad_enabled(torch.is_grad_enabled() and replaced < len(self.features)):
+            transformed = sum(len(group.members) for group in self._path_networks())  # below, with their gradients
+            with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
                 out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
         for group in self._path_networks():  # the op pooled their rows; they have to be transformed before
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
