@@ -4,17 +4,19 @@
 
 The 26 tables of the Criteo Kaggle log, D = 16, Adagrad in the backward pass, ids of the synthetic log. Each rank has
 one thread. Steps of all models take turns in one run; the time is that of the slower rank. Bytes are those handed to
-all-to-alls for the other rank, beside what ``quorem.integrations.scale`` says.
+all-to-alls for the other rank, beside what ``quorem.integrations.scale`` says. Writes results/torchrec_step.json.
 """
 
 import argparse
 import inspect
+import json
 import logging
 import os
 import statistics
 import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,15 +34,17 @@ from quorem.data.shape import CARDINALITIES
 from quorem.data.synthetic import ClickLog
 from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
+from quorem.provenance import commit, versions
 
 D, RANKS, KEPT_FULL = 16, 2, 4096
 NAMES = [f"C{i + 1}" for i in range(len(CARDINALITIES))]
+RESULT = Path(__file__).parent / "results" / "torchrec_step.json"
 ADAGRAD = {"lr": 0.01, "eps": 1e-10}
 
 
 def sums(times: int) -> list[quorem.Table]:
     """Remainder and quotient of each large table, added."""
-    scheme = quorem.QR(times, operation="add")
+    scheme = quorem.QR(times, operation="add") if times > 1 else quorem.Full()
     return [
         quorem.Table(name, n, D, scheme if n > KEPT_FULL else quorem.Full())
         for name, n in zip(NAMES, CARDINALITIES, strict=True)
@@ -58,8 +62,9 @@ def hot_and_cold(times: int) -> list[quorem.Table]:
     return tables
 
 
-MODELS = {"QR(16), sums": sums(16), "HotCold, 2 pools, 16x": hot_and_cold(16)}
+MODELS = {"`QR(16)`, sums": sums(16), "`HotCold`, 2 pools, 16x": hot_and_cold(16)}
 FULL = "full, TorchRec's own"
+TABLES = {FULL: sums(1), **MODELS}
 
 
 def sharded(name: str, batch: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
@@ -127,17 +132,34 @@ def run(rank: int, batch: int, steps: int, store: str) -> None:
             dist.all_reduce(total)
             sizes[name] = int(total) / RANKS
     if rank == 0:
-        report({name: statistics.median(times[2:]) for name, times in seconds.items()}, sizes, batch)
+        medians = {name: statistics.median(times[2:]) for name, times in seconds.items()}
+        RESULT.write_text(json.dumps(result(medians, sizes, batch, steps), indent=1) + "\n")
     dist.destroy_process_group()
 
 
-def report(seconds: dict[str, float], sizes: dict[str, float], batch: int) -> None:
-    print("| tables | ms a step | times as fast as full | MB sent a rank | calculated |\n|---|---|---|---|---|")
+def result(seconds: dict[str, float], sizes: dict[str, float], batch: int, steps: int) -> dict[str, Any]:
+    """What was measured, beside the bytes that ``scale`` says."""
+    models = {}
     for name, time_of in seconds.items():
-        cost = scale.estimate(MODELS[name], RANKS, batch_size=batch) if name in MODELS else None
-        wanted = "" if cost is None else f"{(cost.id_bytes + cost.vector_bytes) / 1e6:.2f}"
-        faster = seconds[FULL] / time_of
-        print(f"| {name} | {time_of * 1e3:.1f} | {faster:.2f} | {sizes[name] / 1e6:.2f} | {wanted} |")
+        cost = scale.estimate(TABLES[name], RANKS, batch_size=batch)
+        calculated = None if name == FULL else cost.id_bytes + cost.vector_bytes  # TorchRec plans full tables its way
+        models[name] = {"ms": time_of * 1e3, "bytes": sizes[name], "calculated": calculated}
+    about = {"ranks": RANKS, "batch": batch, "steps": steps, "load": os.getloadavg()[0], "cores": os.cpu_count()}
+    return {"models": models, **about, "versions": versions(), "commit": commit()}
+
+
+def result_table(measured: dict[str, Any]) -> list[str]:
+    """The result, as lines of Markdown."""
+    lines = [
+        "| tables | ms a step | full tables' time over it | MB that a rank sends | calculated |",
+        "|---|---|---|---|---|",
+    ]
+    full = measured["models"][FULL]["ms"]
+    for name, row in measured["models"].items():
+        calculated = "" if row["calculated"] is None else f"{row['calculated'] / 1e6:.2f}"
+        ratio, sent = f"{full / row['ms']:.2f}", f"{row['bytes'] / 1e6:.2f}"
+        lines.append(f"| {name} | {row['ms']:.0f} | {ratio} | {sent} | {calculated} |")
+    return lines
 
 
 if __name__ == "__main__":
@@ -147,3 +169,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(run, (arguments.batch, arguments.steps, f"{folder}/store"), RANKS)
+    print("\n".join(result_table(json.loads(RESULT.read_text()))))

@@ -1,5 +1,6 @@
 """The calculator of many GPUs: by hand, and against TorchRec's own planner; torchrec_ranks.py measures its bytes."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def test_the_document_has_the_table_that_the_benchmark_prints() -> None:
     _, _, rest = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("<!-- scale -->\n")
     assert rest.partition("\n<!-- end -->")[0].splitlines() == benchmark["cost_table"]()
     assert sum(benchmark["cardinalities"]()) == 10**10
+
+
+def test_the_document_has_what_two_ranks_were_measured_at() -> None:
+    pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "torchrec_step.py"))
+    measured = json.loads((ROOT / "benchmarks" / "results" / "torchrec_step.json").read_text(encoding="utf-8"))
+    _, _, rest = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("<!-- torchrec_step -->\n")
+    assert rest.partition("\n<!-- end -->")[0].splitlines() == benchmark["result_table"](measured)
+    for model in measured["models"].values():
+        if model["calculated"] is not None:
+            assert model["bytes"] == pytest.approx(model["calculated"], rel=0.1)
 
 
 def test_wrong_arguments_are_named() -> None:
