@@ -183,14 +183,9 @@ def call(name: str, *args: Any, **options: Any) -> Any:
     mode, a tracer or a profiler has to see the op.
     """
     device = _direct_device(args)
-    if device is gpu:
-        kernel = gpu.kernels().get(name)
-    else:
-        if options.get("rounding_seed", 0) is None:
-            del options["rounding_seed"]
-        kernel = None if device is None else _kernel(cpu, name, options)
-        if kernel is not None and name in _CATCHING_UP:
-            kernel = _alone(kernel)
+    kernel = None if device is None else device.kernels().get(name)
+    if kernel is not None and device is cpu and name in _CATCHING_UP:
+        kernel = _alone(kernel)
     if kernel is not None:
         result = kernel(*args, **options)
         if result is not NotImplemented:
@@ -206,11 +201,6 @@ def call(name: str, *args: Any, **options: Any) -> Any:
     if "constants" in options:
         options["constants"] = list(options["constants"])
     return getattr(torch.ops.quorem, name)(*flat, **options)
-
-
-def _kernel(device: Any, name: str, options: dict[str, Any]) -> Kernel | None:
-    """The fused kernel of ``cpu`` or ``gpu``. Those of the CPU do not round at random."""
-    return None if device is cpu and options.get("rounding_seed") is not None else device.kernels().get(name)
 
 
 def _alone(kernel: Kernel) -> Kernel:
@@ -266,7 +256,7 @@ def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
         if state is not None:
             packed[state] = STATES[options["rule"]](*args[state])
             options["constants"] = CONSTANTS[options["rule"]](*options["constants"])
-        kernel = None if device is None else _kernel(device, name, options)
+        kernel = None if device is None else device.kernels().get(name)
         result = NotImplemented if kernel is None else kernel(*packed, **options)
         return plain(*packed, **options) if result is NotImplemented else result
 

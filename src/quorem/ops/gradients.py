@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .layout import UNUSED, Layout
 from .lookup import compose, pooling_factor, read_rows
-from .rows import Bags, Reads, accumulator, bag_reads, lookup_reads
+from .rows import Bags, Reads, accumulator, bag_reads, lookup_reads, rows_read
 
 
 def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
@@ -104,8 +104,8 @@ def _row_grads(grad: Tensor, reads: Reads, stored: Tensor) -> tuple[Tensor, Tens
     vectors = read_rows(reads, stored)
     others = torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
     values = grad.to(vectors.dtype)[..., None, :] * others
-    read = reads.valid[..., None] & reads.used
-    return torch.where(read, reads.rows, UNUSED), torch.where(read[..., None], values, 0)
+    rows = rows_read(reads)
+    return rows, torch.where((rows != UNUSED)[..., None], values, 0)
 
 
 def _bag_row_grads(

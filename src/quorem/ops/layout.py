@@ -25,7 +25,6 @@ from torch import Tensor
 from ..partitions import ExplicitPartition, Mixing, Partition
 from ..schemes import TableSpec
 from ..schemes.frequency import Ranks
-from .per_tensor import PerTensor
 
 SLOT_COLUMNS, PART_COLUMNS = 14, 5
 FEATURE, OPERATION, LIMIT, MULTIPLIER, SHIFT, PADDING, OWN, REST, COMPOSED, OFFSET, BITS, HOT, COLD, GROUP = range(
@@ -60,20 +59,6 @@ class Layout(NamedTuple):
     maps: Tensor  # int64 [M]: the index maps of explicit partitions, end to end
     spans: Tensor  # int64 [F, 2]: first slot and number of slots of each feature
     ranks: Tensor  # int32 or int64 [H]: the hot and cold ids of tables that are given frequencies, end to end
-
-
-_plain = PerTensor()  # of ``slots``
-
-
-def is_plain(layout: Layout) -> bool:
-    """Whether ids read rows by partitions alone: none has a row of its own, is mixed, or shares rows between slots."""
-    plain: bool | None = _plain.get(layout.slots)
-    if plain is None:
-        slots = layout.slots.cpu()
-        shared = slots[:, GROUP] != torch.arange(len(slots), device="cpu")
-        made_up = (slots[:, GROUP] >= len(slots)).any()  # integers of no layout: left to the kernels, which refuse them
-        plain = _plain.set(layout.slots, bool(made_up | ~(shared | (slots[:, OWN] > 0) | (slots[:, BITS] > 0)).any()))
-    return plain
 
 
 def extents_of(layout: Layout) -> Tensor:

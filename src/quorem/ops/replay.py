@@ -28,7 +28,7 @@ from torch import Tensor
 from . import linear
 from .layout import Layout
 from .rounding import Rounding
-from .rows import bag_reads, lookup_reads, subtract_
+from .rows import bag_reads, lookup_reads, rows_read, subtract_
 from .state import (
     MOMENT_COLUMNS,
     NODE_COLUMN,
@@ -60,9 +60,8 @@ def lookup_catch_up_(
     rounding_seed: int | None = None,
 ) -> None:
     """Bring the rows that a lookup will read up to date; rows that are already do not change."""
-    rows_catch_up_(
-        lookup_reads(ids, layout).rows, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed
-    )
+    rows = rows_read(lookup_reads(ids, layout))
+    rows_catch_up_(rows, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
 
 
 def bag_catch_up_(
@@ -77,14 +76,8 @@ def bag_catch_up_(
     rounding_seed: int | None = None,
 ) -> None:
     """Bring the rows that a bag will read up to date; rows that are already do not change."""
-    rows_catch_up_(
-        bag_reads(ids, offsets, layout)[0].rows,
-        stored,
-        state,
-        rule=rule,
-        constants=constants,
-        rounding_seed=rounding_seed,
-    )
+    rows = rows_read(bag_reads(ids, offsets, layout)[0])
+    rows_catch_up_(rows, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
 
 
 def rows_catch_up_(

@@ -27,6 +27,7 @@ from .layout import (
     SHIFT,
     SIZE,
     STRIDE,
+    UNUSED,
     Layout,
 )
 from .rounding import Rounding, random_bits, round_at_random
@@ -59,6 +60,11 @@ def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, Bags
     bags = bags_of(ids, offsets, layout)
     reads = reads_of(ids[:, None], layout.slots[bags.slot], layout.parts[bags.slot], layout)
     return reads._replace(valid=reads.valid & bags.valid), bags
+
+
+def rows_read(reads: Reads) -> Tensor:
+    """Row numbers ``[N, S, K]``, UNUSED where nothing is read."""
+    return torch.where(reads.valid[..., None] & reads.used, reads.rows, UNUSED)
 
 
 class Numbers(NamedTuple):

@@ -1,7 +1,8 @@
 """Fused kernels for the CPU, compiled by Numba on first use; plain PyTorch runs where Numba is missing.
 
-From the inside out: ``vector`` (loads and stores), ``rows``, ``lookup``, ``gradients``, ``replay`` and ``rules`` are
-compiled; ``launch`` gives them their arguments, and ``launch_lookup`` and ``launch_rules`` are the ops.
+From the inside out: ``vector`` (loads and stores), ``codes``, ``rounding``, ``rows``, ``lookup``, ``gradients``,
+``replay`` and ``rules`` are compiled; ``launch`` gives them their arguments, ``sharing`` says which slots are summed
+together, and ``launch_lookup`` and ``launch_rules`` are the ops.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,10 @@ def kernels() -> dict[str, Callable[..., Any]]:
         return {}
     ops: tuple[Callable[..., Any], ...] = (
         launch_lookup.lookup,
+        launch_lookup.lookup_counting,
+        launch_lookup.lookup_quantized,
         launch_lookup.bag,
+        launch_lookup.bag_quantized,
         launch_lookup.lookup_backward,
         launch_lookup.bag_backward,
         launch_lookup.lookup_row_grads,

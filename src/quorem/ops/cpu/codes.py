@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .vector import load_numbers, pointer
+from .vector import load_numbers, pointer, splat_value
 
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _BITS = {types.uint8: 8, types.int8: 4}
@@ -48,9 +48,9 @@ def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: 
         scale = builder.load(pointer(builder, 16, ends, _INT64(0), ir.HalfType()), align=2)
         zero = builder.load(pointer(builder, 16, ends, _INT64(1), _INT16), align=2)
         codes = _codes(builder, _BITS[kind], vector.lanes, start, column)
-        offset = _splat(builder, builder.sitofp(zero, ir.FloatType()), shape)
+        offset = splat_value(builder, builder.sitofp(zero, ir.FloatType()), shape)
         numbers = builder.fsub(builder.uitofp(codes, shape), offset)
-        return builder.fmul(numbers, _splat(builder, builder.fpext(scale, ir.FloatType()), shape))
+        return builder.fmul(numbers, splat_value(builder, builder.fpext(scale, ir.FloatType()), shape))
 
     return vector(kind, vector, types.int64, types.int64, types.int64, types.int64), build
 
@@ -74,9 +74,3 @@ def _codes(builder: Any, bits: int, lanes: int, start: Any, column: Any) -> Any:
     order = [i // 2 + (i % 2) * (lanes // 2) for i in range(lanes)]  # of the low and the high codes, in turn
     codes = builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(_INT32, lanes), order))
     return builder.zext(codes, wide)
-
-
-def _splat(builder: Any, value: Any, shape: Any) -> Any:
-    first = builder.insert_element(ir.Constant(shape, ir.Undefined), value, _INT32(0))
-    mask = ir.Constant(ir.VectorType(_INT32, shape.count), None)
-    return builder.shuffle_vector(first, ir.Constant(shape, ir.Undefined), mask)

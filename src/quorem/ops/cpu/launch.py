@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..layout import Layout
+from ..quantized import code_bytes
 from ..rows import accumulator
 from . import gradients, lookup
 from .gradients import Areas, area_bytes
@@ -23,14 +24,23 @@ KINDS = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
 }
+CODE_KINDS = {8: np.uint8(0), 4: np.int8(0)}  # of quantized rows, by their bits
 MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 512 bytes for each partition
 CACHED = 1 << 20  # bytes of summed gradients at a time, so that they are still in a core's cache when they are used
+
+
+class Codes(NamedTuple):
+    """What quantized rows stand for."""
+
+    width: int
+    bits: int
 
 
 @dataclass(eq=False)
 class Batch:
     """The ids of a batch and the rows that they read."""
 
+    kind: Any  # of the rows, as kernels take it
     source: tuple[int, ...]  # a ``Source``, as kernels take it
     size: int  # B
     num_ids: int  # of all features
@@ -39,7 +49,12 @@ class Batch:
 
 
 def lookup_batch(
-    ids: Tensor, stored: Tensor, layout: Layout, grad: Tensor | None = None, check: bool = True
+    ids: Tensor,
+    stored: Tensor,
+    layout: Layout,
+    grad: Tensor | None = None,
+    check: bool = True,
+    codes: Codes | None = None,
 ) -> Batch | None:
     """The batch of a lookup, ids ``[B, F]``; None if the kernels cannot take it.
 
@@ -49,15 +64,17 @@ def lookup_batch(
         layout: of ``stored``.
         grad: of the vectors, where there is one.
         check: raise ValueError if ``stored`` does not have all rows of its layout; else the kernel has to look.
+        codes: of ``stored``, where its rows are quantized.
     """
-    if ids.dim() != 2 or ids.shape[1] != layout.spans.shape[0] or not _supported(ids, stored, layout, grad, len(ids)):
+    kind = _kind(ids, stored, layout, grad, len(ids), codes)
+    if kind is None or ids.dim() != 2 or ids.shape[1] != layout.spans.shape[0]:
         return None
     size, features = ids.shape
-    stored = stored.contiguous()
-    source = _source(stored, layout, ids, *ids.stride(), size, 0, 0, 0)
+    stored, width = stored.contiguous(), stored.shape[1] if codes is None else codes.width
+    source = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
     if check:
         check_source(source)
-    return Batch(source, size, size * features, size, (ids, stored))
+    return Batch(kind, source, size, size * features, size, (ids, stored))
 
 
 def bag_batch(
@@ -68,39 +85,52 @@ def bag_batch(
     layout: Layout,
     mean: bool,
     grad: Tensor | None = None,
+    codes: Codes | None = None,
 ) -> Batch | None:
     """The batch of a bag, with the batch entry and factor of each jagged id ``[V]``; None if kernels cannot take it."""
     features = len(layout.spans)
     size, rest = divmod(len(offsets) - 1, features)
     weights_fit = sample_weights is None or sample_weights.shape == ids.shape
-    if ids.dim() != 1 or rest or not weights_fit or not _supported(ids, stored, layout, grad, size):
+    kind = _kind(ids, stored, layout, grad, size, codes)
+    if kind is None or ids.dim() != 1 or rest or not weights_fit:
         return None
     stored, ids, offsets = stored.contiguous(), ids.contiguous(), offsets.long().contiguous()
     entries = ids.new_empty(ids.shape, dtype=torch.int32)
-    factors = stored.new_empty(ids.shape, dtype=accumulator(stored))
+    width, numbers = (stored.shape[1], accumulator(stored)) if codes is None else (codes.width, torch.float32)
+    factors = stored.new_empty(ids.shape, dtype=numbers)
     weights = None if sample_weights is None else sample_weights.to(factors.dtype).contiguous()
-    source = _source(stored, layout, ids, 1, 0, size, offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
+    jagged = (offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
+    source = _source(stored, width, layout, ids, 1, 0, size, *jagged)
     check_source(source)
-    kind, weights_address = KINDS[stored.dtype], 0 if weights is None else weights.data_ptr()
-    if not lookup.fill_bags(kind, source, weights_address, len(ids), mean):
+    if not lookup.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
-    return Batch(source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
+    return Batch(kind, source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
 
 
-def _supported(ids: Tensor, stored: Tensor, layout: Layout, grad: Tensor | None, size: int) -> bool:
-    if stored.dtype not in KINDS or ids.dtype not in (torch.int32, torch.int64):
-        return False
+def _kind(
+    ids: Tensor, stored: Tensor, layout: Layout, grad: Tensor | None, size: int, codes: Codes | None
+) -> Any | None:
+    """The kind of the rows; None if kernels cannot take the arguments."""
+    if codes is None:
+        kind = KINDS.get(stored.dtype)
+    else:
+        fits = stored.dtype == torch.uint8 and stored.shape[1] == code_bytes(*codes) + 4
+        kind = CODE_KINDS.get(codes.bits) if fits else None
+    if ids.dtype not in (torch.int32, torch.int64):
+        return None
     for tensor in layout:
         if not tensor.is_contiguous():
-            return False
+            return None
     num_slots, num_partitions, _ = layout.parts.shape
     if num_partitions > MOST_PARTITIONS:
-        return False
-    return grad is None or (grad.dtype == stored.dtype and grad.shape == (size, num_slots, stored.shape[1]))
+        return None
+    if grad is not None and (grad.dtype != stored.dtype or grad.shape != (size, num_slots, stored.shape[1])):
+        return None
+    return kind
 
 
-def _source(stored: Tensor, layout: Layout, ids: Tensor, *rest: int) -> tuple[int, ...]:
+def _source(stored: Tensor, width: int, layout: Layout, ids: Tensor, *rest: int) -> tuple[int, ...]:
     """The fields of ``Source`` in their order, of which ``rest`` are those from ``entry_stride`` on.
 
     Raises:
@@ -112,7 +142,8 @@ def _source(stored: Tensor, layout: Layout, ids: Tensor, *rest: int) -> tuple[in
         raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
     tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
     sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0], ranks.shape[0], int(ranks.dtype == torch.int64))
-    return stored.data_ptr(), *stored.shape, *tensors, *sizes, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
+    rows = (stored.data_ptr(), stored.shape[0], width)
+    return *rows, *tensors, *sizes, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
 
 
 def check_source(source: tuple[int, ...]) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
+from ..lookup import count_invalid_
 from ..rows import accumulator, raise_out_of_range
 from . import gradients
 from . import lookup as kernels
-from .launch import KINDS, Batch, bag_batch, lookup_batch, raise_misfit, sum_by_row
+from .launch import KINDS, Batch, Codes, bag_batch, lookup_batch, raise_misfit, sum_by_row
 from .rows import BLOCK, INVALID_IDS, MISFIT
 from .threads import run_tasks, threads_for
 
@@ -26,22 +27,54 @@ def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str) -> Tensor
     batch = lookup_batch(ids, stored, layout, check=False)
     if batch is None:
         return NotImplemented
-    slots, partitions, _ = layout.parts.shape
-    width = stored.shape[1]
-    out = stored.new_empty(batch.size, slots, width)
-    address = out.data_ptr()
-    kind, streamed = KINDS[stored.dtype], out.nbytes >= STREAMED and (address | width * stored.itemsize) % 64 == 0
-    fixed = (kind, batch.source, kind, address, streamed)
-    threads = threads_for(out.numel() * partitions)
+    out = stored.new_empty(batch.size, layout.parts.shape[0], stored.shape[1])
+    if not _write_vectors(batch, layout, out):
+        raise_out_of_range(ids, None, layout, names)
+    return out
+
+
+def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor, *, names: str) -> Tensor:
+    """``ops.lookup.lookup_counting``."""
+    batch = lookup_batch(ids, stored, layout, check=False)
+    if batch is None:
+        return NotImplemented
+    out = stored.new_empty(batch.size, layout.parts.shape[0], stored.shape[1])
+    if not _write_vectors(batch, layout, out):
+        count_invalid_(ids, None, invalid, layout)
+    return out
+
+
+def lookup_quantized(
+    ids: Tensor, stored: Tensor, layout: Layout, *, width: int, bits: int, dtype: torch.dtype, names: str
+) -> Tensor:
+    """``ops.quantized.lookup_quantized``, or IndexError for an id out of range."""
+    batch = lookup_batch(ids, stored, layout, check=False, codes=Codes(width, bits))
+    if batch is None:
+        return NotImplemented
+    out = stored.new_empty(batch.size, layout.parts.shape[0], width, dtype=_written(dtype))
+    if not _write_vectors(batch, layout, out):
+        raise_out_of_range(ids, None, layout, names)
+    return out.to(dtype)
+
+
+def _written(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which quantized rows are written: they are summed in float32."""
+    return torch.float32 if dtype == torch.float64 else dtype
+
+
+def _write_vectors(batch: Batch, layout: Layout, out: Tensor) -> bool:
+    """Write the vectors of a lookup; whether all ids are in range."""
+    address, row = out.data_ptr(), out.shape[2] * out.itemsize
+    streamed = out.nbytes >= STREAMED and (address | row) % 64 == 0
+    fixed = (batch.kind, batch.source, KINDS[out.dtype], address, streamed)
+    threads = threads_for(out.numel() * layout.parts.shape[1])
     if threads == 1:
         status = kernels.lookup(*fixed, 0, batch.size)
     else:
         status = run_tasks(lambda: partial(kernels.lookup, *fixed), _ranges(batch.size, threads), threads)
     if status == MISFIT:
         raise_misfit(batch.source)
-    if status == INVALID_IDS:
-        raise_out_of_range(ids, None, layout, names)
-    return out
+    return status != INVALID_IDS
 
 
 def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
@@ -68,19 +101,46 @@ def bag(
     batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean)
     if batch is None:
         return NotImplemented
+    out = stored.new_empty(batch.size, len(layout.slots), stored.shape[1])
+    if not _write_pooled(batch, layout, out, accumulator(stored)):
+        raise_out_of_range(ids, offsets, layout, names)
+    return out
+
+
+def bag_quantized(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    width: int,
+    bits: int,
+    dtype: torch.dtype,
+    mean: bool,
+    names: str,
+) -> Tensor:
+    """``ops.quantized.bag_quantized``, or IndexError for an id out of range."""
+    batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean, codes=Codes(width, bits))
+    if batch is None:
+        return NotImplemented
+    out = stored.new_empty(batch.size, len(layout.slots), width, dtype=_written(dtype))
+    if not _write_pooled(batch, layout, out, torch.float32):
+        raise_out_of_range(ids, offsets, layout, names)
+    return out.to(dtype)
+
+
+def _write_pooled(batch: Batch, layout: Layout, out: Tensor, sums: torch.dtype) -> bool:
+    """Write the vectors of bags, summed in the dtype ``sums``; whether all ids are in range."""
     slots, partitions, _ = layout.parts.shape
-    width = stored.shape[1]
-    out = stored.new_empty(batch.size, slots, width)
-    fixed = (KINDS[stored.dtype], batch.source, KINDS[stored.dtype], out.data_ptr())
+    width, fixed = out.shape[2], (batch.kind, batch.source, KINDS[out.dtype], out.data_ptr())
 
     def worker() -> Callable[..., int]:
-        carry = stored.new_empty(width, dtype=accumulator(stored))
+        carry = out.new_empty(width, dtype=sums)
         return lambda first, last: kernels.bag(*fixed, carry.data_ptr(), first, last)
 
     threads = threads_for(batch.num_ids * slots // len(layout.spans) * width * partitions)
-    if run_tasks(worker, _ranges(batch.size, threads), threads) == INVALID_IDS:
-        raise_out_of_range(ids, offsets, layout, names)
-    return out
+    return run_tasks(worker, _ranges(batch.size, threads), threads) != INVALID_IDS
 
 
 def bag_backward(

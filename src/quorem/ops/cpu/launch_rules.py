@@ -28,6 +28,7 @@ from . import gradients, replay, rules
 from .gradients import Areas
 from .launch import KINDS, Batch, Scratch, bag_batch, lookup_batch, sum_by_row
 from .replay import Averages, History
+from .rounding import NEAREST, rounding_by
 from .rules import AdamFactors, GradientOptions
 from .sharing import sharing_of
 from .threads import run_tasks, threads_for
@@ -87,10 +88,11 @@ def _update(
     constants: Constants,
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
+    rounding_seed: int | None = None,
 ) -> None:
-    if batch is None or not _fits(stored, state):
+    if batch is None or not _fits(stored, state, rounding_seed):
         return NotImplemented
-    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale))
+    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale), rounding_seed)
     # Here a row of a table that is several rows of ``stored`` is looked at as a whole, so its slots come together.
     by_table_row = isinstance(state, RowWiseAdagradState) or loss_scale is not None
     all_at_once = by_table_row and int(layout.parts[..., PITCH].max()) > 1
@@ -110,10 +112,11 @@ def rows_update_(
     constants: Constants,
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
+    rounding_seed: int | None = None,
     extents: Tensor | None = None,
 ) -> None:
     """``ops.rules.rows_update_``."""
-    if stored.dtype not in KINDS or not _fits(stored, state):
+    if stored.dtype not in KINDS or not _fits(stored, state, rounding_seed):
         return NotImplemented
     if extents is None and isinstance(state, RowWiseAdagradState):
         extents = state.extents
@@ -121,7 +124,7 @@ def rows_update_(
         return NotImplemented  # the rows of ``stored`` that make up a row of a table need not come together
     rows = _checked(rows, stored)
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
-    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale))
+    step = _step(stored, lr, state, constants, _options(clip_value, loss_scale), rounding_seed)
     n, (num_rows, width) = len(rows), stored.shape
     threads = threads_for(n * width)
     fixed = (KINDS[stored.dtype], rows.data_ptr(), values.data_ptr(), n, num_rows)
@@ -139,10 +142,17 @@ def rows_update_(
 
 
 def lookup_catch_up_(
-    ids: Tensor, stored: Tensor, state: AdamState, layout: Layout, *, rule: str, constants: AdamConstants
+    ids: Tensor,
+    stored: Tensor,
+    state: AdamState,
+    layout: Layout,
+    *,
+    rule: str,
+    constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> None:
     """``ops.replay.lookup_catch_up_``."""
-    return _catch_up(lookup_batch(ids, stored, layout), stored, state, layout, constants)
+    return _catch_up(lookup_batch(ids, stored, layout), stored, state, layout, constants, rounding_seed)
 
 
 def bag_catch_up_(
@@ -154,16 +164,26 @@ def bag_catch_up_(
     *,
     rule: str,
     constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> None:
     """``ops.replay.bag_catch_up_``."""
-    return _catch_up(bag_batch(ids, offsets, None, stored, layout, False), stored, state, layout, constants)
+    batch = bag_batch(ids, offsets, None, stored, layout, False)
+    return _catch_up(batch, stored, state, layout, constants, rounding_seed)
 
 
-def _catch_up(batch: Batch | None, stored: Tensor, state: AdamState, layout: Layout, constants: AdamConstants) -> None:
-    if batch is None or not _fits(stored, state):
+def _catch_up(
+    batch: Batch | None,
+    stored: Tensor,
+    state: AdamState,
+    layout: Layout,
+    constants: AdamConstants,
+    rounding_seed: int | None,
+) -> None:
+    if batch is None or not _fits(stored, state, rounding_seed):
         return NotImplemented
     slots, partitions, _ = layout.parts.shape
-    fixed = (KINDS[stored.dtype], batch.source, _averages(state), _history(state), tuple(constants))
+    lagging = (_averages(state), _history(state), tuple(constants), _missed_rounding(rounding_seed, state))
+    fixed = (KINDS[stored.dtype], batch.source, *lagging)
     threads = threads_for(batch.longest * slots * partitions * stored.shape[1] // 4)
     if threads > 1 and sharing_of(layout) is not None:  # no two threads may move the same row
         shares, step = 2 * threads, slots
@@ -177,10 +197,16 @@ def _catch_up(batch: Batch | None, stored: Tensor, state: AdamState, layout: Lay
 
 
 def rows_catch_up_(
-    rows: Tensor | None, stored: Tensor, state: AdamState, *, rule: str, constants: AdamConstants
+    rows: Tensor | None,
+    stored: Tensor,
+    state: AdamState,
+    *,
+    rule: str,
+    constants: AdamConstants,
+    rounding_seed: int | None = None,
 ) -> None:
     """``ops.replay.rows_catch_up_``."""
-    if stored.dtype not in KINDS or not _fits(stored, state):
+    if stored.dtype not in KINDS or not _fits(stored, state, rounding_seed):
         return NotImplemented
     num_rows, width = stored.shape
     if rows is None:
@@ -193,52 +219,72 @@ def rows_catch_up_(
         tasks = [(0, len(rows), share, threads) for share in range(threads)]
     rows_address = 0 if rows is None else rows.data_ptr()
     fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, rows_address)
-    run = partial(replay.catch_up_rows, *fixed, _averages(state), _history(state), tuple(constants))
+    lagging = (_averages(state), _history(state), tuple(constants), _missed_rounding(rounding_seed, state))
+    run = partial(replay.catch_up_rows, *fixed, *lagging)
     run_tasks(lambda: run, tasks, threads)
     return None
 
 
-def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Numbers) -> Step:
+def _missed_rounding(seed: int | None, state: AdamState) -> Addresses:
+    """How the missed steps of a row are rounded: with other bits than the step's own."""
+    return NEAREST if seed is None else rounding_by(~seed, int(state.step))
+
+
+def _step(stored: Tensor, lr: Tensor, state: State, constants: Any, options: Numbers, seed: int | None) -> Step:
     kind, address, rate = KINDS[stored.dtype], stored.data_ptr(), float(lr)
     if isinstance(state, AdamState):
-        return _adam_step(stored, rate, state, constants, options)
+        return _adam_step(stored, rate, state, constants, options, seed)
     if isinstance(state, LazyAdamState):
-        return _lazy_adam_step(stored, rate, state, constants, options)
+        return _lazy_adam_step(stored, rate, state, constants, options, seed)
     finish = partial(rules.count_step, state.step.data_ptr())
+    rounding = NEAREST if seed is None else rounding_by(seed, int(state.step))
     if isinstance(state, SGDState):
-        return Step(lambda areas, unit: rules.sgd(kind, areas, options, address, rate), finish)
+        return Step(lambda areas, unit: rules.sgd(kind, areas, options, address, rate, rounding), finish)
     assert isinstance(state, AdagradState | RowWiseAdagradState)
     rate /= 1 + int(state.step) * constants.lr_decay
-    fixed = (options, address, state.sum.data_ptr(), rate, constants.eps)
+    fixed = (options, address, state.sum.data_ptr(), rate, constants.eps, rounding)
     if isinstance(state, AdagradState):
         return Step(lambda areas, unit: rules.adagrad(kind, areas, *fixed), finish)
     return Step(lambda areas, unit: rules.rowwise_adagrad(kind, areas, *fixed), finish)
 
 
-def _adam_step(stored: Tensor, lr: float, state: AdamState, constants: AdamConstants, options: Numbers) -> Step:
+def _adam_step(
+    stored: Tensor, lr: float, state: AdamState, constants: AdamConstants, options: Numbers, seed: int | None
+) -> Step:
     kind, address, (num_rows, width) = KINDS[stored.dtype], stored.data_ptr(), stored.shape
     averages, history = _averages(state), _history(state)
     t = int(state.step) + 1
     rate, divisor = lr / (1 - constants.beta1**t), math.sqrt(1 - constants.beta2**t)
-    fixed = (options, address, averages, _factors(constants, rate, divisor), history, tuple(constants))
+    rounding = NEAREST if seed is None else rounding_by(seed, t - 1)
+    lagging = (history, tuple(constants))
+    missed_rounding = _missed_rounding(seed, state)
+    factors = _factors(constants, rate, divisor)
+    fixed = (options, address, averages, factors, *lagging, rounding, missed_rounding)
 
     def finish() -> None:
         # A few rows in turn, so that none lags behind further than ``lrs`` remembers (see ``ops.replay``).
         count = -(-2 * num_rows // len(state.lrs))
-        rows = (t - 1) * count, t * count
-        replay.catch_up_rows(kind, address, width, num_rows, 0, averages, history, tuple(constants), *rows, 0, 1)
+        turn = (missed_rounding, (t - 1) * count, t * count, 0, 1)
+        replay.catch_up_rows(kind, address, width, num_rows, 0, averages, *lagging, *turn)
         replay.advance(state.step.data_ptr(), lr, history, tuple(constants), state.max_exp_avg_sq is not None)
 
     return Step(lambda areas, unit: rules.adam(kind, areas, *fixed), finish)
 
 
 def _lazy_adam_step(
-    stored: Tensor, lr: float, state: LazyAdamState, constants: LazyAdamConstants, options: Numbers
+    stored: Tensor,
+    lr: float,
+    state: LazyAdamState,
+    constants: LazyAdamConstants,
+    options: Numbers,
+    seed: int | None,
 ) -> Step:
     t = int(state.step) + 1
     rate = lr / (1 - constants.beta1**t) * math.sqrt(1 - constants.beta2**t)  # eps is added before this correction
     no_history, no_constants = tuple(History(0, 0, 1, 0)), (0.0,) * len(AdamConstants._fields)
-    fixed = (options, stored.data_ptr(), _averages(state), _factors(constants, rate, 1.0), no_history, no_constants)
+    roundings = (NEAREST if seed is None else rounding_by(seed, t), NEAREST)
+    averages, factors = _averages(state), _factors(constants, rate, 1.0)
+    fixed = (options, stored.data_ptr(), averages, factors, no_history, no_constants, *roundings)
     kind, finish = KINDS[stored.dtype], partial(rules.count_step, state.step.data_ptr())
     return Step(lambda areas, unit: rules.adam(kind, areas, *fixed), finish)
 
@@ -264,8 +310,10 @@ def _history(state: AdamState) -> Addresses:
     return tuple(History(int(state.step), state.lrs.data_ptr(), len(state.lrs), moments))
 
 
-def _fits(stored: Tensor, state: State) -> bool:
+def _fits(stored: Tensor, state: State, rounding_seed: int | None) -> bool:
     """Whether kernels can change ``stored`` and ``state`` in place: memory, dtypes and shapes are as expected."""
+    if rounding_seed is not None and stored.dtype not in (torch.bfloat16, torch.float16):
+        return False
     if isinstance(state, MomentumSGDState | AdamWState):
         return False
     rows, number = stored.shape[:1], accumulator(stored)

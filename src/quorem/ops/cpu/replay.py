@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ..state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants
 from .compiled import inner, kernel
 from .gradients import slot_ids
+from .rounding import Rounding, store_rounded
 from .rows import BLOCK, Source, block_rows, partitions_of, rows_bytes
 from .vector import (
     FLOAT64,
@@ -86,18 +87,21 @@ def _write_nodes(moments, scale):
 
 
 @over_columns
-def _subtract_closed(zero, j, kind, row, exp_avg, square, nodes, eps):
+def _subtract_closed(zero, j, kind, stored, start, exp_avg, square, nodes, eps, rounding):
     """Subtract ``exp_avg`` times the sum over the two nodes; ``square`` is what the root is taken of."""
     float_kind = accumulator(kind)
     root = sqrt(load(float_kind, zero, square, j))
     d1, d2 = splat(zero, nodes.d1), splat(zero, nodes.d2)
     missed = splat(zero, nodes.a1) * d1 / (root + splat(zero, eps) * d1)
     missed = missed + splat(zero, nodes.a2) * d2 / (root + splat(zero, eps) * d2)
-    store(kind, row, j, load(kind, zero, row, j) - load(float_kind, zero, exp_avg, j) * missed)
+    change = load(float_kind, zero, exp_avg, j) * missed
+    store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @over_columns
-def _subtract_sum(zero, j, kind, row, exp_avg, square, since, num_terms, amsgrad, history, constants):
+def _subtract_sum(
+    zero, j, kind, stored, start, exp_avg, square, since, num_terms, amsgrad, history, constants, rounding
+):
     """Subtract ``exp_avg`` times the sum over the missed steps, one by one."""
     beta1, beta2, eps = constants.beta1, constants.beta2, constants.eps
     float_kind = accumulator(kind)
@@ -112,7 +116,8 @@ def _subtract_sum(zero, j, kind, row, exp_avg, square, since, num_terms, amsgrad
         a = item(FLOAT64, history.lrs, (since + i) % history.length) * decay1 / (1 - power1)
         d = math.sqrt((1 - power2) / decay2)
         missed = missed + splat(zero, a * d) / (root + splat(zero, eps * d))
-    store(kind, row, j, load(kind, zero, row, j) - load(float_kind, zero, exp_avg, j) * missed)
+    change = load(float_kind, zero, exp_avg, j) * missed
+    store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @over_columns
@@ -122,21 +127,22 @@ def _scale(zero, j, kind, average, factor):
 
 
 @inner
-def catch_up_row(kind, stored, W, r, averages, history, constants):
+def catch_up_row(kind, stored, W, r, averages, history, constants, rounding):
     """Take the steps that row ``r`` missed, if any: ``rules.catch_up``."""
     since, step = item(INT32, averages.last, r), history.step
     if since <= 0 or since >= step:
         return
     size = W * size_of(accumulator(kind))
-    row, exp_avg = stored + r * W * size_of(kind), averages.exp_avg + r * size
+    exp_avg = averages.exp_avg + r * size
     amsgrad = averages.max_exp_avg_sq != 0
     square = (averages.max_exp_avg_sq if amsgrad else averages.exp_avg_sq) + r * size
     if history.moments and since >= constants.settled:
         nodes = _read_nodes(_moments_address(history, since))
-        _subtract_closed(kind, W, kind, row, exp_avg, square, nodes, constants.eps)
+        _subtract_closed(kind, W, kind, stored, r * W, exp_avg, square, nodes, constants.eps, rounding)
     else:
         num_terms = min(step - since, int(constants.window))
-        _subtract_sum(kind, W, kind, row, exp_avg, square, since, num_terms, amsgrad, history, constants)
+        terms = (since, num_terms, amsgrad, history, constants, rounding)
+        _subtract_sum(kind, W, kind, stored, r * W, exp_avg, square, *terms)
     _scale(kind, W, kind, exp_avg, constants.beta1 ** (step - since))
     _scale(kind, W, kind, averages.exp_avg_sq + r * size, constants.beta2 ** (step - since))
     put(INT32, averages.last, r, step)
@@ -158,12 +164,12 @@ def _prefetch_row(kind, source, r, averages, history):
 
 
 @kernel
-def catch_up_slots(kind, source, averages, history, constants, first, last, share, num_shares):
+def catch_up_slots(kind, source, averages, history, constants, rounding, first, last, share, num_shares):
     """Bring the rows up to date that ids of slots ``first`` to ``last`` read, if they are in this thread's share.
 
     A row is in the share if it leaves the remainder ``share`` when divided by ``num_shares``.
     """
-    source = Source(*source)
+    source, rounding = Source(*source), Rounding(*rounding)
     averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
     rows = reserve(rows_bytes(source))
     for s in range(first, last):
@@ -179,20 +185,23 @@ def catch_up_slots(kind, source, averages, history, constants, first, last, shar
                 for i in range(n):
                     r = item(INT64, rows, k * BLOCK + i)
                     if r >= 0 and (num_shares == 1 or r % num_shares == share):
-                        catch_up_row(kind, source.stored, source.width, r, averages, history, constants)
+                        catch_up_row(kind, source.stored, source.width, r, averages, history, constants, rounding)
 
 
 @kernel
-def catch_up_rows(kind, stored, W, num_rows, rows, averages, history, constants, first, last, share, num_shares):
+def catch_up_rows(
+    kind, stored, W, num_rows, rows, averages, history, constants, rounding, first, last, share, num_shares
+):
     """Bring the rows up to date that entries ``first`` to ``last`` of ``rows`` name, if they are in this share.
 
     Where ``rows`` is 0, these are rows ``first`` to ``last`` themselves, modulo ``num_rows``.
     """
     averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
+    rounding = Rounding(*rounding)
     for p in range(first, last):
         r = item(INT64, rows, p) if rows else p % num_rows
         if r >= 0 and (num_shares == 1 or r % num_shares == share):
-            catch_up_row(kind, stored, W, r, averages, history, constants)
+            catch_up_row(kind, stored, W, r, averages, history, constants, rounding)
 
 
 @kernel

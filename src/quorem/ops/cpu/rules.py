@@ -8,6 +8,7 @@ from ..state import AdamConstants
 from .compiled import inner, kernel
 from .gradients import COUNT, DISTINCT, SUMS, Areas, area_of, block_of, header, pitch_of
 from .replay import Averages, History, catch_up_row
+from .rounding import Rounding, store_rounded
 from .vector import (
     INT32,
     INT64,
@@ -104,41 +105,43 @@ def _over_rows(update_row: Callable[..., None]) -> Any:
 
 
 @over_columns
-def _subtract(zero, j, kind, row, grad, lr):
-    store(kind, row, j, load(kind, zero, row, j) - splat(zero, lr) * load(accumulator(kind), zero, grad, j))
+def _subtract(zero, j, kind, stored, start, grad, lr, rounding):
+    change = splat(zero, lr) * load(accumulator(kind), zero, grad, j)
+    store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @_over_rows
-def _sgd(kind, W, r, ahead, grad, stored, lr):
-    _subtract(kind, W, kind, stored + r * W * size_of(kind), grad, lr)
+def _sgd(kind, W, r, ahead, grad, stored, lr, rounding):
+    _subtract(kind, W, kind, stored, r * W, grad, lr, rounding)
 
 
 @kernel
-def sgd(kind, areas, options, stored, lr):
+def sgd(kind, areas, options, stored, lr, rounding):
     """``rules.sgd``."""
-    _sgd(kind, Areas(*areas), GradientOptions(*options), stored, lr)
+    _sgd(kind, Areas(*areas), GradientOptions(*options), stored, lr, Rounding(*rounding))
 
 
 @over_columns
-def _adagrad_columns(zero, j, kind, row, squares, grad, lr, eps):
+def _adagrad_columns(zero, j, kind, stored, start, squares, grad, lr, eps, rounding):
     float_kind = accumulator(kind)
     g = load(float_kind, zero, grad, j)
     h = load(float_kind, zero, squares, j) + g * g
     store(float_kind, squares, j, h)
-    store(kind, row, j, load(kind, zero, row, j) - splat(zero, lr) * g / (sqrt(h) + splat(zero, eps)))
+    change = splat(zero, lr) * g / (sqrt(h) + splat(zero, eps))
+    store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @_over_rows
-def _adagrad(kind, W, r, ahead, grad, stored, squares, lr, eps):
+def _adagrad(kind, W, r, ahead, grad, stored, squares, lr, eps, rounding):
     size = W * size_of(accumulator(kind))
     prefetch(squares + ahead * size)
-    _adagrad_columns(kind, W, kind, stored + r * W * size_of(kind), squares + r * size, grad, lr, eps)
+    _adagrad_columns(kind, W, kind, stored, r * W, squares + r * size, grad, lr, eps, rounding)
 
 
 @kernel
-def adagrad(kind, areas, options, stored, squares, lr, eps):
+def adagrad(kind, areas, options, stored, squares, lr, eps, rounding):
     """``rules.adagrad``."""
-    _adagrad(kind, Areas(*areas), GradientOptions(*options), stored, squares, lr, eps)
+    _adagrad(kind, Areas(*areas), GradientOptions(*options), stored, squares, lr, eps, Rounding(*rounding))
 
 
 @over_columns
@@ -148,9 +151,9 @@ def _add_square(zero, j, kind, sum_, grad):
 
 
 @kernel
-def rowwise_adagrad(kind, areas, options, stored, squares, lr, eps):
+def rowwise_adagrad(kind, areas, options, stored, squares, lr, eps, rounding):
     """``rules.rowwise_adagrad``."""
-    areas, options = Areas(*areas), GradientOptions(*options)
+    areas, options, rounding = Areas(*areas), GradientOptions(*options), Rounding(*rounding)
     K, W = areas.num_partitions, areas.width
     float_kind = accumulator(kind)
     size = W * size_of(float_kind)
@@ -173,12 +176,12 @@ def rowwise_adagrad(kind, areas, options, stored, squares, lr, eps):
                     r = item(INT64, header(unit_area, K, DISTINCT, k), u)
                     h = item(float_kind, squares, r) + item(float_kind, square, 0) / (pitch * W)
                     put(float_kind, squares, r, h)
-                    _subtract(kind, W, kind, stored + r * W * size_of(kind), grad, lr / (math.sqrt(h) + eps))
+                    _subtract(kind, W, kind, stored, r * W, grad, lr / (math.sqrt(h) + eps), rounding)
             a += pitch
 
 
 @over_columns
-def _adam_columns(zero, j, kind, row, exp_avg, exp_avg_sq, max_exp_avg_sq, grad, factors):
+def _adam_columns(zero, j, kind, stored, start, exp_avg, exp_avg_sq, max_exp_avg_sq, grad, factors, rounding):
     float_kind = accumulator(kind)
     g = load(float_kind, zero, grad, j)
     m = load(float_kind, zero, exp_avg, j)
@@ -192,11 +195,11 @@ def _adam_columns(zero, j, kind, row, exp_avg, exp_avg_sq, max_exp_avg_sq, grad,
         v = maximum(load(float_kind, zero, max_exp_avg_sq, j), v)
         store(float_kind, max_exp_avg_sq, j, v)
     change = splat(zero, factors.lr) * m / (sqrt(v) / splat(zero, factors.divisor) + splat(zero, factors.eps))
-    store(kind, row, j, load(kind, zero, row, j) - change)
+    store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @_over_rows
-def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants):
+def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants, rounding, missed_rounding):
     size = W * size_of(accumulator(kind))
     exp_avg, exp_avg_sq, max_exp_avg_sq = averages.exp_avg, averages.exp_avg_sq, averages.max_exp_avg_sq
     prefetch(exp_avg + ahead * size)
@@ -205,17 +208,20 @@ def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants
         prefetch(max_exp_avg_sq + ahead * size)
     if averages.last:
         prefetch(averages.last + ahead * 4)
-        catch_up_row(kind, stored, W, r, averages, history, constants)
+        catch_up_row(kind, stored, W, r, averages, history, constants, missed_rounding)
         put(INT32, averages.last, r, history.step + 1)
-    row, offset, largest = stored + r * W * size_of(kind), r * size, max_exp_avg_sq + r * size if max_exp_avg_sq else 0
-    _adam_columns(kind, W, kind, row, exp_avg + offset, exp_avg_sq + offset, largest, grad, factors)
+    first, second = exp_avg + r * size, exp_avg_sq + r * size
+    largest = max_exp_avg_sq + r * size if max_exp_avg_sq else 0
+    _adam_columns(kind, W, kind, stored, r * W, first, second, largest, grad, factors, rounding)
 
 
 @kernel
-def adam(kind, areas, options, stored, averages, factors, history, constants):
+def adam(kind, areas, options, stored, averages, factors, history, constants, rounding, missed_rounding):
     """``rules.adam``, or ``rules.lazy_adam`` where ``averages`` have no last step."""
+    areas, options, factors = Areas(*areas), GradientOptions(*options), AdamFactors(*factors)
     averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
-    _adam(kind, Areas(*areas), GradientOptions(*options), stored, averages, AdamFactors(*factors), history, constants)
+    rounding, missed_rounding = Rounding(*rounding), Rounding(*missed_rounding)
+    _adam(kind, areas, options, stored, averages, factors, history, constants, rounding, missed_rounding)
 
 
 @kernel

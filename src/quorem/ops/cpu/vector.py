@@ -53,6 +53,13 @@ def pointer(builder: Any, bits: int, address: Any, position: Any, target: ir.Typ
     return builder.bitcast(builder.gep(base, [position]), target.as_pointer())
 
 
+def splat_value(builder: Any, value: Any, shape: ir.Type) -> Any:
+    """A vector of the type ``shape`` with ``value`` in every lane."""
+    first = builder.insert_element(ir.Constant(shape, ir.Undefined), value, _INT32(0))
+    mask = ir.Constant(ir.VectorType(_INT32, shape.count), None)
+    return builder.shuffle_vector(first, ir.Constant(shape, ir.Undefined), mask)
+
+
 def load_numbers(builder: Any, kind: Any, vector: Vector, shape: ir.Type, address: Any, position: Any) -> Any:
     """As many numbers as ``vector`` has, widened to its type."""
     half = ir.VectorType(_INT16, vector.lanes)
@@ -109,10 +116,7 @@ def splat(typing: Any, vector: Any, value: Any) -> Any:
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         shape = context.get_value_type(vector)
-        value_of_type = context.cast(builder, args[1], value, vector.number)
-        first = builder.insert_element(ir.Constant(shape, ir.Undefined), value_of_type, _INT32(0))
-        mask = ir.Constant(ir.VectorType(_INT32, vector.lanes), None)
-        return builder.shuffle_vector(first, ir.Constant(shape, ir.Undefined), mask)
+        return splat_value(builder, context.cast(builder, args[1], value, vector.number), shape)
 
     return vector(vector, value), build
 
@@ -132,7 +136,7 @@ def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> A
     """Write a vector from ``position`` on."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _narrowed(builder, kind, args[3], vector.lanes)
+        value = narrowed(builder, kind, args[3], vector.lanes)
         builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type)).align = kind.bitwidth // 8
         return context.get_dummy_value()
 
@@ -147,7 +151,7 @@ def stream(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> 
     """
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _narrowed(builder, kind, args[3], vector.lanes)
+        value = narrowed(builder, kind, args[3], vector.lanes)
         write = builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type))
         write.align = min(64, vector.lanes * kind.bitwidth // 8)
         write.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
@@ -167,7 +171,7 @@ def fence(typing: Any) -> Any:
     return types.void(), build
 
 
-def _narrowed(builder: Any, kind: Any, value: Any, lanes: int) -> Any:
+def narrowed(builder: Any, kind: Any, value: Any, lanes: int) -> Any:
     """A vector as it is stored."""
     if kind == types.uint16:
         return _to_bfloat16(builder, value, lanes)
