@@ -1,8 +1,9 @@
-"""Kernels on disk are compiled anew when any of their sources changes."""
+"""Kernels on disk are compiled anew when any of their sources changes; a long compilation is announced."""
 
+import numba
 import pytest
 
-from quorem.ops.cpu import compiled, lookup
+from quorem.ops.cpu import compiled, lookup, notice
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -20,3 +21,31 @@ def test_a_kernel_is_kept_under_the_stamp_of_all_its_sources():
         "state.py",
     } <= names
     assert lookup.lookup._cache._cache_file._source_stamp == compiled.source_stamp()
+
+
+class Overdue:
+    """A timer that does not wait."""
+
+    def __init__(self, seconds, call):
+        assert seconds == 1
+        self.start = call
+
+    def cancel(self):
+        pass
+
+
+@pytest.mark.parametrize("quiet, lines", [("", 1), ("0", 1), ("1", 0)])
+def test_a_long_compilation_is_announced_once(quiet, lines, monkeypatch, capsys):
+    monkeypatch.setenv("QUOREM_QUIET", quiet)
+    monkeypatch.setattr(notice.threading, "Timer", Overdue)
+    announced = notice.Notice()
+    numba.core.event.register("numba:compile", announced)
+    try:
+        for function in (lambda x: x + 1, lambda x: x + 2, lambda x: x + 3):
+            dispatcher = numba.njit(function)
+            if function(0) < 3:  # the third is not a kernel
+                announced.kernels.add(id(dispatcher))
+            assert dispatcher(1) == function(1)
+    finally:
+        numba.core.event.unregister("numba:compile", announced)
+    assert capsys.readouterr().err.splitlines() == [notice.TEXT] * lines

@@ -10,6 +10,8 @@ import torch
 from kernel_cases import LR, MIX, Case, each_once, fresh, fused, same, truth
 from torch import Tensor
 
+from quorem.ops.cpu import threads
+
 pytestmark = pytest.mark.kernels(device="cpu")
 
 
@@ -56,13 +58,30 @@ def test_calls_from_several_threads(many_threads):
             same("out", out, vectors)
 
 
+@pytest.mark.parametrize("gain, chosen", [(0.5, 4), (0.95, 1), (3.0, 1)])
+def test_several_threads_are_taken_where_they_were_quicker(gain, chosen, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: clock[0])
+    work, taken = threads.Threads(("work", 20, 4)), []
+    for _ in range(60):
+        with work as number:
+            taken.append(number)
+            clock[0] += gain if number == 4 else 1.0
+    assert set(taken[:6]) == {1, 4} and set(taken[6:]) == {chosen}
+    for _ in range(3 * 64):  # the machine's load changes
+        with work as number:
+            taken.append(number)
+            clock[0] += 1.0 if number == 4 else gain
+    assert taken[-2] == (1 if chosen == 4 else 4 if gain > 1.2 else 1)
+
+
 def test_kernels_survive_a_fork():
     """In a process of its own, since a test runner may have threads that a fork would lose."""
     code = """
         import os, torch
         from quorem import QR, Embedding
         from quorem.ops.cpu import threads
-        threads.GRAIN = 1
+        threads.GRAIN, threads.CHOOSES = 1, False
         torch.set_num_threads(2)
         table = Embedding(1000, 16, QR(4))
         ids = torch.arange(1000)

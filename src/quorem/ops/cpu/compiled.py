@@ -8,6 +8,7 @@ import numba
 
 from ... import partitions
 from .. import layout, state
+from .notice import notice
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _INNER: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
@@ -30,6 +31,7 @@ def kernel(function: Callable[..., Any]) -> Any:
         compiled._cache._cache_file._source_stamp = source_stamp()
     except (RuntimeError, AttributeError):
         compiled = numba.njit(function, **_OPTIONS)
+    notice.kernels.add(id(compiled))
     return compiled
 
 

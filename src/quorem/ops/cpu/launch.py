@@ -185,9 +185,22 @@ def sum_by_row(
             then all gradients of these slots are computed. No other slot reads their rows, so these may be changed.
         all_at_once: call ``apply`` once, with all slots in their order.
     """
-    grad = grad.contiguous()
     slots, partitions, _ = layout.parts.shape
-    threads = 1 if all_at_once else threads_for(batch.longest * slots * partitions * stored.shape[1])
+    elements = 0 if all_at_once else batch.longest * slots * partitions * stored.shape[1]
+    with threads_for("gradients", elements) as threads:
+        _sum_by_row(grad.contiguous(), stored, batch, layout, apply, all_at_once, threads)
+
+
+def _sum_by_row(
+    grad: Tensor,
+    stored: Tensor,
+    batch: Batch,
+    layout: Layout,
+    apply: Callable[[tuple[int, ...], int], None],
+    all_at_once: bool,
+    threads: int,
+) -> None:
+    slots, partitions, _ = layout.parts.shape
     fixed = (KINDS[stored.dtype], batch.source, grad.data_ptr())
     sharing, width, float_bytes = sharing_of(layout), stored.shape[1], accumulator(stored).itemsize
     placement: Placement | None = None  # kept here as long as kernels use it

@@ -67,11 +67,11 @@ def _write_vectors(batch: Batch, layout: Layout, out: Tensor) -> bool:
     address, row = out.data_ptr(), out.shape[2] * out.itemsize
     streamed = out.nbytes >= STREAMED and (address | row) % 64 == 0
     fixed = (batch.kind, batch.source, KINDS[out.dtype], address, streamed)
-    threads = threads_for(out.numel() * layout.parts.shape[1])
-    if threads == 1:
-        status = kernels.lookup(*fixed, 0, batch.size)
-    else:
-        status = run_tasks(lambda: partial(kernels.lookup, *fixed), _ranges(batch.size, threads), threads)
+    with threads_for("lookup", out.numel() * layout.parts.shape[1]) as threads:
+        if threads == 1:
+            status = kernels.lookup(*fixed, 0, batch.size)
+        else:
+            status = run_tasks(lambda: partial(kernels.lookup, *fixed), _ranges(batch.size, threads), threads)
     if status == MISFIT:
         raise_misfit(batch.source)
     return status != INVALID_IDS
@@ -139,8 +139,8 @@ def _write_pooled(batch: Batch, layout: Layout, out: Tensor, sums: torch.dtype) 
         carry = out.new_empty(width, dtype=sums)
         return lambda first, last: kernels.bag(*fixed, carry.data_ptr(), first, last)
 
-    threads = threads_for(batch.num_ids * slots // len(layout.spans) * width * partitions)
-    return run_tasks(worker, _ranges(batch.size, threads), threads) != INVALID_IDS
+    with threads_for("bag", batch.num_ids * slots // len(layout.spans) * width * partitions) as threads:
+        return run_tasks(worker, _ranges(batch.size, threads), threads) != INVALID_IDS
 
 
 def bag_backward(
@@ -181,11 +181,11 @@ def bag_sample_weights_backward(
     features, grad = len(layout.spans), grad.contiguous()
     out = stored.new_zeros(ids.shape, dtype=accumulator(stored))
     run = partial(gradients.sample_weights, KINDS[stored.dtype], batch.source, out.data_ptr(), grad.data_ptr())
-    threads = threads_for(batch.num_ids * len(layout.slots) // features * stored.shape[1])
     starts = offsets[:: batch.size].tolist() if batch.size else [0] * (features + 1)
     bounds = enumerate(pairwise(starts))
-    tasks = [(f, *ids) for f, (start, end) in bounds for ids in _ranges(end - start, threads, start)]
-    run_tasks(lambda: run, tasks, threads)
+    with threads_for("sample weights", batch.num_ids * len(layout.slots) // features * stored.shape[1]) as threads:
+        tasks = [(f, *ids) for f, (start, end) in bounds for ids in _ranges(end - start, threads, start)]
+        run_tasks(lambda: run, tasks, threads)
     return out.to(grad.dtype)
 
 

@@ -126,17 +126,17 @@ def rows_update_(
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
     step = _step(stored, lr, state, constants, _options(clip_value, loss_scale), rounding_seed)
     n, (num_rows, width) = len(rows), stored.shape
-    threads = threads_for(n * width)
     fixed = (KINDS[stored.dtype], rows.data_ptr(), values.data_ptr(), n, num_rows)
     num_bytes = gradients.area_bytes([n], width, values.itemsize)
 
-    def update_share(share: int) -> None:
+    def update_share(share: int, shares: int) -> None:
         scratch = Scratch(num_bytes, stored)
         areas = tuple(Areas(scratch.address, 0, 1, 1, width, 0))
-        gradients.sum_rows(*fixed, areas, share, threads)
+        gradients.sum_rows(*fixed, areas, share, shares)
         step.apply(areas, 0)
 
-    run_tasks(lambda: update_share, [(share,) for share in range(threads)], threads)
+    with threads_for("rows", n * width) as threads:
+        run_tasks(lambda: update_share, [(share, threads) for share in range(threads)], threads)
     step.finish()
     return None
 
@@ -184,15 +184,15 @@ def _catch_up(
     slots, partitions, _ = layout.parts.shape
     lagging = (_averages(state), _history(state), tuple(constants), _missed_rounding(rounding_seed, state))
     fixed = (KINDS[stored.dtype], batch.source, *lagging)
-    threads = threads_for(batch.longest * slots * partitions * stored.shape[1] // 4)
-    if threads > 1 and sharing_of(layout) is not None:  # no two threads may move the same row
-        shares, step = 2 * threads, slots
-    else:
-        shares = -(-2 * threads // slots) if threads > 1 and slots < 2 * threads else 1
-        step = slots if threads == 1 else max(1, slots // (4 * threads))
-    ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
-    tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
-    run_tasks(lambda: partial(replay.catch_up_slots, *fixed), tasks, threads)
+    with threads_for("catch up", batch.longest * slots * partitions * stored.shape[1] // 4) as threads:
+        if threads > 1 and sharing_of(layout) is not None:  # no two threads may move the same row
+            shares, step = 2 * threads, slots
+        else:
+            shares = -(-2 * threads // slots) if threads > 1 and slots < 2 * threads else 1
+            step = slots if threads == 1 else max(1, slots // (4 * threads))
+        ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
+        tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
+        run_tasks(lambda: partial(replay.catch_up_slots, *fixed), tasks, threads)
     return None
 
 
@@ -209,19 +209,18 @@ def rows_catch_up_(
     if stored.dtype not in KINDS or not _fits(stored, state, rounding_seed):
         return NotImplemented
     num_rows, width = stored.shape
-    if rows is None:
-        threads = threads_for(stored.numel())
-        step = -(-num_rows // (4 * threads))
-        tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
-    else:
-        rows = _checked(rows, stored)
-        threads = threads_for(len(rows) * width)
-        tasks = [(0, len(rows), share, threads) for share in range(threads)]
+    rows = None if rows is None else _checked(rows, stored)
     rows_address = 0 if rows is None else rows.data_ptr()
     fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, rows_address)
     lagging = (_averages(state), _history(state), tuple(constants), _missed_rounding(rounding_seed, state))
     run = partial(replay.catch_up_rows, *fixed, *lagging)
-    run_tasks(lambda: run, tasks, threads)
+    with threads_for("catch up rows", stored.numel() if rows is None else len(rows) * width) as threads:
+        if rows is None:
+            step = -(-num_rows // (4 * threads))
+            tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
+        else:
+            tasks = [(0, len(rows), share, threads) for share in range(threads)]
+        run_tasks(lambda: run, tasks, threads)
     return None
 
 

@@ -1,0 +1,145 @@
+"""Lookups and steps on one CPU thread: hot and cold ids over a pool beside QR(4), few bits, and plain EmbeddingBags.
+
+    python benchmarks/cpu_lookups.py --out benchmarks/results/cpu_lookups.json
+
+The 26 Criteo Kaggle features at D = 16, Zipf ids; ``small`` tables have a hundredth of the ids, so that they fit in the
+cache. Three parts, of which each is measured in turns, so that all its providers see the same disturbances:
+
+    pool     QR(4) and HotCold tables of as many rows, an eighth of each table's ids hot, one pool: lookup and step of
+             Adagrad, with ids by frequency and with lists of hot ids
+    bits     QR(4) in float32, 8 and 4 bits: lookup
+    latency  p50 and p99 of a lookup of QR(4), of the same in 8 bits, and of one full nn.EmbeddingBag a feature
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table, optim, quantize_
+from quorem.data.shape import CARDINALITIES
+from quorem.experiments.bench import facts, grid
+
+DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up to SMALL ids stay full
+Call = Callable[[int], Any]  # with the number of a batch
+
+
+def collection(cardinalities: tuple[int, ...], kind: str) -> EmbeddingCollection:
+    """Tables of one kind: ``qr``, ``pool`` (ids by frequency) or ``lists`` (hot ids by a list)."""
+    rows = sum(rows for n in cardinalities for rows, _ in QR(4).spec(n, DIM).shapes)
+    pool = Pool(rows - sum(n // HOT if n > SMALL else n for n in cardinalities))
+    tables = []
+    for t, n in enumerate(cardinalities):
+        hot_cold = HotCold(n // HOT, cold=pool) if n > SMALL else Full()
+        counts = torch.arange(n, 0, -1) if kind == "lists" and n > SMALL else None
+        tables.append(Table(f"C{t}", n, DIM, QR(4) if kind == "qr" else hot_cold, frequencies=counts))
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tables that stay full
+        return EmbeddingCollection(tables)
+
+
+def lookup(module: nn.Module, ids: list[Tensor]) -> Call:
+    """A lookup of a batch."""
+    return torch.no_grad()(lambda b: module(ids[b]))
+
+
+def step(module: EmbeddingCollection, ids: list[Tensor]) -> Call:
+    """A lookup, backward and update, where an optimizer is applied in the backward pass."""
+    grad = torch.randn(module(ids[0]).shape) / len(ids[0])
+    return lambda b: module(ids[b]).backward(grad)
+
+
+class Bags(nn.Module):
+    """One full EmbeddingBag a feature, looked up one by one."""
+
+    def __init__(self, cardinalities: tuple[int, ...]) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(n, DIM, mode="sum") for n in cardinalities)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack([bag(ids[:, f : f + 1]) for f, bag in enumerate(self.bags)], 1)
+
+
+def in_turns(calls: dict[str, Call], seconds: float, least: int) -> dict[str, list[float]]:
+    """Seconds of each call, a turn each, at least ``least`` of them and for about ``seconds`` in all."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call(0)
+    end = time.perf_counter() + seconds
+    turn = 0
+    while turn < least or time.perf_counter() < end:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(turn % BATCHES)
+            times[name].append(time.perf_counter() - start)
+        turn += 1
+    return times
+
+
+def quantile(seconds: list[float], q: float) -> float:
+    """In microseconds."""
+    return round(float(torch.tensor(seconds, dtype=torch.float64).quantile(q)) * 1e6, 1)
+
+
+def rows_of(part: str, setting: dict[str, Any], times: dict[str, list[float]], base: str) -> list[dict[str, Any]]:
+    """A row for each provider, with the ratio of its median to that of ``base``."""
+    rows = []
+    for name, seconds in times.items():
+        ratio = round(quantile(seconds, 0.5) / quantile(times[base], 0.5), 3)
+        quantiles = {"p50_us": quantile(seconds, 0.5), "p99_us": quantile(seconds, 0.99), "calls": len(seconds)}
+        rows.append({"part": part, **setting, "provider": name, **quantiles, f"ratio_to_{base}": ratio})
+        print(*rows[-1].values(), flush=True)
+    return rows
+
+
+def measured(part: str, size: str) -> list[dict[str, Any]]:
+    """The rows of one part."""
+    cardinalities = tuple(max(n // 100, 2) for n in CARDINALITIES) if size == "small" else CARDINALITIES
+    rows = []
+    if part == "pool":
+        modules: dict[str, Any] = {kind: collection(cardinalities, kind) for kind in ("qr", "pool", "lists")}
+        for module in modules.values():
+            optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
+        base, batches = "qr", (2048, 65536)
+    else:
+        modules = {"float32": collection(cardinalities, "qr")}
+        bits = (8, 4) if part == "bits" else (8,)
+        modules |= {f"{b} bits": quantize_(collection(cardinalities, "qr"), b) for b in bits}
+        base, batches = "float32", (2048, 65536)
+        if part == "latency":
+            modules["bags"] = Bags(cardinalities)
+            base, batches = "bags", (1, 32, 1024)
+    for batch in batches:
+        ids = [grid.draw_ids("zipf", cardinalities, batch, seed=seed) for seed in range(BATCHES)]
+        setting, seconds = {"tables": size, "batch": batch}, 3.0 if part == "latency" else 5.0
+        calls = {name: lookup(module, ids) for name, module in modules.items()}
+        rows += rows_of(part, {**setting, "mode": "lookup"}, in_turns(calls, seconds, 5), base)
+        if part == "pool":
+            calls = {name: step(module, ids) for name, module in modules.items()}
+            rows += rows_of(part, {**setting, "mode": "step"}, in_turns(calls, seconds, 5), base)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    command = "python benchmarks/cpu_lookups.py"
+    results: dict[str, Any] = {"facts": facts.facts_of_run(torch.device("cpu"), command, None), "rows": []}
+    for part in ("pool", "bits", "latency"):
+        for size in ("small", "full"):
+            results["rows"] += measured(part, size)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

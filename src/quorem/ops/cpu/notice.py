@@ -1,0 +1,46 @@
+"""One line on stderr while kernels are compiled for the first time, which takes seconds.
+
+Set the environment variable ``QUOREM_QUIET=1`` to silence it.
+"""
+
+import os
+import sys
+import threading
+from typing import Any
+
+from numba.core import event
+
+AFTER = 1.0  # seconds of compilation after which the line is printed
+TEXT = "quorem: compiling CPU kernels (once; the machine code is kept for later runs; QUOREM_QUIET=1 silences this)"
+
+
+class Notice(event.Listener):
+    """Prints the line once, if compiling one of ``kernels`` takes long, which those that are kept on disk do not."""
+
+    def __init__(self) -> None:
+        self.kernels: set[int] = set()  # by id
+        self._timers: dict[int, threading.Timer] = {}
+        self._printed = False
+
+    def on_start(self, compilation: Any) -> None:
+        """Start to wait."""
+        kernel = id(compilation.data["dispatcher"])
+        if kernel in self.kernels and not self._printed and os.environ.get("QUOREM_QUIET", "0") in ("", "0"):
+            timer = self._timers[kernel] = threading.Timer(AFTER, self._print)
+            timer.daemon = True
+            timer.start()
+
+    def on_end(self, compilation: Any) -> None:
+        """Stop waiting."""
+        timer = self._timers.pop(id(compilation.data["dispatcher"]), None)
+        if timer is not None:
+            timer.cancel()
+
+    def _print(self) -> None:
+        if not self._printed:
+            self._printed = True
+            print(TEXT, file=sys.stderr, flush=True)
+
+
+notice = Notice()
+event.register("numba:compile", notice)
