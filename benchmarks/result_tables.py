@@ -120,6 +120,20 @@ def against_fbgemm() -> str:
     return markdown(("times as fast as FBGEMM on full tables", *settings), *lines)
 
 
+def frequency() -> str:
+    """Tables with hot and cold ids, and rows of fewer bits, beside float32 QR(4)."""
+    found: dict[tuple[str, str, int, int], dict[int, dict[str, Any]]] = {}
+    for r in results("frequency")["rows"]:
+        found.setdefault((r["mode"], r["tables"], r["dim"], r["batch"]), {})[r["graph"]] = r
+    lines = []
+    for (mode, tables, dim, batch), by_graph in found.items():
+        cells = [f"{short(by_graph[graph]['median_us'])} ({by_graph[graph]['over_qr']:.2f}x)" for graph in (0, 1)]
+        lines.append(
+            (f"{mode}, B = {batch}, D = {dim}", tables, *cells, f"{by_graph[1]['stored_bytes'] / 1e6:,.0f} MB")
+        )
+    return markdown(("us (over `QR(4)`)", "tables", "eager", "CUDA graph", "rows"), *lines)
+
+
 def against_full() -> str:
     """The time of ``fused`` with QR(4) over that of ``fused`` with full tables, where both were measured."""
     rows = medians()
@@ -434,6 +448,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/benchmarks.md", eager),
         ("docs/benchmarks.md", against_fbgemm),
         ("docs/benchmarks.md", against_full),
+        ("docs/benchmarks.md", frequency),
         ("docs/appendix/training_speed.md", train_cpu),
         ("docs/training.md", criteo_sample),
         ("docs/appendix/training_speed.md", train_gpu),

@@ -133,8 +133,10 @@ def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ())
     first = rows[0]
     made = {"torch": first.torch, "Triton": first.triton, "Numba": first.numba, "FBGEMM": first.fbgemm}
     versions = ", ".join(f"{name} {version}" for name, version in made.items() if version)
+    runs = " and ".join(dict.fromkeys(f"commit {row.commit}, {row.date[:10]}" for row in rows))
     text = [
-        f"{first.device}; {versions}; commit {first.commit}, {first.date[:10]}.",
+        f"{first.device}; {versions}.",
+        f"Measured at {runs}.",
         f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {words}.",
         *([f"Not measured: {', '.join(f'`{name}`' for name in absent)}."] if absent else []),
     ]
