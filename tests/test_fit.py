@@ -9,7 +9,7 @@ from torch import Tensor
 
 import quorem.fit.target
 from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, HotCold, Pool
-from quorem.fit import fit_
+from quorem.fit import fit_, products
 from quorem.operations import OPERATIONS
 from quorem.partitions import ExplicitPartition, Partition
 from quorem.schemes import Scheme, TableSpec
@@ -347,3 +347,19 @@ def test_refusals() -> None:
         fitted(spec, dense, torch.zeros(N))
     with pytest.raises(TypeError, match=r"frequencies \(torch.bool\) must hold integers or floats"):
         fitted(spec, dense, torch.ones(N, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weighted_products_have_no_factors_close_to_zero_at_next_to_no_cost(seed: int, monkeypatch) -> None:
+    """A factor near zero makes rows that the first step of an optimizer would blow up."""
+    draw = torch.Generator().manual_seed(seed)
+    trained, counts = torch.randn(400, 8, generator=draw), (270 / torch.arange(1, 401)).floor()  # a third is unseen
+    errors, smallest = [], []
+    for floors in ((), products.FLOORS):
+        monkeypatch.setattr(products, "FLOORS", floors or (0.0,))
+        table = Embedding(400, 8, QR(4))
+        table.fit_(trained, counts)
+        errors.append((table.to_dense() - trained).square().mul(counts[:, None]).sum())
+        smallest.append(min(dict(table.named_tables()).values(), key=len).abs().min())
+    assert smallest[0] < 0.05 and smallest[1] > 0.09
+    assert errors[1] <= (1 + products.COST) * errors[0]

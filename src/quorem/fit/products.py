@@ -21,6 +21,8 @@ PASSES = 100  # over all small tables, at most
 GAIN = 1e-4  # of a pass over all small tables, relative, below which they have converged
 EXACT = 1e-13  # error, relative to the entries of the table, that is taken for none
 MEMORY = 5  # rounds that the next is extrapolated from
+FLOORS = (0.1, 0.03, 0.01)  # sizes below which factors are avoided, relative to the mean of their column
+COST = 0.05  # relative error that this may add
 FEW_BUCKETS = 128  # up to which the best product of two tables comes from an eigenvector
 FEW_SIGNS = 2**24  # ids times buckets up to which the signs of a product are solved for
 
@@ -31,11 +33,37 @@ def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
     values = alternate(even, _start(even), PASSES)
     if target.weights is not None:
         values = alternate(target, values, PASSES)
+    values = [_normalized(factor) for factor in values]
+    if target.weights is not None:
+        values = _away_from_zero(target, values)
     for table, factor in zip(small, values, strict=True):
-        size = factor.square().mean(0).sqrt()
-        sign = torch.where(factor.sum(0) < 0, -1.0, 1.0)
-        table.copy_(torch.where(size > 0, factor * sign / size, 1))
+        table.copy_(_normalized(factor))
     run_pass(target, [table.double() for table in small], "mult", largest=largest)
+
+
+def _normalized(factor: Tensor) -> Tensor:
+    """Columns with mean square one and a positive mean."""
+    size = factor.square().mean(0).sqrt()
+    sign = torch.where(factor.sum(0) < 0, -1.0, 1.0)
+    return torch.where(size > 0, factor * sign / size, 1)
+
+
+def _away_from_zero(target: Target, small: list[Tensor]) -> list[Tensor]:
+    """The small tables without factors close to zero, in the columns where that costs next to nothing.
+
+    Where weights differ much, the best product may have a factor that goes to zero, while rows of the largest table go
+    to infinity. It would be no better by much, and the first step of an optimizer would destroy it.
+    """
+    error = run_pass(target, small, "mult", []).error
+    open_columns = torch.stack([(table.abs() < FLOORS[0]).any(0) for table in small]).any(0)
+    for floor in FLOORS:
+        if not open_columns.any():
+            break
+        raised = [torch.where(table < 0, -1.0, 1.0) * table.abs().clamp(min=floor) for table in small]
+        cheap = open_columns & (run_pass(target, raised, "mult", []).error <= (1 + COST) * error)
+        small = [torch.where(cheap, new, old) for new, old in zip(raised, small, strict=True)]
+        open_columns &= ~cheap
+    return small
 
 
 def alternate(target: Target, small: Sequence[Tensor], passes: int) -> list[Tensor]:
