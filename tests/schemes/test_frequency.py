@@ -265,3 +265,12 @@ def test_num_duplicates_counts_the_rest():
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_a_table_without_cold_ids_reads_no_other_list() -> None:
+    """The list of the next table's hot ids comes after an empty one of cold ids."""
+    scheme, falling = HotCold(20, cold=QR(4), num_rest=40, force=True), torch.arange(60, 0, -1)
+    tables = [Table("a", 60, 4, scheme, frequencies=falling), Table("b", 60, 4, scheme, frequencies=falling.flip(0))]
+    module = EmbeddingCollection(tables)
+    vectors = module(torch.arange(60)[:, None].expand(60, 2))[20:, 0]
+    assert torch.equal(vectors, vectors[:1].expand_as(vectors)) and vectors.any()
