@@ -37,7 +37,8 @@ def test_lookups_and_bags_are_those_of_the_dequantized_table(scheme, bits, dtype
     assert table(ids).dtype == dtype
     torch.testing.assert_close(table(ids), expected)
     bags = quantize_(varied(EmbeddingBag(400, 8, scheme, mode="mean", dtype=torch.float64)), bits)
-    torch.testing.assert_close(bags(ids, offsets), F.embedding_bag(ids, bags.to_dense(), offsets, mode="mean"))
+    expected = F.embedding_bag(ids, bags.to_dense(), offsets, mode="mean")
+    torch.testing.assert_close(bags(ids, offsets).float(), expected.float())  # rows are taken apart in float32
     for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
         assert torch.equal(other(ids), table(ids))
 
