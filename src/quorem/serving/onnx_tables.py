@@ -21,11 +21,11 @@ from .onnx_graph import Graph
 
 
 class Composed(NamedTuple):
-    """Composed vectors ``[N, G, W]``, and names of masks ``[N, G]``; None where no id can be padding."""
+    """Composed vectors ``[N, G, W]``, and names of masks ``[N, G]``."""
 
     vectors: str
-    in_range: str
-    is_padding: str | None
+    in_range: str | None  # None where each id has its vector, NaN included
+    is_padding: str | None  # None where no id can be padding
 
 
 class TableNodes:
@@ -46,7 +46,7 @@ class TableNodes:
         graph, groups, parts = self.graph, groups_of(self.tables), []
         for group in groups:
             columns = ids if len(groups) == 1 else graph.op("Gather", ids, graph.constant(group.features), axis=1)
-            parts.append(self._filled(self._compose(columns, group)))
+            parts.append(self._filled(self._compose(columns, group, with_nan=self.unknown == "nan")))
         order = [feature for group in groups for feature in group.features]
         if len({group.width for group in groups}) == 1:
             together = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
@@ -61,24 +61,33 @@ class TableNodes:
         together = graph.op("Concat", *flat, axis=1)
         return str(graph.op("Gather", together, graph.constant(columns_in_order(groups)), axis=1))
 
-    def _compose(self, ids: str, group: Group) -> Composed:
-        """Vectors of int64 ``ids`` ``[N, G]`` of one group; those out of range give the id 0's."""
-        graph, zero, limit = self.graph, self.graph.constant(0), self.graph.constant(group.limits)
+    def _compose(self, ids: str, group: Group, with_nan: bool = False) -> Composed:
+        """Vectors of int64 ``ids`` ``[N, G]`` of one group.
+
+        Those out of range give another id's; or NaN, ``with_nan`` and where rows are added or multiplied: they then
+        read a row of NaN, which costs less than to replace their vectors.
+        """
+        graph, zero = self.graph, self.graph.constant(0)
         if group.raw:
-            ids = graph.op("Mod", self._mixed_raw(ids), limit)
-        in_range = graph.op("And", graph.op("GreaterOrEqual", ids, zero), graph.op("Less", ids, limit))
-        number = graph.op("Where", in_range, ids, zero)
+            number = ids = graph.op("Mod", self._mixed_raw(ids), graph.constant(group.limits))
+            in_range = None
+        else:
+            last = graph.constant([limit - 1 for limit in group.limits])
+            number = graph.op("Min", graph.op("Max", ids, zero), last)
+            in_range = graph.op("Equal", number, ids)
+        inside = "" if in_range is None else in_range  # of tables with a policy, which do not take raw ids
         hashed = None
         if group.unknown == "hash":
             hashed = graph.op("Mod", self._mixed_raw(ids), graph.constant(group.num_composed))
+        by_row = with_nan and group.unknown == "error" and in_range is not None and _is_sum_or_product(group)
         if group.own is None:
-            number = number if hashed is None else graph.op("Where", in_range, number, hashed)
-            vectors = self._composed(number, group)
+            number = number if hashed is None else graph.op("Where", inside, number, hashed)
+            vectors = self._composed(number, group, in_range if by_row else None)
         else:
             place, num_own = self._place(number, group.own)
             if group.unknown != "error":  # the row of the rest comes after those of the hot ids
                 other = graph.constant(group.own.num_hot) if hashed is None else graph.op("Add", hashed, num_own)
-                place = graph.op("Where", in_range, place, other)
+                place = graph.op("Where", inside, place, other)
             is_composed = graph.op("GreaterOrEqual", place, num_own)
             vectors = self._gathered(group.own.rows, graph.op("Where", is_composed, zero, place))
             if group.rows:
@@ -88,13 +97,11 @@ class TableNodes:
         is_padding = None
         if group.padding is not None:
             same = graph.op("Equal", ids, graph.constant(group.padding))
-            is_padding = graph.op("And", same, in_range)  # the id -1 is not padding
-        if group.unknown != "error":
-            in_range = graph.op("Or", in_range, graph.op("Not", in_range))
-        return Composed(vectors, in_range, is_padding)
+            is_padding = same if in_range is None else graph.op("And", same, in_range)  # the id -1 is not padding
+        return Composed(vectors, None if by_row or group.unknown != "error" else in_range, is_padding)
 
-    def _composed(self, number: str, group: Group) -> str:
-        """Vectors of the numbers that partitions divide."""
+    def _composed(self, number: str, group: Group, in_range: str | None = None) -> str:
+        """Vectors of the numbers that partitions divide; NaN where they are not ``in_range``, if that is given."""
         graph = self.graph
         if group.permutation is not None:
             multiplier, shift, modulus = (graph.constant(values) for values in group.permutation)
@@ -102,8 +109,8 @@ class TableNodes:
         if group.mixing is not None:
             offsets, bits = group.mixing
             number = self._mixed(graph.op("Add", number, graph.constant(offsets)), bits)
-        pairs = zip(group.rows, group.buckets, strict=True)
-        rows = [self._gathered(rows, self._buckets(number, buckets)) for rows, buckets in pairs]
+        triples = zip(group.rows, group.buckets, [in_range, *[None] * len(group.rows)], strict=False)
+        rows = [self._gathered(rows, self._buckets(number, buckets), known) for rows, buckets, known in triples]
         vectors = rows[0]
         if group.operation in ("concat", "feature"):
             vectors = rows[0] if len(rows) == 1 else graph.op("Concat", *rows, axis=2)
@@ -175,23 +182,32 @@ class TableNodes:
         mixed = graph.op("BitwiseXor", ids, shifted(ids, hashing.LAST_SHIFT))
         return str(graph.op("BitwiseAnd", mixed, graph.constant(2**63 - 1)))
 
-    def _gathered(self, rows: Rows, row: str) -> str:
-        """Rows ``[N, G, w]`` of the stored tables, as numbers; ``row`` counts from the start of each table."""
+    def _gathered(self, rows: Rows, row: str, in_range: str | None = None) -> str:
+        """Rows ``[N, G, w]`` of the stored tables, as numbers; ``row`` counts from the start of each table.
+
+        Where ids are not ``in_range``, if that is given, the row is one of NaN, after all others.
+        """
         graph = self.graph
         row = row if rows.starts is None else graph.op("Add", row, graph.constant(rows.starts))
+        if in_range is not None:
+            row = graph.op("Where", in_range, row, graph.constant(sum(len(table) for table in rows.tables)))
         if self.tables.bits:
-            return self._dequantized(rows, row)
-        numbers = graph.op("Gather", graph.weight(rows.name, rows.tables), row, axis=0)
+            return self._dequantized(rows, row, in_range is not None)
+        tables = rows.tables if in_range is None else [*rows.tables, torch.full_like(rows.tables[0][:1], torch.nan)]
+        numbers = graph.op("Gather", graph.weight(rows.name, tables), row, axis=0)
         return str(numbers if self.tables.stored.dtype == self.compute else graph.cast(numbers, self.compute))
 
-    def _dequantized(self, rows: Rows, row: str) -> str:
+    def _dequantized(self, rows: Rows, row: str, with_nan: bool = False) -> str:
         """Codes, scales and zero points are tensors of their own, since a graph cannot take bytes for a float16."""
         graph, width, bits = self.graph, self.tables.width, self.tables.bits
         size = code_bytes(width, bits)
         pieces = [table.view(len(table), rows.pitch, size + 4) for table in rows.tables]
-        codes = graph.weight(f"{rows.name}_codes", [piece[..., :size].contiguous() for piece in pieces])
+        parts = [piece[..., :size].contiguous() for piece in pieces]
+        codes = graph.weight(f"{rows.name}_codes", [*parts, parts[0][:1]] if with_nan else parts)
         scales = [piece[..., size : size + 2].contiguous().view(torch.float16) for piece in pieces]
         zeros = [piece[..., size + 2 :].contiguous().view(torch.int16).to(torch.uint8) for piece in pieces]
+        if with_nan:
+            scales, zeros = [*scales, torch.full_like(scales[0][:1], torch.nan)], [*zeros, zeros[0][:1]]
         code = graph.cast(graph.op("Gather", codes, row, axis=0), self.compute)  # [N, G, pitch, bytes]
         if bits == 4:
             high = graph.op("Floor", graph.op("Div", code, graph.scalar(16.0, self.compute)))
@@ -237,12 +253,14 @@ class TableNodes:
 
     def _filled(self, composed: Composed) -> str:
         """The vectors, with zeros for padding and what ``unknown`` says for ids out of range."""
-        graph, last = self.graph, self.graph.constant([2])
-        fill = graph.scalar(float("nan") if self.unknown == "nan" else 0.0, self.compute)
-        vectors = graph.op("Where", graph.op("Unsqueeze", composed.in_range, last), composed.vectors, fill)
+        graph, vectors = self.graph, composed.vectors
+        if composed.in_range is not None:
+            fill = graph.scalar(float("nan") if self.unknown == "nan" else 0.0, self.compute)
+            mask = graph.op("Unsqueeze", composed.in_range, graph.constant([2]))
+            vectors = graph.op("Where", mask, vectors, fill)
         if composed.is_padding is not None:
-            zero = graph.scalar(0.0, self.compute)
-            vectors = graph.op("Where", graph.op("Unsqueeze", composed.is_padding, last), zero, vectors)
+            mask = graph.op("Unsqueeze", composed.is_padding, graph.constant([2]))
+            vectors = graph.op("Where", mask, graph.scalar(0.0, self.compute), vectors)
         return str(vectors)
 
     def bag(self, ids: str, offsets: str, weights: str | None, mode: str) -> str:
@@ -303,7 +321,8 @@ class TableNodes:
         def count(mask: str) -> str:
             return scattered(graph.cast(mask, self.compute), zero, one, "add")
 
-        counted = composed.in_range
+        in_range = graph.op("Equal", index, index) if composed.in_range is None else composed.in_range
+        counted = in_range
         if composed.is_padding is not None:
             counted = graph.op("And", counted, graph.op("Not", composed.is_padding))
         start = graph.scalar(-torch.inf, self.compute) if mode == "max" else zero
@@ -316,7 +335,13 @@ class TableNodes:
             pooled = graph.op("Div", pooled, graph.op("Max", count(counted), graph.scalar(1.0, self.compute)))
         if mode == "max":
             pooled = graph.op("Where", graph.op("Greater", count(counted), zero), pooled, zero)
-        if self.unknown == "nan":
+        if self.unknown == "nan" and composed.in_range is not None:
             invalid = graph.op("Greater", count(graph.op("Not", composed.in_range)), zero)
             pooled = graph.op("Where", invalid, graph.scalar(float("nan"), self.compute), pooled)
         return str(pooled)
+
+
+def _is_sum_or_product(group: Group) -> bool:
+    """Whether a row of NaN among those of an id makes its vector NaN, and no other table has that row."""
+    alone = group.own is None and group.mixing is None and not group.levels
+    return alone and (len(group.rows) == 1 or group.operation in ("add", "mult"))

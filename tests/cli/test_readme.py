@@ -1,0 +1,33 @@
+"""The five commands of README.md, as they stand there, on a small file."""
+
+import re
+import shlex
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from quorem.cli import app
+
+README = Path(__file__).parents[2] / "README.md"
+ROWS = 600
+
+
+def test_the_five_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = README.read_text(encoding="utf-8").split("## Five commands")[1]
+    commands = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    assert [command.split()[1] for command in commands] == ["prepare", "plan", "train", "predict", "export"]
+    rows = {
+        "click": [int(i % 3 == 0) for i in range(ROWS)],
+        "price": [i % 50 / 7 for i in range(ROWS)],
+        "user": [f"user {i % 97}" for i in range(ROWS)],
+    }
+    pl.DataFrame(rows).write_csv(tmp_path / "clicks.csv")
+    pl.DataFrame({**rows, "user": [f"user {i}" for i in range(ROWS)]}).drop("click").write_csv(tmp_path / "new.csv")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        done = CliRunner().invoke(app, shlex.split(command, comments=True)[1:])
+        assert done.exit_code == 0, f"{command}\n{done.output}"
+    scores = pl.read_csv(tmp_path / "scores.csv")["probability"]
+    assert len(scores) == ROWS and scores.is_between(0, 1).all() and (tmp_path / "model.onnx").exists()
