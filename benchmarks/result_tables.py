@@ -440,6 +440,32 @@ def drawn_steps() -> str:
     return markdown(("optimizer", "steps", "wrong"), *rows)
 
 
+def fine_tune() -> str:
+    """Test log loss of a trained model that is compressed, and of one that is compressed first."""
+    rows = {row["scheme"]: row for row in results("fine_tune")["rows"]}
+    full = rows.pop("full")
+    head = ("tables", "times smaller", "fitted at 90%", "then the last 10%", "from scratch: first 10%", "all rows")
+    keys = ("fitted at 90%", "fitted at 100%", "scratch at 10%", "scratch at 100%")
+
+    def loss(entry: dict[str, float]) -> str:
+        return f"{entry['mean']:.4f}"
+
+    shown = [("full", "1", loss(full["at 90%"]), loss(full["at 100%"]), "", "")]
+    for name, row in rows.items():
+        shown.append((name, f"{row['times smaller']['mean']:.1f}", *(loss(row[key]) for key in keys)))
+    return markdown(head, *shown)
+
+
+def fits() -> str:
+    """Time and memory of fits, from ``fit.json``."""
+    head = ("scheme", "frequencies", "seconds", "CPU seconds", "MB beside the tables")
+    rows = []
+    for row in results("fit")["rows"]:
+        numbers = (f"{row['seconds']:.0f}", f"{row['cpu_seconds']:.0f}", f"{row['extra_mb']}")
+        rows.append((f"`{row['scheme']}`", "yes" if row["frequencies"] else "no", *numbers))
+    return markdown(head, *rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
@@ -458,6 +484,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/reliability.md", damaged_files),
         ("docs/reliability.md", kills),
         ("docs/compress.md", foreign_models),
+        ("docs/compress.md", fine_tune),
+        ("docs/compress.md", fits),
         ("docs/choosing.md", plan_quality),
         ("docs/choosing.md", plan_medians),
         ("docs/choosing.md", plan_targets),

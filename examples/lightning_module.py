@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import quorem
+from quorem.integrations import lightning as quorem_lightning
 
 
 class Module(lightning.LightningModule):
@@ -40,10 +41,10 @@ class Module(lightning.LightningModule):
         return torch.optim.Adagrad([p for p in self.parameters() if id(p) not in stored], lr=0.05)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["tables"] = self.tables.state_dict()
+        quorem_lightning.on_save_checkpoint(self.tables, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.tables.load_state_dict(checkpoint["tables"])
+        quorem_lightning.on_load_checkpoint(self.tables, checkpoint)
 
 
 def fit(folder: Path, epochs: int, resume: Path | None = None) -> tuple[Module, lightning.Trainer]:
