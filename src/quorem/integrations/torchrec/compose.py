@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from math import gcd
 from typing import Any
 
 import torch
@@ -95,38 +96,29 @@ def in_order(pooled: KeyedTensor, order: list[str]) -> Tensor:
     keys, values = pooled.keys(), pooled.values()
     if keys == order:
         return values
-    columns = dict(zip(keys, zip(pooled.offset_per_key(), pooled.length_per_key(), strict=False), strict=True))
-    runs: list[tuple[int, int]] = []  # first column and width of what stays together
-    for key in order:
-        first, width = columns[key]
-        if runs and sum(runs[-1]) == first:
-            runs[-1] = (runs[-1][0], runs[-1][1] + width)
-        else:
-            runs.append((first, width))
-    return Reordered.apply(values, runs)
+    widths, offsets = dict(zip(keys, pooled.length_per_key(), strict=True)), pooled.offset_per_key()
+    unit = gcd(*widths.values())
+    first = {key: offset // unit for key, offset in zip(keys, offsets, strict=False)}
+    blocks = [block for key in order for block in range(first[key], first[key] + widths[key] // unit)]
+    return Reordered.apply(values, torch.tensor(blocks, device=values.device), unit)
 
 
 class Reordered(torch.autograd.Function):
-    """``values`` ``[B, C]`` with runs of its columns in another order: one copy each way."""
+    """``values`` ``[B, C * unit]`` with its blocks of ``unit`` columns in another order: one copy each way."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, runs: list[tuple[int, int]]) -> Tensor:
-        """The runs, each a first column and a width, one after another."""
-        ctx.runs = runs
-        out, place = torch.empty_like(values), 0
-        for first, width in runs:
-            out[:, place : place + width] = values[:, first : first + width]
-            place += width
-        return out
+    def forward(ctx: Any, values: Tensor, blocks: Tensor, unit: int) -> Tensor:
+        """Block j of the result is block ``blocks[j]``."""
+        ctx.save_for_backward(blocks)
+        ctx.unit = unit
+        return values.unflatten(1, (-1, unit)).index_select(1, blocks).flatten(1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Each run of the gradient goes back to its place."""
-        out, place = torch.empty_like(grads[0]), 0
-        for first, width in ctx.runs:
-            out[:, first : first + width] = grads[0][:, place : place + width]
-            place += width
-        return out, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Each block of the gradient goes back to its place."""
+        (blocks,) = ctx.saved_tensors
+        back = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
+        return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, back).flatten(1), None, None
 
 
 def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:
