@@ -466,6 +466,25 @@ def fits() -> str:
     return markdown(head, *rows)
 
 
+def serve_load() -> str:
+    """Latencies of ``examples/serve.py`` on loopback."""
+    rows = [("rows of a request", "clients", "p50", "p99", "rows a second", "p50 without HTTP")]
+    for case in results("serve")["cases"]:
+        own = case["in_process"]
+        times = [f"{short(ms)} ms" for ms in (case["p50_ms"], case["p99_ms"], own["p50_ms"])]
+        rows.append((str(case["rows"]), str(case["clients"]), *times[:2], f"{case['rows_per_second']:,}", times[2]))
+    return markdown(*rows)
+
+
+def serve_onnx() -> str:
+    """Exported lookups against the same written by hand."""
+    rows = [("bits", "B", "exported", "by hand", "ratio")]
+    for case in results("serving")["onnx"]:
+        times = [f"{short(case[name])} us" for name in ("exported_us", "by_hand_us")]
+        rows.append((str(case["bits"]), str(case["batch"]), *times, f"{case['ratio']:.2f}"))
+    return markdown(*rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
@@ -481,6 +500,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/training.md", train_gpu_targets),
         ("docs/appendix/dense_layers.md", dense_steps),
         ("docs/appendix/dense_layers.md", dense_profile),
+        ("docs/serve.md", serve_load),
+        ("docs/serve.md", serve_onnx),
         ("docs/reliability.md", damaged_files),
         ("docs/reliability.md", kills),
         ("docs/compress.md", foreign_models),
