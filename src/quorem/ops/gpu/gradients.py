@@ -111,11 +111,12 @@ def sum_kernel(
     first_slot, programs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr, EACH: tl.constexpr,
-    OWNED: tl.constexpr, SHARED: tl.constexpr,
+    PRODUCTS: tl.constexpr, OWNED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """T ids (bags, if jagged) of one slot: the gradient of each row read, added to the row's place.
 
-    With EACH, a program has one partition of the slot, else all; ``programs`` have the same ids.
+    With EACH, a program has one partition of the slot, else all; ``programs`` have the same ids. Without PRODUCTS, no
+    slot multiplies rows.
     """
     program = tl.program_id(0) % programs
     block = tl.program_id(0) // programs
@@ -166,7 +167,7 @@ def sum_kernel(
                     used = tl.load(part_at(part, k) + BASE) >= 0
                 if used & ((partition == k) | (EACH == 0)):
                     g = incoming
-                    if tl.load(slot + OPERATION) == PRODUCT:
+                    if PRODUCTS and tl.load(slot + OPERATION) == PRODUCT:
                         for j in tl.static_range(K):
                             if j != k:
                                 other, present = row_of(number, is_own, slot, part_at(part, j), j, maps, OWNED)
@@ -356,7 +357,7 @@ def sum_by_row(
             grad, ids, offsets, sample_weights, stored, sums, claims, places.table, counted, slots, parts, maps, size,
             batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
             ACC=TYPES[stored.dtype], JAGGED=batch.jagged, WEIGHTED=sample_weights is not None, MEAN=mean,
-            COUNT_STEP=counted is not None, EACH=each, **flags, num_warps=1,
+            COUNT_STEP=counted is not None, EACH=each, PRODUCTS=host.flags["MULT"] != 0, **flags, num_warps=1,
         )  # fmt: skip
         yield Sums(sums, claims, places.table, rows), places, r
 
