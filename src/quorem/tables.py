@@ -218,7 +218,7 @@ class Tables(nn.Module):
         if spec.num_own:
             vectors = stored[0].new_zeros(spec.num_embeddings, spec.embedding_dim)
             vectors = vectors.index_copy(0, own, stored[0][place[own]])
-            dense = vectors.index_copy(0, composed, dense) if len(composed) else vectors
+            dense = vectors.index_copy(0, composed, dense.to(vectors.dtype)) if len(composed) else vectors
         dense = dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
         return dense.to(self.dtype)
 

@@ -6,6 +6,8 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from hot_cold_cases import FEATURES, hot_and_cold
+from oracles import assert_near
 from varied import varied
 
 from quorem import (
@@ -21,6 +23,7 @@ from quorem import (
     Path,
     Pool,
     Table,
+    optim,
 )
 from quorem.ops import cpu
 from quorem.partitions import Mixing
@@ -274,3 +277,31 @@ def test_a_table_without_cold_ids_reads_no_other_list() -> None:
     module = EmbeddingCollection(tables)
     vectors = module(torch.arange(60)[:, None].expand(60, 2))[20:, 0]
     assert torch.equal(vectors, vectors[:1].expand_as(vectors)) and vectors.any()
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tables_of_every_kind_in_any_number_of_bits(bits, dtype):
+    module = hot_and_cold(bits, dtype=dtype)
+    dense = list(module.to_dense().values())
+    ids = torch.randint(0, 60, (50, FEATURES))
+    tables = [*range(8), 7, *range(8, 15)]  # the eighth table has two features
+    for f, table in enumerate(tables):
+        assert_near(module(ids)[:, f], F.embedding(ids[:, f], dense[table]).double(), dtype, str(f))
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.RowWiseAdagrad, optim.AMSGrad])
+def test_fused_steps_are_those_of_plain_torch(optimizer, monkeypatch):
+    stored = []
+    for fused in (True, False):
+        if not fused:
+            monkeypatch.setattr(cpu, "kernels", dict)
+        module = hot_and_cold()
+        optim.apply_in_backward(module, optimizer, lr=0.05)
+        torch.manual_seed(2)
+        for _ in range(4):
+            out = module(torch.randint(0, 60, (7, FEATURES)))
+            out.backward(torch.randn(out.shape))
+        module.updates.flush_()
+        stored.append(module.stored.detach())
+    torch.testing.assert_close(stored[0], stored[1])
