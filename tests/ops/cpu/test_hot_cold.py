@@ -58,7 +58,7 @@ def test_quantized_rows(bits, width, dtype):
 
 def test_quantized_rows_of_another_size_are_not_read():
     case = case_of(False)
-    options = {"width": 16, "bits": 4, "dtype": torch.float32, "names": ""}
+    options = {"width": case.storage.width, "bits": 4, "dtype": torch.float32, "names": ""}
     op = cpu.kernels()["lookup_quantized"]
     assert op(case.ids(3), quantize(case.stored, 8), case.layout, **options) is NotImplemented
 
