@@ -108,8 +108,6 @@ def compress_(
         if name not in names:
             raise ValueError(f"frequencies ({name!r}) must be named as a table of the model: {', '.join(names)}")
     leave_out(model, groups, threshold, filter_fn)
-    for collection in collections:
-        collection.leave_out()
     if budget is None:
         choices = _given(scheme_or_plan, groups, names, frequencies or {})
     else:

@@ -121,6 +121,7 @@ def collections_in(model: nn.Module, groups: list[Group]) -> list[Collection]:
         for name, module in tables_in(collection.module).items():
             collection.groups[name] = by_module[id(module)]
             by_module[id(module)].collection = collection
+        collection.leave_out()
     return list(collections.values())
 
 
