@@ -107,14 +107,14 @@ def eager() -> str:
 
 def against_fbgemm() -> str:
     """How many times as fast ``fused`` with QR(4) is as FBGEMM on full tables, in each of its settings."""
-    rows = medians()
+    rows = medians("h200_fbgemm")
     lines = []
-    for mode, dim, batch in product(("forward", "step"), (16, 64), (128, 2048, 16384, 65536)):
+    for mode, dim, batch in product(("forward", "step"), (16, 64), (2048, 65536)):
         cells = []
         for graph, provider in product((0, 1), ("fbgemm_full", "fbgemm_full_fastest")):
-            mine = rows.get((mode, dim, batch, "fused", "QR(4)", graph))
-            theirs = rows.get((mode, dim, batch, provider, "Full()", graph))
-            cells.append(f"{theirs / mine:.2f}x" if mine and theirs else "not measured")
+            mine = rows[mode, dim, batch, "fused", "QR(4)", graph]
+            theirs = rows[mode, dim, batch, provider, "Full()", graph]
+            cells.append(f"{theirs / mine:.2f}x")
         lines.append((f"{mode}, B = {batch}, D = {dim}", *cells))
     settings = ("default", "fastest", "default, CUDA graph", "fastest, CUDA graph")
     return markdown(("times as fast as FBGEMM on full tables", *settings), *lines)
@@ -123,7 +123,7 @@ def against_fbgemm() -> str:
 def frequency() -> str:
     """Tables with hot and cold ids, and rows of fewer bits, beside float32 QR(4)."""
     found: dict[tuple[str, str, int, int], dict[int, dict[str, Any]]] = {}
-    for r in results("frequency")["rows"]:
+    for r in results("frequency")["rows"] + results("frequency_step")["rows"]:
         found.setdefault((r["mode"], r["tables"], r["dim"], r["batch"]), {})[r["graph"]] = r
     lines = []
     for (mode, tables, dim, batch), by_graph in found.items():
@@ -135,26 +135,22 @@ def frequency() -> str:
 
 
 def against_full() -> str:
-    """The time of ``fused`` with QR(4) over that of ``fused`` with full tables, where both were measured."""
-    rows = medians()
+    """The time of a lookup by ``fused`` with QR(4) over that with full tables."""
+    rows = medians("h200_full")
     lines = []
-    for mode, dim, batch in product(("forward", "step"), (16, 64), (128, 2048, 16384, 65536)):
+    for dim, batch in product((16, 64), (128, 2048, 16384, 65536)):
         times = [
-            [rows.get((mode, dim, batch, "fused", scheme, graph)) for scheme in ("QR(4)", "Full()")] for graph in (0, 1)
+            [rows["forward", dim, batch, "fused", scheme, graph] for scheme in ("QR(4)", "Full()")] for graph in (0, 1)
         ]
-        cells = [f"{composed / full:.2f}x" if composed and full else "" for composed, full in times]
-        if any(cells):
-            lines.append((f"{mode}, B = {batch}, D = {dim}", *cells))
-    if not lines:
-        return "`h200.csv` has no rows of `fused` with full tables yet.\n"
+        lines.append((f"forward, B = {batch}, D = {dim}", *(f"{composed / full:.2f}x" for composed, full in times)))
     return markdown(("`QR(4)` over full tables, both `fused`", "eager", "CUDA graph"), *lines)
 
 
-def medians() -> dict[tuple[str, int, int, str, str, int], float]:
-    """Medians of Zipf ids in ``h200.csv`` by mode, width, batch, provider, scheme and graph."""
+def medians(name: str) -> dict[tuple[str, int, int, str, str, int], float]:
+    """Medians of Zipf ids in a file by mode, width, batch, provider, scheme and graph."""
     return {
         (r.mode, r.dim, r.batch, r.provider, r.scheme, r.graph): r.median_us
-        for r in report.read(RESULTS / "h200.csv")
+        for r in report.read(RESULTS / f"{name}.csv")
         if r.ids == "zipf"
     }
 
