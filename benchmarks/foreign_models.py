@@ -193,11 +193,12 @@ MODELS = {
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that are alive in this process."""
+    """Bytes of all tensors that are alive in this process; those of a compiler hold none."""
     gc.collect()
     storages = {}
     for value in gc.get_objects():
-        if issubclass(type(value), Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
+        plain = type(value) in (Tensor, nn.Parameter) and torch._C._has_storage(value)
+        if plain and value.device.type == "cpu" and value.layout == torch.strided:
             storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
     return sum(storages.values())
 
