@@ -22,6 +22,8 @@ from ..schemes import QR, Full, GeneralizedQR, HotCold, Scheme
 
 HOT_COLLISIONS = 6  # below which a collision more or less is a large step
 HOT_SHARES = (0.25, 0.5, 0.75)  # of the way from one number of collisions to the next
+_HOT_COLLISIONS = np.repeat(np.arange(2, HOT_COLLISIONS + 1), len(HOT_SHARES))  # each with each share
+_HOT_SHARES = np.tile(HOT_SHARES, HOT_COLLISIONS - 1)
 STEP = 1.15  # between the collisions, or the rows, of one choice and the next
 _POWERS = STEP ** np.arange(330)  # up to 2**63
 EULER = 0.5772156649015329
@@ -73,18 +75,16 @@ def quotient_remainder(table: TableToPlan) -> Choices:
 def hot_rows(table: TableToPlan) -> Choices:
     """Own rows for the first ids and ``c`` collisions for the others, to lie between ``c`` and ``c - 1`` collisions."""
     n = table.num_embeddings
-    collisions = np.repeat(np.arange(2, HOT_COLLISIONS + 1), len(HOT_SHARES))
-    share = np.tile(HOT_SHARES, HOT_COLLISIONS - 1)
+    collisions = _HOT_COLLISIONS
     # Of h hot ids, h / c would have had rows in any case; with all the rows of c - 1 collisions, h is n / (c - 1).
-    hot = (n * share / (collisions - 1)).astype(np.int64)
+    hot = (n * _HOT_SHARES / (collisions - 1)).astype(np.int64)
     cold = n - hot
     large = -(-cold // collisions)
     rows = hot + large + -(-cold // large)
-    cost = np.array([shared_traffic(table, large[i : i + 1], int(hot[i]))[0] for i in range(len(hot))])
     return Choices(
         rows,
         np.full(len(rows), 3),
-        cost,
+        shared_traffic(table, large, hot),
         lambda i: HotCold(int(hot[i]), cold=QR(int(collisions[i]))),
         lambda i: (
             f"{hot[i]:,} ids have rows of their own; of the others {collisions[i]} share a row of the large table"
@@ -134,19 +134,23 @@ def joined(parts: Sequence[Choices], n: int) -> Choices:
     )
 
 
-def shared_traffic(table: TableToPlan, sizes: NDArray[np.int64], num_hot: int = 0) -> NDArray[np.float64]:
+def shared_traffic(
+    table: TableToPlan, sizes: NDArray[np.int64], num_hot: NDArray[np.int64] | None = None
+) -> NDArray[np.float64]:
     """Traffic of ids that are not the most frequent of their remainder, for each size of the remainder's table.
 
-    The first ``num_hot`` ids have rows of their own.
+    The first ``num_hot`` ids have rows of their own, of each size as many as it says.
     """
+    num_hot = np.zeros_like(sizes) if num_hot is None else num_hot
     if table.frequencies is None:
         return table.traffic * (1 - _harmonic(num_hot + sizes) / _harmonic(table.num_embeddings))
     frequencies = table.frequencies.double()
     total = float(frequencies.sum())
     if not total:
         return np.zeros(len(sizes))
-    hot, cold, most = float(frequencies[:num_hot].sum()), frequencies[num_hot:], []
-    for size in sizes.tolist():
+    most = []
+    for size, first in zip(sizes.tolist(), num_hot.tolist(), strict=True):
+        hot, cold = float(frequencies[:first].sum()), frequencies[first:]
         whole = len(cold) // size * size
         highest = cold[:whole].view(-1, size).amax(0)
         rest = cold[whole:]
