@@ -92,12 +92,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", help="of the code, where there is no repository to ask")
     parser.add_argument("--dim", type=int, action="append", help="by default 16 and 64")
+    parser.add_argument("--mode", choices=list(MODES), action="append", help="by default all")
     options = parser.parse_args()
     device = torch.device("cuda")
     command = "python benchmarks/frequency.py"
     results: dict[str, Any] = {"facts": facts.facts_of_run(device, command, options.commit), "rows": []}
     for dim in options.dim or (16, 64):
-        for mode in MODES:
+        for mode in options.mode or MODES:
             for batch in (2048, 65536):
                 for row in measured(dim, batch, mode, device):
                     results["rows"].append(row)

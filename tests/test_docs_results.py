@@ -102,6 +102,7 @@ def prose() -> list[tuple[str, str]]:
     graphs = [r for r in made.report.read(made.RESULTS / "h200.csv") if made._in_graph(r)]
     lookups = {r.scheme: r.median_us for r in graphs if (r.mode, r.batch, r.dim) == ("forward", 2048, 16)}
     paths = lookups["Path(4, (64,))"] / lookups["QR(4)"]
+    rates = made.results("serving")["predict"]["rows_per_second"]
     faster = [eager["fbgemm", dim] / eager["fused", dim] for dim in (16, 64, 128)]
     return [
         ("README.md", f"{epoch('dlrm', 'QR(4)', 128):.0f} s for DLRM with `QR(4)`"),
@@ -120,6 +121,9 @@ def prose() -> list[tuple[str, str]]:
         ("docs/benchmarks.md", f"commit {json.loads(eager_file.read_text(encoding='utf-8'))['facts']['commit']}"),
         ("docs/kernels.md", f"{min(lookup):.1f} (D = 64) and {max(lookup):.1f} times the floor (D = 16)"),
         ("docs/kernels.md", f"{min(step):.1f} (D = 128) and {max(step):.1f} (D = 16)"),
+        ("docs/serve.md", f"DLRM with int8 tables scores {rates['predict int8']:,} rows a second"),
+        ("docs/serve.md", f"The floor is {rates['floor']:,}"),
+        ("docs/serve.md", f"{rates['lookup int8'] / 1e6:.1f} million rows a second, encoding at {rates['encode']:,}."),
         ("docs/kernels.md", f"four in {rows['step', 'zipf', 128, 16, 1].median_us:.1f} us"),
     ]
 

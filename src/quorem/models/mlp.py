@@ -1,4 +1,4 @@
-"""Layers and inputs that both networks share."""
+"""Layers and inputs that the networks share."""
 
 from collections.abc import Sequence
 from itertools import pairwise

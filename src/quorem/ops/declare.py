@@ -62,11 +62,12 @@ def _quantized_pooled(
 
 
 def _like_stored(*tensors: Any, mean: bool = False) -> Tensor:
-    return torch.empty_like(tensors[-2])
+    *_, stored, _layout = tensors
+    return torch.empty_like(stored)
 
 
 def _row_grads(*tensors: Any, mean: bool = False) -> tuple[Tensor, Tensor]:
-    stored, layout = tensors[-2:]
+    *_, stored, layout = tensors
     count = torch.library.get_ctx().new_dynamic_size()
     values = stored.new_empty(count, stored.shape[1], dtype=accumulator(stored))
     return layout.spans.new_empty(count), values
