@@ -18,7 +18,7 @@ from quorem.ops.state import CATCHES_UP
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, rules
+from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, row_sums, rules
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 N = 300
@@ -165,7 +165,7 @@ def test_slots_that_share_rows_are_in_one_range(number: int, monkeypatch: pytest
     for first in firsts[1:]:
         before, after = bases[:first].flatten(), bases[first:].flatten()
         assert not torch.isin(before[before >= 0], after).any()
-    monkeypatch.setattr(gradients, "places_of", lambda *args: divided)
+    monkeypatch.setattr(row_sums, "places_of", lambda *args: divided)
     ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
     expected = truth_gradients.lookup_backward(grad, ids, stored, module.layout)
     dense = gradients.lookup_backward(grad, ids, stored, module.layout)

@@ -13,7 +13,7 @@ from quorem.ops.state import AdagradState
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, places, rules
+from quorem.ops.gpu import gradients, host, places, row_sums, rules
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
@@ -123,7 +123,7 @@ def test_ranges_give_what_one_gives(number: int, monkeypatch: pytest.MonkeyPatch
     module = collection(16)
     ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
     divided = places.divided(host.host_layout(module.layout), 9, False, number, 64)
-    monkeypatch.setattr(gradients, "places_of", lambda *args: divided)
+    monkeypatch.setattr(row_sums, "places_of", lambda *args: divided)
     pairs = module.layout.parts.shape[:2].numel()
     assert 1 < len(divided.ranges) <= number and sum(r.num_pairs for r in divided.ranges) == pairs
     expected = truth.lookup_backward(grad, ids, stored, module.layout)

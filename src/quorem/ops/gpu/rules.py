@@ -1,4 +1,4 @@
-"""The optimizers' rules: after ``gradients.sum_by_row``, one launch updates each touched row once by its sum.
+"""The optimizers' rules: after ``row_sums.sum_by_row``, one launch updates each touched row once by its sum.
 
 ``ops.rules`` is the truth, ``ops.state`` lists the state and the constants of each rule.
 """
@@ -14,12 +14,12 @@ from ..state import CATCHES_UP, Constants, State
 from . import replay
 from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
-from .gradients import PLACE_COLUMNS, sum_by_row, sums_of, touched_rows, used_places
 from .host import IdBatch, check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .places import rounded_up
 from .ranks import by_frequency
 from .rounding import as_stored, can_round, seed_bits
+from .row_sums import PLACE_COLUMNS, sum_by_row, sums_of, touched_rows, used_places
 from .rows import PITCH, TYPES, part_at
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
@@ -224,7 +224,8 @@ def _update(
         given = (grad, ids, offsets) if sample_weights is None else (grad, ids, offsets, sample_weights)
         types = tuple(tensor.dtype for tensor in given[1:])
     types += (stored.dtype, grad.dtype, loss_scale if loss_scale is None else loss_scale.dtype)
-    sizes = (grad.shape[0], reads, stored.shape, state[0].shape)
+    state_shape = state[0].shape  # of a sum or average, which ``check_state`` saw when the plan was made
+    sizes = (grad.shape[0], reads, stored.shape, state_shape)
     key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
     planned(host.plans, key, (stored, lr, *state, loss_scale, *layout), given, launches)
     return None
