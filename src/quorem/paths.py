@@ -161,3 +161,14 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     position = torch.empty_like(group).index_copy(0, order, (ends - needed)[in_order] * size + rank)
     group_of_block = group.new_zeros(num_blocks + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:num_blocks]
     return position, group_of_block.clamp(max=num_groups - 1), size
+
+
+def path_groups(specs: Sequence[TableSpec], table_of: Sequence[int]) -> list[list[int]]:
+    """Features whose path networks have one shape, and so run together."""
+    groups: dict[Any, list[int]] = {}
+    for f, t in enumerate(table_of):
+        scheme = path_scheme(specs[t])
+        if scheme is not None:
+            shape = (specs[t].embedding_dim, scheme.hidden, scheme.activation, len(specs[t].partitions))
+            groups.setdefault(shape, []).append(f)
+    return list(groups.values())

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from .. import id_rules, init
 from ..collection import EmbeddingCollection
-from ..ops.layout import BITS, COLD, HOT, OFFSET, build
+from ..ops.layout import BITS, COLD, HOT, OFFSET, build, pool_key
 from ..partitions import ExplicitPartition, Mixing, Partition
 from ..schemes import TableSpec
-from ..tables import pool_key
 
 
 class Part(NamedTuple):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
-from ..ops.layout import Extent
+from ..ops.layout import Extent, pool_key
 from ..partitions import ExplicitPartition, Mixing, Partition
 from ..paths import PathNetworks, path_scheme
 from ..schemes import AnyPartition, TableSpec
 from ..store.model_file import tables_of
-from ..tables import Tables, pool_key
+from ..tables import Tables
 
 Unknown = Literal["nan", "zeros"]  # the vector of an id that is outside of its table
 
