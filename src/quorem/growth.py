@@ -13,7 +13,8 @@ from torch import Tensor
 
 from . import init
 from .ops.layout import Extent
-from .partitions import Mixing, Partition, is_complementary
+from .partitions import Partition, is_complementary
+from .renumbering import Mixing
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
 
 if TYPE_CHECKING:

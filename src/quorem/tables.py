@@ -16,8 +16,9 @@ from .ops.lookup import pooling_factor
 from .ops.quantized import dequantize
 from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
 from .ops.updates import updates_of
-from .partitions import Mixing, Partition
+from .partitions import Partition
 from .paths import PathNetworks
+from .renumbering import Mixing
 from .schemes.frequency import places
 from .stored import StoredTables
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import Mixing, Partition, Permutation
+from ..partitions import Partition
+from ..renumbering import Mixing, Permutation
 from ..schemes import AnyPartition
 
 BLOCK = 2**17  # numbers of the trained table that are worked on at a time

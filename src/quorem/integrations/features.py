@@ -10,7 +10,8 @@ from torch import Tensor
 from .. import id_rules, init
 from ..collection import EmbeddingCollection
 from ..ops.layout import BITS, COLD, HOT, OFFSET, build, pool_key
-from ..partitions import ExplicitPartition, Mixing, Partition
+from ..partitions import ExplicitPartition, Partition
+from ..renumbering import Mixing
 from ..schemes import TableSpec
 
 

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import ExplicitPartition, Mixing, Partition
+from ..partitions import ExplicitPartition, Partition
+from ..renumbering import Mixing
 from ..schemes import TableSpec
 from ..schemes.frequency import Ranks
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import mix
+from ..renumbering import mixed_numbers
 from .layout import (
     BASE,
     BITS,
@@ -106,7 +106,7 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     composed = place >= own
     number = torch.where(composed, place - own, 0)
     number = (slots[..., MULTIPLIER] * number + slots[..., SHIFT]) % slots[..., COMPOSED]
-    number = mix(number + slots[..., OFFSET], slots[..., BITS])
+    number = mixed_numbers(number + slots[..., OFFSET], slots[..., BITS])
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..partitions import Mixing, coprime_sizes, coprime_sizes_for_rows
+from ..renumbering import Mixing
+from ..sizes import coprime_sizes, coprime_sizes_for_rows
 
 PARTITIONS = 2  # rows of the pool that a cold id sums
 Integers = NDArray[np.int64]

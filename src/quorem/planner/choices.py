@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..partitions import balanced_sizes
 from ..schemes import QR, Full, GeneralizedQR, HotCold, Scheme
+from ..sizes import balanced_sizes
 
 HOT_COLLISIONS = 6  # below which a collision more or less is a large step
 HOT_SHARES = (0.25, 0.5, 0.75)  # of the way from one number of collisions to the next

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..ops.layout import Extent, pool_key
-from ..partitions import ExplicitPartition, Mixing, Partition
+from ..partitions import ExplicitPartition, Partition
 from ..paths import PathNetworks, path_scheme
+from ..renumbering import Mixing
 from ..schemes import AnyPartition, TableSpec
 from ..store.model_file import tables_of
 from ..tables import Tables

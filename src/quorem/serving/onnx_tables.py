@@ -14,7 +14,7 @@ import torch
 
 from .. import hashing
 from ..ops.quantized import code_bytes
-from ..partitions import MIXING_FACTORS
+from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
 from .groups import Buckets, Group, OwnRows, Rows, Unknown, columns_in_order, group_of, groups_of
 from .onnx_graph import Graph
@@ -159,7 +159,7 @@ class TableNodes:
         return below, found
 
     def _mixed(self, number: str, bits: int) -> str:
-        """``partitions.mix`` of numbers in ``[0, 2**bits)``; a shift of them is a division."""
+        """``renumbering.mixed_numbers`` of numbers in ``[0, 2**bits)``; a shift of them is a division."""
         graph = self.graph
         mask, divisor = graph.constant(2**bits - 1), graph.constant(2 ** (bits // 2 + 1))
         for factor in MIXING_FACTORS:

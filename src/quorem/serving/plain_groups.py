@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..hashing import mixed_ids
 from ..ops.quantized import code_bytes
-from ..partitions import MIXING_FACTORS
+from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
 from .groups import Buckets, Group, OwnRows, Rows
 
@@ -223,7 +223,7 @@ class PlainGroup(nn.Module):
 
 
 def _mixed(numbers: Tensor, bits: int) -> Tensor:
-    """``partitions.mix`` with one number of bits."""
+    """``renumbering.mixed_numbers`` with one number of bits."""
     shift, mask = bits // 2 + 1, 2**bits - 1
     for factor in MIXING_FACTORS:
         numbers = ((numbers ^ (numbers >> shift)) * factor) & mask
