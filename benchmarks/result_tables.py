@@ -452,6 +452,16 @@ def fine_tune() -> str:
     return markdown(head, *shown)
 
 
+def plan_times() -> str:
+    """CPU seconds of plans for many tables, from ``plan.json``."""
+    found = results("plan")
+    rows = [("frequencies", "optimizer", "budget", "CPU seconds")]
+    for row in found["rows"]:
+        ids = f"of {row['ids_counted'] / 1e6:.0f} million ids" if row["ids_counted"] else "none"
+        rows.append((ids, str(row["optimizer"]), row["budget"], f"{row['cpu_seconds']:.1f}"))
+    return markdown(*rows)
+
+
 def fits() -> str:
     """Time and memory of fits, from ``fit.json``."""
     head = ("scheme", "frequencies", "seconds", "CPU seconds", "MB beside the tables")
@@ -503,6 +513,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/compress.md", foreign_models),
         ("docs/compress.md", fine_tune),
         ("docs/compress.md", fits),
+        ("docs/budget.md", plan_times),
         ("docs/choosing.md", plan_quality),
         ("docs/choosing.md", plan_medians),
         ("docs/choosing.md", plan_targets),
