@@ -278,6 +278,8 @@ def dense_profile() -> str:
 
 
 DAMAGED = {
+    "raw ids": "any file of prepared data with raw ids, by `quorem inspect --verify` and training",
+    "models": "saved models with hot and cold ids, a pool, raw ids, rows in 8 and 4 bits, by `quorem.load`",
     "prepared": "arrays of prepared data, by training",
     "meta": "`meta.json` of prepared data, by training",
     "verified": "any file of prepared data, by `quorem inspect --verify`",
@@ -298,7 +300,7 @@ def damaged_files() -> str:
     """What came of files that ``tests/hunt/damage.py`` damaged."""
     found = results("hunt/damage")
     kinds = ("told", "same", "changed")
-    wrong = ("wrong", "unnamed", "traceback", "hang")
+    wrong = ("wrong", "unnamed", "traceback", "hang", "executed")
     rows = []
     for name, outcomes in [*found["by_target"].items(), ("all", found["outcomes"])]:
         counts = [outcomes.get(kind, 0) for kind in kinds] + [sum(outcomes.get(kind, 0) for kind in wrong)]

@@ -132,12 +132,15 @@ class RunFolder:
         if last is None:
             self._forget_after(0, 0)
             return 0, {}
-        earlier = RunConfig.from_json(last.meta["config"])
+        try:
+            earlier, num_lines, progress = _values_of(last.meta)
+        except ValueError as error:
+            raise checkpoint.CorruptCheckpointError(f"the checkpoint of {self.path} is damaged: {error}") from None
         if earlier != self.config:
             raise ValueError(f"{self.path} has a checkpoint of another run: {difference(earlier, self.config)}")
         trial.restore(last.tensors)
-        self._forget_after(last.step, last.meta["metrics_lines"])
-        return last.step, last.meta["progress"]
+        self._forget_after(last.step, num_lines)
+        return last.step, progress
 
     def _forget_after(self, step: int, num_lines: int) -> None:
         """Drop the metrics of steps that are about to be taken again; say if some of those before are lost."""
@@ -183,6 +186,16 @@ class RunFolder:
         files.write_json(self.path / RESULT, {"format": RESULT_FORMAT, **result})
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
+
+
+def _values_of(meta: dict[str, Any]) -> tuple[RunConfig, int, dict[str, Any]]:
+    """Configuration, number of metrics lines and progress in a checkpoint, or ValueError."""
+    config, num_lines, progress = (meta.get(name) for name in ("config", "metrics_lines", "progress"))
+    if not isinstance(config, str) or type(num_lines) is not int or not isinstance(progress, dict):
+        raise ValueError("config must be text, metrics_lines an integer, progress an object")
+    if type(progress.get("seconds", 0.0)) is not float or type(progress.get("loss")) not in (float, type(None)):
+        raise ValueError("seconds and loss of progress must be numbers")
+    return RunConfig.from_json(config), num_lines, progress
 
 
 class Metrics(NamedTuple):
