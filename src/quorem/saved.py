@@ -69,7 +69,7 @@ def load_tables(
     stored = tables.live_stored
     assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
     assign = assign and not is_sharded(stored)
-    wrong = _wrong_shapes(views, values) + _wrong_shapes(lists, new_lists) + _wrong_shapes(more, new_more)
+    wrong = wrong_shapes(views, values) + wrong_shapes(lists, new_lists) + wrong_shapes(more, new_more)
     wrong = wrong or _wrong_meanings(tables, prefix, local_metadata)
     if stored.is_meta and values and not assign:
         wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
@@ -107,12 +107,12 @@ class Names:
 class TransientNames(set[str]):
     """Names that are not in a ``state_dict``.
 
-    ``stored`` is said to be one, since it is saved by its tables: so ``torch.distributed.checkpoint`` does not look
-    for it. It is no member: ``torch.export`` would drop it.
+    ``stored`` and the numbers of layers are said to be such, since they are saved by table: so
+    ``torch.distributed.checkpoint`` does not look for them. They are no members: ``torch.export`` would drop them.
     """
 
     def __contains__(self, name: object) -> bool:
-        return name == "stored" or super().__contains__(name)
+        return name == "stored" or str(name).isdigit() or super().__contains__(name)
 
 
 def named_entries(tables: "StoredTables") -> list[tuple[str, Tensor]]:
@@ -159,7 +159,8 @@ def ranks(tables: "StoredTables") -> dict[str, Tensor]:
     }
 
 
-def _wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the shapes of ``values``, which are to be loaded into ``views``."""
     return [
         f"{key} is {tuple(getattr(value, 'shape', ())) or type(value).__name__} in the checkpoint and"
         f" {tuple(views[key].shape)} here: was it saved under another scheme, size or embedding_dim?"

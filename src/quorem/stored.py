@@ -17,6 +17,7 @@ from .ops.quantized import dequantize
 from .ops.updates import Updates, updates_of
 from .partitions import naive
 from .paths import PathNetworks, path_groups
+from .saved_paths import PathGroups
 from .schemes import TableSpec
 from .schemes.frequency import Ranks, RawCounts, rank
 
@@ -93,8 +94,8 @@ class StoredTables(nn.Module):
         self.width = storage.width
         self.stored = nn.Parameter(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
         groups = path_groups(specs, self.table_of)
-        networks = [PathNetworks(group, specs, self.table_of, storage.layout, device, dtype) for group in groups]
-        self.paths = nn.ModuleList(networks) if networks else ()
+        networks = [PathNetworks(group, names, specs, self.table_of, storage.layout, device, dtype) for group in groups]
+        self.paths = PathGroups(networks) if networks else ()
         self.reset_parameters()
         _warn_of_fallbacks(self)
 
