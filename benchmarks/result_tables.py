@@ -352,6 +352,16 @@ def first_minutes() -> str:
     return markdown(("step", "wait"), *rows)
 
 
+def cold_start() -> str:
+    """Seconds of first calls on the CPU, from ``cold_start.json``."""
+    rows = results("cold_start")["rows"]
+    seconds = {(row["kernels"], row["fast_compile"], row["call"]): row["seconds"] for row in rows}
+    calls = dict.fromkeys(row["call"] for row in rows)
+    columns = (("compiled", True), ("compiled", False), ("kept", True))
+    head = ("first", "kernels compiled", "the same, `QUOREM_FAST_COMPILE=0`", "kernels kept by an earlier process")
+    return markdown(head, *[(call, *(f"{seconds[*column, call]:.1f} s" for column in columns)) for call in calls])
+
+
 PLAN_SIZES = (4, 16, 60, 250, 1000)
 PLAN_SETTINGS = {
     "hash": "hashing, every table alike",
@@ -498,6 +508,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     for document, function in (
         ("README.md", first_minutes),
         ("docs/benchmarks.md", bench_targets),
+        ("docs/kernels.md", cold_start),
         ("docs/benchmarks.md", eager),
         ("docs/benchmarks.md", against_fbgemm),
         ("docs/benchmarks.md", against_full),

@@ -8,6 +8,7 @@ import numba
 
 from ... import partitions
 from .. import layout, state
+from . import inlining
 from .notice import notice
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -16,7 +17,7 @@ _INNER: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_c
 
 def inner(function: Callable[..., Any]) -> Any:
     """Compile a function that only kernels call, into each of them."""
-    return numba.njit(function, **_INNER)
+    return inlining.inlined(function, _INNER) if inlining.enabled() else numba.njit(function, **_INNER)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
