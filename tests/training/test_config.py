@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import quorem
-from quorem.training.config import OPTIMIZERS, RunConfig
+from quorem.training.config import DEFAULT_LRS, RunConfig
 
 CONFIG = RunConfig(data="log")
 CHANGES = {
@@ -103,8 +103,8 @@ def test_equal_configurations_have_equal_keys():
 
 def test_learning_rates_are_torchs_defaults():
     for name, optimizer in {"adagrad": torch.optim.Adagrad, "amsgrad": torch.optim.Adam}.items():
-        assert OPTIMIZERS[name] == inspect.signature(optimizer).parameters["lr"].default
-        assert RunConfig(data="log", optimizer=name).learning_rate == OPTIMIZERS[name]
+        assert DEFAULT_LRS[name] == inspect.signature(optimizer).parameters["lr"].default
+        assert RunConfig(data="log", optimizer=name).learning_rate == DEFAULT_LRS[name]
         assert RunConfig(data="log", optimizer=name, lr=0.5).learning_rate == 0.5
 
 

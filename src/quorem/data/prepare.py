@@ -22,7 +22,7 @@ from . import ids, ordering, shape
 from .column import Column
 from .dense import TRANSFORMS, Dense
 from .folder import ArrayFile, Folder, Progress, file_name
-from .text import SHOWN, Malformed, Rows, ahead
+from .text import SHOWN, Malformed, ParsedRows, ahead
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
@@ -93,7 +93,7 @@ def write(
     source: Path,
     out: Path,
     columns: Columns,
-    rows: Iterable[Rows],
+    rows: Iterable[ParsedRows],
     malformed: Malformed,
     config: PrepareConfig,
     *,
@@ -158,7 +158,7 @@ def _set_aside(
     folder: Folder,
     columns: Columns,
     parts: Mapping[str, Column],
-    rows: Iterator[Rows],
+    rows: Iterator[ParsedRows],
     dense: Dense,
     report: Progress,
 ) -> int:
@@ -232,7 +232,7 @@ class Groups:
                 self._wait()
 
 
-def _checked(batch: Rows, columns: Columns, dense: Dense, malformed: Malformed) -> Rows:
+def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malformed) -> ParsedRows:
     """The rows whose label is 0, 1 or missing, whose dense features are finite or missing, and that have a time."""
     frame, numbers, done = batch
     reasons = {f"{columns.label} is neither 0 nor 1": (pl.col(columns.label) != 0) & (pl.col(columns.label) != 1)}
@@ -244,7 +244,7 @@ def _checked(batch: Rows, columns: Columns, dense: Dense, malformed: Malformed) 
         if bad.any():
             malformed.add(numbers[bad.to_numpy()], [reason] * min(int(bad.sum()), SHOWN))
             frame, numbers = frame.filter(~bad), numbers[~bad.to_numpy()]
-    return Rows(frame, numbers, done)
+    return ParsedRows(frame, numbers, done)
 
 
 def compact(values: pl.Series) -> pl.Series:

@@ -15,7 +15,7 @@ from .batches import Prepared
 from .folder import Progress
 from .infer import ROWS, Inferred, infer
 from .prepare import Columns, PrepareConfig, write
-from .text import BLOCK_BYTES, Block, Layout, Malformed, Rows, blocks, line_ends, parse, without_head
+from .text import BLOCK_BYTES, Malformed, ParsedRows, TextBlock, TextLayout, blocks, line_ends, parse, without_head
 
 PARQUET_ROWS = 1 << 18
 TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # with T for the space, Z or an offset too
@@ -131,7 +131,7 @@ def infer_columns(
     else:
         known, head = _header(source, separator, BLOCK_BYTES)
         check_present(source, names, known)
-        layout = Layout(known, dict.fromkeys(names, pl.String), separator, quoted=True)
+        layout = TextLayout(known, dict.fromkeys(names, pl.String), separator, quoted=True)
         frame = parse(head, layout, Malformed(str(source), len(head.data))).frame.head(ROWS)
     return infer(frame, names, multi_separator)
 
@@ -142,7 +142,7 @@ def _check_separators(separator: str, multi_separator: str) -> None:
             raise ValueError(f"{name} ({value!r}) must be one ASCII character, and no quote or line end")
 
 
-def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Block]:
+def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], TextBlock]:
     """The names of a CSV file's columns, and its first block without them."""
     head = next(blocks(path, separator=separator, size=block_bytes), None)
     if head is None:
@@ -166,7 +166,7 @@ def read_features(
     separator: str = ",",
     multi_separator: str = "|",
     block_bytes: int = BLOCK_BYTES,
-) -> Iterator[Rows]:
+) -> Iterator[ParsedRows]:
     """The rows of a table without label, a block at a time, for an ``Encoder``; arguments as of ``prepare_table``.
 
     Raises:
@@ -193,16 +193,16 @@ def header(file: str | os.PathLike[str], separator: str = ",") -> list[str]:
 
 def _csv(
     path: Path, wanted: Sequence[str], dense: Sequence[str], separator: str, malformed: Malformed, block_bytes: int
-) -> Iterator[Rows]:
+) -> Iterator[ParsedRows]:
     names, _ = _header(path, separator, block_bytes)
     check_present(path, wanted, names)
     types = {name: pl.Float64 if name in dense else pl.String for name in wanted}
-    layout = Layout(names, types, separator, quoted=True)
+    layout = TextLayout(names, types, separator, quoted=True)
     for block in blocks(path, separator=separator, skip=1, size=block_bytes):
         yield parse(block, layout, malformed)
 
 
-def _parquet(path: Path, wanted: Sequence[str], numbers: Sequence[str]) -> Iterator[Rows]:
+def _parquet(path: Path, wanted: Sequence[str], numbers: Sequence[str]) -> Iterator[ParsedRows]:
     table = _scan(path)
     schema = table.collect_schema()
     check_present(path, wanted, list(schema))
@@ -212,7 +212,7 @@ def _parquet(path: Path, wanted: Sequence[str], numbers: Sequence[str]) -> Itera
     total = _collected(table.select(pl.len()), path).item()
     for start in range(0, total, PARQUET_ROWS):
         frame = _collected(table.select(wanted).slice(start, PARQUET_ROWS), path)
-        yield Rows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
+        yield ParsedRows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
 
 
 def _scan(path: Path) -> pl.LazyFrame:

@@ -11,7 +11,7 @@ import polars as pl
 from ..data import criteo, shape, table
 from ..data.batches import Batch
 from ..data.encoder import Encoder
-from ..data.text import Malformed, Rows, ahead
+from ..data.text import Malformed, ParsedRows, ahead
 from ..files import check_is_file, replacing
 from .scorer import Scorer
 
@@ -83,7 +83,9 @@ def predict(
     return Predicted(counted, malformed.count, unknown, time.perf_counter() - began)
 
 
-def _rows(scorer: Scorer, source: Path, separator: str, multi_separator: str, malformed: Malformed) -> Iterator[Rows]:
+def _rows(
+    scorer: Scorer, source: Path, separator: str, multi_separator: str, malformed: Malformed
+) -> Iterator[ParsedRows]:
     encoding = scorer.encoding
     wanted = (*encoding.dense, *encoding.categorical)
     of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
@@ -100,7 +102,7 @@ def _rows(scorer: Scorer, source: Path, separator: str, multi_separator: str, ma
     )
 
 
-def _encoded(encoder: Encoder, rows: Iterator[Rows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
+def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
     """Line numbers, encoded rows and the part of the file that is done; rows without a finite number are left out."""
     for frame, numbers, done in ahead(rows):
         for reason, condition in encoder.dense.malformed(frame).items():

@@ -13,7 +13,7 @@ from ..ops.quantized import BITS
 from ..schemes import QR, Scheme
 
 # Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
-OPTIMIZERS = {"adagrad": 1e-2, "amsgrad": 1e-3}
+DEFAULT_LRS = {"adagrad": 1e-2, "amsgrad": 1e-3}
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
@@ -93,7 +93,7 @@ class RunConfig:
         models.check_network(self.network, self.preset)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
-        choices = {"optimizer": OPTIMIZERS, "precision": PRECISIONS, "unknown": get_args(UnknownIds)}
+        choices = {"optimizer": DEFAULT_LRS, "precision": PRECISIONS, "unknown": get_args(UnknownIds)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")
@@ -115,7 +115,7 @@ class RunConfig:
     @property
     def learning_rate(self) -> float:
         """``lr``, or torch's default for the optimizer."""
-        return OPTIMIZERS[self.optimizer] if self.lr is None else self.lr
+        return DEFAULT_LRS[self.optimizer] if self.lr is None else self.lr
 
     def to_json(self) -> str:
         """The configuration as JSON text, every option written out; equal configurations give equal text.

@@ -198,7 +198,7 @@ def _values_of(meta: dict[str, Any]) -> tuple[RunConfig, int, dict[str, Any]]:
     return RunConfig.from_json(config), num_lines, progress
 
 
-class Metrics(NamedTuple):
+class MetricsFile(NamedTuple):
     """The lines of a ``metrics.jsonl``, the numbers of those that are damaged, and whether the final one is there."""
 
     lines: list[dict[str, Any]]
@@ -206,7 +206,7 @@ class Metrics(NamedTuple):
     is_final: bool
 
 
-def read_metrics(path: Path) -> Metrics:
+def read_metrics(path: Path) -> MetricsFile:
     """Read a ``metrics.jsonl``.
 
     Raises:
@@ -226,7 +226,7 @@ def read_metrics(path: Path) -> Metrics:
         except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     is_final = bool(lines) and ("test" in lines[-1] or not has_checksums)
-    return Metrics(lines, damaged, is_final)
+    return MetricsFile(lines, damaged, is_final)
 
 
 def _line(values: dict[str, Any]) -> str:
