@@ -132,10 +132,10 @@ def test_figures_and_plans_survive_their_files(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"axes": {}, "made": {}, "points": []}'])
-@pytest.mark.parametrize("kind", [Figure, FigurePlan])
-def test_other_files_are_refused(tmp_path, kind, text):
+@pytest.mark.parametrize(("kind", "name"), [(Figure, "figure"), (FigurePlan, "plan")])
+def test_other_files_are_refused(tmp_path, kind, name, text):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"x.json does not hold a {kind.__name__.lower()}"):
+    with pytest.raises(ValueError, match=rf"x.json does not hold a {name}"):
         kind.read(tmp_path / "x.json")
 
 
