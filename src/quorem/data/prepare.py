@@ -64,13 +64,18 @@ class PrepareConfig(ids.IdConfig):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what: ``bags`` are the categorical ones with several values a row, ``time`` orders the rows."""
+    """Which column is what: ``bags`` are the categorical ones with several values a row, ``time`` orders the rows.
+
+    ``separator`` stands between the fields of a line, ``multi_separator`` between the values of a bag.
+    """
 
     label: str
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
     bags: tuple[str, ...] = ()
     time: str | None = None
+    separator: str = ","
+    multi_separator: str = "|"
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -141,6 +146,8 @@ def write(
                 "split": {name: list(bounds) for name, bounds in split.items()},
                 "day_starts": shape.day_starts(num_rows, config.days, times),
                 "time": time_meta,
+                "separator": columns.separator,
+                "multi_separator": columns.multi_separator,
                 "transforms": dense.kinds,
                 "clipped": dense.clipped,
                 "null_id": ids.NULL,

@@ -18,6 +18,7 @@ from .prepare import Columns, PrepareConfig, write
 from .text import BLOCK_BYTES, Malformed, ParsedRows, TextBlock, TextLayout, blocks, line_ends, parse, without_head
 
 PARQUET_ROWS = 1 << 18
+SEPARATORS = (",", ";", "\t", "|")
 TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # with T for the space, Z or an offset too
 
 
@@ -80,7 +81,7 @@ def prepare_table(
     parquet = source.suffix == ".parquet"
     lists = _list_columns(source) if parquet else []
     bags = tuple(name for name in categorical if name in multi or name in lists)
-    columns = Columns(label, tuple(dense), tuple(categorical), bags, time)
+    columns = Columns(label, tuple(dense), tuple(categorical), bags, time, separator, multi_separator)
     malformed = Malformed(str(source), config.max_malformed, "row" if parquet else "line")
     if parquet:
         found_rows = _parquet(source, columns.all, (label, *dense))
@@ -132,7 +133,11 @@ def infer_columns(
         known, head = _header(source, separator, BLOCK_BYTES)
         check_present(source, names, known)
         layout = TextLayout(known, dict.fromkeys(names, pl.String), separator, quoted=True)
-        frame = parse(head, layout, Malformed(str(source), len(head.data))).frame.head(ROWS)
+        malformed = Malformed(str(source), len(head.data))
+        frame = parse(head, layout, malformed).frame.head(ROWS)
+        if malformed.count and not frame.height:
+            line, reason = malformed.first[0]
+            raise ValueError(f"{source} has no line that can be read: line {line}: {reason}")
     return infer(frame, names, multi_separator)
 
 
@@ -184,6 +189,19 @@ def read_features(
         yield batch._replace(
             frame=batch.frame.select(_features(batch.frame, dense, categorical, bags, multi_separator))
         )
+
+
+def separator_of(file: str | os.PathLike[str], label: str) -> str:
+    """What stands between the fields of a CSV file: of the usual characters the one that makes ``label`` a column.
+
+    A comma where none does, or the file is Parquet.
+    """
+    source = Path(file)
+    if source.suffix != ".parquet":
+        for separator in SEPARATORS:
+            if label in column_names(source, separator):
+                return separator
+    return SEPARATORS[0]
 
 
 def header(file: str | os.PathLike[str], separator: str = ",") -> list[str]:
@@ -272,13 +290,12 @@ def _text(values: pl.Expr) -> pl.Expr:
 
 
 def _label(dtype: pl.DataType, name: str) -> pl.Expr:
-    """A label as a float; one that is neither a number nor true or false is not a number."""
+    """A label as a float; one that is missing, or neither a number nor true or false, is not a number."""
     values = pl.col(name)
-    if dtype != pl.String:
-        return values.cast(pl.Float64)
-    text = values.str.strip_chars().str.to_lowercase()
-    number = text.replace({"true": "1", "false": "0"}).cast(pl.Float64, strict=False)
-    return pl.when(number.is_null() & (text != "")).then(float("nan")).otherwise(number).alias(name)
+    if dtype == pl.String:
+        text = values.str.strip_chars().str.to_lowercase()
+        values = text.replace({"true": "1", "false": "0"})
+    return values.cast(pl.Float64, strict=False).fill_null(float("nan"))
 
 
 def _time(dtype: pl.DataType, name: str) -> pl.Expr:

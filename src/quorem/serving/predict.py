@@ -32,8 +32,8 @@ def predict(
     file: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    separator: str = ",",
-    multi_separator: str = "|",
+    separator: str | None = None,
+    multi_separator: str | None = None,
     max_malformed: int = 0,
     progress: Progress | None = None,
 ) -> Predicted:
@@ -45,18 +45,20 @@ def predict(
             a file of that form, with or without label.
         out: CSV, or Parquet if its name ends in ``.parquet``: the number of each line (of a Parquet file, row), counted
             from 1 and the header included, and its probability. It is there whole or not at all.
-        separator: between the fields of a CSV file.
-        multi_separator: between the values of a field with several.
+        separator: between the fields of a CSV file; None takes that of the file that was prepared.
+        multi_separator: between the values of a field with several; None likewise.
         max_malformed: malformed lines that are left out before it stops.
         progress: called with the stage, the part of it that is done, and the rows so far.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a column is missing, a value is not known, or too many lines are malformed.
+        ValueError: if a column is missing, a value is not known, too many lines are malformed, or ``out`` is ``file``.
         OSError: if the disk is full; a file that was there before stays.
     """
     source, began = Path(file), time.perf_counter()
     check_is_file(source)
+    if Path(out).exists() and os.path.samefile(source, out):
+        raise ValueError(f"out ({out}) must be another file than the one that is scored")
     unit = "row" if source.suffix == ".parquet" else "line"
     malformed = Malformed(source.name, max_malformed, unit)
     counted, before = 0, dict(scorer.encoder.unknown_counts)
@@ -84,9 +86,10 @@ def predict(
 
 
 def _rows(
-    scorer: Scorer, source: Path, separator: str, multi_separator: str, malformed: Malformed
+    scorer: Scorer, source: Path, separator: str | None, multi_separator: str | None, malformed: Malformed
 ) -> Iterator[ParsedRows]:
     encoding = scorer.encoding
+    separator, multi_separator = separator or encoding.separator, multi_separator or encoding.multi_separator
     wanted = (*encoding.dense, *encoding.categorical)
     of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
     if of_criteo and not set(wanted) <= set(table.header(source, separator)):
