@@ -148,7 +148,7 @@ def test_the_rule() -> None:
     tables = CountedTables([CountedTable.of(counts, 1, 0, 0, in_order=True)], 1, lambda division: 0)
 
     def of(budget: int) -> tuple[int, int, int, int]:
-        division = divide(tables, budget, Rule())
+        division = divide(tables, budget, Rule(kept_per_row=4, rarely=1))
         return tuple(int(x[0]) for x in (division.hot, division.cold, division.rest, division.pools))
 
     assert of(4000) == (4000, 0, 0, 0)

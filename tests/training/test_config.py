@@ -22,6 +22,7 @@ CHANGES = {
     "plan": {"C2": quorem.Full(), "C1": quorem.QR(60)},
     "unknown": "hash",
     "bits": 4,
+    "row_dtype": "bfloat16",
     "embedding_dim": 8,
     "optimizer": "amsgrad",
     "lr": 0.5,

@@ -117,7 +117,7 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
 def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
     """A point of which only the parameters are known."""
     tables = tables_of_run(config, data["cardinalities"])
-    embeddings = EmbeddingCollection(tables, device="meta")
+    embeddings = EmbeddingCollection(tables, device="meta", dtype=getattr(torch, config.row_dtype))
     model = models.build(
         config.network, embeddings, preset=config.preset, num_dense=data["num_dense"], device=torch.device("meta")
     )
@@ -127,9 +127,9 @@ def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
         series=point.series,
         x=point.x,
         parameters=parameters,
-        bytes=4 * parameters,
+        bytes=sum(p.nbytes for p in model.parameters()),
         embedding_parameters=embeddings.num_parameters,
-        embedding_bytes=4 * embeddings.num_parameters,
+        embedding_bytes=sum(p.nbytes for p in embeddings.parameters()),
         config=without_seed(config),
         command=command_of(config, data["path"]),
     )

@@ -37,8 +37,8 @@ class Rule:
     """
 
     pool_share: float = 0.6
-    kept_per_row: float = 4.0
-    rarely: int = 1
+    kept_per_row: float = 8.0
+    rarely: int = 2
 
     def __post_init__(self) -> None:
         """Check the options."""
