@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from ..collection import EmbeddingCollection
 from ..data.batches import Prepared
 from ..planner import Plan
 from ..schemes import Scheme
-from ..training.config import RunConfig
+from ..training.config import RowDtype, RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import build_model
 from ..training.ranks import run_ranks
@@ -60,7 +60,7 @@ class PlannedRun(NamedTuple):
     """What a plan says of a run: the scheme of each feature, and the dtype of rows in training and their bits after."""
 
     schemes: dict[str, Scheme]
-    row_dtype: str = "float32"
+    row_dtype: RowDtype = "float32"
     bits: int | None = None
 
 
@@ -92,7 +92,7 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> PlannedRun:
     dtypes = sorted({str(table.dtype).removeprefix("torch.") for table in plan.tables})
     if len(dtypes) != 1:
         raise ValueError(f"plan has tables of {', '.join(dtypes)} but a run has all its tables in one dtype")
-    return PlannedRun(dict(plan), dtypes[0], plan.bits)
+    return PlannedRun(dict(plan), cast(RowDtype, dtypes[0]), plan.bits)
 
 
 def run(

@@ -15,7 +15,7 @@ from ..schemes import QR, Scheme
 # Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
 DEFAULT_LRS = {"adagrad": 1e-2, "amsgrad": 1e-3}
 PRECISIONS = ("float32", "tf32", "bfloat16")
-ROW_DTYPES = ("float32", "bfloat16", "float16")
+RowDtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class RunConfig:
     plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
     unknown: UnknownIds = "error"
     bits: int | None = None
-    row_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    row_dtype: RowDtype = "float32"
     embedding_dim: int = 16
     optimizer: Literal["adagrad", "amsgrad"] = "adagrad"
     lr: float | None = None
@@ -102,7 +102,7 @@ class RunConfig:
             "precision": PRECISIONS,
             "unknown": get_args(UnknownIds),
         }
-        choices["row_dtype"] = ROW_DTYPES
+        choices["row_dtype"] = get_args(RowDtype)
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")
