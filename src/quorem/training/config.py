@@ -97,12 +97,8 @@ class RunConfig:
         models.check_network(self.network, self.preset)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
-        choices: dict[str, Collection[str]] = {
-            "optimizer": DEFAULT_LRS,
-            "precision": PRECISIONS,
-            "unknown": get_args(UnknownIds),
-        }
-        choices["row_dtype"] = get_args(RowDtype)
+        choices: dict[str, Collection[str]] = {"optimizer": DEFAULT_LRS, "precision": PRECISIONS}
+        choices |= {"unknown": get_args(UnknownIds), "row_dtype": get_args(RowDtype)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")
