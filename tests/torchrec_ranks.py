@@ -17,6 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
+
 import oracles
 import torch
 import torch.distributed as dist

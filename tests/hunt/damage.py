@@ -33,6 +33,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import polars as pl
 import typer
 from runs_of_training import StopAt, small_log, small_run

@@ -7,7 +7,9 @@ from runs_of_training import StopAt, small_log, small_run
 
 from quorem.training.loop import Options, train
 
-accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+accumulator = pytest.importorskip(
+    "tensorboard.backend.event_processing.event_accumulator", reason='needs TensorBoard: pip install "quorem[train]"'
+)
 
 
 def shown(folder) -> dict[str, dict[int, float]]:
