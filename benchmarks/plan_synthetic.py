@@ -17,7 +17,6 @@ import math
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,7 @@ from quorem.planner.footprint import Storage, module_bytes
 from quorem.schemes.frequency import comes_by_frequency
 from quorem.training.config import RunConfig
 from quorem.training.metrics import Evaluation
-from quorem.training.trial import Trial
+from quorem.training.trial import Trial, capturing
 
 D = 16
 TIMES = (16, 60)
@@ -46,8 +45,6 @@ SETTINGS = ("full", "QR(4)", *(f"plan, {times}x" for times in TIMES))
 OPTIMIZERS = ("adagrad", "amsgrad")
 IDS = ("log", "frequency")
 EVALUATION_ROWS = 1 << 16
-
-_seeding = threading.Lock()  # torch has one generator for all threads
 
 
 class Rows(NamedTuple):
@@ -106,7 +103,7 @@ def train(setting: str, optimizer: str, seed: int, rows: Rows) -> dict[str, Any]
     tables, size = tables_of(setting, optimizer, rows.counts)
     config = RunConfig(data="synthetic", optimizer=optimizer, seed=seed)
     with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
-        with _seeding, warnings.catch_warnings():
+        with capturing, warnings.catch_warnings():  # which no random number must be drawn in
             warnings.simplefilter("ignore")  # of tables that stay full
             torch.manual_seed(seed)
             embeddings = EmbeddingCollection(tables, device=device, on_invalid_id="trust")
