@@ -4,15 +4,16 @@
     python benchmarks/plan_quality.py DATA --out benchmarks/results/plan_quality.json --workers 16
 
 At a 4th, 16th, 60th, 250th and 1000th of what full tables take: tables hashed alike; the quotient-remainder trick on
-all tables alike, down to the smallest that it can be; and ``quorem.plan`` with the counts of the training rows.
-*Training* bytes are rows, lists of ids, layouts and Adagrad's state; *serving* bytes are without state, with rows of 8
-or 4 bits after training. Full tables count as their rows (and state) alone. DLRM and DCN, D = 16, batch 128, one epoch,
-Adagrad at 0.01.
+all tables alike, down to the smallest that it can be; and the plan of ``quorem plan DATA``, by the counts of the
+training rows. *Training* bytes are rows, lists of ids, layouts and Adagrad's state; *serving* bytes are without state,
+with rows of 8 or 4 bits after training. Full tables count as their rows (and state) alone. DLRM and DCN, D = 16, batch
+128, one epoch, Adagrad at 0.01. Networks of one seed start alike around all tables, so losses are compared by seed.
 
 Results are written as they come, into OUT.jsonl; runs that it has are not trained again.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -25,6 +26,7 @@ import torch
 
 from quorem import QR, Full, Hash, Table, plan, quantize_
 from quorem.data.batches import Prepared
+from quorem.experiments import planning
 from quorem.planner import Plan, Rule, modules_of
 from quorem.planner.counted import plan_counted
 from quorem.planner.footprint import Storage, module_bytes
@@ -75,13 +77,17 @@ def settings(data: Prepared, sizes: list[int], names: list[str]) -> list[dict[st
     found: list[dict[str, Any]] = []
 
     def add(setting: str, times: int, size: int, bits: int, **options: Any) -> None:
-        if setting in names or setting.split(",")[0] in names:
+        if setting in names or setting.replace(",", "").split()[0] in names:
             found.append({"setting": setting, "times": times, "bytes": size, "bits": bits, "options": options})
 
     add("full", 1, 2 * full, 0, scheme=Full())
     for times in sizes:
-        planned = plan(tables, 2 * full // times)
-        add("plan", times, planned.bytes, 0, plan=dict(planned))
+        planned = planning.plan(data, 2 * full // times, D, optimizer="adagrad")
+        row_dtype = planning.options_of(planned)["row_dtype"]
+        add("plan", times, planned.bytes, 0, plan=dict(planned), row_dtype=row_dtype)
+        if row_dtype != "float32":
+            planned = plan(tables, 2 * full // times)
+            add("plan in float32", times, planned.bytes, 0, plan=dict(planned))
         chosen = plan(tables, full // times, optimizer=None)
         for bits in (8, 4):
             planned = serving_plan(data, tables, full // times, bits)
@@ -131,12 +137,14 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for (network, times, setting), group in sorted(groups.items()):
         losses = [run["test"] for run in group]
-        full = [run["test"] for run in groups.get((network, 1, "full"), group)]
-        mean, whole = statistics.mean(losses), statistics.mean(full)
+        full = {run["seed"]: run["test"] for run in groups.get((network, 1, "full"), group)}
+        mean, whole = statistics.mean(losses), statistics.mean(full.values())
         row = {"network": network, "times": times, "setting": setting, "bytes": group[0]["bytes"], "test": mean}
         error = _error(losses)
         row |= {"error": error, "percent": 100 * (mean / whole - 1)}
-        row["percent_error"] = 0.0 if setting == "full" else 100 * math.hypot(error / whole, _error(full) / whole)
+        row["percent_error"] = (
+            100 * _error([run["test"] - full[run["seed"]] for run in group if run["seed"] in full]) / whole
+        )
         row["quantizing"] = mean - statistics.mean(run["float32"] for run in group)
         rows.append({**row, "losses": losses})
     return rows
@@ -156,6 +164,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--networks", nargs="+", default=["dlrm", "dcn"])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--commit", default=commit(), help="of the sources, where git does not say")
     parser.add_argument("--settings", nargs="+", default=["full", "plan", "hash", "QR"])
     arguments = parser.parse_args()
     data = Prepared(arguments.data)
@@ -180,7 +189,9 @@ def main() -> None:
         place = f"{row['network']:5} {row['times']:>5} {row['setting']:14} {row['bytes']:>10,}"
         print(f"{place} {row['test']:.5f} {row['percent']:+.2f} ± {row['percent_error']:.2f} %")
     head = {"rows_trained": len(data.split("train")), "ids": sum(data.cardinalities), "seeds": arguments.seeds}
-    head |= {"device": arguments.device, "versions": versions(), "commit": commit()}
+    head |= {"device": arguments.device, "versions": versions(), "commit": arguments.commit}
+    head["config"] = {"embedding_dim": D, "batch_size": 128, "epochs": 1, "optimizer": "adagrad", "lr": 0.01}
+    head["config"]["rule"] = dataclasses.asdict(Rule())
     text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
     arguments.out.write_text(text, encoding="utf-8")
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from quorem.data.raw import write_raw
-from quorem.data.shape import CATEGORICAL_NAMES, COLUMNS, DENSE_NAMES
+from quorem.data.shape import CATEGORICAL_NAMES, COLUMN_NAMES, DENSE_NAMES
 from quorem.data.synthetic import ClickLog, synthesize
 from quorem.provenance import commit
 
@@ -70,9 +70,9 @@ def arrow_options():
     import pyarrow as pa
     from pyarrow import csv
 
-    types = {name: pa.string() if name in CATEGORICAL_NAMES else pa.int64() for name in COLUMNS}
+    types = {name: pa.string() if name in CATEGORICAL_NAMES else pa.int64() for name in COLUMN_NAMES}
     return {
-        "read_options": csv.ReadOptions(column_names=list(COLUMNS), block_size=1 << 24),
+        "read_options": csv.ReadOptions(column_names=list(COLUMN_NAMES), block_size=1 << 24),
         "parse_options": csv.ParseOptions(delimiter="\t", quote_char=False),
         "convert_options": csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""]),
     }
@@ -112,14 +112,14 @@ def arrow_job(raw: Path, out: Path) -> None:
 
 
 def duckdb_source(raw: Path) -> str:
-    types = ", ".join(f"'{n}': '{'VARCHAR' if n in CATEGORICAL_NAMES else 'BIGINT'}'" for n in COLUMNS)
+    types = ", ".join(f"'{n}': '{'VARCHAR' if n in CATEGORICAL_NAMES else 'BIGINT'}'" for n in COLUMN_NAMES)
     return f"read_csv('{raw}', delim='\t', header=false, quote='', escape='', auto_detect=false, columns={{{types}}})"
 
 
 def duckdb_parse(raw: Path, out: Path) -> None:
     import duckdb
 
-    every = ", ".join(f"max({name})" for name in COLUMNS)
+    every = ", ".join(f"max({name})" for name in COLUMN_NAMES)
     duckdb.sql(f"SELECT {every} FROM {duckdb_source(raw)}").fetchall()
 
 

@@ -278,6 +278,8 @@ def dense_profile() -> str:
 
 
 DAMAGED = {
+    "raw ids": "any file of prepared data with raw ids, by `quorem inspect --verify` and training",
+    "models": "saved models with hot and cold ids, a pool, raw ids, rows in 8 and 4 bits, by `quorem.load`",
     "prepared": "arrays of prepared data, by training",
     "meta": "`meta.json` of prepared data, by training",
     "verified": "any file of prepared data, by `quorem inspect --verify`",
@@ -298,7 +300,7 @@ def damaged_files() -> str:
     """What came of files that ``tests/hunt/damage.py`` damaged."""
     found = results("hunt/damage")
     kinds = ("told", "same", "changed")
-    wrong = ("wrong", "unnamed", "traceback", "hang")
+    wrong = ("wrong", "unnamed", "traceback", "hang", "executed")
     rows = []
     for name, outcomes in [*found["by_target"].items(), ("all", found["outcomes"])]:
         counts = [outcomes.get(kind, 0) for kind in kinds] + [sum(outcomes.get(kind, 0) for kind in wrong)]
@@ -348,6 +350,16 @@ def first_minutes() -> str:
         ("your own CSV of 10,000 rows: prepared, trained, scored", f"{table:.0f} s"),
     ]
     return markdown(("step", "wait"), *rows)
+
+
+def cold_start() -> str:
+    """Seconds of first calls on the CPU, from ``cold_start.json``."""
+    rows = results("cold_start")["rows"]
+    seconds = {(row["kernels"], row["fast_compile"], row["call"]): row["seconds"] for row in rows}
+    calls = dict.fromkeys(row["call"] for row in rows)
+    columns = (("compiled", True), ("compiled", False), ("kept", True))
+    head = ("first", "kernels compiled", "the same, `QUOREM_FAST_COMPILE=0`", "kernels kept by an earlier process")
+    return markdown(head, *[(call, *(f"{seconds[*column, call]:.1f} s" for column in columns)) for call in calls])
 
 
 PLAN_SIZES = (4, 16, 60, 250, 1000)
@@ -469,6 +481,16 @@ def fine_tune() -> str:
     return markdown(head, *shown)
 
 
+def plan_times() -> str:
+    """CPU seconds of plans for many tables, from ``plan.json``."""
+    found = results("plan")
+    rows = [("frequencies", "optimizer", "budget", "CPU seconds")]
+    for row in found["rows"]:
+        ids = f"of {row['ids_counted'] / 1e6:.0f} million ids" if row["ids_counted"] else "none"
+        rows.append((ids, str(row["optimizer"]), row["budget"], f"{row['cpu_seconds']:.1f}"))
+    return markdown(*rows)
+
+
 def fits() -> str:
     """Time and memory of fits, from ``fit.json``."""
     head = ("scheme", "frequencies", "seconds", "CPU seconds", "MB beside the tables")
@@ -502,11 +524,12 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
         ("README.md", first_minutes),
-        ("docs/benchmarks.md", bench_targets),
-        ("docs/benchmarks.md", eager),
+        ("docs/appendix/benchmark_aims.md", bench_targets),
+        ("docs/kernels.md", cold_start),
+        ("docs/appendix/benchmark_aims.md", eager),
         ("docs/benchmarks.md", against_fbgemm),
         ("docs/benchmarks.md", against_full),
-        ("docs/benchmarks.md", frequency),
+        ("docs/appendix/benchmark_aims.md", frequency),
         ("docs/appendix/training_speed.md", train_cpu),
         ("docs/training.md", criteo_sample),
         ("docs/appendix/training_speed.md", train_gpu),
@@ -519,7 +542,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/reliability.md", kills),
         ("docs/compress.md", foreign_models),
         ("docs/compress.md", fine_tune),
-        ("docs/compress.md", fits),
+        ("docs/appendix/fit.md", fits),
+        ("docs/budget.md", plan_times),
         ("docs/choosing.md", plan_quality),
         ("docs/choosing.md", plan_medians),
         ("docs/choosing.md", plan_targets),

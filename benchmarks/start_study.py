@@ -29,7 +29,8 @@ import quorem
 from quorem import init, partitions
 from quorem.files import write
 from quorem.provenance import commit
-from quorem.schemes import Scheme, ceil_div
+from quorem.schemes import Scheme
+from quorem.sizes import ceil_div
 
 NULL = -1  # stands for a missing category: a token like any other
 COLLISIONS = (4, 16, 60)

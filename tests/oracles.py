@@ -1,6 +1,7 @@
 """What the conformance tests share: every scheme on a small table, and the paper's equations one id at a time."""
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -146,3 +147,8 @@ def assert_same_gradients(module: Tables, twin: Tables) -> None:
     for name, parameter in module.named_parameters():
         if name != "stored":
             assert_near(parameter.grad, wanted[name].grad, dtype, name)
+
+
+def pairwise_coprime(sizes: Sequence[int]) -> bool:
+    """Whether no two of ``sizes`` share a factor."""
+    return all(math.gcd(a, b) == 1 for a, b in itertools.combinations(sizes, 2))

@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
@@ -19,7 +21,8 @@ pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the l
 import torchrec_ranks as ranks
 
 from quorem.integrations import torchrec as integration
-from quorem.integrations.torchrec import EmbeddingBagCollection
+from quorem.integrations.torchrec import EmbeddingBagCollection, checkpoint
+from quorem.integrations.torchrec.state import state_of
 
 TESTS = Path(__file__).parent
 LIMIT = 300  # seconds; a minute is usual
@@ -113,3 +116,40 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tables\.user must have the partitions, operation and permutation that were"):
         integration.load(tmp_path, before)
     assert all(value.equal(state[name]) for name, value in before.state_dict().items())
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.Adam, torch.optim.SGD])
+def test_networks_and_their_optimizer_state_are_saved_by_table(optimizer_class: Any, tmp_path: Path) -> None:
+    """They load into a model with its tables in another order, and so do checkpoints that have them by group."""
+    tables = [quorem.Table(name, 60, 8, quorem.Path(4, (5,), force=True)) for name in ("user", "item")]
+    options = {"lr": 0.1} | ({"momentum": 0.9} if optimizer_class is torch.optim.SGD else {})
+
+    def trained(cls: Any, order: int, steps: int) -> tuple[Any, Any]:
+        model = cls(tables[::order])
+        optimizer = optimizer_class(model.parameters(), **options)
+        for _ in range(steps):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        return model, optimizer
+
+    saved, optimizer = trained(EmbeddingBagCollection, 1, 2)
+    integration.save(tmp_path / "new", saved, [optimizer])
+    state = state_of(saved, [optimizer])
+    assert {"paths.user.0.0.weight", "paths.item.0.1.bias"} < set(state)
+    old = state | checkpoint._meanings(saved) | {"step": torch.tensor(0)}
+    for name in [name for name in state if "paths.user.0." in name]:
+        head, _, tail = name.partition("paths.user.0.")
+        layer, kind, *key = tail.split(".")
+        parts = [old.pop(name), old.pop(f"{head}paths.item.0.{tail}")]
+        group = ".".join([f"{head}paths.0", {"weight": "weights", "bias": "biases"}[kind], layer, *key])
+        old[group] = torch.cat(parts) if parts[0].dim() else parts[0]
+    dcp.save(old, checkpoint_id=tmp_path / "old", no_dist=True)
+    for folder, order in (("new", -1), ("old", 1)):
+        for cls in (EmbeddingBagCollection, quorem.EmbeddingCollection):
+            model, other = trained(cls, order, 1)
+            integration.load(tmp_path / folder, model, [other])
+            loaded = state_of(model, [other])
+            assert loaded.keys() == state.keys()
+            for name, value in state.items():
+                assert torch.equal(loaded[name], value), name

@@ -123,8 +123,8 @@ class EmbeddingBag(Embedding):
 
     def _max(self, ids: Tensor, starts: Tensor) -> Tensor:
         """Compose, then take the maximum of each bag, which has no fused op; the first of equals has the gradient."""
-        place = torch.arange(ids.shape[0], device=ids.device)
-        valid = place < starts[-1]  # ids past the last offset count for nothing
+        position = torch.arange(ids.shape[0], device=ids.device)
+        valid = position < starts[-1]  # ids past the last offset count for nothing
         if self.padding[0] is not None:
             valid = valid & (self._within(ids[:, None], None)[:, 0] != self.padding[0])
         vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
@@ -132,14 +132,14 @@ class EmbeddingBag(Embedding):
         bags = bag[:, None].expand(vectors.shape)
         values = vectors.detach()
         # NaN counts where it comes first in its bag, and is passed over elsewhere, as in torch.
-        lead = place.new_full(starts.shape, ids.shape[0])
-        lead = lead.scatter_reduce(0, bag, torch.where(valid, place, ids.shape[0]), "amin")
-        counts = valid[:, None] & (~values.isnan() | (place == lead[bag])[:, None])
+        lead = position.new_full(starts.shape, ids.shape[0])
+        lead = lead.scatter_reduce(0, bag, torch.where(valid, position, ids.shape[0]), "amin")
+        counts = valid[:, None] & (~values.isnan() | (position == lead[bag])[:, None])
         values = torch.where(counts, values, -torch.inf)
         best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # one row more than there are bags
         best = best.scatter_reduce(0, bags, values, "amax")
         wins = counts & ((values == best.gather(0, bags)) | values.isnan())
-        first = torch.where(wins, place[:, None], ids.shape[0])
+        first = torch.where(wins, position[:, None], ids.shape[0])
         first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
         return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag takes the row of zeros
 

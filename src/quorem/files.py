@@ -95,9 +95,15 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
         num_bytes: that are needed, for the message if the disk is full.
 
     Raises:
+        IsADirectoryError: if ``path`` is a folder.
+        FileNotFoundError: if the folder of ``path`` does not exist.
         OSError: if the disk is full; a file that was there before stays.
     """
     path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder and must be a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} does not exist: make it first")
     clear_drafts(path.parent, path.name)
     file = _new_draft(path)
     draft = Path(file.name)

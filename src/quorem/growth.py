@@ -13,7 +13,8 @@ from torch import Tensor
 
 from . import init
 from .ops.layout import Extent
-from .partitions import Mixing, Partition, is_complementary
+from .partitions import Partition, is_complementary
+from .renumbering import Mixing
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
     with torch.no_grad():
         stored = tables.stored
         rows = stored.new_empty(storage.num_rows, storage.width)
-        places = torch.empty(len(stored), dtype=torch.int64)  # where each old row lies now
+        new_rows = torch.empty(len(stored), dtype=torch.int64)  # where each old row lies now
         for before, after in zip(_flat(old), _flat(new), strict=True):
             count = before.rows * before.pitch
-            places[before.base : before.base + count] = torch.arange(after.base, after.base + count)
+            new_rows[before.base : before.base + count] = torch.arange(after.base, after.base + count)
             after.of(rows)[: before.rows] = before.of(stored)
             if after.rows > before.rows:
                 _draw_(after.of(rows)[before.rows :], before.of(stored), tables, t)
@@ -107,7 +108,7 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
     tables.extents, tables.pools = storage.extents, storage.pools
     tables.place_integers()
     if optimizer is not None:
-        follow_(optimizer, stored, places.to(stored.device))
+        follow_(optimizer, stored, new_rows.to(stored.device))
 
 
 def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimizer | None) -> None:
@@ -154,15 +155,15 @@ def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
     rows.copy_(wide.mean(0) + noise)
 
 
-def follow_(optimizer: Any, stored: Tensor, places: Tensor) -> None:
+def follow_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
     """Give an optimizer's state for ``stored`` the new number of rows; that of new rows is as before a first step."""
     group = next(group for group in optimizer.param_groups if any(p is stored for p in group["params"]))
     state = optimizer.state.get(stored, {})
     for name, value in state.items():
-        if isinstance(value, Tensor) and value.dim() and len(value) == len(places):
+        if isinstance(value, Tensor) and value.dim() and len(value) == len(new_rows):
             start = group.get("initial_accumulator_value", 0) if name == "sum" else 0
             longer = value.new_full((len(stored), *value.shape[1:]), start)
-            state[name] = longer.index_copy_(0, places.to(value.device), value)
+            state[name] = longer.index_copy_(0, new_rows.to(value.device), value)
     by_row = getattr(optimizer, "_row_rules", {}).pop(stored, None)
     if by_row is not None:
         optimizer._row_rule(group, stored)

@@ -71,28 +71,28 @@ def xxh64(data: Sequence[bytes]) -> Words:
     lengths = np.fromiter(map(len, data), np.int64, len(data))
     starts = np.cumsum(lengths) - lengths
     text = np.frombuffer(b"".join(data) + bytes(8), np.uint8)  # a word past the end may be read, never used
-    words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the eight bytes from any place on
+    words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the eight bytes from any position on
     state = np.full(len(data), P5)
     long = np.flatnonzero(lengths >= STRIPE)
     state[long] = _stripes(words, starts[long], lengths[long] // STRIPE)
     state += lengths.astype(np.uint64)
-    place, rest = starts + lengths // STRIPE * STRIPE, lengths % STRIPE
+    position, rest = starts + lengths // STRIPE * STRIPE, lengths % STRIPE
     for _ in range(STRIPE // 8 - 1):
         (active,) = np.nonzero(rest >= 8)
-        value = state[active] ^ _round(np.uint64(0), words[place[active]])
+        value = state[active] ^ _round(np.uint64(0), words[position[active]])
         state[active] = _rotated(value, 27) * P1 + P4
-        place[active] += 8
+        position[active] += 8
         rest[active] -= 8
     (active,) = np.nonzero(rest >= 4)
-    half = words[place[active]] & np.uint64(0xFFFFFFFF)
+    half = words[position[active]] & np.uint64(0xFFFFFFFF)
     state[active] = _rotated(state[active] ^ half * P1, 23) * P2 + P3
-    place[active] += 4
+    position[active] += 4
     rest[active] -= 4
     for _ in range(3):
         (active,) = np.nonzero(rest >= 1)
-        byte = text[place[active]].astype(np.uint64)
+        byte = text[position[active]].astype(np.uint64)
         state[active] = _rotated(state[active] ^ byte * P5, 11) * P1
-        place[active] += 1
+        position[active] += 1
         rest[active] -= 1
     for shift, prime in ((33, P2), (29, P3)):
         state = (state ^ state >> np.uint64(shift)) * prime

@@ -7,7 +7,6 @@ closed form, ``p(i) = (i // stride) % size``, listed least significant digit fir
 
 import itertools
 import math
-import random
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,9 @@ import torch
 from torch import Tensor
 
 from .checks import INT64_MAX, check_int
+from .sizes import balanced_sizes as balanced_sizes
+from .sizes import ceil_div
+from .sizes import coprime_sizes as coprime_sizes
 
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -41,7 +43,7 @@ class Partition:
         object.__setattr__(self, "size", check_int("size", self.size))
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return (_int64("ids", ids) // self.stride) % self.size
+        return (int64("ids", ids) // self.stride) % self.size
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -72,7 +74,7 @@ class ExplicitPartition:
         index = torch.as_tensor(index, device="cpu")
         if index.dim() != 1 or not len(index):
             raise ValueError(f"index (shape {list(index.shape)}) must be 1-D and not empty")
-        index = _int64("index", index).clone()
+        index = int64("index", index).clone()
         low, high = (int(bound) for bound in index.aminmax())
         if low < 0:
             raise ValueError(f"index holds bucket {low}; buckets must be >= 0")
@@ -86,7 +88,7 @@ class ExplicitPartition:
         return cls([buckets.setdefault(label, len(buckets)) for label in labels])
 
     def __call__(self, ids: Tensor) -> Tensor:
-        ids = _int64("ids", ids)
+        ids = int64("ids", ids)
         outside = ids[(ids < 0) | (ids >= len(self.index))]
         if len(outside):
             raise IndexError(f"id ({int(outside[0])}) must be in [0, {len(self.index)})")
@@ -101,94 +103,6 @@ class ExplicitPartition:
     def __repr__(self) -> str:
         start = ", ".join(map(str, self.index[:8].tolist())) + (", ..." if len(self.index) > 8 else "")
         return f"ExplicitPartition([{start}], n={len(self.index)}, size={self.size})"
-
-
-@dataclass(frozen=True)
-class Permutation:
-    """The bijection ``i -> (multiplier * i + shift) % n``, to renumber ids before they are partitioned.
-
-    Two integers, because n stored ones would outweigh the table that the partitions make small. It is affine: it
-    renumbers ids but does not mix them (ids a fixed distance apart stay a fixed distance apart); ``Mixing`` does.
-
-    Raises:
-        ValueError: if ``multiplier`` and ``n`` share a factor, ``shift`` is not in ``[0, n)``, or
-            ``multiplier * (n - 1) + shift`` overflows int64.
-
-    >>> Permutation(multiplier=3, shift=1, n=10)(torch.arange(10))
-    tensor([1, 4, 7, 0, 3, 6, 9, 2, 5, 8])
-    """
-
-    multiplier: int
-    shift: int
-    n: int
-
-    def __post_init__(self) -> None:
-        n, multiplier = check_int("n", self.n), check_int("multiplier", self.multiplier)
-        shift = check_int("shift", self.shift, 0, n - 1)
-        if (common := math.gcd(multiplier, n)) != 1:
-            raise ValueError(f"multiplier ({multiplier}) must be coprime with n ({n}); their gcd is {common}")
-        if multiplier * (n - 1) + shift > INT64_MAX:
-            raise ValueError(f"multiplier ({multiplier}) * (n - 1) + shift must be < 2**63 for n ({n})")
-        for name, value in (("multiplier", multiplier), ("shift", shift), ("n", n)):
-            object.__setattr__(self, name, value)
-
-    @classmethod
-    def from_seed(cls, n: int, seed: int) -> "Permutation":
-        """The permutation that ``seed`` draws; ``multiplier=1``, a rotation, only where no other fits."""
-        n, draw = check_int("n", n), random.Random(check_int("seed", seed, 0))
-        high = min(n, INT64_MAX // n)
-        start = draw.randrange(2, high) if high > 2 else 2
-        candidates = itertools.chain(range(start, high), range(2, min(start, high)))
-        multiplier = next((m for m in candidates if math.gcd(m, n) == 1), 1)
-        return cls(multiplier, draw.randrange(min(n, 2**63 - multiplier * (n - 1))), n)
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        return (_int64("ids", ids) * self.multiplier + self.shift) % self.n
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """A bijection of ``[0, 2**bits)`` that mixes: ids with a pattern come out without one.
-
-    Three rounds of a shift by half the bits and an odd factor; ``MIXING_FACTORS`` are fixed, so that every device,
-    file and version mixes alike. Each step can be undone, which makes it a bijection.
-
-    Raises:
-        ValueError: if ``bits`` is not in ``[1, 62]``.
-
-    >>> sorted(Mixing(4)(torch.arange(16)).tolist()) == list(range(16))
-    True
-    """
-
-    bits: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", check_int("bits", self.bits, 1, 62))
-
-    @classmethod
-    def covering(cls, n: int) -> "Mixing":
-        """The smallest one over at least ``n`` numbers.
-
-        >>> Mixing.covering(1000)
-        Mixing(bits=10)
-        """
-        return cls(max(1, (check_int("n", n, 1) - 1).bit_length()))
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        return mix(_int64("ids", ids), torch.tensor(self.bits, device=ids.device))
-
-
-MIXING_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)  # odd, below 2**62
-
-
-def mix(numbers: Tensor, bits: Tensor) -> Tensor:
-    """``Mixing(bits)`` of ``numbers``, each by its own number of bits; 0 bits leave a number as it is."""
-    shift, mask = bits // 2 + 1, (torch.ones_like(bits) << bits) - 1
-    mixed = numbers & mask
-    for factor in MIXING_FACTORS:
-        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
-    mixed = mixed ^ (mixed >> shift)
-    return torch.where(bits > 0, mixed, numbers)
 
 
 def naive(n: int) -> tuple[Partition, ...]:
@@ -222,7 +136,7 @@ def quotient_remainder(n: int, m: int) -> tuple[Partition, ...]:
     (Partition(stride=1, size=4), Partition(stride=4, size=3))
     """
     m = check_int("m", m, 1, check_int("n", n))
-    return (Partition(1, m), Partition(m, _ceil_div(n, m)))
+    return (Partition(1, m), Partition(m, ceil_div(n, m)))
 
 
 def generalized_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partition, ...]:
@@ -274,62 +188,16 @@ def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partit
     """
     n, sizes = _covering(n, sizes)
     *lower, last = sizes
-    strides, rest = [1], _ceil_div(n, last)  # rest: the factor from the newest stride to s_k, at least
+    strides, rest = [1], ceil_div(n, last)  # rest: the factor from the newest stride to s_k, at least
     for j, size in enumerate(lower):
-        low = _ceil_div(rest, math.prod(lower[j + 1 :]))  # the digits above can take no more
+        low = ceil_div(rest, math.prod(lower[j + 1 :]))  # the digits above can take no more
         high = min(size, max(low, balanced_sizes(rest, len(lower) - j)[0]))
         # Near the even share, the factor that overshoots least: a smaller s_k uses more rows of table k.
         near = range(max(low, high - min(high // 2, 999)), high + 1)
-        factor = min(reversed(near), key=lambda f: f * _ceil_div(rest, f))
+        factor = min(reversed(near), key=lambda f: f * ceil_div(rest, f))
         strides.append(strides[-1] * factor)
-        rest = _ceil_div(rest, factor)
+        rest = ceil_div(rest, factor)
     return tuple(map(Partition, strides, sizes))
-
-
-def balanced_sizes(n: int, k: int) -> tuple[int, ...]:
-    """The ``k`` sizes of smallest sum whose product reaches ``n``, largest first: O(k n^(1/k)) (section 4).
-
-    >>> balanced_sizes(1000, 3), balanced_sizes(1001, 3)
-    ((10, 10, 10), (11, 10, 10))
-    """
-    n, k = check_int("n", n), check_int("k", k)
-    root = 0
-    for bit in reversed(range(n.bit_length() // k + 1)):
-        if (root | 1 << bit) ** k <= n:
-            root |= 1 << bit
-    # For a given sum the product is largest when sizes differ by at most one (AM-GM): only root and root + 1.
-    larger = next(j for j in range(k + 1) if (root + 1) ** j * root ** (k - j) >= n)
-    return (root + 1,) * larger + (root,) * (k - larger)
-
-
-def coprime_sizes(n: int, k: int) -> tuple[int, ...]:
-    """The ``k`` pairwise coprime sizes of smallest sum whose product reaches ``n``, largest first.
-
-    Sizes of 1 are allowed, any number of them. Among equal sums, the largest product. Exact.
-
-    >>> coprime_sizes(1000, 3), coprime_sizes(10**6, 2)
-    ((13, 11, 7), (1001, 1000))
-    """
-    n, k = check_int("n", n), check_int("k", k)
-    rows = itertools.count(sum(balanced_sizes(n, k)))
-    return next(filter(None, (_largest_product(total, k, n) for total in rows)))
-
-
-def coprime_sizes_for_rows(num_rows: int, k: int) -> tuple[int, ...]:
-    """The ``k`` pairwise coprime sizes of largest product whose sum is at most ``num_rows``, largest first.
-
-    Raises:
-        ValueError: if ``num_rows`` is below ``k``.
-
-    >>> coprime_sizes_for_rows(30, 3), coprime_sizes_for_rows(6, 2)
-    ((11, 10, 9), (3, 2))
-    """
-    k = check_int("k", k)
-    rows = check_int("num_rows", num_rows, k)
-    best = _largest_product(rows, k, 1)  # never empty: (rows - k + 1, 1, ..., 1) is coprime
-    while _even_product(rows := rows - 1, k) > math.prod(best):
-        best = _largest_product(rows, k, math.prod(best) + 1) or best
-    return best
 
 
 def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> bool:
@@ -368,35 +236,6 @@ def _ranks(values: Tensor) -> tuple[Tensor, int]:
     return rank, len(distinct)
 
 
-def _largest_product(rows: int, k: int, floor: int) -> tuple[int, ...]:
-    """The ``k`` pairwise coprime sizes of sum ``rows`` and largest product; empty if all are below ``floor``.
-
-    Branch and bound, largest size first: the rest of the sum yields at most the product of its even split.
-    """
-    best: tuple[int, ...] = ()
-
-    def extend(sizes: tuple[int, ...], product: int, rest: int, left: int) -> None:
-        nonlocal best, floor
-        if not left:
-            best, floor = sizes, product + 1
-            return
-        largest = min(rest - left + 1, sizes[-1] if sizes else rest)
-        for size in range(_ceil_div(rest, left), largest + 1):
-            if product * size * _even_product(rest - size, left - 1) < floor:
-                return  # larger sizes leave a less even split: their bound is lower still
-            if math.gcd(size, product) == 1:
-                extend((*sizes, size), product * size, rest - size, left - 1)
-
-    extend((), 1, rows, k)
-    return best
-
-
-def _even_product(rows: int, k: int) -> int:
-    """The largest product of ``k`` integers of sum ``rows``: their even split."""
-    size, larger = divmod(rows, max(k, 1))
-    return (size + 1) ** larger * size ** (k - larger) if k else 1
-
-
 def _covering(n: int, sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """``n`` and ``sizes``, checked to give at least ``n`` combinations of buckets."""
     n, sizes = check_int("n", n), tuple(check_int(f"sizes[{j}]", size) for j, size in enumerate(sizes))
@@ -405,11 +244,7 @@ def _covering(n: int, sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     return n, sizes
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _int64(name: str, values: Tensor) -> Tensor:
+def int64(name: str, values: Tensor) -> Tensor:
     """Widened before any arithmetic, so that int32 ids cannot overflow; floats and bools are refused."""
     if not isinstance(values, Tensor) or values.dtype not in _ID_DTYPES:
         got = values.dtype if isinstance(values, Tensor) else type(values).__name__

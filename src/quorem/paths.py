@@ -11,6 +11,7 @@ from . import init
 from .ops import autograd, rows
 from .ops.layout import BASE, CLOSED_FORM, Layout
 from .partitions import Partition
+from .saved_paths import Layers
 from .schemes import Path, TableSpec
 
 
@@ -22,6 +23,7 @@ class PathNetworks(nn.Module):
 
     Args:
         members: the features, as positions in ``table_of``.
+        names: of all tables.
         specs: the specs of all tables; the members' have path networks of one width and shape.
         table_of: the table that each feature reads; features of one table share its networks.
         layout: of all features.
@@ -37,6 +39,7 @@ class PathNetworks(nn.Module):
     def __init__(
         self,
         members: Sequence[int],
+        names: Sequence[str],
         specs: Sequence[TableSpec],
         table_of: Sequence[int],
         layout: Layout,
@@ -52,11 +55,12 @@ class PathNetworks(nn.Module):
         self.members = tuple(members)
         self.activation = scheme.activation
         self.embedding_dim = member_specs[0].embedding_dim
-        sizes = list(zip(*(spec.path_sizes for spec in member_specs), strict=True))
+        self.tables = {names[t]: specs[t].path_sizes for t in tables}  # networks of each level, by table
+        sizes = list(zip(*self.tables.values(), strict=True))
         self.counts = tuple(map(sum, sizes))  # networks of each level
         self.most = tuple(map(max, sizes))  # the most that a member has
         widths = (self.embedding_dim, *scheme.hidden, self.embedding_dim)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.weights, self.biases = Layers(), Layers()
         for count in self.counts:
             for d_in, d_out in pairwise(widths):
                 self.weights.append(nn.Parameter(torch.empty(count, d_in, d_out, device=device, dtype=dtype)))
@@ -161,3 +165,14 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     position = torch.empty_like(group).index_copy(0, order, (ends - needed)[in_order] * size + rank)
     group_of_block = group.new_zeros(num_blocks + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:num_blocks]
     return position, group_of_block.clamp(max=num_groups - 1), size
+
+
+def path_groups(specs: Sequence[TableSpec], table_of: Sequence[int]) -> list[list[int]]:
+    """Features whose path networks have one shape, and so run together."""
+    groups: dict[Any, list[int]] = {}
+    for f, t in enumerate(table_of):
+        scheme = path_scheme(specs[t])
+        if scheme is not None:
+            shape = (specs[t].embedding_dim, scheme.hidden, scheme.activation, len(specs[t].partitions))
+            groups.setdefault(shape, []).append(f)
+    return list(groups.values())

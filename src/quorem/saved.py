@@ -12,13 +12,13 @@ from .partitions import Partition
 from .schemes import Path, TableSpec
 
 if TYPE_CHECKING:
-    from .tables import Tables
+    from .stored import StoredTables
 
 EXTRA_STATE = "_extra_state"
 
 
-def save_tables(tables: "Tables", destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-    """``nn.Module._save_to_state_dict`` of ``Tables``."""
+def save_tables(tables: "StoredTables", destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    """``nn.Module._save_to_state_dict`` of ``StoredTables``."""
     for name, table in tables.named_tables():
         destination[prefix + name] = table if keep_vars else table.detach()
     for name, ids in ranks(tables).items():
@@ -33,7 +33,7 @@ def save_tables(tables: "Tables", destination: dict[str, Any], prefix: str, keep
 
 
 def load_tables(
-    tables: "Tables",
+    tables: "StoredTables",
     state_dict: Mapping[str, Any],
     prefix: str,
     local_metadata: Mapping[str, Any],
@@ -42,7 +42,7 @@ def load_tables(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """``nn.Module._load_from_state_dict`` of ``Tables``: nothing is loaded where an error is added."""
+    """``nn.Module._load_from_state_dict`` of ``StoredTables``: nothing is loaded where an error is added."""
     for hook in tables._load_state_dict_pre_hooks.values():
         hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
     views = {prefix + name: table for name, table in tables.named_tables()}
@@ -69,7 +69,7 @@ def load_tables(
     stored = tables.live_stored
     assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
     assign = assign and not is_sharded(stored)
-    wrong = _wrong_shapes(views, values) + _wrong_shapes(lists, new_lists) + _wrong_shapes(more, new_more)
+    wrong = wrong_shapes(views, values) + wrong_shapes(lists, new_lists) + wrong_shapes(more, new_more)
     wrong = wrong or _wrong_meanings(tables, prefix, local_metadata)
     if stored.is_meta and values and not assign:
         wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
@@ -107,15 +107,15 @@ class Names:
 class TransientNames(set[str]):
     """Names that are not in a ``state_dict``.
 
-    ``stored`` is said to be one, since it is saved by its tables: so ``torch.distributed.checkpoint`` does not look
-    for it. It is no member: ``torch.export`` would drop it.
+    ``stored`` and the numbers of layers are said to be such, since they are saved by table: so
+    ``torch.distributed.checkpoint`` does not look for them. They are no members: ``torch.export`` would drop them.
     """
 
     def __contains__(self, name: object) -> bool:
-        return name == "stored" or super().__contains__(name)
+        return name == "stored" or str(name).isdigit() or super().__contains__(name)
 
 
-def named_entries(tables: "Tables") -> list[tuple[str, Tensor]]:
+def named_entries(tables: "StoredTables") -> list[tuple[str, Tensor]]:
     """What stands in the ``state_dict`` and is neither a parameter nor a buffer: tables, pools and ranks."""
     return [*tables.named_tables(), *ranks(tables).items()]
 
@@ -137,19 +137,19 @@ def write_shards_(stored: Any, rows: Tensor) -> None:
     stored.copy_(distribute_tensor(rows, stored.device_mesh, stored.placements))
 
 
-def others(tables: "Tables") -> dict[str, Tensor]:
+def others(tables: "StoredTables") -> dict[str, Tensor]:
     """Parameters and persistent buffers that are no tables: those of a subclass, or of pruning."""
     transient = tables._non_persistent_buffers_set
     named = {**tables._parameters, **{n: b for n, b in tables._buffers.items() if n not in transient}}
     return {name: tensor for name, tensor in named.items() if tensor is not None and name != "stored"}
 
 
-def has_extra_state(tables: "Tables") -> bool:
+def has_extra_state(tables: "StoredTables") -> bool:
     """Whether a subclass saves a state of its own."""
     return type(tables).get_extra_state is not nn.Module.get_extra_state
 
 
-def ranks(tables: "Tables") -> dict[str, Tensor]:
+def ranks(tables: "StoredTables") -> dict[str, Tensor]:
     """The lists of hot and cold ids by name, for tables that were given frequencies."""
     return {
         f"ranks.{name}.{kind}" if name else f"ranks.{kind}": ids
@@ -159,7 +159,8 @@ def ranks(tables: "Tables") -> dict[str, Tensor]:
     }
 
 
-def _wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the shapes of ``values``, which are to be loaded into ``views``."""
     return [
         f"{key} is {tuple(getattr(value, 'shape', ())) or type(value).__name__} in the checkpoint and"
         f" {tuple(views[key].shape)} here: was it saved under another scheme, size or embedding_dim?"
@@ -168,7 +169,7 @@ def _wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> lis
     ]
 
 
-def _wrong_meanings(tables: "Tables", prefix: str, local_metadata: Mapping[str, Any]) -> list[str]:
+def _wrong_meanings(tables: "StoredTables", prefix: str, local_metadata: Mapping[str, Any]) -> list[str]:
     saved = local_metadata.get("meanings", {})
     return [
         f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning} here"
@@ -177,7 +178,7 @@ def _wrong_meanings(tables: "Tables", prefix: str, local_metadata: Mapping[str, 
     ]
 
 
-def meanings_of(tables: "Tables") -> list[str]:
+def meanings_of(tables: "StoredTables") -> list[str]:
     """Of each table, which rows an id takes and how they are combined, and whether ids are raw."""
     return [meaning(spec) + raw * ", of raw ids" for spec, raw in zip(tables.specs, tables.raw_ids, strict=True)]
 

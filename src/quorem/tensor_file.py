@@ -125,6 +125,8 @@ class TensorFile:
             header = json.loads(mapped[8 : 8 + length].decode(), object_pairs_hook=_unrepeated)
             self.description, checksums, entries = _opened(header, kind)
             self.entries = _checked_entries(entries, self.size - 8 - length)
+            if length % 8:
+                raise ValueError(f"a header of {length:,} bytes leaves its tensors unaligned")
         except RecursionError:
             raise ValueError(f"{self.path} is damaged: its header is nested too deeply") from None
         except _ForeignError as error:

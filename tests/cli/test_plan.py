@@ -11,6 +11,7 @@ import quorem
 from quorem import Full, HotCold, Plan
 from quorem.cli import app
 from quorem.data.batches import Prepared
+from quorem.experiments.planning import options_of
 from quorem.integrations.scale import estimate
 from quorem.planner.budget import show_bytes
 from quorem.training.config import RunConfig
@@ -79,6 +80,34 @@ def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tm
     assert planned.bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
 
 
+def test_where_float32_pays_for_too_few_rows_they_are_bfloat16(log: Path, tmp_path: Path) -> None:
+    """And trained, stored, scored and exported as such."""
+    file, run = tmp_path / "plan.json", tmp_path / "run"
+    budget = ("--budget", "14kB", "--dim", 4)
+    assert invoke("plan", log, *budget, "--out", file)[0] == 0
+    planned = Plan.from_json(file.read_text())
+    assert {table.dtype for table in planned.tables} == {torch.bfloat16} and planned.pools
+    assert invoke("plan", log, *budget, "--row-dtype", "float32", "--out", file, "--overwrite")[0] == 0
+    wider = Plan.from_json(file.read_text())
+    assert {table.dtype for table in wider.tables} == {torch.float32}
+    assert sum(pool.num_rows for pool in wider.pools) < sum(pool.num_rows for pool in planned.pools)
+    file.write_text(planned.to_json())
+    train = ("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
+    code, output = invoke(*train, "--ranks", 2)
+    assert code == 1 and "row_dtype ('bfloat16') must be 'float32' on several ranks" in output
+    code, output = invoke(*train)
+    assert code == 0, output
+    model = quorem.load(run / "model.safetensors")
+    tables = model.embeddings
+    assert tables.stored.dtype == torch.bfloat16
+    assert planned.bytes - planned.state_bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
+    ids = torch.zeros(3, len(planned), dtype=torch.long)
+    assert model(torch.zeros(3, 13), ids).dtype == torch.float32
+    for kind in ("onnx", "torch-export"):
+        code, output = invoke("export", run, "--format", kind, "--out", tmp_path / "model")
+        assert code == 0, output
+
+
 def test_a_search_trains_a_few_plans(log: Path) -> None:
     code, output = invoke("plan", log, "--budget", "12kB", "--dim", 4, "--search")
     losses = [float(line.split()[-1]) for line in output.splitlines() if "validation log loss" in line]
@@ -96,7 +125,7 @@ def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
     code, output = invoke("plan", data, "--budget", "30kB", "--dim", 4, "--out", file)
     assert code == 0 and "lists its hot and cold ids" in output
     planned, prepared = Plan.from_json(file.read_text()), Prepared(data)
-    config = RunConfig(data=data_identity(prepared), plan=dict(planned), embedding_dim=4)
+    config = RunConfig(data=data_identity(prepared), embedding_dim=4, **options_of(planned))
     tables = build_model(config, prepared, "cpu").embeddings
     assert planned.bytes - planned.state_bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
     ranked = next(i for i, table in enumerate(planned.tables) if table.ranked)

@@ -1,6 +1,7 @@
 """``prepare --ids raw``: data without a vocabulary, trained on and scored, tokens that no row had included."""
 
 import dataclasses
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -133,3 +134,12 @@ def test_options_that_do_not_go_together() -> None:
         PrepareConfig(id_bits=40)
     with pytest.raises(ValueError, match=r"vocabulary \('train'\) must be 'all' with ids='raw'"):
         PrepareConfig(ids="raw", vocabulary="train")
+
+
+@pytest.mark.parametrize("size", [3, 40, 100])
+def test_damaged_counts_are_named(size: int, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log" / "counts" / "user.npy"
+    shutil.copytree(folder / "log", tmp_path / "log")
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"counts/user.npy is damaged or cut off \(\d+ bytes\)"):
+        Prepared(tmp_path / "log").raw_counts("user")

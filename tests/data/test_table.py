@@ -14,7 +14,7 @@ import polars as pl
 import torch
 
 from quorem.data.prepare import PrepareConfig
-from quorem.data.table import infer_columns, prepare_table
+from quorem.data.table import infer_columns, prepare_table, separator_of
 
 FOUR_DAYS = PrepareConfig(ids="appearance", days=4)
 COLUMNS = {"label": "click", "dense": ["price"], "categorical": ["user", "tags", "shop"]}
@@ -138,7 +138,7 @@ def parquet(path):
             "tags": [["a", "b"], None, ["b", None, "c"], ["a"]],
             "user": ["u1", "u2", "u1", ""],
             "price": pl.Series([2.5, None, -3, math.nan], dtype=pl.Float32),
-            "click": [True, False, True, None],
+            "click": [True, False, True, False],
         }
     ).write_parquet(path)
 
@@ -403,3 +403,31 @@ def test_a_header_of_many_columns_takes_time_in_their_number(tmp_path):
     with pytest.raises(ValueError, match="has no column x; it has y, c0, "):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="x", categorical=names)
     assert prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", categorical=names[:1]).num_rows == 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_missing_label_is_malformed(tmp_path, kind):
+    frame = pl.DataFrame({"y": [1, None, 0], "user": ["a", "b", "c"]})
+    frame.write_csv(tmp_path / "t.csv") if kind == "csv" else frame.write_parquet(tmp_path / "t.parquet")
+    data = prepare_table(tmp_path / f"t.{kind}", tmp_path / "out", label="y", categorical=["user"])
+    assert data.all.labels.tolist() == [1, 0] and data.meta["malformed"]["count"] == 1
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_the_one_that_makes_the_label_a_column(tmp_path, separator):
+    (tmp_path / "t.csv").write_text(separator.join(["y", "x,z;" if separator == "|" else "x"]) + "\n")
+    assert separator_of(tmp_path / "t.csv", "y") == separator
+    assert separator_of(tmp_path / "t.csv", "nothing") == ","
+
+
+def test_what_spoils_a_column_of_numbers_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("x,name\n" + "n/a,2\n" + "1.5,b\n" * 3)
+    number, name = infer_columns(tmp_path / "t.csv")
+    assert number.reason == "text: 75% are numbers, but not 'n/a'; empty fields are missing numbers"
+    assert (name.kind, name.reason) == ("category", "text")
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_bytes("y,user\n1,é\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"t.csv has no line that can be read: line 2: not UTF-8"):
+        infer_columns(tmp_path / "t.csv")

@@ -18,7 +18,7 @@ from quorem.collection import EmbeddingCollection
 from quorem.experiments.aggregate import aggregate, command_of, curve, mean_and_deviation, write_csv
 from quorem.experiments.figure4 import AXES
 from quorem.experiments.figure7 import AXES as COUNTED
-from quorem.experiments.figures import Plan, Point
+from quorem.experiments.figures import FigurePlan, Point
 from quorem.experiments.reproduce import plan
 from quorem.schemes import QR
 from quorem.training.config import RunConfig
@@ -28,9 +28,9 @@ DATA = {"path": "log", "identity": "abc", "cardinalities": list(CARDINALITIES), 
 MADE = {"command": "quorem reproduce figure4", "data": DATA, "datasets": {"abc": DATA}}
 
 
-def planned(axes=AXES, optimizers=("adagrad", "amsgrad"), trials=2) -> Plan:
+def planned(axes=AXES, optimizers=("adagrad", "amsgrad"), trials=2) -> FigurePlan:
     runs = [RunConfig(data="abc", optimizer=o, seed=s) for o in optimizers for s in range(trials)]
-    return Plan(axes=axes, made=MADE, points=[Point(series="mult", x=4, options={})], runs=[runs])
+    return FigurePlan(axes=axes, made=MADE, points=[Point(series="mult", x=4, options={})], runs=[runs])
 
 
 def finish(folder, config: RunConfig, validation: float, test: float, curve: dict[int, float] | None = None) -> None:

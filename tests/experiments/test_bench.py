@@ -61,7 +61,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
 
 def row(**changes: object) -> report.Row:
-    values = {name: "" for name in report.COLUMNS}
+    values = {name: "" for name in report.CSV_COLUMNS}
     values |= {
         "mode": "step",
         "provider": "fused",

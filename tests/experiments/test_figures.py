@@ -7,7 +7,7 @@ from quorem import EmbeddingCollection, Table, quantize_
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments import budgets, figure4, figure5, figure6, figure7, plans, table1
 from quorem.experiments.budgets import rows_of
-from quorem.experiments.figures import Axes, Figure, Plan, Point, Result
+from quorem.experiments.figures import Axes, Figure, FigurePlan, Point, Result
 from quorem.experiments.settings import Study
 from quorem.schemes import QR, Full, Hash, Path
 from quorem.training.config import RunConfig
@@ -124,16 +124,18 @@ def test_figures_and_plans_survive_their_files(tmp_path):
     figure.write(tmp_path / "f.json")
     assert Figure.read(tmp_path / "f.json") == figure
     run = RunConfig(data="log")
-    plan = Plan(axes=figure4.AXES, made={"datasets": {}}, points=[Point(series="a", x=1, options={})], runs=[[run]])
+    plan = FigurePlan(
+        axes=figure4.AXES, made={"datasets": {}}, points=[Point(series="a", x=1, options={})], runs=[[run]]
+    )
     plan.write(tmp_path / "p.json")
-    assert Plan.read(tmp_path / "p.json") == plan
+    assert FigurePlan.read(tmp_path / "p.json") == plan
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"axes": {}, "made": {}, "points": []}'])
-@pytest.mark.parametrize("kind", [Figure, Plan])
-def test_other_files_are_refused(tmp_path, kind, text):
+@pytest.mark.parametrize(("kind", "name"), [(Figure, "figure"), (FigurePlan, "plan")])
+def test_other_files_are_refused(tmp_path, kind, name, text):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"x.json does not hold a {kind.__name__.lower()}"):
+    with pytest.raises(ValueError, match=rf"x.json does not hold a {name}"):
         kind.read(tmp_path / "x.json")
 
 

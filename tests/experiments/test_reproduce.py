@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from quorem.cli import app
 from quorem.experiments import reproduce
-from quorem.experiments.figures import Figure, Plan
+from quorem.experiments.figures import Figure, FigurePlan
 from quorem.training.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_curves_have_the_points_of_figure_four(whole):
 def test_runs_are_shared_and_not_trained_again(whole, log):
     out, _ = whole
     runs = {path.name: (path / "result.json").stat().st_mtime_ns for path in (out / "runs").iterdir()}
-    plans = [Plan.read(path) for path in (out / "plans").iterdir()]
+    plans = [FigurePlan.read(path) for path in (out / "plans").iterdir()]
     assert set(runs) == {config.key() for plan in plans for configs in plan.runs for config in configs}
     options = ("--data", log, "--trials", 2, "--optimizers", "adagrad", "--rows", 256, "--device", "cpu")
     done = invoke("reproduce", "figure5", *options, "--out", out)

@@ -1,6 +1,6 @@
 """Damaged files: each is told in one line that names it, or the result is that of the whole file.
 
-``python tests/hunt/damage.py --files 1000`` prints its figures as JSON; the tests run it on a few.
+``python tests/hunt/damage.py --files 1500`` prints its figures as JSON; the tests run it on a few.
 A file is damaged in one way (``DAMAGES``), then what reads it is run. The outcomes are
 
 told        one line, or a warning, which names the file or its folder
@@ -10,6 +10,9 @@ wrong       another result, and no word
 unnamed     an error that names neither the file nor its folder
 traceback   an exception that no one is meant to see
 hang        no end within a minute
+executed    code that the file holds was run
+
+What reads a file may not take a gigabyte more than it has: one that allocates what a file declares ends in a traceback.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -38,10 +42,12 @@ import pytest
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
+import torch
 import typer
+from hunt.damages import DAMAGES, EXECUTED
 from runs_of_training import StopAt, small_log, small_run
 
-from quorem import files, schemes, tensor_file
+from quorem import EmbeddingCollection, HotCold, Pool, Table, files, quantize_, schemes, tensor_file
 from quorem.cli.errors import plain_errors
 from quorem.data.batches import Prepared
 from quorem.data.encoding import read_encoding
@@ -51,13 +57,15 @@ from quorem.data.synthetic import ClickLog
 from quorem.data.table import prepare_table
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
-from quorem.store.model_file import load
+from quorem.models import DLRM
+from quorem.store.model_file import load, save
 from quorem.training import run, trained
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
 FINE = ("told", "same", "changed")
 SECONDS = 60
+SPARE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -76,64 +84,6 @@ class HangError(BaseException):
     """What was run does not come to an end."""
 
 
-def flip(data: bytes, rng: random.Random) -> bytes:
-    at = rng.randrange(len(data))
-    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
-
-
-def garble(data: bytes, rng: random.Random) -> bytes:
-    at, size = rng.randrange(len(data)), rng.choice([1, 2, 8, 100])
-    return data[:at] + rng.randbytes(size) + data[at + size :]
-
-
-def zero(data: bytes, rng: random.Random) -> bytes:
-    at, size = rng.randrange(len(data)), rng.choice([1, 16, 4096])
-    return data[:at] + bytes(len(data[at : at + size])) + data[at + size :]
-
-
-def cut(data: bytes, rng: random.Random) -> bytes:
-    return data[: rng.randrange(len(data))]
-
-
-def insert(data: bytes, rng: random.Random) -> bytes:
-    at = rng.choice([len(data), rng.randrange(len(data))])
-    return data[:at] + rng.choice([b"\n", b"\0", b'"', rng.randbytes(9), data[:50]]) + data[at:]
-
-
-def change_json(data: bytes, rng: random.Random) -> bytes:
-    """Another value, or none, somewhere in a JSON object, its checksum made to fit: as a hand or another version would.
-
-    What is no JSON object is garbled. Of several lines one is changed.
-    """
-    lines = data.split(b"\n")
-    at = rng.randrange(len(lines)) if len(lines) > 2 and data.startswith(b'{"') else None
-    try:
-        values = json.loads(data if at is None else lines[at])
-        sealed = files.CHECKSUM in values
-        values = files.unsealed(values)
-    except (ValueError, TypeError):
-        return garble(data, rng)
-    place: Any = values
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        if not keys:
-            return data
-        key = rng.choice(keys)
-        if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.7:
-            place = place[key]
-            continue
-        if rng.random() < 0.3:
-            del place[key]
-        else:
-            place[key] = rng.choice([None, True, -1, 0.5, 1e308, 10**400, "", "x", [], {}, [1], {"a": 1}, "é\0"])
-        break
-    text = json.dumps(files.sealed(values) if sealed else values).encode()
-    return text if at is None else b"\n".join([*lines[:at], text, *lines[at + 1 :]])
-
-
-DAMAGES = {f.__name__: f for f in (flip, garble, zero, cut, insert, change_json)}
-
-
 def damage(path: Path, how: str, rng: random.Random) -> None:
     data = path.read_bytes()
     path.unlink()
@@ -147,19 +97,27 @@ def damage(path: Path, how: str, rng: random.Random) -> None:
         path.mkdir()
 
 
-HOWS = [*DAMAGES, *DAMAGES, "empty", "missing", "pipe", "folder"]
+ACCIDENTS = [how for how in DAMAGES if how != "pickled"]
+HOWS = [*DAMAGES, *ACCIDENTS, "empty", "missing", "pipe", "folder"]
 
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
+    """A limit on time and on memory."""
+
     def stop(*_: object) -> None:
         raise HangError
 
     before = signal.signal(signal.SIGALRM, stop)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+    resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, hard))
     try:
         yield
     finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
@@ -184,7 +142,7 @@ def outcome(target: Target, how: str, folder: Path, expected: Any) -> tuple[str,
         return "same", ""
     if any(str(folder) in str(word.message) for word in said):
         return "told", ""
-    if target.may_change or how == "change_json" or (target.may_vanish and how == "missing"):
+    if target.may_change or how.startswith("change_") or (target.may_vanish and how == "missing"):
         return "changed", ""
     return "wrong", f"{result} and not {expected}"
 
@@ -205,6 +163,9 @@ def hunt(count: int, seed: int = 0) -> dict[str, Any]:
             path = rng.choice(sorted(path for path in copy.rglob(target.pattern) if path.is_file()))
             damage(path, how, rng)
             kind, word = outcome(target, how, copy, expected[target.name])
+            if EXECUTED.exists():
+                EXECUTED.rmdir()
+                kind = "executed"
             by_target[target.name][kind] += 1
             by_damage[how][kind] += 1
             if kind not in FINE:
@@ -324,7 +285,30 @@ def targets(folder: Path) -> list[Target]:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{copy}: {error}") from None
 
+    unseen = {"label": "y", "dense": ["x"], "categorical": ["user", "tags"], "multi": ["tags"]}
+    raw_data = prepare_table(
+        table / "table.csv", folder / "raw_ids" / "data", **unseen, config=PrepareConfig(ids="raw")
+    )
+    cold = schemes.GeneralizedQR(4, operation="add")
+    raw_run = small_run(raw_data, batch_size=32, scheme=schemes.HotCold(2, cold=cold))
+
+    def trained_on_raw_ids(copy: Path) -> Any:
+        data = Prepared(copy / "data")
+        data.verify()
+        return train(raw_run, data)["test"]
+
+    (folder / "models").mkdir()
+    for bits in (0, 8, 4):
+        save(hot_and_cold_network(bits), folder / "models" / f"bits-{bits}")
+
+    def scored(copy: Path) -> Any:
+        dense, ids = torch.full((4, 2), 0.5), torch.arange(12).view(4, 3)
+        with torch.no_grad():
+            return [load(copy / f"bits-{bits}")(dense, ids).tolist() for bits in (0, 8, 4)]
+
     return [
+        Target("raw ids", folder / "raw_ids", "*.*", trained_on_raw_ids),
+        Target("models", folder / "models", "*", scored),
         Target("prepared", folder / "prepared", "*.npy", trained_on),
         Target("meta", folder / "prepared", "meta.json", trained_on),
         Target("verified", folder / "prepared", "*.*", verified),
@@ -341,9 +325,22 @@ def targets(folder: Path) -> list[Target]:
     ]
 
 
+def hot_and_cold_network(bits: int) -> DLRM:
+    """A network with hot and cold ids, a pool, and raw ids; rows in few bits unless ``bits`` is 0."""
+    counts = torch.arange(60)
+    tables = [
+        Table("user", 60, 4, HotCold(5, cold=Pool(30), num_rest=10), frequencies=counts, unknown="rest"),
+        Table("item", 60, 4, HotCold(3, cold=Pool(30)), frequencies=counts, unknown="hash"),
+        Table("word", 2**40, 4, schemes.GeneralizedQR(4), raw_ids=True),
+    ]
+    torch.manual_seed(0)
+    model = DLRM(EmbeddingCollection(tables), num_dense=2, bottom=(3,), top=(3,))
+    return quantize_(model, bits) if bits else model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=1000, help="how many to damage")
+    parser.add_argument("--files", type=int, default=1500, help="how many to damage")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     found = hunt(options.files, options.seed)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hunt import damage, lookups, steps
+from hunt import damage, damages, lookups, steps
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "hunt"
 
@@ -23,9 +23,9 @@ def one_thread():
 
 
 def test_damaged_files_are_told_or_harmless():
-    found = damage.hunt(39, seed=7)
+    found = damage.hunt(45, seed=7)
     assert found["bad"] == []
-    assert sum(found["outcomes"].values()) == 39 and found["outcomes"]["told"] > 15
+    assert sum(found["outcomes"].values()) == 45 and found["outcomes"]["told"] > 15
 
 
 def test_the_long_forms_found_nothing():
@@ -76,12 +76,20 @@ def fail(error):
         (fail(OSError), "unnamed"),
         (fail(KeyError), "traceback"),
         (lambda folder: time.sleep(60), "hang"),
+        (lambda folder: bytes(2**40), "traceback"),  # more memory than it may take
     ],
 )
 def test_the_hunt_knows_what_it_is_looking_for(read, outcome, tmp_path, monkeypatch):
     monkeypatch.setattr(damage, "SECONDS", 0.2)
     target = damage.Target("made up", tmp_path, "*", read)
     assert damage.outcome(target, "flip", tmp_path, 1)[0] == outcome
+
+
+def test_the_hunt_would_see_code_that_runs():
+    data = damages.pickled(b"", damages.random.Random(1))
+    assert not damages.EXECUTED.exists()
+    damages.pickle.loads(data)
+    damages.EXECUTED.rmdir()  # it was made
 
 
 def test_killed_at_random_nothing_is_lost_or_wrong():

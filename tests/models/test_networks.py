@@ -49,6 +49,25 @@ class Plain(nn.Module):
 
 
 @each
+def test_rows_narrower_than_the_network_give_logits_in_its_dtype(network):
+    """As the same rows in float32 do; so do networks without dense features."""
+    torch.manual_seed(0)
+    narrow = tables("add", dtype=torch.bfloat16)
+    wide = tables("add")
+    wide.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in narrow.state_dict().items()})
+    model, dense_and_ids = SMALL[network](narrow), batch(20)
+    same = SMALL[network](wide)
+    same.load_state_dict({**model.state_dict(), **{f"embeddings.{n}": t for n, t in wide.state_dict().items()}})
+    logits = model(*dense_and_ids)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, same(*dense_and_ids), rtol=0.01, atol=0.01)
+    logits.sum().backward()
+    assert narrow.stored.grad.dtype == torch.bfloat16 and narrow.stored.grad.abs().sum() > 0
+    build = {"dcn": models.DCN, "dlrm": models.DLRM, "deepfm": models.DeepFM}[network]
+    assert build(narrow, num_dense=0)(torch.zeros(20, 0), dense_and_ids[1]).dtype == torch.float32
+
+
+@each
 @pytest.mark.parametrize("threshold", [0, 30, 1000])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_one_logit_a_row_and_trains_every_parameter(network, method, threshold):

@@ -148,7 +148,7 @@ def test_the_rule() -> None:
     tables = CountedTables([CountedTable.of(counts, 1, 0, 0, in_order=True)], 1, lambda division: 0)
 
     def of(budget: int) -> tuple[int, int, int, int]:
-        division = divide(tables, budget, Rule())
+        division = divide(tables, budget, Rule(kept_per_row=4, rarely=1))
         return tuple(int(x[0]) for x in (division.hot, division.cold, division.rest, division.pools))
 
     assert of(4000) == (4000, 0, 0, 0)
@@ -211,6 +211,20 @@ def test_many_tables_and_ids() -> None:
     assert 19_990_000 < planned.bytes <= 20_000_000
     rows = [table.scheme.num_hot for table in planned.tables]
     assert rows == sorted(rows, reverse=True) and rows[0] > 100 * max(rows[-1], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_shares_are_those_of_the_counts(dtype: torch.dtype, in_order: bool) -> None:
+    """Fractions whose sum in float32 is above the total, and ids in any order: shares are exact, and at most 1."""
+    counts = (torch.rand(5000, generator=torch.Generator().manual_seed(3)) * 50_000).to(dtype)
+    counts = counts.sort(descending=True).values if in_order else counts
+    table = plan([Table("t", 5000, 16, frequencies=counts)], "40kB").tables[0]
+    hot, cold = table.scheme.num_hot, 5000 - table.scheme.num_hot - table.scheme.num_rest
+    falling = counts.double().sort(descending=True).values
+    oracle = torch.stack([part.sum() for part in falling.split([hot, cold, 5000 - hot - cold])]) / falling.sum()
+    assert hot > 0 and max(table.traffic) <= 1
+    torch.testing.assert_close(torch.tensor(table.traffic, dtype=torch.float64), oracle, rtol=0, atol=1e-12)
 
 
 def test_refusals() -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from allocated import OPTIMIZERS, OPTIONS, size_of, state_size, tensors_of
@@ -13,7 +14,7 @@ from torch import nn
 
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Plan, Table, optim, plan
-from quorem.planner.allocate import allocate, hull
+from quorem.planner.allocate import allocate, hulls
 from quorem.planner.budget import parse_bytes, show_bytes
 
 CRITEO = [1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 8351592, 3194, 27, 14992, 5461305, 10]
@@ -305,17 +306,21 @@ def test_sizes_for_people() -> None:
 @given(st.data())
 def test_allocations_are_near_the_best(data: st.DataObject) -> None:
     """Against every combination: never over the budget, and behind the best by less than one step's saving."""
-    tables = []
-    for _ in range(data.draw(st.integers(1, 3))):
-        choices = data.draw(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1, max_size=4))
-        size, cost = (torch.tensor(column).numpy() for column in zip(*choices, strict=True))
-        corners = hull(size, cost.astype(float))
-        tables.append((size[corners].tolist(), cost[corners].astype(float).tolist()))
-        assert all(a < b for a, b in itertools.pairwise(tables[-1][0]))
-        assert all(a > b for a, b in itertools.pairwise(tables[-1][1]))
-    sizes, costs = zip(*tables, strict=True)
+    choice = st.tuples(st.integers(1, 50), st.integers(0, 30))
+    drawn = data.draw(st.lists(st.lists(choice, min_size=1, max_size=4), min_size=1, max_size=3))
+    table = np.repeat(np.arange(len(drawn)), [len(choices) for choices in drawn])
+    size, cost = np.array([pair for choices in drawn for pair in choices]).T
+    corners = hulls(table, size, cost.astype(float))
+    table, size, cost = table[corners], size[corners], cost[corners].astype(float)
+    sizes, costs = ([each[table == t].tolist() for t in range(len(drawn))] for each in (size, cost))
+    assert all(a < b for one in sizes for a, b in itertools.pairwise(one))
+    assert all(a > b for one in costs for a, b in itertools.pairwise(one))
+    for choices, on_sizes, on_costs in zip(drawn, sizes, costs, strict=True):
+        assert on_sizes[0] == min(s for s, _ in choices) and on_costs[-1] == min(c for _, c in choices)
+        at = np.interp([s for s, _ in choices], on_sizes, on_costs)  # nothing lies below the hull
+        assert all(at <= np.array([c for _, c in choices]) + 1e-9)
     budget = sum(size[0] for size in sizes) + data.draw(st.integers(0, 100))
-    taken = allocate(sizes, costs, budget)
+    taken = allocate(table, size, cost, budget) - np.searchsorted(table, np.arange(len(drawn)))
     assert sum(size[i] for size, i in zip(sizes, taken, strict=True)) <= budget
     cost = sum(c[i] for c, i in zip(costs, taken, strict=True))
     best = min(

@@ -26,7 +26,7 @@ from quorem import (
     optim,
 )
 from quorem.ops import cpu
-from quorem.partitions import Mixing
+from quorem.renumbering import Mixing
 from quorem.schemes import Ranks, from_json, to_json
 from quorem.schemes.frequency import places, rank
 

@@ -215,3 +215,49 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0 and "DLRM, onnx" in done.output
     done = CliRunner().invoke(app, ["predict", str(tmp_path), names[1], "--out", names[3]])
     assert done.exit_code == 1 and "is not the folder of a run" in done.output
+
+
+def test_rows_of_missing_values_only_and_no_rows(folder: Path) -> None:
+    scorer = quorem.load(folder / "run")
+    rows = {"price": [None, None], "user": [None, None], "item": [None, None], "tags": [None, None]}
+    expected = scorer({"price": [None, 1.0], "user": [None, "user 1"], "item": [None, 1], "tags": [None, ["t0"]]})
+    torch.testing.assert_close(scorer(rows), expected[:1].expand(2))
+    assert scorer({name: [] for name in rows}).shape == (0,)
+
+
+def test_rows_that_are_no_columns(folder: Path) -> None:
+    scorer, rows = quorem.load(folder / "run"), table()[:2].to_dict(as_series=False)
+    with pytest.raises(TypeError, match=r"rows \(list\) must be a mapping of columns"):
+        scorer([rows])
+    with pytest.raises(ValueError, match=r"of one type each: .*[^\n]$") as error:
+        scorer(rows | {"user": ["a", 8]})
+    assert "\n" not in str(error.value)
+
+
+def test_the_file_that_is_scored_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    table().write_parquet(tmp_path / "rows.parquet")
+    before = (tmp_path / "rows.parquet").read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "rows.parquet")
+    for out in ("rows.parquet", "link"):
+        with pytest.raises(ValueError, match=r"out \(.*\) must be another file than the one that is scored"):
+            predict(quorem.load(folder / "run"), tmp_path / "rows.parquet", tmp_path / out)
+    with pytest.raises(IsADirectoryError, match="is a folder and must be a file"):
+        predict(quorem.load(folder / "run"), tmp_path / "rows.parquet", tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist: make it first"):
+        predict(quorem.load(folder / "run"), tmp_path / "rows.parquet", tmp_path / "nowhere" / "scores.csv")
+    assert (tmp_path / "rows.parquet").read_bytes() == before
+
+
+def test_a_run_knows_the_separators_of_its_file(tmp_path: Path) -> None:
+    """Given other ones, lists would be taken for values that no training row had."""
+    text = table().with_columns(pl.col("tags").list.join(" "))
+    text.write_csv(tmp_path / "log.csv", separator=";")
+    arguments = ["prepare", "table", str(tmp_path / "log.csv"), str(tmp_path / "log"), "--label", "click"]
+    names = ["--dense", "price", "--categorical", "user,item,tags", "--multi", "tags", "--multi-separator", " "]
+    done = CliRunner().invoke(app, [*arguments, *names, "--vocabulary", "train"])
+    assert done.exit_code == 0 and "fields are separated by ';'" in done.output, done.output
+    data = Prepared(tmp_path / "log")
+    train(small_run(data, scheme=quorem.QR(4), threshold=20), data, tmp_path / "run")
+    predict(quorem.load(tmp_path / "run"), tmp_path / "log.csv", tmp_path / "scores.parquet")
+    scores = torch.from_numpy(pl.read_parquet(tmp_path / "scores.parquet")["probability"].to_numpy().copy())
+    torch.testing.assert_close(scores, oracle(tmp_path))

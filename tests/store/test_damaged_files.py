@@ -23,6 +23,7 @@ from quorem import (
     Custom,
     Embedding,
     EmbeddingCollection,
+    GeneralizedQR,
     HotCold,
     Pool,
     Table,
@@ -31,6 +32,7 @@ from quorem import (
 )
 from quorem.models import DCN, DLRM
 from quorem.partitions import ExplicitPartition
+from quorem.schemes import RawCounts
 from quorem.store.model_file import KIND, load, save
 from quorem.tensor_file import TensorFile
 
@@ -47,6 +49,17 @@ def network() -> DLRM:
         Table("hot", 60, 4, HotCold(5, cold=Pool(20), num_rest=10), frequencies=torch.arange(60)),
     ]
     return DLRM(fill_(EmbeddingCollection(tables)), num_dense=2, bottom=(3,), top=(3,))
+
+
+def raw_and_pooled() -> EmbeddingCollection:
+    """Raw ids with hot and cold ones, and two tables that share a pool."""
+    seen, counts = RawCounts(torch.tensor([-5, 3, 2**62]), torch.tensor([7, 2, 9])), torch.arange(60)
+    tables = [
+        Table("word", 2**40, 4, HotCold(2, cold=GeneralizedQR(4, operation="add")), raw_ids=True, frequencies=seen),
+        Table("user", 60, 4, HotCold(5, cold=Pool(30), num_rest=10), frequencies=counts, unknown="rest"),
+        Table("item", 60, 4, HotCold(3, cold=Pool(30)), frequencies=counts, unknown="hash"),
+    ]
+    return fill_(EmbeddingCollection(tables))
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +171,15 @@ def refused(path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", ["network", "table"])
+@pytest.mark.parametrize("kind", ["network", "table", "raw"])
 def test_wrong_values_in_the_description(kind: str, saved: Path, tmp_path: Path) -> None:
     source, path = saved, tmp_path / "hostile"
     if kind == "table":
         source = tmp_path / "table"
         save(quantize_(Embedding(60, 6, CASES["path-levels"], padding_idx=3), 4), source)
+    elif kind == "raw":
+        source = tmp_path / "raw"
+        save(quantize_(raw_and_pooled(), 8), source)
     file = TensorFile(source, KIND)
     tensors = {name: file.tensor(name).clone() for name in file.entries}
     accepted = set()

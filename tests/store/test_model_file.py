@@ -29,7 +29,7 @@ from quorem.partitions import ExplicitPartition
 from quorem.store import model_file
 from quorem.store.model_file import KIND, load, save
 from quorem.tables import Tables
-from quorem.tensor_file import TensorFile
+from quorem.tensor_file import TensorFile, write
 
 IDS = torch.arange(N)
 
@@ -184,6 +184,29 @@ def test_one_table_alone(in_network: bool, tmp_path: Path) -> None:
     save(Embedding(N, D, QR(4)), tmp_path / "single")
     with pytest.raises(ValueError, match=r"table \('user'\) of .*single must be None: the file holds a single table"):
         load(tmp_path / "single", table="user")
+
+
+@pytest.mark.parametrize("in_network", [False, True])
+def test_files_that_hold_networks_by_group(in_network: bool, tmp_path: Path) -> None:
+    """As files did before: one tensor for the networks of all tables of one shape."""
+    scheme = CASES["path-mlp"]
+    module = fill_(EmbeddingCollection([Table(name, N, D, scheme) for name in ("user", "item")]))
+    save(DLRM(module, num_dense=2, bottom=(4,), top=(4,)) if in_network else module, tmp_path / "new")
+    new, prefix = TensorFile(tmp_path / "new", KIND), "embeddings." if in_network else ""
+    tensors = {name: new.tensor(name) for name in new.entries}
+    for i in (0, 1):
+        for old, kind in (("weights", "weight"), ("biases", "bias")):
+            parts = [tensors.pop(f"{prefix}paths.{name}.0.{i}.{kind}") for name in ("user", "item")]
+            tensors[f"{prefix}paths.0.{old}.{i}"] = torch.cat(parts)
+    write(tmp_path / "old", KIND, tensors, new.description)
+    loaded = load(tmp_path / "old")
+    assert_same(module, loaded.embeddings if in_network else loaded)
+    for name, dense in module.to_dense().items():
+        assert torch.equal(load(tmp_path / "old", table=name).to_dense(), dense)
+    tensors[f"{prefix}paths.0.biases.0"] = torch.zeros(9, 5)
+    write(tmp_path / "damaged", KIND, tensors, new.description)
+    with pytest.raises(ValueError, match=r"damaged is damaged: .*paths.0.biases.0 is \(9, 5\) and must be \(8, 5\)"):
+        load(tmp_path / "damaged")
 
 
 NETWORKS = {

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs_of_training import StopAt, small_log, small_run
 from safetensors.torch import load_file, save_file
 
 from quorem import tensor_file
 from quorem.training import checkpoint
 from quorem.training.checkpoint import CorruptCheckpointError
+from quorem.training.loop import train
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "empty": torch.empty(0, 4)}
 
@@ -140,3 +142,25 @@ def test_a_full_disk_keeps_the_earlier_checkpoint():
     finally:
         subprocess.run(["umount", folder], capture_output=True)
         shutil.rmtree(folder)
+
+
+def test_values_that_a_checkpoint_must_have(tmp_path: Path) -> None:
+    """As a file that was edited by hand lacks them, its checksums made to fit."""
+    path = tmp_path / "step-1.safetensors"
+    for values in ({"step": 1}, {"step": None, "meta": {}}, {"step": 1, "meta": [1]}):
+        tensor_file.write(path, checkpoint.KIND, TENSORS, values)
+        with pytest.raises(CorruptCheckpointError, match="step must be an integer and meta an object"):
+            checkpoint.load(path)
+
+
+@pytest.mark.parametrize("name", ["config", "metrics_lines", "progress"])
+def test_a_run_with_a_checkpoint_of_other_values(name: str, tmp_path: Path) -> None:
+    log = small_log(tmp_path / "log", 600)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_run(log), log, tmp_path / "run", stop=StopAt(3))
+    (saved,) = checkpoint.saved(tmp_path / "run" / "checkpoints")
+    whole = checkpoint.load(saved[1])
+    meta = whole.meta | {name: {"seconds": "long"} if name == "progress" else None}
+    checkpoint.save(saved[1].parent, whole.step, whole.tensors, meta)
+    with pytest.raises(CorruptCheckpointError, match=r"the checkpoint of .*run is damaged: .* must be"):
+        train(small_run(log), log, tmp_path / "run")

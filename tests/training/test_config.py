@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import quorem
-from quorem.training.config import OPTIMIZERS, RunConfig
+from quorem.training.config import DEFAULT_LRS, RunConfig
 
 CONFIG = RunConfig(data="log")
 CHANGES = {
@@ -23,6 +23,7 @@ CHANGES = {
     "plan": {"C2": quorem.Full(), "C1": quorem.QR(60)},
     "unknown": "hash",
     "bits": 4,
+    "row_dtype": "bfloat16",
     "embedding_dim": 8,
     "optimizer": "amsgrad",
     "lr": 0.5,
@@ -105,8 +106,8 @@ def test_equal_configurations_have_equal_keys():
 
 def test_learning_rates_are_torchs_defaults():
     for name, optimizer in {"adagrad": torch.optim.Adagrad, "amsgrad": torch.optim.Adam}.items():
-        assert OPTIMIZERS[name] == inspect.signature(optimizer).parameters["lr"].default
-        assert RunConfig(data="log", optimizer=name).learning_rate == OPTIMIZERS[name]
+        assert DEFAULT_LRS[name] == inspect.signature(optimizer).parameters["lr"].default
+        assert RunConfig(data="log", optimizer=name).learning_rate == DEFAULT_LRS[name]
         assert RunConfig(data="log", optimizer=name, lr=0.5).learning_rate == 0.5
 
 

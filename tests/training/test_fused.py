@@ -7,7 +7,7 @@ from runs_of_training import small_run
 import quorem
 from quorem import models
 from quorem.training.tables import tables_of
-from quorem.training.trial import OPTIMIZERS, Trial
+from quorem.training.trial import OPTIMIZER_CLASSES, Trial
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -32,7 +32,7 @@ def small_trial(log, network, optimizer, scheme, fused):
     tables = quorem.EmbeddingCollection(tables_of(log.cardinalities, scheme, embedding_dim=4), device=DEVICE)
     trial = Trial(config, NETWORKS[network](tables), log.names)
     params = trial.dense.param_groups[0]["params"]
-    trial.dense = OPTIMIZERS[optimizer](params, lr=config.learning_rate)  # as on a GPU
+    trial.dense = OPTIMIZER_CLASSES[optimizer](params, lr=config.learning_rate)  # as on a GPU
     trial.layers = FusedStep(trial.model, trial.dense) if fused else None
     return trial
 

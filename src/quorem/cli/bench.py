@@ -43,13 +43,13 @@ def bench(
         from rich.console import Console
 
         from ..experiments.bench import command, report
-        from ..experiments.bench.grid import Choice
+        from ..experiments.bench.grid import Selection
 
         where = torch.device(device)
         if threads is not None:
             torch.set_num_threads(threads)
         try:
-            choice = Choice(
+            choice = Selection(
                 mode=tuple(mode or ()),
                 provider=tuple(provider or ()),
                 scheme=tuple(scheme or ()),

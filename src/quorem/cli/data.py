@@ -77,7 +77,12 @@ def prepare_table(
     time: Annotated[
         str | None, typer.Option(help="Column of numbers or ISO times, by which the rows are split.")
     ] = None,
-    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            help="Between the fields of a CSV file; by default whichever of , ; tab | makes the label a column."
+        ),
+    ] = None,
     multi_separator: Annotated[str, typer.Option(help="Between the values of a multi-valued field.")] = "|",
     transform: Annotated[
         list[str] | None,

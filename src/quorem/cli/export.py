@@ -15,8 +15,11 @@ def export(
     model: Annotated[Path, typer.Argument(help="Folder of a finished run, or a file of quorem.save.", exists=True)],
     out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")],
     format: Annotated[
-        Literal["onnx", "torch-export", "safetensors"],
-        typer.Option(help="An ONNX graph, a program for torch.export.load, or a file for quorem.load."),
+        Literal["onnx", "torch-export", "aot-inductor", "safetensors"],
+        typer.Option(
+            help="An ONNX graph, a program for torch.export.load, that program compiled by AOTInductor (needs a C++ "
+            "compiler), or a file for quorem.load."
+        ),
     ] = "onnx",
     bits: Annotated[Literal["8", "4"] | None, typer.Option(help="Store the rows in 8 or 4 bits a number.")] = None,
     table: Annotated[str | None, typer.Option(help="Export this table of a collection alone.")] = None,
@@ -49,8 +52,9 @@ def export(
 
             export_onnx(module, out, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
         else:
-            from ..serving.torch_export import export_program, write_program
+            from ..serving.torch_export import compile_program, export_program, write_program
 
-            write_program(export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights), out)
+            program = export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
+            (write_program if format == "torch-export" else compile_program)(program, out)
         size = sum(path.stat().st_size for path in [out, *out.parent.glob(f"{out.name}.????????.data")])
         typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes")

@@ -32,6 +32,10 @@ def plan(
         bool, typer.Option("--search", help="Train a few plans on a part of prepared data, and take the best.")
     ] = False,
     dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
+    row_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Of rows in training on prepared data; auto: bfloat16, where float32 pays for too few."),
+    ] = "auto",
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Say too what full tables and the plan cost on so many GPUs.")
     ] = None,
@@ -40,6 +44,7 @@ def plan(
 ) -> None:
     """Choose how each table is stored so that all of them fit a budget; say what each gets and why."""
     with plain_errors():
+        import torch
         from rich.console import Console
 
         from .. import planner
@@ -57,10 +62,11 @@ def plan(
             planned = planner.plan(model_in(target), budget, optimizer=state)
         else:
             prepared, console = Prepared(target), Console()
+            dtypes = planning.ROW_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
             if search:
-                planned = planning.search(prepared, budget, dim, optimizer=state, console=console)
+                planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, console=console)
             else:
-                planned = planning.plan(prepared, budget, dim, optimizer=state)
+                planned = planning.plan(prepared, budget, dim, optimizer=state, dtypes=dtypes)
         typer.echo(str(planned))
         if world_size is not None:
             full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]

@@ -53,14 +53,20 @@ def evaluate(
 def predict(
     run: Run,
     file: Annotated[Path, typer.Argument(help="CSV with a header line (plain or gzip), .parquet, or Criteo's form.")],
-    out: Annotated[Path, typer.Option(help="File to write: CSV, or Parquet by its name.")],
+    out: Annotated[
+        Path, typer.Option(help="File to write: CSV, or Parquet by its name; one that is there is replaced.")
+    ],
     bits: Bits = None,
     unknown: Annotated[
         Literal["error", "missing"],
         typer.Option(help="A value that no training row had, unless the data have an id for such: stop, or missing."),
     ] = "error",
-    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
-    multi_separator: Annotated[str, typer.Option(help="Between the values of a multi-valued field.")] = "|",
+    separator: Annotated[
+        str | None, typer.Option(help="Between the fields of a CSV file; by default as in the file that was prepared.")
+    ] = None,
+    multi_separator: Annotated[
+        str | None, typer.Option(help="Between the values of a multi-valued field; likewise.")
+    ] = None,
     max_malformed: Annotated[int, typer.Option(min=0, help="Malformed lines left out before it stops.")] = 0,
     threads: Threads = None,
 ) -> None:

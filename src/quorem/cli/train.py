@@ -30,6 +30,10 @@ def train(
         Literal["8", "4"] | None,
         typer.Option(help="Store the rows in 8 or 4 bits a number once trained; by default as the plan says."),
     ] = None,
+    row_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Of the tables in training; by default as the plan says, float32 without one."),
+    ] = None,
     unknown: Annotated[
         Literal["error", "rest", "hash"],
         typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
@@ -69,15 +73,20 @@ def train(
         from ..training.model import data_identity
 
         prepared = Prepared(data)
-        planned, planned_bits = (None, None) if plan is None else train.plan_from(plan, prepared, dim)
-        if ranks > 1 and (bits or planned_bits):
+        planned = None if plan is None else train.plan_from(plan, prepared, dim)
+        bits_after = int(bits) if bits is not None else planned.bits if planned else None
+        if ranks > 1 and bits_after:
             raise ValueError("rows are not quantized on several ranks: train without bits, then quorem evaluate --bits")
+        dtype = row_dtype or (planned.row_dtype if planned else "float32")
+        if ranks > 1 and dtype != "float32":
+            raise ValueError(f"row_dtype ({dtype!r}) must be 'float32' on several ranks: plan with --row-dtype float32")
         config = RunConfig(
             data=data_identity(prepared),
             scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
             threshold=threshold,
-            plan=planned,
-            bits=int(bits) if bits is not None else planned_bits,
+            plan=planned.schemes if planned else None,
+            bits=bits_after,
+            row_dtype=dtype,
             unknown=unknown,
             network=models.pinned(network),
             preset=preset,

@@ -22,7 +22,7 @@ from ..schemes import Full, Scheme
 from ..tables import Tables
 from ..tied import TiedLinear
 from .follow import follow_, name_of
-from .groups import Group, groups_in, leave_out
+from .groups import WeightGroup, groups_in, leave_out
 from .report import Entry, Report
 from .swap import keep_, swap_
 
@@ -177,7 +177,7 @@ def decompress_(model: nn.Module) -> Report:
 
 
 def _given(
-    scheme_or_plan: Any, groups: list[Group], names: list[str], frequencies: Mapping[str, Tensor]
+    scheme_or_plan: Any, groups: list[WeightGroup], names: list[str], frequencies: Mapping[str, Tensor]
 ) -> dict[str, Choice]:
     """The choice of each group, by its first name."""
     if isinstance(scheme_or_plan, Scheme):
@@ -207,7 +207,7 @@ def _given(
 
 
 def _planned(
-    groups: list[Group], budget: int | str, kind: Optimizer | None, frequencies: Mapping[str, Tensor]
+    groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, frequencies: Mapping[str, Tensor]
 ) -> dict[str, Choice]:
     """A plan for the tables that can be replaced, in what the others leave of the budget."""
     replaceable = {group.name: group.first for group in groups if not group.reason}
@@ -229,7 +229,7 @@ def _planned(
 
 def _replace(
     model: nn.Module,
-    groups: list[Group],
+    groups: list[WeightGroup],
     collections: list[Any],
     choices: Mapping[str, Choice],
     fit: bool,
@@ -302,7 +302,7 @@ def _torchrec() -> Any:
     return import_module(".torchrec", __package__) if "torchrec.modules.embedding_modules" in sys.modules else None
 
 
-def _choice(group: Group, choices: Mapping[str, Choice]) -> tuple[Choice | None, str]:
+def _choice(group: WeightGroup, choices: Mapping[str, Choice]) -> tuple[Choice | None, str]:
     """How a group is to be stored, or None and why it stays as it is."""
     choice = choices.get(group.name)
     if group.reason:
@@ -387,7 +387,7 @@ def _storage(module: Any, kind: Optimizer | None) -> Storage:
     return Storage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
 
 
-def _counts(group: Group, frequencies: Mapping[str, Tensor]) -> Tensor | None:
+def _counts(group: WeightGroup, frequencies: Mapping[str, Tensor]) -> Tensor | None:
     """The frequencies of a group's ids, given for any of its members."""
     return next((frequencies[name] for name in group.members if name in frequencies), None)
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from .. import init
 from ..collection import EmbeddingCollection
 from ..fit import fit_
+from ..ops.layout import pool_key
 from ..schemes import HotCold, Scheme
 from ..schemes.frequency import places
-from ..tables import pool_key
 
 
 def fill_(

@@ -15,7 +15,7 @@ HARMLESS = {"reset_parameters", "_fill_padding_idx_with_zero", "from_pretrained"
 
 
 @dataclass(eq=False)
-class Group:
+class WeightGroup:
     """Embeddings with one weight, by name; and why they are left as they are, if they are."""
 
     members: dict[str, Any] = field(default_factory=dict)
@@ -33,19 +33,19 @@ class Group:
         return self.members[self.name]
 
 
-def groups_in(model: nn.Module) -> list[Group]:
+def groups_in(model: nn.Module) -> list[WeightGroup]:
     """The embeddings of a model, shared modules once."""
-    groups: dict[int, Group] = {}
+    groups: dict[int, WeightGroup] = {}
     for name, module in model.named_modules():
         if isinstance(module, KINDS):
             weight = module._parameters.get("weight")
-            groups.setdefault(id(module if weight is None else weight), Group()).members[name] = module
+            groups.setdefault(id(module if weight is None else weight), WeightGroup()).members[name] = module
     return list(groups.values())
 
 
 def leave_out(
     model: nn.Module,
-    groups: list[Group],
+    groups: list[WeightGroup],
     threshold: int,
     filter_fn: Callable[[str, nn.Module], bool] | None,
 ) -> None:

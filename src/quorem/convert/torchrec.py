@@ -22,7 +22,7 @@ from ..integrations.torchrec.names import table_rows
 from ..planner.footprint import Optimizer, Storage
 from ..schemes import Full, Scheme
 from .fill import fill_
-from .groups import Group
+from .groups import WeightGroup
 from .report import Entry
 from .swap import keep_
 from .torchrec_follow import follow_
@@ -39,7 +39,7 @@ class Collection:
     name: str
     module: Any
     parent: nn.Module
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, WeightGroup] = field(default_factory=dict)
 
     @property
     def configs(self) -> list[Any]:
@@ -53,7 +53,7 @@ class Collection:
             for group in self.groups.values():
                 group.reason = group.reason or reason
 
-    def checked(self, group: Group, choice: Any, reason: str) -> Chosen:
+    def checked(self, group: WeightGroup, choice: Any, reason: str) -> Chosen:
         """The choice of a table, or None and the reason where TorchRec's kernels cannot hold it."""
         if choice is None:
             return None, reason
@@ -98,7 +98,7 @@ class Collection:
         return follow_(optimizer, {name: group.first.weight for name, group in self.groups.items()}, new)
 
 
-def collections_in(model: nn.Module, groups: list[Group]) -> list[Collection]:
+def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[Collection]:
     """The stock collections of a model. Tables within quorem's collections, which are composed, leave ``groups``.
 
     Raises:

@@ -272,7 +272,7 @@ class Prepared:
         if not self.has_raw_ids:
             raise ValueError(f"{self.path} has no raw ids: they are {self.meta['config'].get('ids', 'made up')}")
         path = self.path / f"counts/{file_name(name)}.npy"
-        size = len(_mapped(path)) if path.is_file() else 0
+        size = _mapped(path).size if path.is_file() else 0
         counts = self._map(f"counts/{file_name(name)}.npy", (size,), *COUNT_DTYPES)
         ids = self._map(f"raw_ids/{file_name(name)}.npy", (size,), np.int64)
         for array in (counts, ids):
@@ -323,12 +323,7 @@ class Prepared:
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: prepare the data again")
         files.check_is_file(path)
-        try:
-            array = _mapped(path)
-        except OSError:
-            raise
-        except Exception as error:  # NumPy parses the header as Python, so it may be any
-            raise ValueError(f"{path} is damaged or cut off ({path.stat().st_size:,} bytes): {error}") from None
+        array = _mapped(path)
         if array.shape != shape or array.dtype not in map(np.dtype, dtypes) or not array.flags.c_contiguous:
             expected = " or ".join(str(np.dtype(dtype)) for dtype in dtypes)
             raise ValueError(f"{path} is {array.dtype} {array.shape} but meta.json says {expected} {shape}")
@@ -339,15 +334,24 @@ def _mapped(path: Path) -> NDArray[Any]:
     """The array of a file, mapped copy-on-write: tensors want writable memory, the file stays as it is.
 
     Unlike ``np.load`` it keeps no file open, of which a process may have a thousand.
+
+    Raises:
+        ValueError: if the file is damaged.
     """
-    with open(path, "rb") as file:
-        np.lib.format.read_magic(file)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        start, end = file.tell(), os.fstat(file.fileno()).st_size
-    if end - start != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"{end - start:,} bytes where {dtype} {shape} are to be")
-    data = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8).numpy()[start:]
-    return data.view(dtype).reshape(shape, order="F" if fortran else "C")
+    size = path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            np.lib.format.read_magic(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+        if size - start != dtype.itemsize * math.prod(shape):
+            raise ValueError(f"{size - start:,} bytes where {dtype} {shape} are to be")
+        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()[start:]
+        return data.view(dtype).reshape(shape, order="F" if fortran else "C")
+    except OSError:
+        raise
+    except Exception as error:  # NumPy parses the header as Python, so it may be any
+        raise ValueError(f"{path} is damaged or cut off ({size:,} bytes): {error}") from None
 
 
 def _inode(path: Path) -> int | None:

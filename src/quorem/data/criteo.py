@@ -10,10 +10,10 @@ from . import shape
 from .batches import Prepared
 from .folder import Progress
 from .prepare import Columns, PrepareConfig, write
-from .text import BLOCK_BYTES, Layout, Malformed, Rows, blocks, parse
+from .text import BLOCK_BYTES, Malformed, ParsedRows, TextLayout, blocks, parse
 
-TYPES = {name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMNS}
-LAYOUT = Layout(shape.COLUMNS, TYPES)
+TYPES = {name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMN_NAMES}
+LAYOUT = TextLayout(shape.COLUMN_NAMES, TYPES)
 COLUMNS = Columns("label", shape.DENSE_NAMES, shape.CATEGORICAL_NAMES)
 
 
@@ -48,7 +48,9 @@ def prepare_criteo(
     return Prepared(out)
 
 
-def read_features(raw: str | os.PathLike[str], malformed: Malformed, block_bytes: int = BLOCK_BYTES) -> Iterator[Rows]:
+def read_features(
+    raw: str | os.PathLike[str], malformed: Malformed, block_bytes: int = BLOCK_BYTES
+) -> Iterator[ParsedRows]:
     """The rows of a file of Criteo's form, with or without label, a block at a time, for an ``Encoder``.
 
     Raises:
@@ -56,7 +58,7 @@ def read_features(raw: str | os.PathLike[str], malformed: Malformed, block_bytes
     """
     source, layout = Path(raw), LAYOUT
     for block in blocks(source, size=block_bytes):
-        if block.first_line == 1 and block.data.partition(b"\n")[0].count(b"\t") == len(shape.COLUMNS) - 2:
-            layout = Layout(shape.COLUMNS[1:], {name: TYPES[name] for name in shape.COLUMNS[1:]})
+        if block.first_line == 1 and block.data.partition(b"\n")[0].count(b"\t") == len(shape.COLUMN_NAMES) - 2:
+            layout = TextLayout(shape.COLUMN_NAMES[1:], {name: TYPES[name] for name in shape.COLUMN_NAMES[1:]})
         rows = parse(block, layout, malformed)
-        yield rows._replace(frame=rows.frame.select(shape.COLUMNS[1:]))
+        yield rows._replace(frame=rows.frame.select(shape.COLUMN_NAMES[1:]))

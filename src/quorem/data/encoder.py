@@ -106,9 +106,12 @@ class Encoder:
                 one is missing. Columns that the model does not know are left aside.
 
         Raises:
+            TypeError: if the rows are neither a mapping nor a frame.
             ValueError: if a column is missing or has values of the wrong type.
             UnknownTokenError: if a value is not in the vocabulary, with ``unknown="error"``.
         """
+        if not isinstance(rows, Mapping | pl.DataFrame):
+            raise TypeError(f"rows ({type(rows).__name__}) must be a mapping of columns, or a Polars frame")
         wanted = [*self.encoding.dense, *self.encoding.categorical]
         if missing := [name for name in wanted if name not in rows]:
             raise ValueError(f"rows have no column {', '.join(missing)}")
@@ -129,6 +132,8 @@ class Encoder:
         return Batch(labels, torch.from_numpy(dense), torch.from_numpy(ids), bags)
 
     def _bags(self, name: str, values: pl.Series) -> Bags:
+        if values.dtype == pl.Null:  # no row has a value
+            values = values.cast(pl.List(pl.String))
         if values.dtype != pl.List:
             raise ValueError(f"{name} is {values.dtype} but must hold lists")
         lengths = values.list.len().fill_null(0).cast(pl.Int64).to_numpy()
@@ -184,7 +189,8 @@ def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:
     try:
         return pl.DataFrame({name: pl.Series(name, values, strict=True) for name, values in columns.items()})
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise ValueError(f"rows must be columns of one length and of one type each: {error}") from None
+        reason = str(error).partition("\n")[0]  # Polars adds where it was
+        raise ValueError(f"rows must be columns of one length and of one type each: {reason}") from None
 
 
 def _lines(text: Tensor) -> pl.Series:

@@ -37,6 +37,8 @@ class Encoding:
     buckets: int | None
     first_token: int  # id of the first line of a vocabulary
     unknown: int | None  # id of a token that the vocabulary does not have, where there is one
+    separator: str = ","  # between the fields of the CSV file that was prepared
+    multi_separator: str = "|"  # between the values of a field with several
 
     @classmethod
     def of(cls, prepared: Prepared, data: str) -> "Encoding":
@@ -55,6 +57,8 @@ class Encoding:
             buckets=config.get("buckets"),
             first_token=meta["first_token_id"] or 0,
             unknown=meta.get("unknown_id"),
+            separator=meta.get("separator", ","),
+            multi_separator=meta.get("multi_separator", "|"),
         )
 
 
@@ -115,6 +119,9 @@ def _checked(values: dict[str, Any]) -> Encoding:
     small = (encoding.first_token, 0 if encoding.unknown is None else encoding.unknown)
     if not all(type(value) is int and 0 <= value <= 2 for value in small):
         raise ValueError("first_token and unknown must be in [0, 2]")
+    for separator in (encoding.separator, encoding.multi_separator):
+        if not isinstance(separator, str) or len(separator) != 1:
+            raise ValueError("separator and multi_separator must be one character each")
     if not isinstance(encoding.data, str) or not isinstance(encoding.folder, str):
         raise ValueError("data and folder must be strings")
     return encoding

@@ -58,6 +58,9 @@ def _kind(values: pl.Series, multi_separator: str) -> tuple[Kind, str]:
     assert isinstance(with_separator, float)
     if with_separator >= LISTS:
         return "list", f"{with_separator:.0%} of the texts have {multi_separator!r} in them"
+    if numbers.null_count() < 0.5 * len(text):
+        share, other = 1 - numbers.null_count() / len(text), text.filter(numbers.is_null())[0]
+        return "category", f"text: {share:.0%} are numbers, but not {other!r}; empty fields are missing numbers"
     if text.n_unique() == len(text) > 1000:
         return "category", "text; no value occurs twice, so it may be no use"
     return "category", "text"

@@ -22,7 +22,7 @@ from . import ids, ordering, shape
 from .column import Column
 from .dense import TRANSFORMS, Dense
 from .folder import ArrayFile, Folder, Progress, file_name
-from .text import SHOWN, Malformed, Rows, ahead
+from .text import SHOWN, Malformed, ParsedRows, ahead
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
@@ -64,13 +64,18 @@ class PrepareConfig(ids.IdConfig):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what: ``bags`` are the categorical ones with several values a row, ``time`` orders the rows."""
+    """Which column is what: ``bags`` are the categorical ones with several values a row, ``time`` orders the rows.
+
+    ``separator`` stands between the fields of a line, ``multi_separator`` between the values of a bag.
+    """
 
     label: str
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
     bags: tuple[str, ...] = ()
     time: str | None = None
+    separator: str = ","
+    multi_separator: str = "|"
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -93,7 +98,7 @@ def write(
     source: Path,
     out: Path,
     columns: Columns,
-    rows: Iterable[Rows],
+    rows: Iterable[ParsedRows],
     malformed: Malformed,
     config: PrepareConfig,
     *,
@@ -141,6 +146,8 @@ def write(
                 "split": {name: list(bounds) for name, bounds in split.items()},
                 "day_starts": shape.day_starts(num_rows, config.days, times),
                 "time": time_meta,
+                "separator": columns.separator,
+                "multi_separator": columns.multi_separator,
                 "transforms": dense.kinds,
                 "clipped": dense.clipped,
                 "null_id": ids.NULL,
@@ -158,7 +165,7 @@ def _set_aside(
     folder: Folder,
     columns: Columns,
     parts: Mapping[str, Column],
-    rows: Iterator[Rows],
+    rows: Iterator[ParsedRows],
     dense: Dense,
     report: Progress,
 ) -> int:
@@ -232,7 +239,7 @@ class Groups:
                 self._wait()
 
 
-def _checked(batch: Rows, columns: Columns, dense: Dense, malformed: Malformed) -> Rows:
+def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malformed) -> ParsedRows:
     """The rows whose label is 0, 1 or missing, whose dense features are finite or missing, and that have a time."""
     frame, numbers, done = batch
     reasons = {f"{columns.label} is neither 0 nor 1": (pl.col(columns.label) != 0) & (pl.col(columns.label) != 1)}
@@ -244,7 +251,7 @@ def _checked(batch: Rows, columns: Columns, dense: Dense, malformed: Malformed) 
         if bad.any():
             malformed.add(numbers[bad.to_numpy()], [reason] * min(int(bad.sum()), SHOWN))
             frame, numbers = frame.filter(~bad), numbers[~bad.to_numpy()]
-    return Rows(frame, numbers, done)
+    return ParsedRows(frame, numbers, done)
 
 
 def compact(values: pl.Series) -> pl.Series:

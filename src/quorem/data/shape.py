@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 DENSE_NAMES = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL_NAMES = tuple(f"C{i}" for i in range(1, 27))
-COLUMNS = ("label", *DENSE_NAMES, *CATEGORICAL_NAMES)
+COLUMN_NAMES = ("label", *DENSE_NAMES, *CATEGORICAL_NAMES)
 
 # Distinct tokens of each categorical feature over the seven days, without the NULL row.
 NUM_TOKENS = (

@@ -15,9 +15,10 @@ from .batches import Prepared
 from .folder import Progress
 from .infer import ROWS, Inferred, infer
 from .prepare import Columns, PrepareConfig, write
-from .text import BLOCK_BYTES, Block, Layout, Malformed, Rows, blocks, line_ends, parse, without_head
+from .text import BLOCK_BYTES, Malformed, ParsedRows, TextBlock, TextLayout, blocks, line_ends, parse, without_head
 
 PARQUET_ROWS = 1 << 18
+SEPARATORS = (",", ";", "\t", "|")
 TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # with T for the space, Z or an offset too
 
 
@@ -80,7 +81,7 @@ def prepare_table(
     parquet = source.suffix == ".parquet"
     lists = _list_columns(source) if parquet else []
     bags = tuple(name for name in categorical if name in multi or name in lists)
-    columns = Columns(label, tuple(dense), tuple(categorical), bags, time)
+    columns = Columns(label, tuple(dense), tuple(categorical), bags, time, separator, multi_separator)
     malformed = Malformed(str(source), config.max_malformed, "row" if parquet else "line")
     if parquet:
         found_rows = _parquet(source, columns.all, (label, *dense))
@@ -131,8 +132,12 @@ def infer_columns(
     else:
         known, head = _header(source, separator, BLOCK_BYTES)
         check_present(source, names, known)
-        layout = Layout(known, dict.fromkeys(names, pl.String), separator, quoted=True)
-        frame = parse(head, layout, Malformed(str(source), len(head.data))).frame.head(ROWS)
+        layout = TextLayout(known, dict.fromkeys(names, pl.String), separator, quoted=True)
+        malformed = Malformed(str(source), len(head.data))
+        frame = parse(head, layout, malformed).frame.head(ROWS)
+        if malformed.count and not frame.height:
+            line, reason = malformed.first[0]
+            raise ValueError(f"{source} has no line that can be read: line {line}: {reason}")
     return infer(frame, names, multi_separator)
 
 
@@ -142,7 +147,7 @@ def _check_separators(separator: str, multi_separator: str) -> None:
             raise ValueError(f"{name} ({value!r}) must be one ASCII character, and no quote or line end")
 
 
-def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Block]:
+def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], TextBlock]:
     """The names of a CSV file's columns, and its first block without them."""
     head = next(blocks(path, separator=separator, size=block_bytes), None)
     if head is None:
@@ -166,7 +171,7 @@ def read_features(
     separator: str = ",",
     multi_separator: str = "|",
     block_bytes: int = BLOCK_BYTES,
-) -> Iterator[Rows]:
+) -> Iterator[ParsedRows]:
     """The rows of a table without label, a block at a time, for an ``Encoder``; arguments as of ``prepare_table``.
 
     Raises:
@@ -186,6 +191,19 @@ def read_features(
         )
 
 
+def separator_of(file: str | os.PathLike[str], label: str) -> str:
+    """What stands between the fields of a CSV file: of the usual characters the one that makes ``label`` a column.
+
+    A comma where none does, or the file is Parquet.
+    """
+    source = Path(file)
+    if source.suffix != ".parquet":
+        for separator in SEPARATORS:
+            if label in column_names(source, separator):
+                return separator
+    return SEPARATORS[0]
+
+
 def header(file: str | os.PathLike[str], separator: str = ",") -> list[str]:
     """The names of a CSV file's columns."""
     return _header(Path(file), separator, BLOCK_BYTES)[0]
@@ -193,16 +211,16 @@ def header(file: str | os.PathLike[str], separator: str = ",") -> list[str]:
 
 def _csv(
     path: Path, wanted: Sequence[str], dense: Sequence[str], separator: str, malformed: Malformed, block_bytes: int
-) -> Iterator[Rows]:
+) -> Iterator[ParsedRows]:
     names, _ = _header(path, separator, block_bytes)
     check_present(path, wanted, names)
     types = {name: pl.Float64 if name in dense else pl.String for name in wanted}
-    layout = Layout(names, types, separator, quoted=True)
+    layout = TextLayout(names, types, separator, quoted=True)
     for block in blocks(path, separator=separator, skip=1, size=block_bytes):
         yield parse(block, layout, malformed)
 
 
-def _parquet(path: Path, wanted: Sequence[str], numbers: Sequence[str]) -> Iterator[Rows]:
+def _parquet(path: Path, wanted: Sequence[str], numbers: Sequence[str]) -> Iterator[ParsedRows]:
     table = _scan(path)
     schema = table.collect_schema()
     check_present(path, wanted, list(schema))
@@ -212,7 +230,7 @@ def _parquet(path: Path, wanted: Sequence[str], numbers: Sequence[str]) -> Itera
     total = _collected(table.select(pl.len()), path).item()
     for start in range(0, total, PARQUET_ROWS):
         frame = _collected(table.select(wanted).slice(start, PARQUET_ROWS), path)
-        yield Rows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
+        yield ParsedRows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
 
 
 def _scan(path: Path) -> pl.LazyFrame:
@@ -272,13 +290,12 @@ def _text(values: pl.Expr) -> pl.Expr:
 
 
 def _label(dtype: pl.DataType, name: str) -> pl.Expr:
-    """A label as a float; one that is neither a number nor true or false is not a number."""
+    """A label as a float; one that is missing, or neither a number nor true or false, is not a number."""
     values = pl.col(name)
-    if dtype != pl.String:
-        return values.cast(pl.Float64)
-    text = values.str.strip_chars().str.to_lowercase()
-    number = text.replace({"true": "1", "false": "0"}).cast(pl.Float64, strict=False)
-    return pl.when(number.is_null() & (text != "")).then(float("nan")).otherwise(number).alias(name)
+    if dtype == pl.String:
+        text = values.str.strip_chars().str.to_lowercase()
+        values = text.replace({"true": "1", "false": "0"})
+    return values.cast(pl.Float64, strict=False).fill_null(float("nan"))
 
 
 def _time(dtype: pl.DataType, name: str) -> pl.Expr:

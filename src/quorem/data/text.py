@@ -62,7 +62,7 @@ class Malformed:
             )
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """Whole lines of a file, the number of the first one, their line breaks, and the part of the file read so far."""
 
     data: bytes
@@ -73,7 +73,7 @@ class Block(NamedTuple):
     broken: tuple[int, ...] = ()  # numbers of lines that were no rows, because of their quotes, and are blank now
 
 
-class Rows(NamedTuple):
+class ParsedRows(NamedTuple):
     """Parsed rows, the number of the line or row each came from, and the part of the file read so far."""
 
     frame: pl.DataFrame
@@ -82,7 +82,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class TextLayout:
     """Columns of a text file, the types of those that are wanted, and how fields are set apart."""
 
     names: Sequence[str]
@@ -91,7 +91,7 @@ class Layout:
     quoted: bool = False
 
 
-def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int = BLOCK_BYTES) -> Iterator[Block]:
+def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
     """Blocks of about ``size`` bytes of a plain or gzip file, cut at line ends; the next is read ahead.
 
     Args:
@@ -131,9 +131,9 @@ def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int
         yield without_head(_block(made, line, 1.0, is_cut=is_cut), skip, separator)
 
 
-def _block(made: quoting.Cut, line: int, done: float, *, is_cut: bool) -> Block:
+def _block(made: quoting.Cut, line: int, done: float, *, is_cut: bool) -> TextBlock:
     broken = tuple(line + number for number in made.broken)
-    return Block(made.rows, line, _count(made.rows, NEWLINE), done, is_cut, broken)
+    return TextBlock(made.rows, line, _count(made.rows, NEWLINE), done, is_cut, broken)
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
@@ -192,7 +192,7 @@ def _decompressed(file: BinaryIO, size: int) -> Iterator[bytes]:
     yield b"".join(parts)
 
 
-def without_head(block: Block, skip: int, separator: str | None) -> Block:
+def without_head(block: TextBlock, skip: int, separator: str | None) -> TextBlock:
     """The block without its first lines; ``separator`` as in ``blocks``."""
     if skip == 0:
         return block
@@ -204,7 +204,7 @@ def without_head(block: Block, skip: int, separator: str | None) -> Block:
     )
 
 
-def parse(block: Block, layout: Layout, malformed: Malformed) -> Rows:
+def parse(block: TextBlock, layout: TextLayout, malformed: Malformed) -> ParsedRows:
     """The block's well-formed lines; the others go to ``malformed``.
 
     A line is malformed if it has another number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
@@ -216,11 +216,11 @@ def parse(block: Block, layout: Layout, malformed: Malformed) -> Rows:
             frame = _read(block.data, layout.types, layout)
             numbers = _line_numbers(block, line_ends(block.data, layout.quoted), layout.quoted)
             if frame.height == len(numbers):
-                return Rows(frame, numbers, block.done)
+                return ParsedRows(frame, numbers, block.done)
     return _parse_lines(block, layout, malformed)
 
 
-def _all_whole(block: Block, layout: Layout) -> bool:
+def _all_whole(block: TextBlock, layout: TextLayout) -> bool:
     """Whether all lines have the right number of fields, provided that none has too many (which Polars refuses)."""
     if not (layout.quoted and b'"' in block.data):
         return _count(block.data, ord(layout.separator)) == (len(layout.names) - 1) * block.num_breaks
@@ -228,7 +228,7 @@ def _all_whole(block: Block, layout: Layout) -> bool:
     return bool((_num_fields(block.data, ends, layout) == len(layout.names)).all())
 
 
-def _parse_lines(block: Block, layout: Layout, malformed: Malformed) -> Rows:
+def _parse_lines(block: TextBlock, layout: TextLayout, malformed: Malformed) -> ParsedRows:
     ends = line_ends(block.data, layout.quoted)
     numbers = _line_numbers(block, ends, layout.quoted)
     fields, expected = _num_fields(block.data, ends, layout), len(layout.names)
@@ -255,7 +255,9 @@ def _parse_lines(block: Block, layout: Layout, malformed: Malformed) -> Rows:
     return _typed(_read(kept, dict.fromkeys(layout.types, pl.String), layout), numbers[~bad], layout, malformed, block)
 
 
-def _typed(text: pl.DataFrame, numbers: NDArray[np.int64], layout: Layout, malformed: Malformed, block: Block) -> Rows:
+def _typed(
+    text: pl.DataFrame, numbers: NDArray[np.int64], layout: TextLayout, malformed: Malformed, block: TextBlock
+) -> ParsedRows:
     """The rows of which every field is of its column's type."""
     frame, reasons = text, np.full(len(numbers), "", object)
     for name, dtype in layout.types.items():
@@ -267,10 +269,10 @@ def _typed(text: pl.DataFrame, numbers: NDArray[np.int64], layout: Layout, malfo
             reasons[wrong & (reasons == "")] = f"{name} is not {what}"
     bad = reasons != ""
     malformed.add(numbers[bad], reasons[bad][:SHOWN].tolist())
-    return Rows(frame.filter(pl.Series(~bad)), numbers[~bad], block.done)
+    return ParsedRows(frame.filter(pl.Series(~bad)), numbers[~bad], block.done)
 
 
-def _read(data: bytes, types: Mapping[str, type[pl.DataType]], layout: Layout) -> pl.DataFrame:
+def _read(data: bytes, types: Mapping[str, type[pl.DataType]], layout: TextLayout) -> pl.DataFrame:
     if not data:
         return pl.DataFrame(schema=dict(types))
     frame = pl.read_csv(
@@ -283,7 +285,7 @@ def _read(data: bytes, types: Mapping[str, type[pl.DataType]], layout: Layout) -
     return frame.select(*types)
 
 
-def _num_fields(data: bytes, ends: NDArray[np.int64], layout: Layout) -> NDArray[np.int64]:
+def _num_fields(data: bytes, ends: NDArray[np.int64], layout: TextLayout) -> NDArray[np.int64]:
     """Number of fields of each line."""
     array = np.frombuffer(data, np.uint8)
     separators = np.flatnonzero(array == ord(layout.separator))
@@ -292,7 +294,7 @@ def _num_fields(data: bytes, ends: NDArray[np.int64], layout: Layout) -> NDArray
     return np.diff(np.searchsorted(separators, ends), prepend=0) + 1
 
 
-def _line_numbers(block: Block, ends: NDArray[np.int64], quoted: bool) -> NDArray[np.int64]:
+def _line_numbers(block: TextBlock, ends: NDArray[np.int64], quoted: bool) -> NDArray[np.int64]:
     """Number of each line; of its first one, where a quoted field has line breaks."""
     if len(ends) == block.num_breaks:
         return np.arange(block.first_line, block.first_line + block.num_breaks)

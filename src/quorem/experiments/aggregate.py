@@ -22,10 +22,10 @@ from ..training.run import read_metrics, read_result
 from ..training.tables import tables_of_run
 from . import words
 from .conditions import conditions_of
-from .figures import Axes, Figure, Plan, Point, Result
+from .figures import Axes, Figure, FigurePlan, Point, Result
 
 
-def aggregate(plan: Plan, folder: Path) -> Figure:
+def aggregate(plan: FigurePlan, folder: Path) -> Figure:
     """The figure of a plan, from the runs in a sweep's folder that are finished.
 
     A point without a finished run is left out, unless the figure only counts parameters.
@@ -117,7 +117,7 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
 def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
     """A point of which only the parameters are known."""
     tables = tables_of_run(config, data["cardinalities"])
-    embeddings = EmbeddingCollection(tables, device="meta")
+    embeddings = EmbeddingCollection(tables, device="meta", dtype=getattr(torch, config.row_dtype))
     model = models.build(
         config.network, embeddings, preset=config.preset, num_dense=data["num_dense"], device=torch.device("meta")
     )
@@ -127,9 +127,9 @@ def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
         series=point.series,
         x=point.x,
         parameters=parameters,
-        bytes=4 * parameters,
+        bytes=sum(p.nbytes for p in model.parameters()),
         embedding_parameters=embeddings.num_parameters,
-        embedding_bytes=4 * embeddings.num_parameters,
+        embedding_bytes=sum(p.nbytes for p in embeddings.parameters()),
         config=without_seed(config),
         command=command_of(config, data["path"]),
     )
@@ -211,7 +211,7 @@ def command_of(config: RunConfig, data: str) -> str:
     return shlex.join(parts)
 
 
-COLUMNS = (
+CSV_COLUMNS = (
     *("figure", "network", "series", "x", "optimizer", "trials", "test_mean", "test_sd", "validation_mean"),
     *("validation_sd", "auc_mean", "auc_sd", "parameters", "bytes", "embedding_parameters", "embedding_bytes"),
     *("missing", "failed", "rows", "epochs", "batch_size", "scheme", "threshold", "command"),
@@ -222,7 +222,7 @@ def write_csv(figure: Figure, path: Path) -> None:
     """One line a point; a deviation is empty for a single trial, which has none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(CSV_COLUMNS)
     for point in figure.points:
         trained = conditions_of(point, figure.made)
         values = vars(point) | {
@@ -235,5 +235,5 @@ def write_csv(figure: Figure, path: Path) -> None:
         }
         if point.trials < 2:
             values |= dict.fromkeys(("test_sd", "validation_sd", "auc_sd"))
-        writer.writerow(["" if values[name] is None else values[name] for name in COLUMNS])
+        writer.writerow(["" if values[name] is None else values[name] for name in CSV_COLUMNS])
     write(path, text.getvalue())

@@ -149,7 +149,7 @@ def about(prepared: Prepared, max_rows: int | None = None) -> str:
     )
 
 
-COLUMNS = ("tables", "size", "times smaller", "log loss", "against full", "AUC")
+TABLE_COLUMNS = ("tables", "size", "times smaller", "log loss", "against full", "AUC")
 
 
 def cells(points: Sequence[Result]) -> list[tuple[str, ...]]:
@@ -175,7 +175,7 @@ def cells(points: Sequence[Result]) -> list[tuple[str, ...]]:
 def print_table(console: Console, points: Sequence[Result], best: float | None) -> None:
     """The table, and what its columns are."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
+    for column in TABLE_COLUMNS:
         table.add_column(column, justify="left" if column == "tables" else "right")
     for row in cells(points):
         table.add_row(*row)

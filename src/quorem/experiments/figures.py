@@ -1,6 +1,6 @@
 """What a figure is: how its axes read, the points it asks for, and, once trained, the numbers of each point.
 
-A point is one setting of one network, trained several times with each optimizer. ``Plan`` says what to train,
+A point is one setting of one network, trained several times with each optimizer. ``FigurePlan`` says what to train,
 ``Figure`` what came out; both are files of a sweep's folder, so that anything that draws needs no training code.
 """
 
@@ -179,7 +179,7 @@ def _check(point: Result) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class FigurePlan:
     """A figure and the runs behind each of its points; ``made`` as in ``Figure``.
 
     ``runs[i]`` are the configurations of ``points[i]``, every optimizer and seed.
@@ -200,7 +200,7 @@ class Plan:
         files.write_json(path, {"format": PLAN_FORMAT, **whole})
 
     @classmethod
-    def read(cls, path: Path) -> "Plan":
+    def read(cls, path: Path) -> "FigurePlan":
         """The plan that ``write`` wrote.
 
         Raises:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from ..planner.budget import show_bytes
 
-COLUMNS = {
+COLUMN_SIDES = {
     "table": "left",
     "ids": "right",
     "D": "right",
@@ -35,7 +35,7 @@ def model(facts: dict[str, Any], console: Console) -> None:
         lines.append(f"trained on data {facts['data']}; test: {scores}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for name, side in COLUMNS.items():
+    for name, side in COLUMN_SIDES.items():
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     for each in facts["tables"]:
         table.add_row(*_cells(each))

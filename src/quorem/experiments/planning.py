@@ -1,5 +1,8 @@
 """``quorem plan`` for prepared data: by the counts of its training rows, and with a search by training."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from rich.console import Console
 
@@ -11,7 +14,8 @@ from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
 
-RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=2), Rule(kept_per_row=8, rarely=3))
+RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=3), Rule(rarely=5))
+ROW_DTYPES = (torch.float32, torch.bfloat16)  # the second where not every id that counts has a row in the first
 SEARCH_ROWS = 200_000  # at most, and half of the training rows
 WORKERS = 2  # models that train at a time
 
@@ -22,23 +26,46 @@ def plan(
     embedding_dim: int,
     *,
     optimizer: Optimizer | None,
+    dtypes: Sequence[torch.dtype] = ROW_DTYPES,
     rule: Rule = Rule(),  # noqa: B008
 ) -> Plan:
-    """A plan for the features of prepared data by their counts in the training rows."""
+    """A plan for the features of prepared data by their counts in the training rows.
+
+    Args:
+        prepared: the data.
+        budget: bytes, or a string such as ``"2MB"``.
+        embedding_dim: width of a row.
+        optimizer: whose state counts; None plans for serving, where rows are float32 or have 8 or 4 bits.
+        dtypes: that rows may have in training.
+        rule: how the budget is divided.
+    """
     tables = [
         Table(name, n, embedding_dim, frequencies=torch.from_numpy(prepared.frequencies(name)))
         for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
     ]
-    return plan_modules(modules_of(tables), budget, optimizer=optimizer, rule=rule)
+    dtypes = dtypes if optimizer is not None else dtypes[:1]
+    return plan_modules(modules_of(tables, dtypes[0]), budget, optimizer=optimizer, dtypes=dtypes, rule=rule)
+
+
+def options_of(planned: Plan) -> dict[str, Any]:
+    """What a plan says of a run, as options of ``RunConfig``."""
+    dtype = planned.tables[0].dtype
+    return {"plan": dict(planned), "row_dtype": str(dtype).removeprefix("torch."), "bits": planned.bits}
 
 
 def search(
-    prepared: Prepared, budget: int | str, embedding_dim: int, *, optimizer: Optimizer | None, console: Console
+    prepared: Prepared,
+    budget: int | str,
+    embedding_dim: int,
+    *,
+    optimizer: Optimizer | None,
+    dtypes: Sequence[torch.dtype] = ROW_DTYPES,
+    console: Console,
 ) -> Plan:
     """The best of a few plans around the rule: DLRM is trained on a part of the rows, the validation rows decide."""
     plans: dict[Rule, Plan] = {}
     for rule in RULES:
-        planned = plan(prepared, budget, embedding_dim, optimizer=optimizer, rule=rule)
+        planned = plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, rule=rule)
         if planned not in plans.values():
             plans[rule] = planned
     if len(plans) == 1:
@@ -47,7 +74,7 @@ def search(
     rows = min(SEARCH_ROWS, max(1, len(prepared.split("train")) // 2))
     data = data_identity(prepared)
     configs = [
-        RunConfig(data=data, plan=dict(planned), embedding_dim=embedding_dim, max_rows=rows)
+        RunConfig(data=data, embedding_dim=embedding_dim, max_rows=rows, **options_of(planned))
         for planned in plans.values()
     ]
     console.print(f"Training {len(plans)} plans on {rows:,} rows each ...", highlight=False)

@@ -57,14 +57,18 @@ def table(
     infer: bool,
     drop: Sequence[str],
     time: str | None,
-    separator: str,
+    separator: str | None,
     multi_separator: str,
     overwrite: bool,
     console: Console,
 ) -> None:
     """Prepare a CSV or Parquet file; columns that are not named are inferred, if asked for or if none are named."""
-    from ..data.table import check_present, column_names, infer_columns, prepare_table
+    from ..data.table import check_present, column_names, infer_columns, prepare_table, separator_of
 
+    if separator is None:
+        separator = separator_of(file, label)
+        if separator != ",":
+            console.print(f"fields are separated by {separator!r}", highlight=False)
     columns = column_names(file, separator)
     named = {*dense, *categorical, *multi, *drop, label, *([] if time is None else [time])}
     check_present(file, named, columns)

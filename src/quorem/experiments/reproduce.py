@@ -14,12 +14,12 @@ from rich.console import Console
 
 from .. import models
 from ..data.batches import Prepared
-from ..training.config import OPTIMIZERS, RunConfig
+from ..training.config import DEFAULT_LRS, RunConfig
 from ..training.model import data_identity
 from . import budgets, figure4, figure5, figure6, figure7, plans, sweep, table1
 from .aggregate import aggregate, figure_of_run, write_csv
 from .conditions import file_names, split
-from .figures import Axes, Figure, Plan, Point
+from .figures import Axes, Figure, FigurePlan, Point
 from .progress import showing
 
 PAPER = {module.AXES.name: module for module in (figure4, figure5, figure6, figure7, table1)}
@@ -28,7 +28,7 @@ FIGURES = PAPER | {"budgets": budgets, "plans": plans}
 
 def plan(
     axes: Axes, points: Sequence[Point], data: Path | None, *, trials: int, optimizers: Sequence[str], command: str
-) -> Plan:
+) -> FigurePlan:
     """A figure's runs: each point with each optimizer and seeds 0, 1, ..., by optimizer and then by seed.
 
     Raises:
@@ -37,8 +37,8 @@ def plan(
     if trials < 1:
         raise ValueError(f"trials ({trials}) must be at least 1")
     for name in optimizers:
-        if name not in OPTIMIZERS:
-            raise ValueError(f"optimizers ({name!r}) must be of {', '.join(OPTIMIZERS)}")
+        if name not in DEFAULT_LRS:
+            raise ValueError(f"optimizers ({name!r}) must be of {', '.join(DEFAULT_LRS)}")
     identities: dict[Path, str] = {}
     runs = []
     for point in points:
@@ -65,7 +65,7 @@ def plan(
         "trials": trials,
         "optimizers": list(optimizers),
     }
-    return Plan(axes=axes, made=made, points=points, runs=runs)
+    return FigurePlan(axes=axes, made=made, points=points, runs=runs)
 
 
 def _pinned(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def describe(path: Path, identity: str) -> dict[str, Any]:
     }
 
 
-def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequence[str], command: str) -> Plan:
+def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequence[str], command: str) -> FigurePlan:
     """The plan of a Python file: ``POINTS``, and ``AXES`` if more than a name is wanted.
 
     Raises:
@@ -108,7 +108,7 @@ def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequenc
 
 
 def run(
-    plans: Sequence[Plan],
+    plans: Sequence[FigurePlan],
     out: Path,
     *,
     device: str,
@@ -143,7 +143,7 @@ def run(
         raise RuntimeError(f"{failed} runs failed")
 
 
-def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, console: Console) -> int:
+def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, console: Console) -> int:
     """Train what the plans need and the folder does not have; figures that only count parameters need nothing.
 
     Returns:
@@ -153,10 +153,10 @@ def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, consol
         ValueError: if the folder holds figures of the same name on other data.
         KeyboardInterrupt: if interrupted; the same call goes on.
     """
-    files: dict[Path, Plan | None] = {out / "plans" / f"{plan.axes.name}.json": plan for plan in plans}
+    files: dict[Path, FigurePlan | None] = {out / "plans" / f"{plan.axes.name}.json": plan for plan in plans}
     for path, plan in zip(files, plans, strict=True):
         with suppress(FileNotFoundError, ValueError):  # one that cannot be read is written anew
-            files[path] = joined(Plan.read(path), plan)
+            files[path] = joined(FigurePlan.read(path), plan)
         if files[path] is None:
             raise ValueError(f"{path} is on other data: take another folder for each data")
     (out / "plans").mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def train(plans: Sequence[Plan], out: Path, *, device: str, workers: int, consol
     return len(failed)
 
 
-def joined(before: Plan, now: Plan) -> Plan | None:
+def joined(before: FigurePlan, now: FigurePlan) -> FigurePlan | None:
     """A plan for the points of both: a command leaves what earlier ones trained. None if on other data.
 
     A point of both has the runs of both. Points over unlike rows become figures of their own (``conditions.split``).
@@ -220,7 +220,7 @@ def figures_in(folder: Path) -> list[Figure]:
         return [figure_of_run(folder)]
     plans = sorted((folder / "plans").glob("*.json"))
     if plans:
-        figures = [aggregate(Plan.read(path), folder) for path in plans]
+        figures = [aggregate(FigurePlan.read(path), folder) for path in plans]
     else:
         figures = [Figure.read(path) for path in sorted(folder.rglob("*.json"))]
     if not figures:

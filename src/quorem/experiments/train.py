@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from ..collection import EmbeddingCollection
 from ..data.batches import Prepared
 from ..planner import Plan
 from ..schemes import Scheme
-from ..training.config import RunConfig
+from ..training.config import RowDtype, RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import build_model
 from ..training.ranks import run_ranks
@@ -56,8 +56,16 @@ def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> S
     return scheme_of(text, num_collisions, force=force)
 
 
-def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> tuple[dict[str, Scheme], int | None]:
-    """The scheme of each feature and the bits of rows once trained, from a file of ``quorem plan`` or JSON of schemes.
+class PlannedRun(NamedTuple):
+    """What a plan says of a run: the scheme of each feature, and the dtype of rows in training and their bits after."""
+
+    schemes: dict[str, Scheme]
+    row_dtype: RowDtype = "float32"
+    bits: int | None = None
+
+
+def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> PlannedRun:
+    """What a file of ``quorem plan``, or JSON of schemes, says of a run.
 
     Raises:
         ValueError: if it is neither, or a plan of other tables than the data and ``embedding_dim`` have.
@@ -67,7 +75,7 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> tuple[dict[s
     try:
         values = json.loads(text)
         if isinstance(values, dict) and "format" not in values:
-            return {name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()}, None
+            return PlannedRun({name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()})
         plan = Plan.from_json(text)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -81,7 +89,10 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> tuple[dict[s
                 f"plan has {size[0]} ids of width {size[1]} for {table.name}, but the data and --dim have"
                 f" {sizes[table.name]} of width {embedding_dim}"
             )
-    return dict(plan), plan.bits
+    dtypes = sorted({str(table.dtype).removeprefix("torch.") for table in plan.tables})
+    if len(dtypes) != 1:
+        raise ValueError(f"plan has tables of {', '.join(dtypes)} but a run has all its tables in one dtype")
+    return PlannedRun(dict(plan), cast(RowDtype, dtypes[0]), plan.bits)
 
 
 def run(
@@ -190,7 +201,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     model = build_model(config, prepared, "meta")
     tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
     parameters = sum(p.numel() for p in model.parameters())
-    size = words.size(4 * tables.num_parameters)
+    size = words.size(sum(p.nbytes for p in tables.parameters()))
     rows = {split: len(prepared.split(split)) for split in ("train", "validation", "test")}
     trained = min(config.max_rows or rows["train"], rows["train"])
     about = {"rows": rows, "num_dense": len(prepared.dense_names), "cardinalities": list(prepared.cardinalities)}
@@ -198,10 +209,11 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
     place = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
+    dtype = "" if config.row_dtype == "float32" else f", {config.row_dtype}"
     return [
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {parameters:,} parameters",
-        f"tables    {scheme}, D = {config.embedding_dim}: {tables.num_parameters:,} parameters, {size},"
+        f"tables    {scheme}, D = {config.embedding_dim}{dtype}: {tables.num_parameters:,} parameters, {size},"
         f" {tables.compression:,.3g} times smaller than full tables",
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
         f"training  {trained:,} rows, {config.epochs} epoch{'s' * (config.epochs != 1)}, batch {config.batch_size},"

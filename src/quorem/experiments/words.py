@@ -10,7 +10,7 @@ from .. import schemes
 from .figures import Result
 
 NETWORKS = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
-OPTIMIZERS = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
+OPTIMIZER_NAMES = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NONE = "\N{EN DASH}"
 
@@ -101,7 +101,7 @@ def network(name: str) -> str:
 
 def optimizer(name: str) -> str:
     """As the paper writes it; other names as they are."""
-    return OPTIMIZERS.get(name, name)
+    return OPTIMIZER_NAMES.get(name, name)
 
 
 def scheme(config: Mapping[str, Any]) -> str:

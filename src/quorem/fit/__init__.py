@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..partitions import ExplicitPartition, Mixing, Partition, Permutation
+from ..partitions import ExplicitPartition, Partition
+from ..renumbering import Mixing, Permutation
 from ..schemes import Full, Ranks, TableSpec
 from ..schemes.frequency import check_frequencies, places
 from . import products, sums

@@ -149,8 +149,8 @@ def _grow(target: Target) -> list[Tensor]:
     d = len(target.scale)
     largest, seed = torch.zeros_like(target.scale), torch.zeros(d, dtype=torch.int64, device=target.dense.device)
     for ids in torch.arange(target.num_ids, device=seed.device).split(target.block_ids):
-        values, place = target.entries(ids).abs().max(0)
-        seed = torch.where(values > largest, ids[place], seed)
+        values, index = target.entries(ids).abs().max(0)
+        seed = torch.where(values > largest, ids[index], seed)
         largest = torch.maximum(values, largest)
     places = seed if target.permutation is None else target.permutation(seed)
     small = target.zeros()

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import Mixing, Partition, Permutation
+from ..partitions import Partition
+from ..renumbering import Mixing, Permutation
 from ..schemes import AnyPartition
 
 BLOCK = 2**17  # numbers of the trained table that are worked on at a time
@@ -51,7 +52,7 @@ class Block(NamedTuple):
             self.sum_into_(table, j, self.weighted(values))
 
 
-class Pass(NamedTuple):
+class ErrorTerms(NamedTuple):
     """The squared error ``[D]``, and for each small table the gradient of half of it, downhill, and the curvature."""
 
     error: Tensor
@@ -207,7 +208,7 @@ def run_pass(
     *,
     largest: Tensor | None = None,
     of_zeros: bool = False,
-) -> Pass:
+) -> ErrorTerms:
     """Compose each id's row of the small tables, and add or multiply by the best row of the largest table.
 
     Args:
@@ -243,9 +244,9 @@ def _pass_over(
     *,
     largest: Tensor | None,
     of_zeros: bool,
-) -> Pass:
+) -> ErrorTerms:
     """The pass over some ranges of buckets."""
-    sums = Pass(torch.zeros_like(target.scale), [], [])
+    sums = ErrorTerms(torch.zeros_like(target.scale), [], [])
     one = target.scale.new_ones(1, 1, 1)
     for j in wanted:
         sums.gradients.append(torch.zeros_like(small[j]))

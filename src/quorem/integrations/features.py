@@ -9,10 +9,10 @@ from torch import Tensor
 
 from .. import id_rules, init
 from ..collection import EmbeddingCollection
-from ..ops.layout import BITS, COLD, HOT, OFFSET, build
-from ..partitions import ExplicitPartition, Mixing, Partition
+from ..ops.layout import BITS, COLD, HOT, OFFSET, build, pool_key
+from ..partitions import ExplicitPartition, Partition
+from ..renumbering import Mixing
 from ..schemes import TableSpec
-from ..tables import pool_key
 
 
 class Part(NamedTuple):
@@ -37,7 +37,7 @@ class StoredTable(NamedTuple):
         return sum(part.num_rows for part in self.parts)
 
 
-class Reads(NamedTuple):
+class PartReads(NamedTuple):
     """What N ids read of their table's K parts."""
 
     rows: list[Tensor]  # K of [N]: the row of each part
@@ -125,14 +125,14 @@ class Feature:
         rules = torch.tensor([self.rule], device=ids.device)
         return id_rules.replaced(ids[:, None], None, rules, limit, listed)[:, 0]
 
-    def reads(self, ids: Tensor, ranks: Tensor) -> Reads:
+    def reads(self, ids: Tensor, ranks: Tensor) -> PartReads:
         """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids."""
         ids = self._narrow(ids)
         if not self.spec.num_own:
-            return Reads(self._buckets(ids), None)
+            return PartReads(self._buckets(ids), None)
         row, numbers, composed = self._places(ids, ranks)
         used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
-        return Reads([row, *self._buckets(numbers)], used)
+        return PartReads([row, *self._buckets(numbers)], used)
 
     def row_numbers(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """The row numbers of ``ids`` ``[N]``, one after another, and how many each has ``[N]``; of merged tables."""

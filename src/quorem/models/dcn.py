@@ -82,6 +82,7 @@ class DCN(nn.Module):
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors already looked up."""
         check_inputs(dense, vectors, self.num_dense, self.embedding_dims)
+        vectors = vectors.to(self.output.weight.dtype)  # which may be narrower in the tables
         x0 = torch.cat([dense, vectors.flatten(1)], 1)
         to_cross, to_deep = self.output.weight[0].split([x0.shape[1], self.output.in_features - x0.shape[1]])
         weights = torch.cat([self.cross_weight, to_cross[None]])  # [L + 1, width]

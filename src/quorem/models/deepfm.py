@@ -81,6 +81,7 @@ class DeepFM(nn.Module):
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors already looked up."""
         check_inputs(dense, vectors, self.num_dense, self.embedding_dims)
+        vectors = vectors.to(self.output.weight.dtype)  # which may be narrower in the tables
         vectors = vectors.reshape(vectors.shape[0], -1, self.embedding_dim)
         features = torch.cat([dense, vectors.flatten(1)], 1)
         total = vectors.sum(1) + dense @ self.dense_vectors

@@ -91,6 +91,7 @@ class DLRM(nn.Module):
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors already looked up."""
         check_inputs(dense, vectors, self.num_dense, self.embedding_dims)
+        vectors = vectors.to(self.output.weight.dtype)  # which may be narrower in the tables
         vectors = vectors.reshape(vectors.shape[0], -1, self.embedding_dim)  # len would fix the size in torch.export
         if not self.num_dense:
             features = PairwiseDots.apply(vectors, self.pairs, self.pair_of)

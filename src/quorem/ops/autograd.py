@@ -44,7 +44,7 @@ def lookup(
     op, counted = ("lookup", ()) if invalid is None else ("lookup_counting", (invalid,))
     if collector is not None:
         read = partial(call, op, ids, stored, layout, *counted, names=names)
-        return collector.read(read, Read("lookup", (ids,), (layout,)))
+        return collector.read(read, Read("lookup", (ids,), layout))
     if not _differentiated(stored):
         return call(op, ids, stored, layout, *counted, names=names)
     return _Lookup.apply(ids, stored, *layout, invalid, names, sparse and _may_be_sparse())
@@ -79,7 +79,7 @@ def bag(
     collector = updates.collector_of(stored)
     if collector is not None:
         out = _Bag.apply(ids, offsets, sample_weights, stored.detach(), *layout, mean, names, False)
-        return collector.read(out, Read("bag", (ids, offsets, sample_weights), (layout,), {"mean": mean}))
+        return collector.read(out, Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean}))
     if not _differentiated(stored, sample_weights):
         return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
     return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse and _may_be_sparse())

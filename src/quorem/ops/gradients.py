@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .layout import UNUSED, Layout
 from .lookup import compose, pooling_factor, read_rows
-from .rows import Bags, Reads, accumulator, bag_reads, lookup_reads, rows_read
+from .rows import IdBags, Reads, accumulator, bag_reads, lookup_reads, rows_read
 
 
 def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
@@ -123,7 +123,7 @@ def _bag_row_grads(
     return _row_grads(grad, reads, stored)
 
 
-def _at_ids(grad: Tensor, bags: Bags) -> Tensor:
+def _at_ids(grad: Tensor, bags: IdBags) -> Tensor:
     """The gradient ``[B, S, W]`` of bags at each id's slots, ``[V, P, W]``."""
     grad = grad if len(grad) else grad.new_zeros(1, *grad.shape[1:])  # ids without any bag
     return grad[(bags.bag % len(grad))[:, None], bags.slot]

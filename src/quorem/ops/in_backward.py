@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .replicas import active_ddp, mean_of_replicas
-from .updates import Read, joined
+from .updates import Read, joined, read_of_rows
 
 
 class Collector:
@@ -35,7 +35,7 @@ class Collector:
 
         Args:
             vectors: what was read, or a function that reads it, if nothing but ``stored`` gets a gradient.
-            read: how it was read; the gradient is put into ``read.before``.
+            read: how it was read.
         """
         if torch.compiler.is_compiling():
             return self._apply_outside_the_graph(self.stored, vectors, self, read)
@@ -90,7 +90,7 @@ class _Pass:
         if collector.replicas is not None:
             with torch.no_grad():
                 rows, values = joined(reads, collector.stored)
-                reads = [Read("rows", mean_of_replicas(rows, values, collector.replicas))]
+                reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
             torch.autograd.Variable._execution_engine.queue_callback(partial(_forget_grad, collector.stored))
         collector.apply(reads)
@@ -101,7 +101,7 @@ class _Collected(torch.autograd.Function):
     def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
         ctx.collector, ctx.read, ctx.version = collector, read, stored._version
         collector.notice_replicas()
-        ctx.versions = [_version(tensor) for tensor in read.before]
+        ctx.versions = [_version(tensor) for tensor in read.inputs]
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
         return out
 
@@ -109,13 +109,12 @@ class _Collected(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
         read = ctx.read
-        if ctx.versions != [_version(tensor) for tensor in read.before]:
+        if ctx.versions != [_version(tensor) for tensor in read.inputs]:
             raise RuntimeError(
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
-        before = (*read.before, grad) if read.op == "rows" else (grad, *read.before)
-        ctx.collector.collect(Read(read.op, before, read.after, read.options), ctx.version)
+        ctx.collector.collect(read.with_gradient(grad), ctx.version)
         return None, grad if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -129,7 +128,7 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     rows, values = torch.arange(len(stored), device=stored.device), grad
     if grad.is_sparse:
         rows, values = grad._indices()[0], grad._values()
-    owner.collect(Read("rows", (rows, values)), stored._version)
+    owner.collect(read_of_rows(rows, values), stored._version)
 
 
 def _forget_grad(stored: Tensor) -> None:

@@ -14,7 +14,7 @@ Concatenation and feature generation are slots of one row each, so two operation
 Shapes: B batch, F features, S slots, K partitions, R rows, W columns, M map entries, V ids of a jagged batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import ExplicitPartition, Mixing, Partition
+from ..partitions import ExplicitPartition, Partition
+from ..renumbering import Mixing
 from ..schemes import TableSpec
 from ..schemes.frequency import Ranks
 
@@ -198,6 +199,13 @@ def _place_pools(specs: Sequence[TableSpec], width: int, first: int) -> tuple[di
         key = f"{name}.{d}" if names.count(name) > 1 else name
         pools[key] = _PlacedPool(extents, offsets, Mixing.covering(max(num_cold, 2)).bits)
     return pools, first
+
+
+def pool_key(pools: Mapping[str, object], spec: TableSpec) -> str:
+    """The name of a table's pool among ``pools``, where pools of several widths carry theirs; "" if it has none."""
+    if spec.pool is None:
+        return ""
+    return spec.pool.name if spec.pool.name in pools else f"{spec.pool.name}.{spec.embedding_dim}"
 
 
 def _table_slots(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layout import Layout
-from .rows import Bags, Reads, accumulator, bag_reads, invalid_ids, lookup_reads, raise_out_of_range
+from .rows import IdBags, Reads, accumulator, bag_reads, invalid_ids, lookup_reads, raise_out_of_range
 
 
 def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "") -> Tensor:
@@ -51,7 +51,7 @@ def bag(
 def pool(
     vectors: Tensor,
     reads: Reads,
-    bags: Bags,
+    bags: IdBags,
     offsets: Tensor,
     sample_weights: Tensor | None,
     layout: Layout,

@@ -2,7 +2,7 @@
 
 An update that is smaller than half the distance between two half-precision numbers would be lost if it were rounded to
 the nearest; rounded at random it arrives in the mean. The random bits of a number follow from a seed, the step, and its
-place in ``stored``, so that every device draws the same ones and a run that is resumed goes on with the same bits.
+position in ``stored``, so that every device draws the same ones and a run that is resumed goes on with the same bits.
 """
 
 from typing import NamedTuple
@@ -27,9 +27,9 @@ def random_bits(rows: Tensor, width: int, rounding: Rounding) -> Tensor:
     >>> abs(float(bits.double().mean()) / 2**31 - 1) < 0.02
     True
     """
-    place = rows[:, None] * width + torch.arange(width, device=rows.device)
-    bits = _mix((place & _LOW) ^ ((rounding.step * 0x9E3779B1) & _LOW))
-    return _mix(bits ^ (place >> 32) ^ (rounding.seed & _LOW))
+    position = rows[:, None] * width + torch.arange(width, device=rows.device)
+    bits = _mix((position & _LOW) ^ ((rounding.step * 0x9E3779B1) & _LOW))
+    return _mix(bits ^ (position >> 32) ^ (rounding.seed & _LOW))
 
 
 def _mix(bits: Tensor) -> Tensor:

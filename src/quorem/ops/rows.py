@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import mix
+from ..renumbering import mixed_numbers
 from .layout import (
     BASE,
     BITS,
@@ -42,7 +42,7 @@ class Reads(NamedTuple):
     product: Tensor  # [N, S] or [S]: the slot multiplies its rows; else it adds them
 
 
-class Bags(NamedTuple):
+class IdBags(NamedTuple):
     """Where V jagged ids belong. P is the most slots of any feature."""
 
     bag: Tensor  # [V]
@@ -55,7 +55,7 @@ def lookup_reads(ids: Tensor, layout: Layout) -> Reads:
     return reads_of(ids[:, layout.slots[:, FEATURE]], layout.slots, layout.parts, layout)
 
 
-def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, Bags]:
+def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, IdBags]:
     """What jagged ids ``[V]`` read, with S = P slots each, and where they belong."""
     bags = bags_of(ids, offsets, layout)
     reads = reads_of(ids[:, None], layout.slots[bags.slot], layout.parts[bags.slot], layout)
@@ -106,7 +106,7 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     composed = place >= own
     number = torch.where(composed, place - own, 0)
     number = (slots[..., MULTIPLIER] * number + slots[..., SHIFT]) % slots[..., COMPOSED]
-    number = mix(number + slots[..., OFFSET], slots[..., BITS])
+    number = mixed_numbers(number + slots[..., OFFSET], slots[..., BITS])
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
 
@@ -147,14 +147,14 @@ def bag_and_feature(ids: Tensor, offsets: Tensor, spans: Tensor) -> tuple[Tensor
     return bag, bag // larger((offsets.shape[0] - 1) // spans.shape[0], 1)
 
 
-def bags_of(ids: Tensor, offsets: Tensor, layout: Layout) -> Bags:
+def bags_of(ids: Tensor, offsets: Tensor, layout: Layout) -> IdBags:
     """Where each jagged id belongs."""
     bag, feature = bag_and_feature(ids, offsets, layout.spans)
     inside = (torch.arange(len(ids), device=ids.device) < offsets[-1])[:, None]
     first, count = layout.spans[feature].unbind(1)
     steps = torch.arange(int(layout.spans[:, 1].max()), device=ids.device)
     slot = (first[:, None] + steps).clamp(max=len(layout.slots) - 1)
-    return Bags(bag, slot, inside & (steps < count[:, None]))
+    return IdBags(bag, slot, inside & (steps < count[:, None]))
 
 
 def out_of_range(ids: Tensor, limits: Tensor) -> Tensor:

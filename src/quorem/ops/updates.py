@@ -3,8 +3,8 @@
 import itertools
 import threading
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -153,27 +153,40 @@ def updates_of(stored: Tensor) -> Updates | None:
 
 @dataclass
 class Read:
-    """A read of ``stored`` and the gradient that came back, as ``{op}_update_`` takes them around ``stored``."""
+    """A read of ``stored``, and the gradient of what was read once it has come."""
 
-    op: str  # "lookup", "bag" or "rows"
-    before: tuple[Tensor | None, ...]
-    after: tuple[Layout, ...] = ()
+    op: Literal["lookup", "bag", "rows"]
+    inputs: tuple[Tensor | None, ...]  # ids; ids, offsets and sample weights; or rows
+    layout: Layout | None = None  # None for rows
     options: dict[str, Any] = field(default_factory=dict)
+    grad: Tensor | None = None
+
+    def with_gradient(self, grad: Tensor) -> "Read":
+        """The same read, with its gradient."""
+        return Read(self.op, self.inputs, self.layout, self.options, grad)
 
     def negated(self) -> "Read":
         """With the opposite gradient, to maximize."""
-        place = 1 if self.op == "rows" else 0
-        before = [-t if i == place and t is not None else t for i, t in enumerate(self.before)]
-        return Read(self.op, tuple(before), self.after, self.options)
+        return replace(self, grad=None if self.grad is None else -self.grad)
+
+    def arguments(self, *between: Any) -> tuple[Any, ...]:
+        """What an op of this read takes: gradient and inputs, then what is ``between``, then the layout."""
+        first = (*self.inputs, self.grad) if self.op == "rows" else (self.grad, *self.inputs)
+        return (*first, *between) if self.layout is None else (*first, *between, self.layout)
 
     def row_grads(self, stored: Tensor) -> tuple[Tensor, Tensor]:
         """Rows ``[N]``, repeated or not, and their gradients ``[N, W]``."""
         if self.op == "rows":
-            rows, values = self.before
+            rows, values = self.inputs[0], self.grad
         else:
-            rows, values = declare.call(f"{self.op}_row_grads", *self.before, stored, *self.after, **self.options)
+            rows, values = declare.call(f"{self.op}_row_grads", *self.arguments(stored), **self.options)
         assert rows is not None and values is not None
         return rows.flatten(), values.reshape(-1, stored.shape[1]).to(accumulator(stored))
+
+
+def read_of_rows(rows: Tensor, grad: Tensor) -> Read:
+    """A read of ``rows`` ``[N]`` as they are, with their gradients ``[N, W]``."""
+    return Read("rows", (rows,), grad=grad)
 
 
 def joined(reads: list[Read], stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,17 +207,13 @@ def update_(
         with torch.no_grad():
             return update_(reads, stored, row_rule, clip_value, loss_scale)
     row_rule.keep_what_was_written_(stored)
-    read = reads[0] if len(reads) == 1 else Read("rows", joined(reads, stored))
+    read = reads[0] if len(reads) == 1 else read_of_rows(*joined(reads, stored))
     options = read.options
     if read.op == "rows" and loss_scale is not None:
         options = {**options, "extents": row_rule.extents}
     declare.call(
         f"{read.op}_update_",
-        *read.before,
-        stored,
-        row_rule.lr.tensor,
-        row_rule.state,
-        *read.after,
+        *read.arguments(stored, row_rule.lr.tensor, row_rule.state),
         **options,
         rule=row_rule.rule,
         constants=row_rule.constants,

@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from ..dense.foreach import Foreach
 from ..ops.rows import accumulator
 from ..ops.state import CATCHES_UP, STATES, Constants, DeviceScalar, State
-from ..ops.updates import Read, RowRule, Updates, update_, updates_of
+from ..ops.updates import RowRule, Updates, read_of_rows, update_, updates_of
 from ..tables import module_of
 
 
@@ -186,7 +186,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 if self._sparse_tables[p]:  # whose gradient became dense, as DistributedDataParallel needs it
                     rows = (grad != 0).any(1).nonzero()[:, 0]
                 values = grad[rows]
-            read = Read("rows", (rows, values))
+            read = read_of_rows(rows, values)
             update_([read.negated() if group.get("maximize") else read], p, self._row_rule(group, p))
         return loss
 

@@ -1,19 +1,20 @@
 """Fitting a budget: a scheme for each table, so that all of them, optimizer state included, take so many bytes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..checks import DTYPES
 from ..collection import Table
 from ..ops.quantized import BITS
-from .allocate import allocate, hull
+from .allocate import Integers, allocate, hulls
 from .budget import parse_bytes, show_bytes
 from .by_count import Rule
-from .choices import MEANS, Choices, TableToPlan, joined
+from .choices import Choices, TablesToPlan, all_choices
 from .counted import plan_counted
 from .footprint import Optimizer, Rate, Storage, check_optimizer
 from .modules import Module, modules_of, with_frequencies
@@ -132,79 +133,82 @@ def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> M
     return replace(module, dtype=next(dtype for dtype in dtypes if dtype.itemsize == itemsize))
 
 
-@dataclass(frozen=True, eq=False)
-class _Planned:
-    """One table while it is planned. The corners are the choices on the hull, smallest first."""
-
-    name: str
-    size: tuple[int, int]
-    rate: Rate
-    choices: Choices
-    corners: list[int]
-    bytes: list[int]  # of each corner, with state
-    cost: list[float]
-
-
 def _plan(
     modules: Sequence[Module], narrowed: Sequence[Module], budget: int, optimizer: Optimizer | None
 ) -> tuple[Plan | None, int]:
     """The plan with these dtypes, if there is one, and the smallest budget that has one."""
-    totals = [float(f.sum()) for module in modules for f in module.frequencies if f is not None]
-    average = sum(totals) / len(totals) if totals else 1.0
-    storages, planned, fixed = [], [], 0
-    for module in narrowed:
-        widths = tuple(d for _, d in module.sizes)
-        storage = Storage(widths, module.num_features, module.dtype, module.sparse, optimizer)
-        tables = [
-            _choices_of(name, size, storage.rate(size[1]), counts, average)
-            for name, size, counts in zip(module.names, module.sizes, module.frequencies, strict=True)
-        ]
-        storages.append(storage)
-        planned.append(tables)
-        fixed += sum(storage.fixed(max(int(table.choices.tables[table.corners[0]]) for table in tables)))
-    every = [table for tables in planned for table in tables]
-    least = fixed + sum(table.bytes[0] for table in every)
+    places = [Place(m, t) for m, module in enumerate(modules) for t in range(len(module.names))]
+    storages = [Storage(tuple(d for _, d in m.sizes), m.num_features, m.dtype, m.sparse, optimizer) for m in narrowed]
+    rates = [storages[m].rate(modules[m].sizes[t][1]) for m, t in places]
+    choices = all_choices(_to_plan(modules))
+    row = np.array([rate.row + rate.row_state for rate in rates])
+    table_state = np.array([rate.table_state for rate in rates])
+    bytes_ = choices.rows * row[choices.table] + choices.tables * table_state[choices.table]
+    corners = hulls(choices.table, bytes_, choices.cost)
+    table, sizes = choices.table[corners], bytes_[corners]
+    module_of = np.array([place.module for place in places])
+
+    def fixed(taken: Integers) -> tuple[int, int]:
+        """Bytes of modules and of the state that no table accounts for, if the tables are stored so."""
+        most = np.zeros(len(modules), np.int64)
+        np.maximum.at(most, module_of, choices.tables[taken])
+        pairs = [storage.fixed(partitions) for storage, partitions in zip(storages, most.tolist(), strict=True)]
+        return sum(layout for layout, _ in pairs), sum(state for _, state in pairs)
+
+    smallest = np.flatnonzero(np.diff(table, prepend=-1))
+    shared = sum(fixed(corners[smallest]))
+    least = shared + int(sizes[smallest].sum())
     if least > budget:
         return None, least
-    corners = iter(allocate([t.bytes for t in every], [t.cost for t in every], budget - fixed))
-    entries, shared, shared_state = [], 0, 0
-    for before, module, storage, tables in zip(modules, narrowed, storages, planned, strict=True):
-        taken = [table.corners[next(corners)] for table in tables]
-        layout, state = storage.fixed(max(int(table.choices.tables[i]) for table, i in zip(tables, taken, strict=True)))
-        shared, shared_state = shared + layout, shared_state + state
-        for table, i in zip(tables, taken, strict=True):
-            entries.append(_entry(table, i, module.dtype, before.dtype))
+    taken = corners[allocate(table, sizes, choices.cost[corners], budget - shared)]
+    entries = [
+        _entry(modules[m], narrowed[m].dtype, t, rate, choices, i)
+        for (m, t), rate, i in zip(places, rates, taken.tolist(), strict=True)
+    ]
+    layout, state = fixed(taken)
     return (
         Plan(
             tables=tuple(entries),
             budget=budget,
             optimizer=optimizer,
-            shared_bytes=shared,
-            shared_state_bytes=shared_state,
+            shared_bytes=layout,
+            shared_state_bytes=state,
         ),
         least,
     )
 
 
-def _choices_of(name: str, size: tuple[int, int], rate: Rate, counts: Tensor | None, average: float) -> _Planned:
-    traffic = 1.0 if counts is None else float(counts.sum()) / average
-    choices = joined([means(TableToPlan(*size, counts, traffic)) for means in MEANS], size[0])
-    bytes_ = choices.rows * (rate.row + rate.row_state) + choices.tables * rate.table_state
-    corners = hull(bytes_, choices.cost)
-    return _Planned(name, size, rate, choices, corners, bytes_[corners].tolist(), choices.cost[corners].tolist())
+class Place(NamedTuple):
+    """Where a table is: its module, and its number in it."""
+
+    module: int
+    table: int
 
 
-def _entry(table: _Planned, i: int, dtype: torch.dtype, before: torch.dtype) -> PlannedTable:
-    (n, d), rate, rows = table.size, table.rate, int(table.choices.rows[i])
+def _to_plan(modules: Sequence[Module]) -> TablesToPlan:
+    frequencies = [counts for module in modules for counts in module.frequencies]
+    totals = [None if counts is None else float(counts.sum()) for counts in frequencies]
+    known = [total for total in totals if total is not None]
+    average = (sum(known) / len(known) if known else 1.0) or 1.0
+    return TablesToPlan(
+        np.array([n for module in modules for n, _ in module.sizes]),
+        frequencies,
+        np.array([1.0 if total is None else total / average for total in totals]),
+    )
+
+
+def _entry(before: Module, dtype: torch.dtype, t: int, rate: Rate, choices: Choices, i: int) -> PlannedTable:
+    """Table ``t`` of a module, stored as choice ``i`` says."""
+    (n, d), rows = before.sizes[t], int(choices.rows[i])
     return PlannedTable(
-        name=table.name,
+        name=before.names[t],
         num_embeddings=n,
         embedding_dim=d,
-        scheme=table.choices.scheme(i),
+        scheme=choices.scheme(i),
         dtype=dtype,
-        bytes_before=n * d * before.itemsize,
+        bytes_before=n * d * before.dtype.itemsize,
         bytes=rows * rate.row,
-        state_bytes=rows * rate.row_state + int(table.choices.tables[i]) * rate.table_state,
-        cost=float(table.choices.cost[i]) + ROUNDED * (dtype != before),
-        why=table.choices.why(i),
+        state_bytes=rows * rate.row_state + int(choices.tables[i]) * rate.table_state,
+        cost=float(choices.cost[i]) + ROUNDED * (dtype != before.dtype),
+        why=choices.why(i),
     )

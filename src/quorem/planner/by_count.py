@@ -13,13 +13,14 @@ Everything is counted in bytes, so that tables may differ in width. ``docs/choos
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..partitions import Mixing, coprime_sizes, coprime_sizes_for_rows
+from ..renumbering import Mixing
+from ..sizes import coprime_sizes, coprime_sizes_for_rows
 
 PARTITIONS = 2  # rows of the pool that a cold id sums
 Integers = NDArray[np.int64]
@@ -36,8 +37,8 @@ class Rule:
     """
 
     pool_share: float = 0.6
-    kept_per_row: float = 4.0
-    rarely: int = 1
+    kept_per_row: float = 8.0
+    rarely: int = 2
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -82,6 +83,13 @@ class CountedTable:
         rising, ids = np.unique(counts, return_counts=True)
         return cls(size, rising[::-1].astype(np.float64), ids[::-1], row, 0 if in_order else listed, group)
 
+    def visits_of_first(self, number: int) -> float:
+        """How often the ``number`` most frequent ids occur."""
+        whole = int(np.searchsorted(np.cumsum(self.ids), number, side="right"))
+        visits = float((self.values[:whole] * self.ids[:whole]).sum())
+        left = number - int(self.ids[:whole].sum())
+        return visits + left * float(self.values[whole]) if left else visits
+
 
 @dataclass(frozen=True, eq=False)
 class Division:
@@ -92,17 +100,17 @@ class Division:
     rest: Integers
     pools: Integers
 
-    @property
+    @cached_property
     def is_full(self) -> NDArray[np.bool_]:
         """Tables that have a row for every id."""
         return (self.cold == 0) & (self.rest <= 1)
 
-    @property
+    @cached_property
     def own(self) -> Integers:
         """Rows of each table that are no pool's."""
         return np.where(self.is_full, self.hot + self.rest, self.hot + (self.rest > 0))
 
-    @property
+    @cached_property
     def listed(self) -> Integers:
         """Ids of each table that must be listed where ids do not come by frequency."""
         lists = self.hot + np.where(self.rest > 0, self.cold, 0)  # without a rest, all that is not hot is cold
@@ -131,6 +139,7 @@ class CountedTables:
         order = np.lexsort((number, -value / self.row[number]))  # traffic for a byte; of equals, the first table
         self.number, self.value = number[order], value[order]
         self.ids = np.concatenate([table.ids for table in tables])[order]
+        self.ends = np.cumsum(self.ids)
 
     def full(self) -> Division:
         """Every table as it is."""
@@ -139,13 +148,14 @@ class CountedTables:
 
     def without_pool(self, num_hot: int) -> Division:
         """The first ``num_hot`` ids are hot, all others the rest."""
-        hot = self._first(num_hot, self.ids)
+        hot = self._first(num_hot, self.ids, self.ends)
         return Division(hot, np.zeros_like(hot), self.size - hot, np.zeros(self.num_groups, np.int64))
 
     def with_pool(self, num_hot: int, threshold: float, pool_bytes: float) -> Division:
         """Of the ids with a count above ``threshold`` the first ``num_hot`` are hot, the others cold."""
         ids = np.where(self.value > threshold, self.ids, 0)
-        kept, hot = self._first(int(ids.sum()), ids), self._first(num_hot, ids)
+        kept = np.bincount(self.number, ids, len(self.size)).astype(np.int64)
+        hot = self._first(num_hot, ids, np.cumsum(ids))
         cold = kept - hot
         pools = np.zeros(self.num_groups, np.int64)
         cold_bytes = np.bincount(self.group, cold * self.row, self.num_groups)
@@ -158,10 +168,13 @@ class CountedTables:
                 pools[g] = sum(coprime_sizes_for_rows(rows, PARTITIONS))
         return Division(hot, cold, self.size - kept, pools)
 
-    def _first(self, number: int, ids: Integers) -> Integers:
-        """How many of the first ``number`` ids each table has."""
-        taken = np.clip(number - (np.cumsum(ids) - ids), 0, ids)
-        return np.bincount(self.number, taken, len(self.size)).astype(np.int64)
+    def _first(self, number: int, ids: Integers, ends: Integers) -> Integers:
+        """How many of the first ``number`` ids each table has; ``ends`` is the cumulative sum of ``ids``."""
+        whole = int(np.searchsorted(ends, number, side="right"))
+        first = np.bincount(self.number[:whole], ids[:whole], len(self.size)).astype(np.int64)
+        if whole < len(ends):
+            first[self.number[whole]] += number - (int(ends[whole - 1]) if whole else 0)
+        return first
 
     def bytes(self, division: Division) -> int:
         """What a division takes."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..schemes import Full, HotCold, Pool, Scheme
@@ -62,7 +61,7 @@ def plan_counted(
     for place in places:
         found = modules[place.module].frequencies[place.table]
         assert found is not None
-        counts.append(found.double().numpy() if found.dtype in (torch.bfloat16, torch.float16) else found.numpy())
+        counts.append((found.double() if found.is_floating_point() else found).numpy())
         in_order.append(comes_by_frequency(found))
     # Lists of all tables of a module lie in one tensor, of one dtype.
     listed = [8 if any(n >= 2**31 for n, _ in module.sizes) else 4 for module in modules]
@@ -102,7 +101,7 @@ def plan_counted(
         hot, cold, rest = int(division.hot[i]), int(division.cold[i]), int(division.rest[i])
         if division.is_full[i]:
             hot, rest = n, 0
-        traffic = _traffic(count, hot, cold, in_order[i])
+        traffic = _traffic(count, counted[i], hot, cold, in_order[i])
         traffic_of_pools[place.group] += traffic[1] * total[i]
         lists = int(counted[i].listed * division.listed[i])
         own = int(division.own[i])
@@ -169,13 +168,19 @@ def _scheme(n: int, hot: int, cold: int, rest: int, pool: Pool) -> Scheme:
     return HotCold(hot, cold=pool if cold else Full(), num_rest=rest)
 
 
-def _traffic(count: NDArray[np.generic], hot: int, cold: int, in_order: bool) -> tuple[float, float, float]:
+def _traffic(
+    count: NDArray[np.generic], table: CountedTable, hot: int, cold: int, in_order: bool
+) -> tuple[float, float, float]:
     """Shares of a table's traffic that go to its hot, cold and rest ids."""
     total = float(count.sum())
     if not total or hot == len(count):
         return (1.0, 0.0, 0.0)
-    falling = count if in_order else np.sort(count)[::-1]
-    first, second = float(falling[:hot].sum()) / total, float(falling[hot : hot + cold].sum()) / total
+    if in_order:
+        first, second = float(count[:hot].sum()) / total, float(count[hot : hot + cold].sum()) / total
+    else:
+        most_frequent = table.visits_of_first(hot)
+        first, second = most_frequent / total, (table.visits_of_first(hot + cold) - most_frequent) / total
+    first, second = min(first, 1.0), min(second, 1.0)  # sums of fractions are rounded
     return (first, second, max(0.0, 1 - first - second))
 
 

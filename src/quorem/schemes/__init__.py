@@ -17,7 +17,7 @@ from .families import (
     Path,
 )
 from .frequency import HotCold, Pool, Ranks, RawCounts
-from .scheme import AnyPartition, Full, Scheme, TableSpec, ceil_div, check_scheme
+from .scheme import AnyPartition, Full, Scheme, TableSpec, check_scheme
 from .text import SCHEMES, from_json, to_json
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "SCHEMES",
     "Scheme",
     "TableSpec",
-    "ceil_div",
     "check_scheme",
     "from_json",
     "to_json",

@@ -7,7 +7,8 @@ from typing import Literal
 from .. import partitions as P
 from ..checks import check_choice, check_int
 from ..operations import Operation
-from .scheme import AnyPartition, Scheme, ceil_div, set_int
+from ..sizes import balanced_sizes, ceil_div, coprime_sizes, coprime_sizes_for_rows
+from .scheme import AnyPartition, Scheme, set_int
 
 LargeTable = Literal["remainder", "quotient"]
 Activation = Literal["relu", "sigmoid"]
@@ -142,7 +143,7 @@ class GeneralizedQR(EqualTables):
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Digits of balanced sizes; with rows to spend, digits that overlap so that every row is used."""
         k = self.num_partitions
-        fewest = P.balanced_sizes(n, k)
+        fewest = balanced_sizes(n, k)
         rows = self.rows_to_spend(n, sum(fewest), "tables")
         if rows is None:
             return P.generalized_quotient_remainder(n, fewest)
@@ -171,9 +172,9 @@ class ChineseRemainder(EqualTables):
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainders by the smallest coprime sizes, or by the largest that there are rows for."""
-        fewest = P.coprime_sizes(n, self.num_partitions)
+        fewest = coprime_sizes(n, self.num_partitions)
         rows = self.rows_to_spend(n, sum(fewest), "coprime tables")
-        return P.chinese_remainder(n, fewest if rows is None else P.coprime_sizes_for_rows(rows, self.num_partitions))
+        return P.chinese_remainder(n, fewest if rows is None else coprime_sizes_for_rows(rows, self.num_partitions))
 
 
 @dataclass(frozen=True, repr=False)
@@ -256,7 +257,7 @@ class Path(Scheme):
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainder, then the digits of the quotient."""
         m = ceil_div(n, self.num_collisions)
-        return P.generalized_quotient_remainder(n, (m, *P.balanced_sizes(ceil_div(n, m), self.num_partitions - 1)))
+        return P.generalized_quotient_remainder(n, (m, *balanced_sizes(ceil_div(n, m), self.num_partitions - 1)))
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from .. import partitions as P
 from ..hashing import as_int64, mixed_ids
+from ..renumbering import Mixing
+from ..sizes import coprime_sizes, coprime_sizes_for_rows
 from .scheme import Scheme, TableSpec, set_int
 
 
@@ -56,12 +58,12 @@ class Pool:
         Raises:
             ValueError: if the rows are too few for each cold id to have a combination of its own.
         """
-        space = 2 ** P.Mixing.covering(max(num_cold, 2)).bits
-        sizes = P.coprime_sizes_for_rows(self.num_rows, self.num_partitions)
+        space = 2 ** Mixing.covering(max(num_cold, 2)).bits
+        sizes = coprime_sizes_for_rows(self.num_rows, self.num_partitions)
         try:
             P.chinese_remainder(space, sizes)
         except ValueError:
-            least = sum(P.coprime_sizes(space, self.num_partitions))
+            least = sum(coprime_sizes(space, self.num_partitions))
             raise ValueError(
                 f"num_rows ({self.num_rows}) of pool {self.name!r} must be at least {least}"
                 f" for {num_cold} cold ids in {self.num_partitions} partitions"

@@ -12,6 +12,7 @@ from .. import partitions as P
 from ..checks import check_int
 from ..hashing import expected_collisions
 from ..operations import Operation, widths
+from ..renumbering import Permutation
 
 if TYPE_CHECKING:
     from .frequency import Pool
@@ -51,7 +52,7 @@ class TableSpec:
     partitions: tuple[AnyPartition, ...]
     shapes: tuple[tuple[int, int], ...]
     operation: Operation
-    permutation: P.Permutation | None
+    permutation: Permutation | None
     hidden: tuple[int, ...] | None = None
     fallback: str | None = None
     num_hot: int = 0
@@ -169,7 +170,7 @@ class Scheme:
             shapes = tuple((p.size, width) for p, width in zip(parts, dims, strict=True))
         else:
             shapes = ((parts[0].size, d),)
-        permutation = None if self.permute is None else P.Permutation.from_seed(n, self.permute)
+        permutation = None if self.permute is None else Permutation.from_seed(n, self.permute)
         return TableSpec(n, d, self, parts, shapes, operation, permutation, hidden)
 
 
@@ -188,11 +189,6 @@ class Full(Scheme):
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """The naive partition."""
         return P.naive(n)
-
-
-def ceil_div(a: int, b: int) -> int:
-    """``ceil(a / b)`` in integers."""
-    return -(-a // b)
 
 
 def check_scheme(scheme: Scheme) -> None:

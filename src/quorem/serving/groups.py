@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
-from ..ops.layout import Extent
-from ..partitions import ExplicitPartition, Mixing, Partition
+from ..ops.layout import Extent, pool_key
+from ..partitions import ExplicitPartition, Partition
 from ..paths import PathNetworks, path_scheme
+from ..renumbering import Mixing
 from ..schemes import AnyPartition, TableSpec
 from ..store.model_file import tables_of
-from ..tables import Tables, pool_key
+from ..tables import Tables
 
 Unknown = Literal["nan", "zeros"]  # the vector of an id that is outside of its table
 
 
 @dataclass(frozen=True)
-class Rows:
+class JoinedTables:
     """Stored tables that follow each other; two with one name are the same."""
 
     name: str
@@ -42,7 +43,7 @@ class Buckets:
 
     strides: list[int] | None
     sizes: list[int] | None
-    maps: Rows | None
+    maps: JoinedTables | None
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,25 @@ class Level:
     """One level of path networks (section 4.1): which network an id takes, and the layers of all of them."""
 
     buckets: Buckets
-    weights: list[Rows]  # of each layer: [networks, in, out]
-    biases: list[Rows]
+    weights: list[JoinedTables]  # of each layer: [networks, in, out]
+    biases: list[JoinedTables]
 
 
 @dataclass(frozen=True)
 class OwnRows:
     """Ids with rows of their own: hot ids, and one row for the rest (``schemes.HotCold``)."""
 
-    rows: Rows
+    rows: JoinedTables
     num_hot: list[int]
     has_rest: list[int]  # 0 or 1
     rest_from: list[int]  # number of ids that are not of the rest
     num_composed: list[int]
-    hot: Rows | None  # rising lists of ids; None where ids come by frequency
-    cold: Rows | None
+    hot: JoinedTables | None  # rising lists of ids; None where ids come by frequency
+    cold: JoinedTables | None
 
 
 @dataclass(frozen=True)
-class Group:
+class FeatureGroup:
     """Features whose tables are stored alike."""
 
     features: list[int]  # as positions in the module
@@ -83,12 +84,12 @@ class Group:
     operation: str
     width: int  # columns that come out of a table
     buckets: list[Buckets]
-    rows: list[Rows]
+    rows: list[JoinedTables]
     levels: list[Level]
     activation: str | None
 
 
-def groups_of(tables: Tables) -> list[Group]:
+def groups_of(tables: Tables) -> list[FeatureGroup]:
     """The groups of a module, in the order of each one's first feature."""
     alike: dict[object, list[int]] = {}
     for feature, t in enumerate(tables.table_of):
@@ -105,7 +106,7 @@ def groups_of(tables: Tables) -> list[Group]:
     return [group_of(tables, features) for features in alike.values()]
 
 
-def group_of(tables: Tables, features: list[int]) -> Group:
+def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
     """Some features of a module, whose tables must be stored alike, as a group."""
     members = [tables.table_of[feature] for feature in features]
     specs = [tables.specs[t] for t in members]
@@ -120,7 +121,7 @@ def group_of(tables: Tables, features: list[int]) -> Group:
         stored = range(len(tables.extents[members[0]]) - first)
         rows = [_stored(tables, members, first + j) for j in stored]
         buckets = [_buckets(specs, members, j) for j in stored]
-    return Group(
+    return FeatureGroup(
         features=features,
         limits=[spec.num_embeddings for spec in specs],
         raw=tables.raw_ids[members[0]],
@@ -139,7 +140,7 @@ def group_of(tables: Tables, features: list[int]) -> Group:
     )
 
 
-def columns_in_order(groups: Sequence[Group]) -> list[int]:
+def columns_in_order(groups: Sequence[FeatureGroup]) -> list[int]:
     """Where the columns of each feature, in order, lie among the groups' columns end to end."""
     columns, place = {}, 0
     for group in groups:
@@ -196,7 +197,7 @@ def _permutation(specs: Sequence[TableSpec]) -> tuple[list[int], list[int], list
     return multipliers, shifts, [max(spec.num_composed, 1) for spec in specs]
 
 
-def _pool(tables: Tables, members: Sequence[int]) -> tuple[tuple[list[int], int], list[Buckets], list[Rows]]:
+def _pool(tables: Tables, members: Sequence[int]) -> tuple[tuple[list[int], int], list[Buckets], list[JoinedTables]]:
     """What is added to the numbers of each table of a pool and the bits that are mixed; its partitions; its rows."""
     key = pool_key(tables.pools, tables.specs[members[0]])
     sharing = [t for t, spec in enumerate(tables.specs) if pool_key(tables.pools, spec) == key]
@@ -204,12 +205,14 @@ def _pool(tables: Tables, members: Sequence[int]) -> tuple[tuple[list[int], int]
     before = {t: sum(counts[:place]) for place, t in enumerate(sharing)}
     bits = Mixing.covering(max(sum(counts), 2)).bits
     extents = tables.pools[key]
-    rows = [Rows(f"pool_{key}_{j}", [_view(tables, extent)], None, extent.pitch) for j, extent in enumerate(extents)]
+    rows = [
+        JoinedTables(f"pool_{key}_{j}", [_view(tables, extent)], None, extent.pitch) for j, extent in enumerate(extents)
+    ]
     buckets = [Buckets(None, [extent.rows] * len(members), None) for extent in extents]
     return ([before[t] for t in members], bits), buckets, rows
 
 
-def _stored(tables: Tables, members: Sequence[int], j: int) -> Rows:
+def _stored(tables: Tables, members: Sequence[int], j: int) -> JoinedTables:
     """The j-th stored table of each member; one that several features read is there once."""
     views = {t: _view(tables, tables.extents[t][j]) for t in members}
     return _joined(f"tables_{members[0]}_{j}", views, members, tables.extents[members[0]][j].pitch)
@@ -220,12 +223,12 @@ def _view(tables: Tables, extent: Extent) -> Tensor:
     return extent.of(tables.stored.detach())
 
 
-def _joined(name: str, parts: dict[int, Tensor], members: Sequence[int], pitch: int = 1) -> Rows:
+def _joined(name: str, parts: dict[int, Tensor], members: Sequence[int], pitch: int = 1) -> JoinedTables:
     """Tensors by table, end to end, and where that of each member begins."""
     starts, end = {}, 0
     for t, part in parts.items():
         starts[t], end = end, end + len(part)
-    return Rows(name, list(parts.values()), [starts[t] for t in members] if len(parts) > 1 else None, pitch)
+    return JoinedTables(name, list(parts.values()), [starts[t] for t in members] if len(parts) > 1 else None, pitch)
 
 
 def _levels(tables: Tables, networks: PathNetworks, members: Sequence[int]) -> list[Level]:

@@ -14,13 +14,13 @@ import torch
 
 from .. import hashing
 from ..ops.quantized import code_bytes
-from ..partitions import MIXING_FACTORS
+from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
-from .groups import Buckets, Group, OwnRows, Rows, Unknown, columns_in_order, group_of, groups_of
+from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows, Unknown, columns_in_order, group_of, groups_of
 from .onnx_graph import Graph
 
 
-class Composed(NamedTuple):
+class ComposedVectors(NamedTuple):
     """Composed vectors ``[N, G, W]``, and names of masks ``[N, G]``."""
 
     vectors: str
@@ -61,7 +61,7 @@ class TableNodes:
         together = graph.op("Concat", *flat, axis=1)
         return str(graph.op("Gather", together, graph.constant(columns_in_order(groups)), axis=1))
 
-    def _compose(self, ids: str, group: Group, with_nan: bool = False) -> Composed:
+    def _compose(self, ids: str, group: FeatureGroup, with_nan: bool = False) -> ComposedVectors:
         """Vectors of int64 ``ids`` ``[N, G]`` of one group.
 
         Those out of range give another id's; or NaN, ``with_nan`` and where rows are added or multiplied: they then
@@ -98,9 +98,9 @@ class TableNodes:
         if group.padding is not None:
             same = graph.op("Equal", ids, graph.constant(group.padding))
             is_padding = same if in_range is None else graph.op("And", same, in_range)  # the id -1 is not padding
-        return Composed(vectors, None if by_row or group.unknown != "error" else in_range, is_padding)
+        return ComposedVectors(vectors, None if by_row or group.unknown != "error" else in_range, is_padding)
 
-    def _composed(self, number: str, group: Group, in_range: str | None = None) -> str:
+    def _composed(self, number: str, group: FeatureGroup, in_range: str | None = None) -> str:
         """Vectors of the numbers that partitions divide; NaN where they are not ``in_range``, if that is given."""
         graph = self.graph
         if group.permutation is not None:
@@ -137,7 +137,7 @@ class TableNodes:
         cold = graph.op("Where", has_rest, listed, unlisted)
         return graph.op("Where", is_hot, below_hot, cold), num_own
 
-    def _search(self, ids: str, lists: Rows, lengths: Sequence[int]) -> tuple[str, str]:
+    def _search(self, ids: str, lists: JoinedTables, lengths: Sequence[int]) -> tuple[str, str]:
         """How many entries of its rising list are below each id, and whether the id is in it; by bisection."""
         graph, size = self.graph, sum(len(part) for part in lists.tables)
         if not size:
@@ -159,7 +159,7 @@ class TableNodes:
         return below, found
 
     def _mixed(self, number: str, bits: int) -> str:
-        """``partitions.mix`` of numbers in ``[0, 2**bits)``; a shift of them is a division."""
+        """``renumbering.mixed_numbers`` of numbers in ``[0, 2**bits)``; a shift of them is a division."""
         graph = self.graph
         mask, divisor = graph.constant(2**bits - 1), graph.constant(2 ** (bits // 2 + 1))
         for factor in MIXING_FACTORS:
@@ -182,7 +182,7 @@ class TableNodes:
         mixed = graph.op("BitwiseXor", ids, shifted(ids, hashing.LAST_SHIFT))
         return str(graph.op("BitwiseAnd", mixed, graph.constant(2**63 - 1)))
 
-    def _gathered(self, rows: Rows, row: str, in_range: str | None = None) -> str:
+    def _gathered(self, rows: JoinedTables, row: str, in_range: str | None = None) -> str:
         """Rows ``[N, G, w]`` of the stored tables, as numbers; ``row`` counts from the start of each table.
 
         Where ids are not ``in_range``, if that is given, the row is one of NaN, after all others.
@@ -197,7 +197,7 @@ class TableNodes:
         numbers = graph.op("Gather", graph.weight(rows.name, tables), row, axis=0)
         return str(numbers if self.tables.stored.dtype == self.compute else graph.cast(numbers, self.compute))
 
-    def _dequantized(self, rows: Rows, row: str, with_nan: bool = False) -> str:
+    def _dequantized(self, rows: JoinedTables, row: str, with_nan: bool = False) -> str:
         """Codes, scales and zero points are tensors of their own, since a graph cannot take bytes for a float16."""
         graph, width, bits = self.graph, self.tables.width, self.tables.bits
         size = code_bytes(width, bits)
@@ -233,7 +233,7 @@ class TableNodes:
             number = graph.op("Div", number, graph.constant(buckets.strides))
         return number if buckets.sizes is None else graph.op("Mod", number, graph.constant(buckets.sizes))
 
-    def _paths(self, vectors: str, number: str, group: Group) -> str:
+    def _paths(self, vectors: str, number: str, group: FeatureGroup) -> str:
         """Vectors after the networks of section 4.1: each id's weights are gathered, one product a layer."""
         graph, inner = self.graph, self.graph.constant([2])
         activation = {"relu": "Relu", "sigmoid": "Sigmoid"}[str(group.activation)]
@@ -251,7 +251,7 @@ class TableNodes:
                 vectors = vectors if layer == len(level.weights) - 1 else graph.op(activation, vectors)
         return str(graph.op("Squeeze", vectors, inner))
 
-    def _filled(self, composed: Composed) -> str:
+    def _filled(self, composed: ComposedVectors) -> str:
         """The vectors, with zeros for padding and what ``unknown`` says for ids out of range."""
         graph, vectors = self.graph, composed.vectors
         if composed.in_range is not None:
@@ -307,7 +307,7 @@ class TableNodes:
         bag = graph.op("Slice", bag, graph.constant([0]), graph.constant([-1]))
         return bag, graph.op("Div", bags, graph.constant([features]))
 
-    def _pooled(self, composed: Composed, bag: str, batch: str, weights: str | None, mode: str) -> str:
+    def _pooled(self, composed: ComposedVectors, bag: str, batch: str, weights: str | None, mode: str) -> str:
         """Pool the vectors ``[V, 1, W]`` of one table into ``[B, W]``; ids past the last bag count for nothing."""
         graph, one, zero = self.graph, self.graph.constant([1]), self.graph.scalar(0.0, self.compute)
         bags = graph.op("Add", batch, one)  # and one for ids past the last
@@ -341,7 +341,7 @@ class TableNodes:
         return str(pooled)
 
 
-def _is_sum_or_product(group: Group) -> bool:
+def _is_sum_or_product(group: FeatureGroup) -> bool:
     """Whether a row of NaN among those of an id makes its vector NaN, and no other table has that row."""
     alone = group.own is None and group.mixing is None and not group.levels
     return alone and (len(group.rows) == 1 or group.operation in ("add", "mult"))

@@ -16,7 +16,7 @@ from ..models import DCN, DLRM, DeepFM
 from ..store.model_file import tables_of
 from ..tables import Tables
 from .groups import Unknown, columns_in_order, groups_of, output_shape
-from .plain_groups import Composed, PlainGroup, constant
+from .plain_groups import ComposedVectors, PlainGroup, constant
 
 
 class PlainTables(nn.Module):
@@ -71,7 +71,7 @@ class PlainTables(nn.Module):
 
     def _pooled(
         self,
-        composed: Composed,
+        composed: ComposedVectors,
         bag: tuple[Tensor, Tensor],
         batch: int,
         weights: Tensor | None,
@@ -132,25 +132,32 @@ class PlainModel(nn.Module):
             self.network = _layers_of(model, self.tables.compute)
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Outputs by name."""
-        dense, ids = (inputs[0], inputs[1:]) if self.network is not None else (None, inputs)
-        vectors = self._vectors(*ids)
+        """Outputs by name.
+
+        Args:
+            inputs: dense features, where there is a network; ids; offsets, where they are jagged; then sample weights,
+                where these were asked for.
+        """
+        given = list(inputs)
+        dense = given.pop(0) if self.network is not None else None
+        ids = given.pop(0)
+        offsets = given.pop(0) if self.jagged else None
+        vectors = self._vectors(ids, offsets, given.pop() if given else None)
         if dense is None or self.network is None:
             return {"vectors": vectors.reshape(vectors.shape[0], *self.shape)}
         logits = self.network.logits(dense, vectors.reshape(dense.shape[0], self.num_columns))
         return {"logits": logits, "probabilities": logits.sigmoid()}
 
-    def _vectors(self, ids: Tensor, *rest: Tensor) -> Tensor:
+    def _vectors(self, ids: Tensor, offsets: Tensor | None, sample_weights: Tensor | None) -> Tensor:
         if self.rows_are_bags:
-            weights = rest[0].reshape(-1) if rest else None
+            weights = None if sample_weights is None else sample_weights.reshape(-1)
             rows, length = ids.shape
             bag = torch.arange(rows * length, device=ids.device) // torch.sym_max(length, 1)
             return self.tables.pool(ids.reshape(-1), bag, ids.shape[0], weights, str(self.mode))
-        if self.jagged:
-            offsets, *weighted = rest
+        if offsets is not None:
             if self.last_is_missing:
                 offsets = torch.cat([offsets, offsets.new_full((1,), ids.shape[0])])
-            return self.tables.bag(ids, offsets, weighted[0] if weighted else None, str(self.mode))
+            return self.tables.bag(ids, offsets, sample_weights, str(self.mode))
         return self.tables(ids.reshape(-1, 1) if self.one_table else ids)
 
 

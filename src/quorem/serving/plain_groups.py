@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ..hashing import mixed_ids
 from ..ops.quantized import code_bytes
-from ..partitions import MIXING_FACTORS
+from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
-from .groups import Buckets, Group, OwnRows, Rows
+from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows
 
 
-class Composed(NamedTuple):
+class ComposedVectors(NamedTuple):
     """Composed vectors ``[..., W]``, and which ids are in range and which are padding ``[...]``."""
 
     vectors: Tensor
@@ -29,7 +29,7 @@ class PlainRows(nn.Module):
 
     starts: Tensor | None
 
-    def __init__(self, rows: Rows, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, rows: JoinedTables, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         constant(self, "starts", rows.starts)
         # A copy, since an exported program keeps whole storages, and rows are views of one that all tables share.
@@ -46,7 +46,7 @@ class QuantizedRows(nn.Module):
 
     starts: Tensor | None
 
-    def __init__(self, rows: Rows, width: int, bits: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: JoinedTables, width: int, bits: int, dtype: torch.dtype) -> None:
         super().__init__()
         constant(self, "starts", rows.starts)
         self.width, self.bits, size = width, bits, code_bytes(width, bits)
@@ -142,13 +142,13 @@ class PlainGroup(nn.Module):
     moduli: Tensor
     offsets: Tensor | None
 
-    def __init__(self, group: Group, tables: Tables, pools: dict[str, nn.Module]) -> None:
+    def __init__(self, group: FeatureGroup, tables: Tables, pools: dict[str, nn.Module]) -> None:
         super().__init__()
         self.operation, self.width, self.features, self.raw = group.operation, group.width, group.features, group.raw
         self.unknown = group.unknown
         self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
 
-        def stored(rows: Rows) -> nn.Module:
+        def stored(rows: JoinedTables) -> nn.Module:
             quantized = QuantizedRows(rows, tables.width, tables.bits, self.compute) if tables.bits else None
             return quantized or PlainRows(rows)
 
@@ -173,7 +173,7 @@ class PlainGroup(nn.Module):
         )
         self.activation = torch.sigmoid if group.activation == "sigmoid" else torch.relu
 
-    def forward(self, ids: Tensor, member: Tensor) -> Composed:
+    def forward(self, ids: Tensor, member: Tensor) -> ComposedVectors:
         """Vectors of ``ids``, each of the feature ``member`` of the group; those out of range give the id 0's."""
         ids = mixed_ids(ids, self.limits[member]) if self.raw else ids
         in_range = (ids >= 0) & (ids < self.limits[member])
@@ -183,7 +183,7 @@ class PlainGroup(nn.Module):
         hashed = None if self.num_composed is None else mixed_ids(ids, self.num_composed[member])
         if self.places is None or self.own is None:
             number = number if hashed is None else torch.where(in_range, number, hashed)
-            return Composed(self._composed(number, member), known, is_padding)
+            return ComposedVectors(self._composed(number, member), known, is_padding)
         place, num_own = self.places(number, member)
         if self.unknown != "error":  # the row of the rest comes after those of the hot ids
             other = self.places.num_hot[member] if hashed is None else hashed + num_own
@@ -193,7 +193,7 @@ class PlainGroup(nn.Module):
         if len(self.rows):
             composed = self._composed(torch.where(is_composed, place - num_own, 0), member)
             vectors = torch.where(is_composed[..., None], composed, vectors)
-        return Composed(vectors, known, is_padding)
+        return ComposedVectors(vectors, known, is_padding)
 
     def _composed(self, number: Tensor, member: Tensor) -> Tensor:
         """Vectors of the numbers that partitions divide."""
@@ -223,7 +223,7 @@ class PlainGroup(nn.Module):
 
 
 def _mixed(numbers: Tensor, bits: int) -> Tensor:
-    """``partitions.mix`` with one number of bits."""
+    """``renumbering.mixed_numbers`` with one number of bits."""
     shift, mask = bits // 2 + 1, 2**bits - 1
     for factor in MIXING_FACTORS:
         numbers = ((numbers ^ (numbers >> shift)) * factor) & mask

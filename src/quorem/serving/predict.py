@@ -11,7 +11,7 @@ import polars as pl
 from ..data import criteo, shape, table
 from ..data.batches import Batch
 from ..data.encoder import Encoder
-from ..data.text import Malformed, Rows, ahead
+from ..data.text import Malformed, ParsedRows, ahead
 from ..files import check_is_file, replacing
 from .scorer import Scorer
 
@@ -32,8 +32,8 @@ def predict(
     file: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    separator: str = ",",
-    multi_separator: str = "|",
+    separator: str | None = None,
+    multi_separator: str | None = None,
     max_malformed: int = 0,
     progress: Progress | None = None,
 ) -> Predicted:
@@ -45,18 +45,20 @@ def predict(
             a file of that form, with or without label.
         out: CSV, or Parquet if its name ends in ``.parquet``: the number of each line (of a Parquet file, row), counted
             from 1 and the header included, and its probability. It is there whole or not at all.
-        separator: between the fields of a CSV file.
-        multi_separator: between the values of a field with several.
+        separator: between the fields of a CSV file; None takes that of the file that was prepared.
+        multi_separator: between the values of a field with several; None likewise.
         max_malformed: malformed lines that are left out before it stops.
         progress: called with the stage, the part of it that is done, and the rows so far.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a column is missing, a value is not known, or too many lines are malformed.
+        ValueError: if a column is missing, a value is not known, too many lines are malformed, or ``out`` is ``file``.
         OSError: if the disk is full; a file that was there before stays.
     """
     source, began = Path(file), time.perf_counter()
     check_is_file(source)
+    if Path(out).exists() and os.path.samefile(source, out):
+        raise ValueError(f"out ({out}) must be another file than the one that is scored")
     unit = "row" if source.suffix == ".parquet" else "line"
     malformed = Malformed(source.name, max_malformed, unit)
     counted, before = 0, dict(scorer.encoder.unknown_counts)
@@ -83,8 +85,11 @@ def predict(
     return Predicted(counted, malformed.count, unknown, time.perf_counter() - began)
 
 
-def _rows(scorer: Scorer, source: Path, separator: str, multi_separator: str, malformed: Malformed) -> Iterator[Rows]:
+def _rows(
+    scorer: Scorer, source: Path, separator: str | None, multi_separator: str | None, malformed: Malformed
+) -> Iterator[ParsedRows]:
     encoding = scorer.encoding
+    separator, multi_separator = separator or encoding.separator, multi_separator or encoding.multi_separator
     wanted = (*encoding.dense, *encoding.categorical)
     of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
     if of_criteo and not set(wanted) <= set(table.header(source, separator)):
@@ -100,7 +105,7 @@ def _rows(scorer: Scorer, source: Path, separator: str, multi_separator: str, ma
     )
 
 
-def _encoded(encoder: Encoder, rows: Iterator[Rows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
+def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
     """Line numbers, encoded rows and the part of the file that is done; rows without a finite number are left out."""
     for frame, numbers, done in ahead(rows):
         for reason, condition in encoder.dense.malformed(frame).items():

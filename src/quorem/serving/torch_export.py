@@ -1,6 +1,7 @@
 """A module or a network as a ``torch.export`` program that runs where quorem is not installed."""
 
 import os
+import warnings
 
 import torch
 import torch.fx.experimental._config
@@ -45,6 +46,26 @@ def write_program(program: ExportedProgram, path: str | os.PathLike[str]) -> Non
     """
     with replacing(path) as file:
         torch.export.save(program, file)
+
+
+def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
+    """Compile an exported program to machine code for ``torch._inductor.aoti_load_package``, with AOTInductor.
+
+    The package holds a shared library for machines like this one, which loading it runs: load none that you do not
+    trust. The file is there whole or not at all.
+
+    Raises:
+        ValueError: if the name does not end in ``.pt2``, which the loader asks for.
+        RuntimeError: if there is no C++ compiler.
+        OSError: if the disk is full; a file that was there before stays.
+    """
+    if not os.fspath(path).endswith(".pt2"):
+        raise ValueError(f"path ({os.fspath(path)}) must end in .pt2 for AOTInductor")
+    from torch._inductor import aoti_compile_and_package
+
+    with replacing(path) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
+        aoti_compile_and_package(program, package_path=file)
 
 
 def _example(

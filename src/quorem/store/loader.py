@@ -15,8 +15,8 @@ from ..checks import DTYPES as FLOATS
 from ..collection import EmbeddingCollection, Table
 from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
-from ..paths import PathNetworks
 from ..quantize import quantize_
+from ..saved_paths import network_layers
 from ..schemes import Ranks, TableSpec
 from ..tables import Tables
 from ..tensor_file import TensorFile
@@ -60,7 +60,7 @@ class Loader:
     def model(self) -> nn.Module:
         """The whole model."""
         tables = self._tables()
-        self._check_names(tables, self.prefix)
+        self._check_names(tables, tables, self.prefix)
         if self.verify:
             self.file.verify()
         model = self._network(tables) if self.is_network else tables
@@ -72,7 +72,7 @@ class Loader:
     def table(self, name: str) -> Embedding:
         """One table of a collection."""
         tables = self._tables()
-        self._check_names(tables, self.prefix)
+        self._check_names(tables, tables, self.prefix)
         names = [known for known in tables.names if known]
         if name not in names:
             rule = f"one of {', '.join(map(repr, names))}" if names else "None: the file holds a single table"
@@ -92,14 +92,16 @@ class Loader:
             quantize_(module, cast(Literal[8, 4], tables.bits))
         stored = [f"{self.prefix}{table}" for table, _ in tables.named_tables()]
         mine = stored[sum(map(len, tables.extents[:t])) :][: len(tables.extents[t])]
-        paths = {}
-        for number, group in enumerate(tables.paths):
-            if isinstance(group, PathNetworks) and t in {tables.table_of[f] for f in group.members}:
-                paths = _path_rows(tables, group, t, f"{self.prefix}paths.{number}.")
+        places = self._networks(tables)
+        networks = {
+            f"paths.{layer.name}": places[f"{self.prefix}paths.{name}.{alone}"]
+            for layer in network_layers(module)
+            for alone in layer.counts
+        }
         if self.verify:
-            self.file.verify([*mine, *(source for source, _ in paths.values())])
+            self.file.verify([*mine, *(source for source, _ in networks.values())])
         _assign(module, "stored", self.file.together(mine).view(module.stored.shape))
-        for target, (source, rows) in paths.items():
+        for target, (source, rows) in networks.items():
             _assign(module, target, self.file.tensor(source)[rows])
         module.place_integers()
         for parameter in module.parameters():
@@ -190,7 +192,7 @@ class Loader:
             vectors, top = len(options["embedding_dims"]) + 1, self.file.entries.get("top.0.weight")
             if top is None or len(top.shape) != 2 or top.shape[1] < (vectors - 1) * (vectors - 2) // 2:
                 raise ValueError(f"top.0.weight is too small for the dot products of {vectors - 1} vectors")
-        self._check_names(build(tables, **options, device="meta"), "")
+        self._check_names(tables, build(tables, **options, device="meta"), "")
         with torch.random.fork_rng(devices=[]):  # the start that is drawn is replaced at once
             network = build(tables, **options)
         for name, _ in list(network.named_parameters()):
@@ -198,10 +200,17 @@ class Loader:
                 _assign(network, name, self.file.tensor(name))
         return network
 
-    def _check_names(self, module: nn.Module, prefix: str) -> None:
-        """Raise ValueError unless the file has just the tensors of a module, in its shapes."""
+    def _check_names(self, tables: Tables, module: nn.Module, prefix: str) -> None:
+        """Raise ValueError unless the file has just the tensors of a module around ``tables``, in its shapes."""
         shapes = {prefix + name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         stored = {name: entry.shape for name, entry in self.file.entries.items() if not name.startswith("maps.")}
+        for layer in network_layers(tables):
+            group = stored.pop(f"{self.prefix}paths.{layer.name}", None)
+            if group is not None:  # of all tables of the group
+                if group != layer.parameter.shape:
+                    rule = f"must be {tuple(layer.parameter.shape)}"
+                    raise ValueError(f"{self.prefix}paths.{layer.name} is {group} and {rule}")
+                stored |= {f"{self.prefix}paths.{name}": (n, *group[1:]) for name, n in layer.counts.items()}
         if prefix:  # a network's own layers are compared with it
             stored = {name: shape for name, shape in stored.items() if name.startswith(prefix)}
         if wrong := sorted(stored.keys() ^ shapes.keys()):
@@ -217,29 +226,28 @@ class Loader:
         if stored.dtype != tables.stored.dtype:
             raise ValueError(f"its tables are {stored.dtype} and must be {tables.stored.dtype}")
         _assign(tables, "stored", stored.view(tables.stored.shape))
-        for name, _ in list(tables.named_parameters()):
-            if name != "stored":
-                _assign(tables, name, self.file.tensor(self.prefix + name))
+        networks = self._networks(tables)
+        for layer in list(network_layers(tables)):
+            sources = dict.fromkeys(networks[f"{self.prefix}paths.{name}"][0] for name in layer.counts)
+            values = self.file.together(sources).view(layer.parameter.shape)
+            _assign(tables, f"paths.{layer.name}", values)
         tables.place_integers()
+
+    def _networks(self, tables: Tables) -> dict[str, tuple[str, slice]]:
+        """Which rows of which tensor are the networks of each table, by name: files had one tensor for a group."""
+        found = {}
+        for layer in network_layers(tables):
+            group, first = f"{self.prefix}paths.{layer.name}", 0
+            for name, count in layer.counts.items():
+                key, rows = f"{self.prefix}paths.{name}", slice(first, first + count)
+                found[key] = (group, rows) if group in self.file.entries else (key, slice(None))
+                first += count
+        return found
 
 
 def _embedding(cls: type[Embedding], spec: TableSpec, padding: Any, options: Mapping[str, Any]) -> Embedding:
     known = Known(table=spec)
     return cls(spec.num_embeddings, spec.embedding_dim, known, padding_idx=padding, **options, device="meta")
-
-
-def _path_rows(tables: Tables, group: PathNetworks, t: int, prefix: str) -> dict[str, tuple[str, slice]]:
-    """Which rows of which tensors are the networks of one table: by the parameter that they become."""
-    members = list(dict.fromkeys(tables.table_of[feature] for feature in group.members))
-    before = members[: members.index(t)]
-    layers = len(group.weights) // len(group.counts)
-    rows = {}
-    for i in range(len(group.weights)):
-        first = sum(tables.specs[other].path_sizes[i // layers] for other in before)
-        mine = slice(first, first + tables.specs[t].path_sizes[i // layers])
-        for kind in ("weights", "biases"):
-            rows[f"paths.0.{kind}.{i}"] = (f"{prefix}{kind}.{i}", mine)
-    return rows
 
 
 def _assign(module: nn.Module, name: str, values: Tensor) -> None:

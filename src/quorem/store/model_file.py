@@ -68,7 +68,7 @@ def load(path: str | os.PathLike[str], *, table: str | None = None, verify: bool
         loader = Loader(file, verify)
         return loader.model() if table is None else loader.table(table)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also what torch says of absurd sizes
-        text = str(error)
+        text = str(error).partition("\n")[0]  # torch adds a stack
         raise ValueError(text if str(file.path) in text else f"{file.path} is damaged: {text}") from None
 
 

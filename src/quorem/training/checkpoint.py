@@ -66,11 +66,14 @@ def load(path: Path) -> Checkpoint:
     """
     try:
         file = TensorFile(path, KIND)
+        step, meta = file.description.get("step"), file.description.get("meta")
+        if type(step) is not int or not isinstance(meta, dict):
+            raise ValueError(f"{path} is damaged: step must be an integer and meta an object")
         file.verify()
     except ValueError as error:
         raise CorruptCheckpointError(str(error)) from None
     tensors = {name: file.tensor(name).clone() for name in file.entries}  # aligned, which torch's generators ask for
-    return Checkpoint(file.description["step"], tensors, file.description["meta"])
+    return Checkpoint(step, tensors, meta)
 
 
 def latest(folder: Path) -> Checkpoint | None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -13,8 +13,9 @@ from ..ops.quantized import BITS
 from ..schemes import QR, Scheme
 
 # Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
-OPTIMIZERS = {"adagrad": 1e-2, "amsgrad": 1e-3}
+DEFAULT_LRS = {"adagrad": 1e-2, "amsgrad": 1e-3}
 PRECISIONS = ("float32", "tf32", "bfloat16")
+RowDtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class RunConfig:
         unknown: what an id is that a table does not have: ``"error"``, ``"rest"`` in tables with a rest, or ``"hash"``
             in composed tables (see ``Embedding``); in other tables it stays an error.
         bits: 8 or 4: rows are stored in so many bits a number once trained, and metrics are those of the stored rows.
+        row_dtype: of the tables in training: ``"float32"``, or ``"bfloat16"`` or ``"float16"``, whose updates are
+            rounded at random (``quorem.ops.rounding``); the optimizer's state is float32 in any case.
         embedding_dim: width of a stored row, D; ``concat`` gives vectors of several (see ``tables_of``).
         optimizer: ``"adagrad"`` or ``"amsgrad"``, otherwise at torch's defaults.
         lr: learning rate; torch's default for the optimizer where None.
@@ -60,6 +63,7 @@ class RunConfig:
     plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
     unknown: UnknownIds = "error"
     bits: int | None = None
+    row_dtype: RowDtype = "float32"
     embedding_dim: int = 16
     optimizer: Literal["adagrad", "amsgrad"] = "adagrad"
     lr: float | None = None
@@ -93,7 +97,8 @@ class RunConfig:
         models.check_network(self.network, self.preset)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
-        choices = {"optimizer": OPTIMIZERS, "precision": PRECISIONS, "unknown": get_args(UnknownIds)}
+        choices: dict[str, Collection[str]] = {"optimizer": DEFAULT_LRS, "precision": PRECISIONS}
+        choices |= {"unknown": get_args(UnknownIds), "row_dtype": get_args(RowDtype)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")
@@ -115,20 +120,19 @@ class RunConfig:
     @property
     def learning_rate(self) -> float:
         """``lr``, or torch's default for the optimizer."""
-        return OPTIMIZERS[self.optimizer] if self.lr is None else self.lr
+        return DEFAULT_LRS[self.optimizer] if self.lr is None else self.lr
 
     def to_json(self) -> str:
         """The configuration as JSON text, every option written out; equal configurations give equal text.
 
-        ``plan``, ``unknown`` and ``bits`` are left out where they change nothing, so that runs of versions without
-        them keep their names.
+        ``plan``, ``unknown``, ``bits`` and ``row_dtype`` are left out where they change nothing, so that runs of
+        versions without them keep their names.
         """
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         options["scheme"] = json.loads(schemes.to_json(self.scheme))
-        if options["unknown"] == "error":
-            del options["unknown"]
-        if options["bits"] is None:
-            del options["bits"]
+        for name, usual in (("unknown", "error"), ("bits", None), ("row_dtype", "float32")):
+            if options[name] == usual:
+                del options[name]
         plan = options.pop("plan")
         if plan is not None:
             options["plan"] = {name: json.loads(schemes.to_json(scheme)) for name, scheme in plan}

@@ -144,7 +144,7 @@ def _auc_in_order(ordered: Tensor, labels: Tensor) -> float:
 def _calibration_error_in_order(ordered: Tensor, labels: Tensor, bins: int) -> float:
     """Sums over slices, since a bin's samples lie side by side: no scatter, hence the same result on every run."""
     p = ordered.double().sigmoid()
-    place = (p * bins).nan_to_num(bins).long().clamp(max=bins - 1)
-    ends = torch.searchsorted(place, torch.arange(bins, device=place.device), right=True).tolist()
+    bin_of = (p * bins).nan_to_num(bins).long().clamp(max=bins - 1)
+    ends = torch.searchsorted(bin_of, torch.arange(bins, device=bin_of.device), right=True).tolist()
     gap = p - labels.double()
     return sum(abs(float(gap[start:end].sum())) for start, end in pairwise((0, *ends))) / len(p)

@@ -18,16 +18,18 @@ from .config import RunConfig
 from .tables import tables_of_run
 
 MOST_RAW_PARAMETERS = 2**33  # of a table; more is a scheme that was made for a vocabulary
+NETWORK = 2**63  # added to the seed of a run for its network, which so starts alike whatever the tables are
 _seeding = threading.Lock()  # of torch's global generator
 
 
 def build_model(config: RunConfig, prepared: Prepared, device: torch.device | str = "cpu") -> nn.Module:
     """The network of a run around its tables, started from the seed.
 
-    The same configuration and data give the same bits on one kind of device. The global generator is left as it was.
+    The same configuration and data give the same bits on one kind of device, and one seed the same network around any
+    tables. The global generator is left as it was.
 
     Args:
-        config: network, scheme and threshold or plan, width and seed.
+        config: network, scheme and threshold or plan, width, dtype of the rows and seed.
         prepared: names and cardinalities of the features, and the number of dense ones.
         device: where the model is.
 
@@ -43,8 +45,10 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
         # Ids are checked as they are read: the lookup need not look again on a GPU.
-        embeddings = EmbeddingCollection(tables, device=device, on_invalid_id="trust")
+        dtype = getattr(torch, config.row_dtype)
+        embeddings = EmbeddingCollection(tables, device=device, dtype=dtype, on_invalid_id="trust")
         num_dense = len(prepared.dense_names)
+        torch.manual_seed((config.seed + NETWORK) % 2**64)
         return models.build(config.network, embeddings, num_dense=num_dense, preset=config.preset, device=device)
 
 

@@ -132,12 +132,15 @@ class RunFolder:
         if last is None:
             self._forget_after(0, 0)
             return 0, {}
-        earlier = RunConfig.from_json(last.meta["config"])
+        try:
+            earlier, num_lines, progress = _values_of(last.meta)
+        except ValueError as error:
+            raise checkpoint.CorruptCheckpointError(f"the checkpoint of {self.path} is damaged: {error}") from None
         if earlier != self.config:
             raise ValueError(f"{self.path} has a checkpoint of another run: {difference(earlier, self.config)}")
         trial.restore(last.tensors)
-        self._forget_after(last.step, last.meta["metrics_lines"])
-        return last.step, last.meta["progress"]
+        self._forget_after(last.step, num_lines)
+        return last.step, progress
 
     def _forget_after(self, step: int, num_lines: int) -> None:
         """Drop the metrics of steps that are about to be taken again; say if some of those before are lost."""
@@ -185,7 +188,17 @@ class RunFolder:
             old.unlink()
 
 
-class Metrics(NamedTuple):
+def _values_of(meta: dict[str, Any]) -> tuple[RunConfig, int, dict[str, Any]]:
+    """Configuration, number of metrics lines and progress in a checkpoint, or ValueError."""
+    config, num_lines, progress = (meta.get(name) for name in ("config", "metrics_lines", "progress"))
+    if not isinstance(config, str) or type(num_lines) is not int or not isinstance(progress, dict):
+        raise ValueError("config must be text, metrics_lines an integer, progress an object")
+    if type(progress.get("seconds", 0.0)) is not float or type(progress.get("loss")) not in (float, type(None)):
+        raise ValueError("seconds and loss of progress must be numbers")
+    return RunConfig.from_json(config), num_lines, progress
+
+
+class MetricsFile(NamedTuple):
     """The lines of a ``metrics.jsonl``, the numbers of those that are damaged, and whether the final one is there."""
 
     lines: list[dict[str, Any]]
@@ -193,7 +206,7 @@ class Metrics(NamedTuple):
     is_final: bool
 
 
-def read_metrics(path: Path) -> Metrics:
+def read_metrics(path: Path) -> MetricsFile:
     """Read a ``metrics.jsonl``.
 
     Raises:
@@ -213,7 +226,7 @@ def read_metrics(path: Path) -> Metrics:
         except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     is_final = bool(lines) and ("test" in lines[-1] or not has_checksums)
-    return Metrics(lines, damaged, is_final)
+    return MetricsFile(lines, damaged, is_final)
 
 
 def _line(values: dict[str, Any]) -> str:

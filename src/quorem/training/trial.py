@@ -19,7 +19,7 @@ from .config import RunConfig
 if TYPE_CHECKING:
     from ..dense.step import FusedStep
 
-OPTIMIZERS = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
+OPTIMIZER_CLASSES = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
 WARM_UP = 3  # steps before a graph is captured: kernels are compiled and memory is found in them
 TOGETHER = 10  # steps of a graph, so that filling and launching it costs a step little
 
@@ -58,12 +58,12 @@ class Trial:
         if config.precision == "tf32" and self.device.type != "cuda":
             raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
         lr = config.learning_rate
-        self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZERS[config.optimizer], lr=lr)
+        self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZER_CLASSES[config.optimizer], lr=lr)
         others = [p for p in model.parameters() if p is not self.embeddings.stored]
         self.steps = 0
         self.dense: torch.optim.Optimizer
         if self.device.type == "cuda":
-            self.dense = OPTIMIZERS[config.optimizer](others, lr=lr)
+            self.dense = OPTIMIZER_CLASSES[config.optimizer](others, lr=lr)
         elif config.optimizer == "adagrad":
             self.dense = torch.optim.Adagrad(others, lr=lr, fused=True)
         else:

@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from . import check, report
 from .facts import facts_of_run
-from .grid import PRESETS, PROVIDERS, Choice, Grid
+from .grid import PRESETS, PROVIDERS, Grid, Selection
 from .run import rows as measured
 
 
@@ -19,7 +19,7 @@ class WrongKernelsError(RuntimeError):
     """A kernel test failed, or a kernel differs from the reference."""
 
 
-def chosen(preset: str | None, device: torch.device, choice: Choice) -> tuple[Grid, ...]:
+def chosen(preset: str | None, device: torch.device, choice: Selection) -> tuple[Grid, ...]:
     """The grids of ``preset``, with the axes that ``choice`` names replaced.
 
     Without a preset: all of the grid where an axis is named, else the preset of the device.
@@ -118,7 +118,7 @@ def check_folder(option: str, folder: Path) -> None:
         raise PermissionError(f"{option} ({folder}) must be a folder that can be written, and {existing} cannot")
 
 
-def selected(rows: Sequence[report.Row], choice: Choice) -> tuple[list[report.Row], list[str]]:
+def selected(rows: Sequence[report.Row], choice: Selection) -> tuple[list[report.Row], list[str]]:
     """The rows that have one of the values of each axis that ``choice`` names, and providers without any row.
 
     Raises:

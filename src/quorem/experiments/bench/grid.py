@@ -54,7 +54,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Selection:
     """What the options of the command name, axis by axis; an empty tuple leaves an axis as it is.
 
     A scheme is named by the start of its name.
@@ -92,7 +92,7 @@ def scheme_named(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class CaseGroup:
     """What is alive at once: one mode, scheme and width, by several providers."""
 
     mode: str
@@ -174,7 +174,7 @@ PRESETS["fbgemm"] = (
 )  # the rows of "h200" in which FBGEMM and ours meet, in half the time
 
 
-def groups(grids: Sequence[Grid]) -> Iterator[Group]:
+def groups(grids: Sequence[Grid]) -> Iterator[CaseGroup]:
     """What to measure, in order; nothing twice. Full tables are measured once, with a grid's first scheme."""
     seen: set[tuple[object, ...]] = set()
     for grid in grids:
@@ -192,7 +192,7 @@ def groups(grids: Sequence[Grid]) -> Iterator[Group]:
                 if providers:
                     cells.append((how, batch, providers))
             if cells:
-                yield Group(mode=mode, scheme=scheme, dim=dim, cells=tuple(cells))
+                yield CaseGroup(mode=mode, scheme=scheme, dim=dim, cells=tuple(cells))
 
 
 def scheme_of(provider: str, scheme: str) -> str:

@@ -59,14 +59,14 @@ class Row:
     command: str
 
 
-COLUMNS = tuple(f.name for f in fields(Row))
+CSV_COLUMNS = tuple(f.name for f in fields(Row))
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a file, which is on disk when this returns; a new file gets a header."""
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerows(vars(row) for row in rows)
@@ -80,8 +80,8 @@ def read(path: Path) -> list[Row]:
     """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"columns of {path.name} ({reader.fieldnames}) must be {list(COLUMNS)}")
+        if tuple(reader.fieldnames or ()) != CSV_COLUMNS:
+            raise ValueError(f"columns of {path.name} ({reader.fieldnames}) must be {list(CSV_COLUMNS)}")
         return [Row(**cast(Any, {name: _parse(name, value) for name, value in line.items()})) for line in reader]
 
 

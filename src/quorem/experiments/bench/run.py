@@ -16,7 +16,7 @@ from ...data.shape import CARDINALITIES, CATEGORICAL_NAMES, scaled_cardinalities
 from ...dense.limits import can_fuse
 from ...models import DLRM
 from . import measure
-from .grid import ROTATION, SCHEMES, Group, draw_ids, groups, scheme_of
+from .grid import ROTATION, SCHEMES, CaseGroup, draw_ids, groups, scheme_of
 from .providers import BUILD, Contender, Skipped, dense_optimizer
 from .report import Row
 
@@ -132,7 +132,7 @@ def build(
 
 
 def _build(
-    provider: str, group: Group, cardinalities: Sequence[int], device: torch.device, say: Say
+    provider: str, group: CaseGroup, cardinalities: Sequence[int], device: torch.device, say: Say
 ) -> Contender | None:
     """The contender, or None where it cannot be measured, having said why."""
     rule = RULES[group.mode]
@@ -158,13 +158,13 @@ def _build(
     return None
 
 
-def _say_skipped(provider: str, group: Group, error: Exception, say: Say, what: str = "") -> None:
+def _say_skipped(provider: str, group: CaseGroup, error: Exception, say: Say, what: str = "") -> None:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     say(f"skipped: {provider}{what} in {group.mode}, {group.scheme}, D = {group.dim}: {reason}")
 
 
 def _calls(
-    contenders: dict[str, Contender], group: Group, ids: list[Tensor], say: Say
+    contenders: dict[str, Contender], group: CaseGroup, ids: list[Tensor], say: Say
 ) -> list[tuple[str, bool, measure.Call, int | None]]:
     """Provider, whether in a graph, what to time, and peak memory; all have run once on each batch."""
     calls = []

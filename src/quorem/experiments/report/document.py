@@ -18,7 +18,7 @@ from .lines import end_of, networks, panels
 from .plots import figure_plots, tradeoff_plots
 from .sentences import claim, measured, notes, varies
 from .styles import Style, styles
-from .tables import Row, copyable, hidden_layers_html, points_columns, points_html, swatch, winners_html
+from .tables import PointRow, copyable, hidden_layers_html, points_columns, points_html, swatch, winners_html
 from .tradeoff import distinct, winners
 
 
@@ -47,7 +47,7 @@ def html(figures: Sequence[Figure], headline: str = "") -> str:
     plots: dict[str, str] = {}
     parts = [_section(k, name, members, looks, plots) for k, (name, members) in enumerate(groups.items())]
     rows = [
-        Row(short_name(figure), name, conditions_of(point, figure.made).rows, point)
+        PointRow(short_name(figure), name, conditions_of(point, figure.made).rows, point)
         for name, members in groups.items()
         for figure in members
         for point in figure.points
@@ -227,7 +227,7 @@ def _links(groups: Mapping[str, Sequence[Figure]]) -> str:
     return "".join(parts)
 
 
-def _all_points(rows: Sequence[Row], groups: Mapping[str, Any], looks: Mapping[str, Style]) -> str:
+def _all_points(rows: Sequence[PointRow], groups: Mapping[str, Any], looks: Mapping[str, Style]) -> str:
     if not rows:
         return ""
     choices = {

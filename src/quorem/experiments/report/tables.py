@@ -16,7 +16,7 @@ from .tradeoff import Win, is_clear
 BEST = "**"  # around a number that is the best of its row
 
 
-class Row(NamedTuple):
+class PointRow(NamedTuple):
     """A point in the table of all: the names of its figure and section, and the rows that it was trained on."""
 
     figure: str
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     point: Result
 
 
-class Column(NamedTuple):
+class PointColumn(NamedTuple):
     """What points can be sorted by: ``kind`` is "text" or "number"; ``shown`` in a column or in the line below."""
 
     name: str
@@ -33,22 +33,22 @@ class Column(NamedTuple):
     shown: bool = True
 
 
-COLUMNS = (
-    Column("figure", "text"),
-    Column("data", "text"),
-    Column("rows", "number"),
-    Column("network", "text"),
-    Column("series", "text"),
-    Column("x", "number"),
-    Column("test log loss", "number"),
-    Column("tables", "number"),
-    Column("parameters", "number"),
-    Column("optimizer", "text"),
-    Column("trials", "number"),
-    Column("deviation", "number", shown=False),
-    Column("threshold", "number", shown=False),
-    Column("AUC", "number", shown=False),
-    Column("validation log loss", "number", shown=False),
+POINT_COLUMNS = (
+    PointColumn("figure", "text"),
+    PointColumn("data", "text"),
+    PointColumn("rows", "number"),
+    PointColumn("network", "text"),
+    PointColumn("series", "text"),
+    PointColumn("x", "number"),
+    PointColumn("test log loss", "number"),
+    PointColumn("tables", "number"),
+    PointColumn("parameters", "number"),
+    PointColumn("optimizer", "text"),
+    PointColumn("trials", "number"),
+    PointColumn("deviation", "number", shown=False),
+    PointColumn("threshold", "number", shown=False),
+    PointColumn("AUC", "number", shown=False),
+    PointColumn("validation log loss", "number", shown=False),
 )
 
 
@@ -163,13 +163,13 @@ def swatch(series: str, looks: Mapping[str, Style]) -> str:
     return f"<span>{mark} {escape(series)}</span>"
 
 
-def points_columns(rows: Sequence[Row], *, several_data: bool) -> list[Column]:
+def points_columns(rows: Sequence[PointRow], *, several_data: bool) -> list[PointColumn]:
     """The columns of all points, without those that are the same in every row."""
     alike = {"data": not several_data, "rows": len({row.rows for row in rows}) < 2}
-    return [column for column in COLUMNS if not alike.get(column.name, False)]
+    return [column for column in POINT_COLUMNS if not alike.get(column.name, False)]
 
 
-def points_html(rows: Sequence[Row], columns: Sequence[Column], looks: Mapping[str, Style]) -> str:
+def points_html(rows: Sequence[PointRow], columns: Sequence[PointColumn], looks: Mapping[str, Style]) -> str:
     """Every point, with its command and configuration."""
     head = "".join(
         f'<th scope="col" class="{column.kind}" aria-sort="none" data-key="{key}">'
@@ -181,7 +181,7 @@ def points_html(rows: Sequence[Row], columns: Sequence[Column], looks: Mapping[s
     return f'<div class="box"><table id="points" class="cards"><thead><tr>{head}</tr></thead>{body}</table></div>'
 
 
-def _point(row: Row, columns: Sequence[Column], looks: Mapping[str, Style]) -> str:
+def _point(row: PointRow, columns: Sequence[PointColumn], looks: Mapping[str, Style]) -> str:
     figure, data, trained, point = row
     threshold = point.config.get("threshold")
     threshold = threshold if isinstance(threshold, int) else None

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from ... import collection as single
 from ...checks import InvalidIdMode, Pooling
 from ...paths import PathNetworks
+from ...saved_paths import PathGroups
 from ..features import Feature, features_of
 from .compose import Pooled, Unpooled
 from .draw import Uniform
@@ -175,7 +176,7 @@ def _checked(
     on_invalid_id: InvalidIdMode,
     dtype: torch.dtype | None,
     device: torch.device,
-) -> tuple[list[Feature], Tensor, list[PathNetworks]]:
+) -> tuple[list[Feature], Tensor, PathGroups]:
     """Features, lists of hot and cold ids, and the networks of path-based tables, which are never on meta."""
     if dtype not in (None, *DATA_TYPES):
         raise ValueError(f"dtype ({dtype}) must be torch.float32 or torch.float16")
@@ -190,8 +191,8 @@ def _checked(
                 raise ValueError(f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM")
             if table != stored[table.name]:
                 raise ValueError(f"table name {table.name!r} must not be that of a pool or of another table's part")
-    paths = cast(list[PathNetworks], list(template.paths))
-    for networks in paths:
+    paths = PathGroups(cast(list[PathNetworks], list(template.paths)))
+    for networks in cast(list[PathNetworks], list(paths)):
         networks.to_empty(device="cpu" if device.type == "meta" else device)
         networks.place_integers(networks.weights[0].device)
         networks.reset_parameters()

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from functools import reduce
 from math import gcd
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from ...paths import PathNetworks
+from ...saved_paths import PathGroups
 from ..features import Feature
 from .rows import Ids, RowBatch, lengths_of
 
@@ -17,13 +18,13 @@ from .rows import Ids, RowBatch, lengths_of
 class Unpooled(nn.Module):
     """From TorchRec's vectors to those of each feature's ids."""
 
-    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks]) -> None:
+    def __init__(self, features: Sequence[Feature], paths: PathGroups) -> None:
         super().__init__()
         self.features = tuple(features)
-        self.paths = nn.ModuleList(paths)
+        self.paths = paths
         self.member = {  # networks of each path-based feature, and its position among their members
             features[f].name: (group, position)
-            for group, networks in enumerate(paths)
+            for group, networks in enumerate(cast(list[PathNetworks], list(paths)))
             for position, f in enumerate(networks.members)
         }
 
@@ -58,7 +59,7 @@ class Unpooled(nn.Module):
 class Pooled(Unpooled):
     """From TorchRec's pooled and unpooled vectors to the pooled vector of each feature."""
 
-    def __init__(self, features: Sequence[Feature], paths: Sequence[PathNetworks], mode: str) -> None:
+    def __init__(self, features: Sequence[Feature], paths: PathGroups, mode: str) -> None:
         super().__init__(features, paths)
         self.mode = mode
         in_order = mode == "sum" and all(f.summed and (f.merged or not f.spec.num_own) for f in features)

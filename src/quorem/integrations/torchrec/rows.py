@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import InvalidIdMode, check_ids
-from ..features import Feature, Reads
+from ..features import Feature, PartReads
 
 
 class Ids(NamedTuple):
@@ -163,7 +163,7 @@ def _unread(feature: Feature, ids: Tensor) -> tuple[Tensor | None, Tensor]:
     return invalid if padding is None else invalid | (ids == padding), invalid.sum()
 
 
-def _jagged(feature: Feature, reads: Reads, batch: Ids) -> list[Jagged]:
+def _jagged(feature: Feature, reads: PartReads, batch: Ids) -> list[Jagged]:
     """The row numbers of each of the feature's keys."""
     lengths, weights, used = batch.lengths, batch.weights, reads.used
     rows = [row + base if base else row for row, base in zip(reads.rows, feature.bases, strict=True)]

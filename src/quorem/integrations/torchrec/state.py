@@ -1,6 +1,6 @@
 """Weights and optimizer state by plan-independent names, to be saved, loaded, or copied to another model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ...ops.layout import Extent
 from ...optim import RowOptimizer
+from ...saved_paths import NetworkLayer, network_layers
 from ...tables import Tables
 from .names import collections, rank_lists, split_rows, table_rows
 
@@ -81,6 +82,10 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
         ValueError: if a weight, or the state of a fused optimizer, is missing or has another size.
     """
     needed = weights(model)
+    for prefix, layer in _network_layers(model):
+        if prefix + layer.name in sizes:  # saved by group, as before 0.2
+            needed = {key: value for key, value in needed.items() if key.removeprefix(prefix) not in layer.counts}
+            needed[prefix + layer.name] = layer.parameter.detach()
     if any(name.startswith("optimizer.") for name in sizes):
         needed |= _fused_state(model)
     if missing := sorted(set(needed) - set(sizes)):
@@ -91,7 +96,7 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
     targets = Targets(needed)
     tables = [module for module in get_unwrapped_module(model).modules() if isinstance(module, Tables)]
     targets.finish += [module.place_integers for module in tables]  # which have copies of the lists of hot and cold ids
-    parameters = _parameters(model)
+    parameters = _parameters(model, sizes)
     for optimizer in optimizers:
         loaded: dict[int, dict[str, Tensor]] = {}
         named = [parameters[p] for group in optimizer.param_groups for p in group["params"]]
@@ -220,8 +225,17 @@ def _alone(value: Tensor) -> Sequence[Tensor]:
     return [value]
 
 
-def _parameters(model: nn.Module) -> dict[Tensor, Named]:
-    """The names of every parameter."""
+def _network_layers(model: nn.Module) -> Iterator[tuple[str, NetworkLayer]]:
+    """The layers of the networks of path-based tables, each with the prefix of its names."""
+    for prefix, collection in collections(model):
+        yield from ((f"{prefix}paths.", layer) for layer in collection.compose.paths.layers())
+    for name, tables in get_unwrapped_module(model).named_modules():
+        if isinstance(tables, Tables):
+            yield from ((f"{name}{'.' * bool(name)}paths.", layer) for layer in network_layers(tables))
+
+
+def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Named]:
+    """The names of every parameter; those of networks that were ``saved`` by group are those of the group."""
     module = get_unwrapped_module(model)
     named: dict[Tensor, Named] = {}
     by_name = dict(model.named_parameters() if module is not model else module.named_parameters())
@@ -232,14 +246,17 @@ def _parameters(model: nn.Module) -> dict[Tensor, Named]:
             parameter, sizes = by_name[prefix + key], list(rows.values())
             names = tuple(prefix + name for name in rows)
             named[parameter] = Named(parameter.shape, names, partial(_cut_rows, sizes))
-        for key, parameter in collection.compose.named_parameters():
-            named[parameter] = Named(parameter.shape, (prefix + key,), _alone)
     for name, tables in module.named_modules():
         if isinstance(tables, Tables):
             (stored,) = tables.parameters(recurse=False)
             names = tuple(f"{name}.{table}" if name else table for table, _ in tables.named_tables())
             extents = [extent for group in (*tables.extents, *tables.pools.values()) for extent in group]
             named[stored] = Named(stored.shape, names, partial(_cut_extents, extents), extents)
+    for prefix, layer in _network_layers(model):
+        group, parameter, counts = f"{prefix}{layer.name}", layer.parameter, list(layer.counts.values())
+        names = tuple(prefix + name for name in layer.counts)
+        by_table = Named(parameter.shape, names, partial(torch.split, split_size_or_sections=counts))
+        named[parameter] = Named(parameter.shape, (group,), _alone) if group in saved else by_table
     return named
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numba
 
-from ... import partitions
+from ... import renumbering
 from .. import layout, state
+from . import inlining
 from .notice import notice
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -16,7 +17,7 @@ _INNER: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_c
 
 def inner(function: Callable[..., Any]) -> Any:
     """Compile a function that only kernels call, into each of them."""
-    return numba.njit(function, **_INNER)
+    return inlining.inlined(function, _INNER) if inlining.enabled() else numba.njit(function, **_INNER)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -37,6 +38,6 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def source_stamp() -> tuple[tuple[str, float, int], ...]:
     """Name, time of change and size of every file that a kernel is compiled from."""
-    others = [Path(str(module.__file__)) for module in (partitions, layout, state)]
+    others = [Path(str(module.__file__)) for module in (renumbering, layout, state)]
     files = [*sorted(Path(__file__).parent.glob("*.py")), *others]
     return tuple((path.name, path.stat().st_mtime, path.stat().st_size) for path in files)

@@ -37,7 +37,7 @@ class Codes(NamedTuple):
 
 
 @dataclass(eq=False)
-class Batch:
+class IdBatch:
     """The ids of a batch and the rows that they read."""
 
     kind: Any  # of the rows, as kernels take it
@@ -55,7 +55,7 @@ def lookup_batch(
     grad: Tensor | None = None,
     check: bool = True,
     codes: Codes | None = None,
-) -> Batch | None:
+) -> IdBatch | None:
     """The batch of a lookup, ids ``[B, F]``; None if the kernels cannot take it.
 
     Args:
@@ -74,7 +74,7 @@ def lookup_batch(
     source = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
     if check:
         check_source(source)
-    return Batch(kind, source, size, size * features, size, (ids, stored))
+    return IdBatch(kind, source, size, size * features, size, (ids, stored))
 
 
 def bag_batch(
@@ -86,7 +86,7 @@ def bag_batch(
     mean: bool,
     grad: Tensor | None = None,
     codes: Codes | None = None,
-) -> Batch | None:
+) -> IdBatch | None:
     """The batch of a bag, with the batch entry and factor of each jagged id ``[V]``; None if kernels cannot take it."""
     features = len(layout.spans)
     size, rest = divmod(len(offsets) - 1, features)
@@ -105,7 +105,7 @@ def bag_batch(
     if not lookup.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
-    return Batch(kind, source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
+    return IdBatch(kind, source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
 
 
 def _kind(
@@ -169,7 +169,7 @@ class Scratch:
 def sum_by_row(
     grad: Tensor,
     stored: Tensor,
-    batch: Batch,
+    batch: IdBatch,
     layout: Layout,
     apply: Callable[[tuple[int, ...], int], None],
     all_at_once: bool = False,
@@ -194,7 +194,7 @@ def sum_by_row(
 def _sum_by_row(
     grad: Tensor,
     stored: Tensor,
-    batch: Batch,
+    batch: IdBatch,
     layout: Layout,
     apply: Callable[[tuple[int, ...], int], None],
     all_at_once: bool,

@@ -15,7 +15,7 @@ from ..lookup import count_invalid_
 from ..rows import accumulator, raise_out_of_range
 from . import gradients
 from . import lookup as kernels
-from .launch import KINDS, Batch, Codes, bag_batch, lookup_batch, raise_misfit, sum_by_row
+from .launch import KINDS, Codes, IdBatch, bag_batch, lookup_batch, raise_misfit, sum_by_row
 from .rows import BLOCK, INVALID_IDS, MISFIT
 from .threads import run_tasks, threads_for
 
@@ -62,7 +62,7 @@ def _written(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float64 else dtype
 
 
-def _write_vectors(batch: Batch, layout: Layout, out: Tensor) -> bool:
+def _write_vectors(batch: IdBatch, layout: Layout, out: Tensor) -> bool:
     """Write the vectors of a lookup; whether all ids are in range."""
     address, row = out.data_ptr(), out.shape[2] * out.itemsize
     streamed = out.nbytes >= STREAMED and (address | row) % 64 == 0
@@ -130,7 +130,7 @@ def bag_quantized(
     return out.to(dtype)
 
 
-def _write_pooled(batch: Batch, layout: Layout, out: Tensor, sums: torch.dtype) -> bool:
+def _write_pooled(batch: IdBatch, layout: Layout, out: Tensor, sums: torch.dtype) -> bool:
     """Write the vectors of bags, summed in the dtype ``sums``; whether all ids are in range."""
     slots, partitions, _ = layout.parts.shape
     width, fixed = out.shape[2], (batch.kind, batch.source, KINDS[out.dtype], out.data_ptr())
@@ -189,7 +189,7 @@ def bag_sample_weights_backward(
     return out.to(grad.dtype)
 
 
-def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: Batch | None) -> Tensor:
+def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> Tensor:
     if batch is None:
         return NotImplemented
     out = stored.new_zeros(stored.shape)
@@ -198,7 +198,7 @@ def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: Batch | None) ->
     return out
 
 
-def _by_row(grad: Tensor, stored: Tensor, layout: Layout, batch: Batch | None) -> tuple[Tensor, Tensor]:
+def _by_row(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> tuple[Tensor, Tensor]:
     if batch is None:
         return NotImplemented
     kind, width = KINDS[stored.dtype], stored.shape[1]

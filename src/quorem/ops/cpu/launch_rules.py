@@ -26,7 +26,7 @@ from ..state import (
 )
 from . import gradients, replay, rules
 from .gradients import Areas
-from .launch import KINDS, Batch, Scratch, bag_batch, lookup_batch, sum_by_row
+from .launch import KINDS, IdBatch, Scratch, bag_batch, lookup_batch, sum_by_row
 from .replay import Averages, History
 from .rounding import NEAREST, rounding_by
 from .rules import AdamFactors, GradientOptions
@@ -78,7 +78,7 @@ def bag_update_(
 
 def _update(
     grad: Tensor,
-    batch: Batch | None,
+    batch: IdBatch | None,
     stored: Tensor,
     lr: Tensor,
     state: State,
@@ -172,7 +172,7 @@ def bag_catch_up_(
 
 
 def _catch_up(
-    batch: Batch | None,
+    batch: IdBatch | None,
     stored: Tensor,
     state: AdamState,
     layout: Layout,

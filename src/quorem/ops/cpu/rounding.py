@@ -30,35 +30,35 @@ def rounding_by(seed: int | None, step: int) -> tuple[int, ...]:
 
 
 @inner
-def store_rounded(kind, stored, place, vector, rounding):
-    """Write numbers of a row from ``place`` on, counted in numbers from the start of ``stored``."""
+def store_rounded(kind, stored, position, vector, rounding):
+    """Write numbers of a row from ``position`` on, counted in numbers from the start of ``stored``."""
     if rounding.at_random:
-        _store_at_random(kind, stored, place, vector, rounding.first_key, rounding.second_key)
+        _store_at_random(kind, stored, position, vector, rounding.first_key, rounding.second_key)
     else:
-        store(kind, stored, place, vector)
+        store(kind, stored, position, vector)
 
 
 @intrinsic
-def _store_at_random(typing: Any, kind: Any, stored: Any, place: Any, vector: Any, first: Any, second: Any) -> Any:
+def _store_at_random(typing: Any, kind: Any, stored: Any, position: Any, vector: Any, first: Any, second: Any) -> Any:
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, stored, place, value, first, second = args
+        _, stored, position, value, first, second = args
         if kind.bitwidth == 16:
-            bits = _random_bits(builder, vector.lanes, place, first, second)
+            bits = _random_bits(builder, vector.lanes, position, first, second)
             rounded = _round_at_random(builder, kind == types.uint16, vector.lanes, value, bits)
         else:
             rounded = value
         narrow = narrowed(builder, kind, rounded, vector.lanes)
-        builder.store(narrow, pointer(builder, kind.bitwidth, stored, place, narrow.type), align=kind.bitwidth // 8)
+        builder.store(narrow, pointer(builder, kind.bitwidth, stored, position, narrow.type), align=kind.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64), build
 
 
-def _random_bits(builder: Any, lanes: int, place: Any, first: Any, second: Any) -> Any:
-    """``ops.rounding.random_bits`` of the numbers from ``place`` on."""
+def _random_bits(builder: Any, lanes: int, position: Any, first: Any, second: Any) -> Any:
+    """``ops.rounding.random_bits`` of the numbers from ``position`` on."""
     wide, long = ir.VectorType(_INT32, lanes), ir.VectorType(_INT64, lanes)
-    places = builder.add(splat_value(builder, place, long), ir.Constant(long, [*range(lanes)]))
-    low, high = builder.trunc(places, wide), builder.trunc(builder.lshr(places, _all(long, 32)), wide)
+    positions = builder.add(splat_value(builder, position, long), ir.Constant(long, [*range(lanes)]))
+    low, high = builder.trunc(positions, wide), builder.trunc(builder.lshr(positions, _all(long, 32)), wide)
     keys = [splat_value(builder, builder.trunc(key, _INT32), wide) for key in (first, second)]
     bits = _mix(builder, builder.xor(low, keys[0]))
     return _mix(builder, builder.xor(builder.xor(bits, high), keys[1]))

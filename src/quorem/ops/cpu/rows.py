@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...partitions import MIXING_FACTORS
+from ...renumbering import MIXING_FACTORS
 from ..layout import (
     BASE,
     BITS,
@@ -309,7 +309,7 @@ def _permute(source, s, n, numbers):
             permuted = np.uint64(multiplier) * np.uint64(max(item(INT64, numbers, i), 0)) + np.uint64(shift)
             put(INT64, numbers, i, -1 if item(INT64, numbers, i) < 0 else np.int64(permuted % count))
     bits, offset = slot_item(source, s, BITS), slot_item(source, s, OFFSET)
-    if bits > 0:  # ``partitions.mix``
+    if bits > 0:  # ``renumbering.mixed_numbers``
         half, mask = np.uint64(bits // 2 + 1), np.uint64((1 << bits) - 1)
         for i in range(n):
             x = np.uint64(max(item(INT64, numbers, i), 0) + offset) & mask

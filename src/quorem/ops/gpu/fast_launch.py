@@ -90,7 +90,7 @@ def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @dataclass
-class Plan:
+class LaunchPlan:
     """The launches of a call, and which of their addresses change from call to call."""
 
     fixed: Sequence[Tensor | None]  # only while recording: tensors whose addresses are part of the plan's key
@@ -128,14 +128,14 @@ class Plan:
 
 
 class _Recording(threading.local):
-    plan: Plan | None = None
+    plan: LaunchPlan | None = None
 
 
 _recording = _Recording()
 
 
 def planned(
-    plans: dict[Any, Plan],
+    plans: dict[Any, LaunchPlan],
     key: tuple[Hashable, ...],
     fixed: Sequence[Tensor | None],
     given: Sequence[Tensor],
@@ -166,7 +166,7 @@ def planned(
     plan = plans.get(whole_key)
     if plan is not None:
         return plan.run(device, given, addresses)
-    _recording.plan = plan = Plan(fixed, list(given))
+    _recording.plan = plan = LaunchPlan(fixed, list(given))
     try:
         body()
     finally:

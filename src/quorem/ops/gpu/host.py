@@ -10,7 +10,7 @@ from .. import layout as column
 from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, Layout
 from ..per_tensor import PerTensor
 from ..rows import accumulator
-from .fast_launch import Plan
+from .fast_launch import LaunchPlan
 from .rows import TYPES
 
 WIDEST = 512  # columns that a program holds of a row
@@ -68,7 +68,7 @@ class HostLayout:
     by_frequency: Layout | None  # where ids are renumbered (``ranks``), the layout for them
     last_rows: int = 0  # of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # of places.py, by batch size
-    plans: dict[Any, Plan] = field(default_factory=dict)
+    plans: dict[Any, LaunchPlan] = field(default_factory=dict)
 
     @property
     def owned(self) -> bool:

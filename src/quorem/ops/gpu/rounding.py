@@ -27,19 +27,19 @@ def scrambled(bits):
 
 
 @triton.jit
-def random_bits(place, step, seed):
-    """32 random bits for numbers at places (int64) of ``stored``."""
+def random_bits(position, step, seed):
+    """32 random bits for numbers at positions (int64) in ``stored``."""
     turn = ((tl.full((), 0, tl.int64) + step) * 0x9E3779B1).to(tl.uint32)
-    bits = scrambled(place.to(tl.uint32) ^ turn)
-    return scrambled(bits ^ (place >> 32).to(tl.uint32) ^ (tl.full((), 0, tl.int64) + seed).to(tl.uint32))
+    bits = scrambled(position.to(tl.uint32) ^ turn)
+    return scrambled(bits ^ (position >> 32).to(tl.uint32) ^ (tl.full((), 0, tl.int64) + seed).to(tl.uint32))
 
 
 @triton.jit
-def as_stored(numbers, stored, place, step, seed, ROUNDED: tl.constexpr):
+def as_stored(numbers, stored, position, step, seed, ROUNDED: tl.constexpr):
     """``numbers`` in the dtype of ``stored``: at random if ROUNDED, else the nearest."""
     if ROUNDED:
         DROPPED: tl.constexpr = 16 if stored.dtype.element_ty == tl.bfloat16 else 13
-        noise = (random_bits(place, step, seed) & ((1 << DROPPED) - 1)).to(tl.int32)
+        noise = (random_bits(position, step, seed) & ((1 << DROPPED) - 1)).to(tl.int32)
         pattern = numbers.to(tl.int32, bitcast=True)
         rounded = ((pattern + noise) & -(1 << DROPPED)).to(tl.float32, bitcast=True)
         size = tl.abs(numbers)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ... import partitions
+from ...renumbering import MIXING_FACTORS
 from .. import layout
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
@@ -25,7 +25,7 @@ STRIDE, SIZE, BASE = map(tl.constexpr, (layout.STRIDE, layout.SIZE, layout.BASE)
 PITCH, MAP, PRODUCT = map(tl.constexpr, (layout.PITCH, layout.MAP, layout.MULT))
 OWN, REST, COMPOSED = map(tl.constexpr, (layout.OWN, layout.REST, layout.COMPOSED))
 OFFSET, BITS, HOT, COLD = map(tl.constexpr, (layout.OFFSET, layout.BITS, layout.HOT, layout.COLD))
-FACTOR0, FACTOR1, FACTOR2 = map(tl.constexpr, partitions.MIXING_FACTORS)
+FACTOR0, FACTOR1, FACTOR2 = map(tl.constexpr, MIXING_FACTORS)
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def bucket_of(i, stride, size, limit, UNIFORM: tl.constexpr):
 
 @triton.jit
 def mixed(x, bits):
-    """``partitions.mix`` of numbers below 2**bits, each number's or one for all; int32 where bits are below 32."""
+    """``renumbering.mixed_numbers`` of numbers below 2**bits, int32 where bits are below 32."""
     one = tl.full((), 1, x.dtype)
     shift, mask = bits // 2 + 1, (one << bits) - 1
     for n in tl.static_range(3):

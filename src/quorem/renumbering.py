@@ -1,0 +1,100 @@
+"""Bijections that renumber ids before they are partitioned, so that patterns in the ids do not become collisions."""
+
+import itertools
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .checks import INT64_MAX, check_int
+from .partitions import int64
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """The bijection ``i -> (multiplier * i + shift) % n``, to renumber ids before they are partitioned.
+
+    Two integers, because n stored ones would outweigh the table that the partitions make small. It is affine: it
+    renumbers ids but does not mix them (ids a fixed distance apart stay a fixed distance apart); ``Mixing`` does.
+
+    Raises:
+        ValueError: if ``multiplier`` and ``n`` share a factor, ``shift`` is not in ``[0, n)``, or
+            ``multiplier * (n - 1) + shift`` overflows int64.
+
+    >>> Permutation(multiplier=3, shift=1, n=10)(torch.arange(10))
+    tensor([1, 4, 7, 0, 3, 6, 9, 2, 5, 8])
+    """
+
+    multiplier: int
+    shift: int
+    n: int
+
+    def __post_init__(self) -> None:
+        n, multiplier = check_int("n", self.n), check_int("multiplier", self.multiplier)
+        shift = check_int("shift", self.shift, 0, n - 1)
+        if (common := math.gcd(multiplier, n)) != 1:
+            raise ValueError(f"multiplier ({multiplier}) must be coprime with n ({n}); their gcd is {common}")
+        if multiplier * (n - 1) + shift > INT64_MAX:
+            raise ValueError(f"multiplier ({multiplier}) * (n - 1) + shift must be < 2**63 for n ({n})")
+        for name, value in (("multiplier", multiplier), ("shift", shift), ("n", n)):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_seed(cls, n: int, seed: int) -> "Permutation":
+        """The permutation that ``seed`` draws; ``multiplier=1``, a rotation, only where no other fits."""
+        n, draw = check_int("n", n), random.Random(check_int("seed", seed, 0))
+        high = min(n, INT64_MAX // n)
+        start = draw.randrange(2, high) if high > 2 else 2
+        candidates = itertools.chain(range(start, high), range(2, min(start, high)))
+        multiplier = next((m for m in candidates if math.gcd(m, n) == 1), 1)
+        return cls(multiplier, draw.randrange(min(n, 2**63 - multiplier * (n - 1))), n)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return (int64("ids", ids) * self.multiplier + self.shift) % self.n
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """A bijection of ``[0, 2**bits)`` that mixes: ids with a pattern come out without one.
+
+    Three rounds of a shift by half the bits and an odd factor; ``MIXING_FACTORS`` are fixed, so that every device,
+    file and version mixes alike. Each step can be undone, which makes it a bijection.
+
+    Raises:
+        ValueError: if ``bits`` is not in ``[1, 62]``.
+
+    >>> sorted(Mixing(4)(torch.arange(16)).tolist()) == list(range(16))
+    True
+    """
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", check_int("bits", self.bits, 1, 62))
+
+    @classmethod
+    def covering(cls, n: int) -> "Mixing":
+        """The smallest one over at least ``n`` numbers.
+
+        >>> Mixing.covering(1000)
+        Mixing(bits=10)
+        """
+        return cls(max(1, (check_int("n", n, 1) - 1).bit_length()))
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return mixed_numbers(int64("ids", ids), torch.tensor(self.bits, device=ids.device))
+
+
+MIXING_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)  # odd, below 2**62
+
+
+def mixed_numbers(numbers: Tensor, bits: Tensor) -> Tensor:
+    """``Mixing(bits)`` of ``numbers``, each by its own number of bits; 0 bits leave a number as it is."""
+    shift, mask = bits // 2 + 1, (torch.ones_like(bits) << bits) - 1
+    mixed = numbers & mask
+    for factor in MIXING_FACTORS:
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
+    mixed = mixed ^ (mixed >> shift)
+    return torch.where(bits > 0, mixed, numbers)

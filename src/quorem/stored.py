@@ -1,0 +1,278 @@
+"""The rows of a module's tables in one parameter, and its life: names, initial values, moves, copies."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from . import init, saved
+from .checks import InvalidIdMode, check_choice, check_dtype, check_padding
+from .hashing import mixed_id
+from .id_rules import UnknownIds, check_unknown, listed_of, rules_of
+from .ops.layout import Extent, Layout, Storage, build, pool_key
+from .ops.quantized import dequantize
+from .ops.updates import Updates, updates_of
+from .partitions import naive
+from .paths import PathNetworks, path_groups
+from .saved_paths import PathGroups
+from .schemes import TableSpec
+from .schemes.frequency import Ranks, RawCounts, rank
+
+
+class StoredTables(nn.Module):
+    """All rows in one parameter ``stored`` ``[R, W]``, and the integers by which ids find them.
+
+    ``named_tables`` gives each table as a view, and ``state_dict`` saves each under its own name. The integers are
+    buffers that are built anew, not saved: wherever ``stored`` goes, they follow.
+    """
+
+    stored: nn.Parameter
+    updates: Updates
+
+    slots: Tensor
+    parts: Tensor
+    maps: Tensor
+    spans: Tensor
+    ranks: Tensor
+    invalid_ids: Tensor
+    id_rules: Tensor  # of each feature; only where ids are mixed or replaced
+    bits = 0  # of a number in ``stored``, where rows are quantized (``quantize_``)
+    vector_dtype: torch.dtype  # where rows are quantized, the dtype of the vectors that come out
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        specs: Sequence[TableSpec],
+        padding: Sequence[int | None],
+        *,
+        features: Sequence[tuple[str, int]] | None = None,
+        frequencies: Sequence[Tensor | Ranks | RawCounts | None] | None = None,
+        raw_ids: Sequence[bool] | None = None,
+        unknown: Sequence[UnknownIds] | None = None,
+        sparse: bool,
+        on_invalid_id: InvalidIdMode,
+        init_std: float | None = None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self._non_persistent_buffers_set = saved.TransientNames()
+        check_choice("on_invalid_id", on_invalid_id, InvalidIdMode)
+        check_dtype(dtype)
+        self.names, self.specs = tuple(names), tuple(specs)
+        self.raw_ids = (False,) * len(specs) if raw_ids is None else tuple(raw_ids)
+        policies: list[UnknownIds] = ["error" for _ in specs]
+        self.unknown = tuple(policies if unknown is None else unknown)
+        for policy, spec, raw, name in zip(self.unknown, specs, self.raw_ids, names, strict=True):
+            check_unknown(policy, spec, raw, name)
+        pads = zip(padding, specs, self.raw_ids, strict=True)
+        self.padding = tuple(padding_of(pad, spec.num_embeddings, raw) for pad, spec, raw in pads)
+        # As ids are given: of raw ids, ``padding`` is mixed.
+        pairs = zip(padding, self.padding, self.raw_ids, strict=True)
+        self.padding_ids = tuple(given if raw else within for given, within, raw in pairs)
+        self.sparse, self.on_invalid_id = sparse, on_invalid_id
+        if init_std is not None and not 0 < init_std < math.inf:
+            raise ValueError(f"init_std ({init_std}) must be above 0 and finite")
+        self.init_std = init_std
+        features = [(name, t) for t, name in enumerate(names)] if features is None else features
+        self.features, self.table_of = tuple(name for name, _ in features), tuple(t for _, t in features)
+        self.titles = "\n".join(f"table {names[t]}" if names[t] else f"{type(self).__name__}" for t in self.table_of)
+        counts = [None] * len(specs) if frequencies is None else frequencies
+        for name, count, raw in zip(names, counts, self.raw_ids, strict=True):
+            if isinstance(count, RawCounts) and not raw:
+                title = f" of table {name!r}" if name else ""
+                raise ValueError(f"frequencies{title} counts raw ids: raw_ids must be True")
+        self.ranks_of: list[Ranks | None] = [
+            rank(count, spec) if count is not None and spec.num_own else None
+            for count, spec in zip(counts, specs, strict=True)
+        ]
+        storage = self._storage()
+        self.extents, self.pools = storage.extents, storage.pools
+        self.width = storage.width
+        self.stored = nn.Parameter(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
+        groups = path_groups(specs, self.table_of)
+        networks = [PathNetworks(group, names, specs, self.table_of, storage.layout, device, dtype) for group in groups]
+        self.paths = PathGroups(networks) if networks else ()
+        self.reset_parameters()
+        _warn_of_fallbacks(self)
+
+    @property
+    def live_stored(self) -> nn.Parameter:
+        """``stored`` as it is: rows may lag behind. To read ``stored`` itself brings them up to date."""
+        stored: nn.Parameter | None = self._parameters.get("stored")
+        return self.stored if stored is None else stored  # None: pruning or a parametrization computes it
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stored" and "updates" in self.__dict__:
+            self.updates.flush_()
+        return super().__getattr__(name)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the vectors that come out."""
+        return self.vector_dtype if self.bits else self.live_stored.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored parameters: every table's, every pool's, and every path network's."""
+        pools = sum(extent.rows * extent.pitch for extents in self.pools.values() for extent in extents)
+        return sum(spec.num_parameters for spec in self.specs) + pools * self.width
+
+    @property
+    def compression(self) -> float:
+        """Parameters of the full tables over stored parameters."""
+        return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
+
+    def is_full(self, table: int = 0) -> bool:
+        """Whether what is stored for a table is the table itself, row by row."""
+        spec = self.specs[table]
+        one_row = spec.permutation is None and spec.partitions == naive(spec.num_embeddings)
+        return one_row and spec.operation != "feature" and not spec.num_own  # feature has a dimension more
+
+    def reset_parameters(self, method: init.Method = "matched") -> None:
+        """Draw the tables anew.
+
+        Args:
+            method: ``"matched"``, ``"symmetric"`` or ``"reference"``; ``quorem.init`` says what each is.
+        """
+        self.place_integers()  # after to_empty() the buffers hold nothing
+        for t, spec in enumerate(self.specs):
+            init.init_(self.tables(t), spec, method, std=self.start_std([t]))
+            if self.is_full(t) and self.padding[t] is not None:
+                self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
+        for name, extents in self.pools.items():
+            members = [t for t, spec in enumerate(self.specs) if pool_key(self.pools, spec) == name]
+            init.pool_(self._views(extents), [self.specs[t] for t in members], std=self.start_std(members))
+        for group in self._path_networks():
+            group.reset_parameters()
+
+    def start_std(self, members: Sequence[int]) -> float | None:
+        """The deviation that vectors are drawn with; that of raw ids does not depend on the size of the id space."""
+        if self.init_std is None and any(self.raw_ids[t] for t in members):
+            return init.RAW_STD
+        return self.init_std
+
+    def tables(self, table: int = 0) -> list[Tensor]:
+        """What is stored for one table, views ``[rows, width]`` of ``stored``; rows of ids' own come first."""
+        self.updates.flush_()
+        return self._views(self.extents[table])
+
+    def _views(self, extents: Sequence[Extent]) -> list[Tensor]:
+        """Some stored tables; copies, where their rows are quantized."""
+        if not self.bits:
+            return [extent.of(self.live_stored) for extent in extents]
+        rows = [self.live_stored[extent.base : extent.base + extent.rows * extent.pitch] for extent in extents]
+        wide = torch.promote_types(self.dtype, torch.float32)
+        numbers = [dequantize(row, self.width, self.bits).to(wide) for row in rows]
+        return [n.view(extent.rows, -1) for n, extent in zip(numbers, extents, strict=True)]
+
+    def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Name and view of each stored table; its bytes, where rows are quantized.
+
+        Args:
+            values: a tensor shaped as ``stored`` to take the views of, such as ``stored.grad``; ``stored`` if None.
+        """
+        if values is None:
+            self.updates.flush_()
+            values = saved.whole(self.live_stored)
+        for name, extents in zip(self.names, self.extents, strict=True):
+            for j, extent in enumerate(extents):
+                yield f"tables.{name}.{j}" if name else f"tables.{j}", extent.of(values)
+        for name, extents in self.pools.items():
+            for j, extent in enumerate(extents):
+                yield f"pools.{name}.{j}", extent.of(values)
+
+    def _storage(self) -> Storage:
+        return build(self.specs, self.padding, self.table_of, self.ranks_of)
+
+    def _path_networks(self) -> list[PathNetworks]:
+        return cast(list[PathNetworks], list(self.paths))
+
+    @property
+    def layout(self) -> Layout:
+        """The integers by which the ops find the rows of an id."""
+        buffers: dict[str, Any] = self._buffers  # an attribute of a module takes longer to find
+        layout: Layout | None = self.__dict__.get("_layout")
+        if layout is None or layout.slots is not buffers["slots"] or layout.parts is not buffers["parts"]:
+            layout = self.__dict__["_layout"] = Layout(*[buffers[name] for name in Layout._fields])
+        return layout
+
+    def place_integers(self) -> None:
+        """(Re)build the layout's buffers where ``stored`` is; they hold no learned state."""
+        integers = self._storage().layout._asdict()
+        integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
+        rules = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.table_of)
+        if rules is not None:
+            integers["id_rules"] = rules
+        listed = listed_of(self.specs, self.unknown, self.ranks_of, self.table_of)
+        self._listed = [each._replace(ids=each.ids.to(self.stored.device)) for each in listed]
+        for name, values in integers.items():
+            self.register_buffer(name, values.to(self.live_stored.device), persistent=False)
+        for group in self._path_networks():
+            group.place_integers(self.live_stored.device)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As in ``nn.Module``, and tell optimizers whose parameter ``stored`` now is."""
+        super().register_parameter(name, param)
+        if name == "stored":
+            self._bind_updates()
+
+    def _bind_updates(self) -> None:
+        if "updates" in self.__dict__:
+            self.updates.modules.discard(self)
+        self.updates = updates_of(self.live_stored) or Updates(self.live_stored)
+        self.updates.modules.add(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.updates.flush_()
+        super()._apply(fn, recurse)
+        self._bind_updates()  # the parameter may be another object
+        self.place_integers()  # which ``fn`` may have emptied, or made floats
+        return self
+
+    def __getstate__(self) -> Any:
+        self.updates.flush_()  # in a copy every row is up to date
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind_updates()
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """As in ``nn.Module``; of this module alone (``recurse=False``) also what ``state_dict`` names.
+
+        ``torch.distributed.checkpoint`` looks for the entries of a ``state_dict`` by such calls.
+        """
+        yield from super().named_buffers(prefix, recurse, remove_duplicate)
+        if not recurse:
+            dot = "." if prefix else ""
+            yield from ((f"{prefix}{dot}{name}", tensor) for name, tensor in saved.named_entries(self))
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        # For torch.distributed.checkpoint, which follows the names of a state_dict as attributes.
+        return dict.fromkeys(("tables", "pools", "ranks"), "_entries")
+
+    _entries = saved.Names()
+    _save_to_state_dict = saved.save_tables
+    _load_from_state_dict = saved.load_tables
+
+
+def padding_of(padding_idx: int | None, n: int, raw_ids: bool) -> int | None:
+    """The id of a table that stands for nothing; a raw one is mixed into the table's ids."""
+    if not isinstance(raw_ids, bool):
+        raise TypeError(f"raw_ids ({raw_ids!r}) must be a bool")
+    return mixed_id(padding_idx, n) if raw_ids and padding_idx is not None else check_padding(padding_idx, n)
+
+
+def _warn_of_fallbacks(tables: StoredTables) -> None:
+    pairs = zip(tables.names, tables.specs, strict=True)
+    kept = [f"{name + ': ' if name else ''}{spec.fallback}" for name, spec in pairs if spec.fallback]
+    if kept:
+        constructors = sum("__init__" in vars(cls) for cls in type(tables).__mro__ if issubclass(cls, StoredTables))
+        text = f"{len(kept)} of {len(tables.specs)} tables stay full: {'; '.join(kept)}"
+        warnings.warn(text, stacklevel=2 + constructors)  # where the module was made

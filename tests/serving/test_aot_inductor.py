@@ -1,0 +1,58 @@
+"""A model compiled by AOTInductor, in a process that cannot import quorem. Needs a C++ compiler: ``CXX`` names it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from oracles import fill_
+from typer.testing import CliRunner
+
+from quorem import QR, EmbeddingCollection, Table, quantize_, save
+from quorem.cli import app
+from quorem.models import DLRM
+
+N, D = 60, 8
+FRESH = """
+import sys
+sys.modules["quorem"] = None  # importing it raises
+import torch
+model = torch._inductor.aoti_load_package(sys.argv[1])
+for inputs, expected in torch.load(sys.argv[2]):
+    torch.testing.assert_close(model(*inputs)["logits"], expected, equal_nan=True)
+"""
+
+
+def network() -> DLRM:
+    tables = [Table("user", N, D, QR(4), unknown="hash"), Table("item", N, D, QR(3))]
+    return DLRM(quantize_(fill_(EmbeddingCollection(tables)), 8), num_dense=3, bottom=(8,), top=(6,))
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: g++, or CXX")
+def test_a_compiled_network_runs_where_quorem_cannot_be_imported(tmp_path: Path) -> None:
+    model, cases = network(), []
+    for rows in (1, 2, 33):
+        dense, ids = torch.rand(rows, 3), torch.randint(0, N, (rows, 2))
+        ids[0, 0] = 2**40
+        expected = model(dense, ids).detach()
+        if rows > 1:
+            ids[1, 1], expected[1] = -1, torch.nan
+        cases.append(((dense, ids), expected))
+    save(model, tmp_path / "model")
+    torch.save(cases, tmp_path / "cases")
+    arguments = ["export", "--format", "aot-inductor", str(tmp_path / "model"), "--out", str(tmp_path / "model.pt2")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    fresh = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt2"), str(tmp_path / "cases")]
+    run = subprocess.run(fresh, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_name_that_the_loader_would_refuse(tmp_path: Path) -> None:
+    save(network(), tmp_path / "model")
+    arguments = ["export", "--format", "aot-inductor", str(tmp_path / "model"), "--out", str(tmp_path / "model.so")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1 and "model.so) must end in .pt2" in done.output
