@@ -23,7 +23,7 @@ def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "plain":
         monkeypatch.setattr(cpu, "kernels", dict)
     elif not cpu.kernels():
-        pytest.skip("Numba is not installed")
+        pytest.skip("needs Numba: pip install quorem[cpu]")
 
 
 def collection(dtype: torch.dtype = torch.float64, sparse: bool = True, seed: int = 0) -> quorem.EmbeddingCollection:

@@ -41,7 +41,7 @@ def calls(function: Callable[[], object]) -> list[tuple[str, str]]:
     return seen
 
 
-@pytest.mark.skipif(not cpu.kernels(), reason="the page follows the kernels of Numba")
+@pytest.mark.skipif(not cpu.kernels(), reason="the page follows the kernels of Numba: pip install quorem[cpu]")
 def test_a_batch_takes_the_hops_of_the_page() -> None:
     collection = EmbeddingCollection([Table("a", 1000, 8, QR(4)), Table("b", 50, 8, QR(4, operation="add"))])
     optim.apply_in_backward(collection, optim.Adagrad, lr=0.1)

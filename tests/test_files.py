@@ -83,7 +83,7 @@ def test_a_full_disk_is_told_and_the_old_file_stays(tmp_path):
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True)
     if mounted.returncode:
-        pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+        pytest.skip(f"needs the right to mount a tmpfs, run it as root: {mounted.stderr.strip()}")
     try:
         files.write(disk / "a", "old")
         with pytest.raises(OSError, match=r"disk full: 100,000 bytes are needed and [\d,]+ bytes are free.*disk/a"):

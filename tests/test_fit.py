@@ -323,7 +323,9 @@ def test_a_fit_of_a_fallback_is_exact() -> None:
 
 def test_a_table_on_the_meta_device_is_left_alone() -> None:
     spec = QR(4).spec(N, D)
-    fit_([torch.empty(s, device="meta") for s in spec.shapes], spec, torch.empty(N, D, device="meta"))
+    tables = [torch.empty(s, device="meta") for s in spec.shapes]
+    fit_(tables, spec, torch.empty(N, D, device="meta"))
+    assert [(table.device.type, tuple(table.shape)) for table in tables] == [("meta", shape) for shape in spec.shapes]
 
 
 def test_refusals() -> None:

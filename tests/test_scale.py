@@ -1,4 +1,4 @@
-"""The calculator of many GPUs: by hand, and against TorchRec's own planner; torchrec_ranks.py measures its bytes."""
+"""The calculator of many GPUs: by hand, and against TorchRec's own planner; torchrec_exchange.py measures its bytes."""
 
 import json
 import runpy

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from typing import Any
 
 import oracles
 import pytest
@@ -66,6 +67,12 @@ def all_tables(pad: bool = True) -> list[quorem.Table]:
     return tables
 
 
+@pytest.fixture(params=[None, 3], ids=["tables", "shards"])
+def shards(request: pytest.FixtureRequest) -> dict[str, int | None]:
+    """A table of TorchRec's for each table, and all rows in three."""
+    return {"num_shards": request.param}
+
+
 def features_of(tables: list[quorem.Table]) -> list[str]:
     return [name for table in tables for name in table.features]
 
@@ -117,10 +124,10 @@ def assert_same(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weighted: bool) -> None:
+def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weighted: bool, shards: Any) -> None:
     tables = all_tables()
     collection = collection_of(tables, mode)
-    module = integration.from_collection(collection, is_weighted=weighted)
+    module = integration.from_collection(collection, is_weighted=weighted, **shards)
     features = jagged(features_of(tables), 5, weighted=weighted)
     if weighted:
         features.weights().requires_grad_()
@@ -138,10 +145,10 @@ def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weig
         torch.testing.assert_close(features.weights().grad, grad, rtol=1e-5, atol=1e-5)
 
 
-def test_vectors_of_every_scheme_equal_the_dense_tables() -> None:
+def test_vectors_of_every_scheme_equal_the_dense_tables(shards: Any) -> None:
     tables = all_tables()
     collection = collection_of(tables)
-    module = EmbeddingCollection(tables)
+    module = EmbeddingCollection(tables, **shards)
     integration.copy_state_(module, collection)
     features = jagged(features_of(tables), 5)
     out = module(features)
@@ -182,30 +189,31 @@ FEW = [
 NAMES = [table.name for table in FEW]
 
 
-def few() -> tuple[quorem.EmbeddingCollection, EmbeddingBagCollection]:
+@pytest.fixture
+def few(shards: Any) -> tuple[quorem.EmbeddingCollection, EmbeddingBagCollection]:
     collection = collection_of(FEW)
-    return collection, integration.from_collection(collection)
+    return collection, integration.from_collection(collection, **shards)
 
 
 @pytest.mark.parametrize("lengths", [[0] * 10, [0, 2, 0, 0, 1, 1, 0, 0, 0, 3], [2, 2, 0, 0, 0, 0, 0, 0, 0, 0]])
-def test_empty_features(lengths: list[int]) -> None:
-    collection, module = few()
+def test_empty_features(lengths: list[int], few: Any) -> None:
+    collection, module = few
     features = KeyedJaggedTensor(NAMES, torch.arange(sum(lengths)) % 7, lengths=torch.tensor(lengths))
     torch.testing.assert_close(module(features).values(), expected(collection, features), rtol=1e-5, atol=1e-6)
 
 
-def test_an_empty_batch() -> None:
-    _, module = few()
+def test_an_empty_batch(few: Any, shards: Any) -> None:
+    _, module = few
     empty = torch.zeros(0, dtype=torch.int64)
     out = module(KeyedJaggedTensor(NAMES, empty, lengths=empty, stride=0)).values()
     assert out.shape == (0, 40)
     out.sum().backward()
-    vectors = EmbeddingCollection(FEW)(KeyedJaggedTensor(NAMES, empty, lengths=empty, stride=0))
+    vectors = EmbeddingCollection(FEW, **shards)(KeyedJaggedTensor(NAMES, empty, lengths=empty, stride=0))
     assert [v.values().shape for v in vectors.values()] == [(0, 8)] * 5
 
 
-def test_keys_may_come_in_any_order_and_be_more() -> None:
-    collection, module = few()
+def test_keys_may_come_in_any_order_and_be_more(few: Any) -> None:
+    collection, module = few
     keys = ["day", "unknown", "word", "user", "shop", "item"]
     lengths = torch.tensor([1, 2, 3, 1, 0, 2, 2, 0, 1, 1, 0, 1])
     features = KeyedJaggedTensor(keys, torch.arange(14) % 7, lengths=lengths)
@@ -214,23 +222,23 @@ def test_keys_may_come_in_any_order_and_be_more() -> None:
     torch.testing.assert_close(out.values(), expected(collection, features), rtol=1e-5, atol=1e-6)
 
 
-def test_int32_ids() -> None:
-    collection, module = few()
+def test_int32_ids(few: Any) -> None:
+    collection, module = few
     features = jagged(NAMES, 4)
     small = KeyedJaggedTensor(NAMES, features.values().int() % 7, lengths=features.lengths().int())
     torch.testing.assert_close(module(small).values(), expected(collection, small), rtol=1e-5, atol=1e-6)
 
 
-def test_missing_keys_are_named() -> None:
-    _, module = few()
+def test_missing_keys_are_named(few: Any) -> None:
+    _, module = few
     with pytest.raises(KeyError, match=re.escape("must have 'item', 'word'")):
         module(KeyedJaggedTensor(["user", "day", "shop"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [-1, 1000])
-def test_ids_out_of_range_raise(name: str, bad: int) -> None:
-    _, module = few()
+def test_ids_out_of_range_raise(name: str, bad: int, few: Any) -> None:
+    _, module = few
     ids = torch.zeros(10, dtype=torch.int64)
     ids[2 * NAMES.index(name) + 1] = bad
     n = FEW[NAMES.index(name)].num_embeddings
@@ -243,9 +251,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "raises_at_once", lambda ids: False)
 
 
-def test_ids_out_of_range_give_zeros_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_out_of_range_give_zeros_on_a_gpu(monkeypatch: pytest.MonkeyPatch, few: Any, shards: Any) -> None:
     on_a_gpu(monkeypatch)
-    collection, module = few()
+    collection, module = few
     ids = torch.tensor([1, 100, -1, 2, 3, 80, 70, 5, 6, 7])
     features = KeyedJaggedTensor(NAMES, ids, lengths=torch.full((5,), 2))
     good = KeyedJaggedTensor(NAMES, torch.tensor([1, 2, 3, 5, 6]), lengths=torch.ones(5, dtype=torch.int64))
@@ -253,8 +261,8 @@ def test_ids_out_of_range_give_zeros_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
         out = module(features)
     torch.testing.assert_close(out.values(), expected(collection, good), rtol=1e-5, atol=1e-6)
     with pytest.raises(IndexError, match="5 ids are out of range in table user"):
-        EmbeddingBagCollection(FEW, on_invalid_id="raise")(features)
-    vectors = EmbeddingCollection(FEW, on_invalid_id="trust")(features)
+        EmbeddingBagCollection(FEW, on_invalid_id="raise", **shards)(features)
+    vectors = EmbeddingCollection(FEW, on_invalid_id="trust", **shards)(features)
     assert [bool(vectors[name].values()[1].eq(0).all()) for name in NAMES] == [True, False, True, False, True]
 
 
@@ -271,13 +279,13 @@ def test_tables_are_drawn_as_the_single_device_collection() -> None:
         assert made[name].std().item() == pytest.approx(table.std().item(), rel=0.2), name  # of 800 numbers or more
 
 
-def test_collections_convert_both_ways() -> None:
+def test_collections_convert_both_ways(shards: Any) -> None:
     collection = collection_of(all_tables(), "mean")
-    back = integration.to_collection(integration.from_collection(collection))
+    back = integration.to_collection(integration.from_collection(collection, **shards))
     assert back.mode == "mean" and back.specs == collection.specs and back.padding == collection.padding
     for key, value in collection.state_dict().items():
         assert torch.equal(back.state_dict()[key], value), key
-    unpooled = EmbeddingCollection(all_tables())
+    unpooled = EmbeddingCollection(all_tables(), **shards)
     integration.copy_state_(unpooled, collection)
     again = integration.to_collection(unpooled).state_dict()
     assert all(torch.equal(again[key], value) for key, value in collection.state_dict().items())
@@ -298,9 +306,9 @@ def test_a_plan_becomes_tables_in_one_call() -> None:
         torch.testing.assert_close(module(part)[table.name], stored[rows[:, f]].sum(1), rtol=1e-5, atol=1e-6)
 
 
-def test_half_precision() -> None:
+def test_half_precision(shards: Any) -> None:
     collection = quorem.EmbeddingCollection(FEW, mode="sum", dtype=torch.float16)
-    module = integration.from_collection(collection)
+    module = integration.from_collection(collection, **shards)
     features = KeyedJaggedTensor(NAMES, torch.arange(10) % 7, lengths=torch.full((5,), 2))
     out = module(features)
     for name, dense in collection.to_dense().items():
@@ -315,6 +323,7 @@ def test_half_precision() -> None:
         ([quorem.Table("a", 10, 6)], {}, "width (6) of table 'a' must be a multiple of 4"),
         ([quorem.Table("a", 90, 12, quorem.QR(4, operation="concat"))], {}, "width (6) of table 'a:0' must be a"),
         ([quorem.Table("a", 10, 8)], {"dtype": torch.bfloat16}, "dtype (torch.bfloat16) must be torch.float32 or"),
+        ([quorem.Table("a", 10, 8)], {"num_shards": 0}, "num_shards (0) must be"),
         ([quorem.Table("a", 10, 8)], {"mode": "max"}, "mode ('max') must be one of 'mean', 'sum'"),
         ([quorem.Table("a", 10, 8)], {"on_invalid_id": "no"}, "on_invalid_id ('no') must be one of"),
         ([quorem.Table("a", 10, 8), quorem.Table("a", 10, 8)], {}, "names of tables ('a') must be unique"),
@@ -325,8 +334,8 @@ def test_tables_that_torchrec_cannot_take_are_refused(tables, options, message) 
         EmbeddingBagCollection(tables, **options)
 
 
-def test_batches_that_do_not_fit_are_refused() -> None:
-    _, module = few()
+def test_batches_that_do_not_fit_are_refused(few: Any) -> None:
+    _, module = few
     ones = torch.ones(5, dtype=torch.int64)
     with pytest.raises(ValueError, match="features must have weights"):
         EmbeddingBagCollection(FEW, is_weighted=True)(KeyedJaggedTensor(NAMES, ones, lengths=ones))
@@ -345,7 +354,7 @@ def test_docstrings() -> None:
         assert result.failed == 0, info.name
 
 
-def test_raw_and_unknown_ids_are_those_of_the_single_device() -> None:
+def test_raw_and_unknown_ids_are_those_of_the_single_device(shards: Any) -> None:
     hot = quorem.HotCold(10, cold=quorem.QR(4, operation="add"), num_rest=9)
     tables = [
         quorem.Table("raw", 2**40, D, quorem.GeneralizedQR(4, operation="add"), raw_ids=True, padding_idx=-1),
@@ -354,7 +363,7 @@ def test_raw_and_unknown_ids_are_those_of_the_single_device() -> None:
         quorem.Table("hash", N, D, quorem.QR(4), unknown="hash"),
     ]
     source = quorem.EmbeddingCollection(tables, mode="sum")
-    module = integration.from_collection(source)
+    module = integration.from_collection(source, **shards)
     ids = torch.tensor([[-1, 5, 2**62, 59], [-1, 5, 60, 59], [-1, 5, 2**62, 59], [-9, 5, 2**62, 59]])
     lengths = torch.tensor([2, 2] * 4)
     batch = KeyedJaggedTensor(keys=["raw", "rest", "cold", "hash"], values=ids.flatten(), lengths=lengths)

@@ -1,4 +1,4 @@
-"""quorem's tables sharded by TorchRec: two gloo ranks, each a process, that run the cases of torchrec_ranks.py."""
+"""quorem's tables sharded by TorchRec: two gloo ranks, each a process, that run the cases of torchrec_cases.py."""
 
 import os
 import subprocess
@@ -18,7 +18,9 @@ import quorem
 
 pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
 
+import torchrec_checkpoints as checkpoints
 import torchrec_ranks as ranks
+from torchrec_cases import ALONE
 
 from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection, checkpoint
@@ -34,7 +36,7 @@ def run_two_ranks(folder: Path, *cases: str) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *sys.path])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(TESTS / "torchrec_ranks.py"), str(folder), *cases],
+            [sys.executable, str(TESTS / "torchrec_cases.py"), str(folder), *cases],
             env=environment | {"RANK": str(rank)},
             cwd=folder,
         )
@@ -57,7 +59,7 @@ def run_two_ranks(folder: Path, *cases: str) -> None:
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    run_two_ranks(tmp_path, *(case.__name__ for case in ranks.ALONE))
+    run_two_ranks(tmp_path, *(case.__name__ for case in ALONE))
 
 
 @contextmanager
@@ -81,20 +83,20 @@ def test_checkpoints_go_from_two_ranks_to_one_and_back(tmp_path: Path, monkeypat
         monkeypatch.setenv(name, "1")
     with one_rank(tmp_path):
         for kind in ("adagrad", "rowwise"):
-            for plan in ("tables", "planner"):
-                model, optimizers = ranks.sharded_to_train(kind, ranks.PLANS[plan])
+            for plan in ("tables", "shards", "planner"):
+                model, optimizers = checkpoints.sharded_to_train(kind, plan)
                 assert integration.load(tmp_path / f"two-{kind}", model, optimizers) == 2
-                ranks.check_training(model, optimizers, kind, 2, f"one rank, {plan}")
+                checkpoints.check_training(model, optimizers, kind, 2, f"one rank, {plan}")
             integration.save(tmp_path / f"one-{kind}", model, optimizers, step=4)
     run_two_ranks(loading, "load_from_one")
     for kind in ("adagrad", "rowwise"):
         _, ours, options = ranks.OPTIMIZERS[kind]
-        collection = ranks.reference(ranks.TRAINED, sparse=True)
+        collection = ranks.reference(checkpoints.TRAINED, sparse=True)
         optimizer = ours(collection.parameters(), **options)
         assert integration.load(tmp_path / f"two-{kind}", collection, [optimizer]) == 2
-        ranks.go_on(collection, [optimizer], range(2, 4))
-        wanted, _ = ranks.trained_reference(kind, 4)
-        served = quorem.EmbeddingCollection(ranks.TRAINED)
+        checkpoints.go_on(collection, [optimizer], range(2, 4))
+        wanted, _ = checkpoints.trained_reference(kind, 4)
+        served = quorem.EmbeddingCollection(checkpoints.TRAINED)
         state = served.state_dict()
         dcp.load(state, checkpoint_id=tmp_path / f"one-{kind}")  # without quorem's help: the names are its own
         for name, value in wanted.state_dict().items():

@@ -53,7 +53,7 @@ EmbeddingCollection.forward = slower
 
 
 def test_a_tree_of_other_numbers_is_seen_and_a_slower_one_fails(tmp_path):
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", tmp_path / "src")  # with the kernels that were compiled
     with (tmp_path / "src" / "quorem" / "api.py").open("a") as file:
         file.write(SLOWER)
     done = against(ROOT, tmp_path, "--out", tmp_path / "x.csv", *SMALL, "--mode", "forward")

@@ -198,7 +198,7 @@ def test_overwrite_through_a_symbolic_link_replaces_the_folder_that_it_leads_to(
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_no_other_run_gets_in_while_one_gives_the_folder_its_name(at, tmp_path, monkeypatch):
     """Before and after each of the two renames."""
-    pytest.importorskip("fcntl")
+    pytest.importorskip("fcntl", reason="locks need a POSIX system")
     out = prepare_criteo(raw_file(tmp_path / "raw.txt"), tmp_path / "out").path
     rename, seen = os.rename, []
 
@@ -294,7 +294,7 @@ def test_files_put_there_while_a_run_is_at_work_are_kept(tmp_path):
 
 
 def test_two_runs_into_one_folder_are_told_apart(tmp_path):
-    pytest.importorskip("fcntl")
+    pytest.importorskip("fcntl", reason="locks need a POSIX system")
     with Folder(tmp_path / "out") as folder:
         with pytest.raises(RuntimeError, match="is being written by another run"), Folder(tmp_path / "out"):
             pass
@@ -320,7 +320,7 @@ def test_full_disk(foreseen, tmp_path, monkeypatch):
     mount = shutil.which("mount")
     options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
     if mount is None or subprocess.run([mount, *options], capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
+        pytest.skip("needs the right to mount a file system: run it as root")
     try:
         (disk / "neighbour").write_text("stays")
         if not foreseen:

@@ -201,11 +201,16 @@ def test_reset_leaves_the_embeddings_alone(network):
 @each
 def test_deterministic_mode_has_an_answer(network):
     model = SMALL[network](tables("mult"))
+    parameters, inputs = list(model.parameters()), batch(10)
+    expected = torch.autograd.grad(model(*inputs).sum(), parameters)
     torch.use_deterministic_algorithms(True)
     try:
-        model(*batch(10)).sum().backward()
+        gradients = [torch.autograd.grad(model(*inputs).sum(), parameters) for _ in range(2)]
     finally:
         torch.use_deterministic_algorithms(False)
+    for first, second, other in zip(*gradients, expected, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, other)
 
 
 @each

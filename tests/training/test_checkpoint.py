@@ -133,7 +133,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint():
             ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True
         )
         if mounted.returncode:
-            pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+            pytest.skip(f"needs the right to mount a tmpfs, run it as root: {mounted.stderr.strip()}")
         checkpoint.save(folder, 1, TENSORS, {})
         with pytest.raises(OSError, match=r"disk full: 4,000,\d{3} bytes are needed and .* are free"):
             checkpoint.save(folder, 2, {"large": torch.ones(1_000_000)}, {})

@@ -8,7 +8,7 @@ from runs_of_training import StopAt, small_log, small_run
 from quorem.training.loop import Options, train
 
 accumulator = pytest.importorskip(
-    "tensorboard.backend.event_processing.event_accumulator", reason='needs TensorBoard: pip install "quorem[train]"'
+    "tensorboard.backend.event_processing.event_accumulator", reason="needs TensorBoard: pip install tensorboard"
 )
 
 

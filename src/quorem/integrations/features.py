@@ -1,5 +1,6 @@
 """How a collection is stored in the plain tables of another engine, such as TorchRec, and which rows an id reads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
@@ -10,9 +11,12 @@ from torch import Tensor
 from .. import id_rules, init
 from ..collection import EmbeddingCollection
 from ..ops.layout import BITS, COLD, HOT, OFFSET, build, pool_key
+from ..ops.search import search
 from ..partitions import ExplicitPartition, Partition
 from ..renumbering import Mixing
 from ..schemes import TableSpec
+
+Search = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # ``ops.search.search``, or with an index
 
 
 class Part(NamedTuple):
@@ -57,7 +61,8 @@ class Feature:
         spec: of its table.
         padding: the id that stands for nothing, or None.
         stored: the plain table of each key.
-        bases: for each part of the table, the number of its first row in the plain table.
+        parts: what an id may read: rows of its own, then those of each partition.
+        bases: for each part, the number of its first row in the plain table.
         partitions: of the composed ids: the table's, or those of its pool.
         offset: of the composed ids among those of a pool.
         bits: by which they are mixed.
@@ -72,6 +77,7 @@ class Feature:
     spec: TableSpec
     padding: int | None
     stored: tuple[StoredTable, ...]
+    parts: tuple[Part, ...]
     bases: tuple[int, ...]
     partitions: tuple[Partition | ExplicitPartition, ...]
     offset: int = 0
@@ -125,18 +131,18 @@ class Feature:
         rules = torch.tensor([self.rule], device=ids.device)
         return id_rules.replaced(ids[:, None], None, rules, limit, listed)[:, 0]
 
-    def reads(self, ids: Tensor, ranks: Tensor) -> PartReads:
-        """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids."""
+    def reads(self, ids: Tensor, ranks: Tensor, search: Search = search) -> PartReads:
+        """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids, searched by ``search``."""
         ids = self._narrow(ids)
         if not self.spec.num_own:
             return PartReads(self._buckets(ids), None)
-        row, numbers, composed = self._places(ids, ranks)
+        row, numbers, composed = self._places(ids, ranks, search)
         used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
         return PartReads([row, *self._buckets(numbers)], used)
 
     def row_numbers(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """The row numbers of ``ids`` ``[N]``, one after another, and how many each has ``[N]``; of merged tables."""
-        row, numbers, composed = self._places(self._narrow(ids), ranks)
+        row, numbers, composed = self._places(self._narrow(ids), ranks, search)
         more = len(self.partitions) - 1
         counts = composed.int().mul_(more).add_(1)
         first = counts.cumsum(0).sub_(counts)
@@ -161,17 +167,17 @@ class Feature:
             numbers = spec.permutation(numbers)
         return [_bucket(partition, numbers, limit).to(dtype) for partition in self.partitions]
 
-    def _places(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _places(self, ids: Tensor, ranks: Tensor, search: Search) -> tuple[Tensor, Tensor, Tensor]:
         """For each id its own row, its number among the composed ids, and whether it is one of these."""
         spec = self.spec
         if self.hot is None:
             composed = (ids >= spec.num_hot) & (ids < spec.num_embeddings - spec.num_rest)
             row, numbers = ids.clamp(max=spec.num_hot), ids - spec.num_hot
         else:
-            row, is_hot = _search(ranks[self.hot[0] :][: self.hot[1]], ids)
+            row, is_hot = search(ranks[self.hot[0] :][: self.hot[1]], ids)
             composed, numbers = ~is_hot, ids - row
             if spec.num_rest and self.cold is not None:
-                numbers, composed = _search(ranks[self.cold[0] :][: self.cold[1]], ids)
+                numbers, composed = search(ranks[self.cold[0] :][: self.cold[1]], ids)
                 row = torch.where(is_hot, row, spec.num_hot)
         return row, numbers.clamp(0, max(spec.num_composed - 1, 0)), composed
 
@@ -182,14 +188,6 @@ def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: in
         return partition(numbers)
     bucket = numbers if partition.stride == 1 else numbers // partition.stride
     return bucket if partition.stride * partition.size >= limit else bucket % partition.size
-
-
-def _search(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """How many entries of a rising list are below each id, and whether the id is in it."""
-    below = torch.searchsorted(ordered, ids.to(ordered.dtype))
-    if not len(ordered):
-        return below, torch.zeros_like(ids, dtype=torch.bool)
-    return below, ordered[below.clamp(max=len(ordered) - 1)] == ids
 
 
 def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]:
@@ -229,6 +227,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
                 spec,
                 collection.padding[t],
                 stored,
+                tuple(parts),
                 tuple(before.get(part.name, 0) for part in parts),
                 partitions,
                 slot[OFFSET],

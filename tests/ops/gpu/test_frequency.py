@@ -13,7 +13,7 @@ from quorem.ops import lookup as truth
 from quorem.ops import quantized as truth_quantized
 from quorem.ops import replay as truth_replay
 from quorem.ops import rules as truth_rules
-from quorem.ops.layout import LIMIT
+from quorem.ops.layout import BASE, LIMIT, PITCH
 from quorem.ops.state import CATCHES_UP
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
@@ -131,7 +131,7 @@ def test_gradients(kind: str) -> None:
 def test_steps(kind: str, rule: str, name: str) -> None:
     module = collection(kind, dtype=torch.float64)
     layout, start = module.layout, module.stored.detach()
-    if rule == "rowwise_adagrad" and (layout.parts[..., 3] > 1).any():
+    if rule == "rowwise_adagrad" and (layout.parts[..., PITCH] > 1).any():
         pytest.skip("the fused rule takes rows of one piece only; the truth runs")
     fused, plain = start.clone(), start.clone()
     fused_state, constants = rule_state(rule, fused)
@@ -161,7 +161,7 @@ def test_slots_that_share_rows_are_in_one_range(number: int, monkeypatch: pytest
     known = host.host_layout(module.layout)
     divided = places.divided(known, 9, False, number, 64)
     firsts = [r.first_pair // known.parts.shape[1] for r in divided.ranges]
-    bases = known.parts[..., 2]
+    bases = known.parts[..., BASE]
     for first in firsts[1:]:
         before, after = bases[:first].flatten(), bases[first:].flatten()
         assert not torch.isin(before[before >= 0], after).any()

@@ -11,16 +11,20 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ... import collection as single
-from ...checks import InvalidIdMode, Pooling
+from ...checks import InvalidIdMode, Pooling, check_int
 from ...paths import PathNetworks
 from ...saved_paths import PathGroups
+from ..drawn import distinct_rows
 from ..features import Feature, features_of
 from .compose import Pooled, Unpooled
 from .draw import Uniform
+from .gathered import Gathered, GatheredBags
 from .rows import RowNumbers
+from .shards import Shards, UniqueRows, shards_of
 
 CPU = torch.device("cpu")
 REPLICATED = ShardingType.DATA_PARALLEL.value
+NOMINAL_BATCH = 8192  # on which shards are balanced
 DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16}
 
 
@@ -35,6 +39,9 @@ class EmbeddingBagCollection(nn.Module):
         tables: as in ``quorem.EmbeddingCollection``; every stored width must be a multiple of 4.
         mode: ``"sum"`` or ``"mean"``.
         is_weighted: whether the features come with weights.
+        num_shards: None for tables as above. A number divides the rows of all tables of one width among so many pooled
+            tables, usually as many as ranks. Each rank then asks for every row of its batch once, and composes and
+            pools by itself: fewer bytes where ids repeat within a batch.
         on_invalid_id: as in ``quorem.Embedding``, for GPUs; on the CPU such an id raises IndexError.
         device: where the tables are; ``"meta"`` to have them allocated as they are sharded.
         dtype: float32 or float16.
@@ -56,6 +63,7 @@ class EmbeddingBagCollection(nn.Module):
         *,
         mode: Pooling = "sum",
         is_weighted: bool = False,
+        num_shards: int | None = None,
         on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -65,6 +73,12 @@ class EmbeddingBagCollection(nn.Module):
         features, ranks, paths = _checked(tables, mode, on_invalid_id, dtype, device)
         self.tables, self.mode = tuple(tables), mode
         self.embedding_dims = tuple(f.spec.embedding_dim for f in features for _ in range(f.spec.num_vectors))
+        if num_shards is not None:
+            shards = _shards(features, ranks, tables, num_shards)
+            self.bags, self.vectors = None, _shard_collections(shards, dtype, device)
+            self.rows: RowNumbers = UniqueRows(features, ranks, shards, is_weighted, on_invalid_id)
+            self.compose: Unpooled = GatheredBags(features, paths, shards, mode)
+            return
         configs = _configs([f for f in features if f.summed], dtype)
         bags = [EmbeddingBagConfig(**config, pooling=PoolingType.SUM) for config in configs]
         self.vectors = _collections([f for f in features if not f.summed], dtype, device)
@@ -106,6 +120,9 @@ class EmbeddingCollection(nn.Module):
 
     Args:
         tables: as in ``quorem.EmbeddingCollection``; every stored width must be a multiple of 4.
+        num_shards: None for tables as above. A number divides the rows of all tables of one width among so many pooled
+            tables, usually as many as ranks. Each rank then asks for every row of its batch once, and composes and
+            pools by itself: fewer bytes where ids repeat within a batch.
         on_invalid_id: as in ``quorem.Embedding``, for GPUs; on the CPU such an id raises IndexError.
         device: where the tables are; ``"meta"`` to have them allocated as they are sharded.
         dtype: float32 or float16.
@@ -124,6 +141,7 @@ class EmbeddingCollection(nn.Module):
         self,
         tables: Sequence[single.Table],
         *,
+        num_shards: int | None = None,
         on_invalid_id: InvalidIdMode = "warn",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -132,6 +150,12 @@ class EmbeddingCollection(nn.Module):
         device = torch.device("cpu" if device is None else device)
         features, ranks, paths = _checked(tables, "sum", on_invalid_id, dtype, device)
         self.tables = tuple(tables)
+        if num_shards is not None:
+            shards = _shards(features, ranks, tables, num_shards)
+            self.vectors = _shard_collections(shards, dtype, device)
+            self.rows: RowNumbers = UniqueRows(features, ranks, shards, False, on_invalid_id)
+            self.compose: Unpooled = Gathered(features, paths, shards)
+            return
         self.vectors = _collections(features, dtype, device)
         keys = [_keys(group.embedding_configs()) for group in self.vectors]  # type: ignore[operator]
         self.rows = RowNumbers(features, ranks, [], keys, False, on_invalid_id)
@@ -159,7 +183,7 @@ class EmbeddingCollection(nn.Module):
 def _check_plan(vectors: nn.ModuleList) -> None:
     """Raise RuntimeError where the plan replicates unpooled tables on the CPU: FBGEMM pools them there."""
     for group in vectors:
-        plan = getattr(group, "module_sharding_plan", None)
+        plan = getattr(group, "module_sharding_plan", None) if hasattr(group, "embeddings") else None
         if plan is not None and getattr(group, "_device", CPU) == CPU:
             replicated = [name for name, table in plan.items() if table.sharding_type == REPLICATED]
             if replicated:
@@ -197,6 +221,34 @@ def _checked(
         networks.place_integers(networks.weights[0].device)
         networks.reset_parameters()
     return features, ranks, paths
+
+
+def _shards(features: Sequence[Feature], ranks: Tensor, tables: Sequence[single.Table], num_shards: int) -> Shards:
+    check_int("num_shards", num_shards)
+    return shards_of(features, num_shards, distinct_rows(features, ranks, tables, NOMINAL_BATCH, {}))
+
+
+def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:
+    """TorchRec's collections of rows that are looked up one by one, one for each width."""
+    data_type = DATA_TYPES[dtype or torch.float32]
+    return nn.ModuleList(
+        stock.EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=table.name,
+                    num_embeddings=table.num_rows,
+                    embedding_dim=table.width,
+                    feature_names=[table.name],
+                    data_type=data_type,
+                    init_fn=Uniform(table.parts),
+                    pooling=PoolingType.SUM,
+                )
+                for table in group
+            ],
+            device=device,
+        )
+        for group in shards.groups
+    )
 
 
 def _configs(features: Iterable[Feature], dtype: torch.dtype | None) -> list[dict[str, Any]]:

@@ -11,9 +11,15 @@ from .state import copy_state_, weights
 
 
 def from_collection(
-    collection: single.EmbeddingCollection, *, is_weighted: bool = False, device: torch.device | str | None = None
+    collection: single.EmbeddingCollection,
+    *,
+    is_weighted: bool = False,
+    num_shards: int | None = None,
+    device: torch.device | str | None = None,
 ) -> EmbeddingBagCollection:
     """The tables of a single-device collection as TorchRec's, with their weights.
+
+    ``num_shards`` is that of ``EmbeddingBagCollection``.
 
     ``DistributedModelParallel`` starts tables on the CPU afresh: ``copy_state_`` puts weights and optimizer state back.
 
@@ -26,6 +32,7 @@ def from_collection(
         tables_of(collection),
         mode=collection.mode,
         is_weighted=is_weighted,
+        num_shards=num_shards,
         on_invalid_id=collection.on_invalid_id,
         device=table.device if device is None else device,
         dtype=table.dtype,

@@ -37,14 +37,14 @@ def table_rows(collection: Collection) -> dict[str, dict[str, int]]:
     """
     prefixes = {}
     for i, group in enumerate(collection.vectors):
-        tables = dict(group.get_submodule("embeddings").named_children())
-        prefixes.update(dict.fromkeys(tables, f"vectors.{i}.embeddings"))
+        kind = "embeddings" if hasattr(group, "embeddings") else "embedding_bags"  # the latter: shards of all rows
+        tables = dict(group.get_submodule(kind).named_children())
+        prefixes.update(dict.fromkeys(tables, f"vectors.{i}.{kind}"))
     if isinstance(collection, EmbeddingBagCollection) and collection.bags is not None:
         prefixes.update(dict.fromkeys(collection.bags.embedding_bags, "bags.embedding_bags"))
     return {
         f"{prefixes[stored.name]}.{stored.name}.weight": {part.name: part.num_rows for part in stored.parts}
-        for f in collection.rows.features
-        for stored in f.stored
+        for stored in collection.rows.stored
     }
 
 

@@ -1,6 +1,7 @@
 """What TorchRec's planner should know of composed tables."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
@@ -10,8 +11,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.types import ParameterConstraints
 
+from ..drawn import distinct_rows
 from ..scale import is_replicated, place
 from .collections import REPLICATED, EmbeddingBagCollection, EmbeddingCollection
+from .shards import UniqueRows
 
 
 def constraints(
@@ -52,6 +55,9 @@ def constraints(
         raise ValueError(f"ids_per_sample names {', '.join(map(repr, unknown))} but must name features of the model")
     found: dict[str, ParameterConstraints] = {}
     for collection in collections:
+        if isinstance(collection.rows, UniqueRows):
+            found |= _of_shards(collection, batch_size, ids_per_sample, device_type)
+            continue
         features, bag_keys = collection.rows.features, set(collection.rows.bags)
         pooled = {
             stored.name for f in features for key, stored in zip(f.keys, f.stored, strict=True) if key in bag_keys
@@ -59,9 +65,7 @@ def constraints(
         for table, reads, vectors, _ in place(features, batch_size, ids_per_sample, replicate=False):
             is_pooled = table.name in pooled
             sharder = EmbeddingBagCollectionSharder() if is_pooled else EmbeddingCollectionSharder()
-            types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]
-            if table.width < 2 * MIN_CW_DIM:  # TorchRec's planner does not split such columns
-                types = [kind for kind in types if "column" not in kind]
+            types = _types(sharder, table.width, device_type)
             if is_replicated(table, batch_size * vectors) and (is_pooled or device_type != "cpu"):
                 types = [REPLICATED]
             found[table.name] = ParameterConstraints(
@@ -71,3 +75,30 @@ def constraints(
                 bounds_check_mode=BoundsCheckMode.NONE,  # row numbers are in range by construction
             )
     return found
+
+
+def _types(sharder: Any, width: int, device_type: str) -> list[str]:
+    """The types that TorchRec has for tables of such a width, but for replication."""
+    types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]
+    if width < 2 * MIN_CW_DIM:  # TorchRec's planner does not split such columns
+        types = [kind for kind in types if "column" not in kind]
+    return types
+
+
+def _of_shards(
+    collection: EmbeddingBagCollection | EmbeddingCollection,
+    batch_size: int,
+    ids_per_sample: Mapping[str, float],
+    device_type: str,
+) -> dict[str, ParameterConstraints]:
+    """Constraints for the shards of all rows, none of which is replicated: a row is sent once, however often read."""
+    rows = collection.rows
+    distinct = distinct_rows(rows.features, rows.ranks, collection.tables, batch_size, ids_per_sample)
+    return {
+        table.name: ParameterConstraints(
+            sharding_types=_types(EmbeddingBagCollectionSharder(), table.width, device_type),
+            pooling_factors=[sum(distinct[part.name] for part in table.parts) / batch_size],
+            bounds_check_mode=BoundsCheckMode.NONE,
+        )
+        for table in rows.stored
+    }

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import InvalidIdMode, check_ids
-from ..features import Feature, PartReads
+from ..features import Feature, PartReads, StoredTable
 
 
 class Ids(NamedTuple):
@@ -81,11 +81,11 @@ class RowNumbers(nn.Module):
             IndexError: if an id on the CPU is outside its table.
         """
         self._check(features)
-        if self.ranks.device != features.device():
-            self.ranks = self.ranks.to(features.device())
+        self._place_ranks(features)
         batches: list[Ids] = []
         jagged: dict[str, Jagged] = {}
-        for f, (batch, unread) in zip(self.features, self._batches(features), strict=True):
+        given = self._batches(features)
+        for f, batch, unread in zip(self.features, given, self._unread([batch.ids for batch in given]), strict=True):
             if unread is None and f.spec.num_own and f.name in self.bags:  # the same, without a mask of all parts
                 values, counts = f.row_numbers(batch.ids, self.ranks)
                 weights = None if batch.weights is None else batch.weights.repeat_interleave(counts)
@@ -114,17 +114,30 @@ class RowNumbers(nn.Module):
             raise ValueError("features must have one batch size for all keys")
         check_ids(features.values(), "features")
 
-    def _batches(self, features: KeyedJaggedTensor) -> list[tuple[Ids, Tensor | None]]:
-        """Each feature's ids, and which read no row, as padding or out of range; None where all do."""
-        batches: list[Ids] = []
+    @property
+    def stored(self) -> list[StoredTable]:
+        """TorchRec's tables."""
+        return list({stored.name: stored for f in self.features for stored in f.stored}.values())
+
+    def _place_ranks(self, features: KeyedJaggedTensor) -> None:
+        if self.ranks.device != features.device():
+            self.ranks = self.ranks.to(features.device())
+
+    def _batches(self, features: KeyedJaggedTensor) -> list[Ids]:
+        """Each feature's ids."""
+        batches = []
+        for f in self.features:
+            jagged = features[f.name]
+            weights = jagged.weights() if self.weighted else None
+            batches.append(Ids(f.ids_of_table(jagged.values()), jagged.lengths(), weights, None))
+        return batches
+
+    def _unread(self, ids: Sequence[Tensor]) -> list[Tensor | None]:
+        """For each feature, which of its ids read no row, as padding or out of range; None where all do."""
         masks: dict[int, Tensor] = {}
         counts: list[Tensor] = []
         for j, f in enumerate(self.features):
-            jagged = features[f.name]
-            weights = jagged.weights() if self.weighted else None
-            ids = f.ids_of_table(jagged.values())
-            batches.append(Ids(ids, jagged.lengths(), weights, None))
-            mask, outside = _unread(f, ids)
+            mask, outside = _unread(f, ids[j])
             if mask is not None:
                 masks[j] = mask
                 counts.append(torch.stack([mask.sum(), outside]))
@@ -132,7 +145,7 @@ class RowNumbers(nn.Module):
         if num_outside := sum(outside for _, outside in numbers):
             self._report(num_outside)
         unread = {j: mask for (j, mask), (count, _) in zip(masks.items(), numbers, strict=True) if count}
-        return [(batch, unread.get(j)) for j, batch in enumerate(batches)]
+        return [unread.get(j) for j in range(len(self.features))]
 
     def _report(self, num_outside: int) -> None:
         """Do what ``on_invalid_id`` says about ids that are not on the CPU."""

@@ -2,7 +2,8 @@
 
 From the inside out: ``vector`` (loads and stores), ``codes``, ``rounding``, ``rows``, ``lookup``, ``gradients``,
 ``replay`` and ``rules`` are compiled; ``launch`` gives them their arguments, ``sharing`` says which slots are summed
-together, and ``launch_lookup`` and ``launch_rules`` are the ops.
+together, and ``launch_lookup`` and ``launch_rules`` are the ops. ``unique`` and ``search`` stand
+by themselves.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,196 @@
+"""From the distinct rows of a batch to the vectors of each feature, on the rank that has the batch."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+
+from ...saved_paths import PathGroups
+from ..features import Feature
+from .compose import Unpooled
+from .rows import Ids, lengths_of
+from .shards import Lookup, Shards, UniqueBatch
+
+SUM = 0  # FBGEMM's PoolingMode
+
+
+class Vectors(NamedTuple):
+    """The vectors of a feature's distinct ids."""
+
+    matrix: Tensor  # [R, width], which other features may have too
+    places: Tensor  # [U]: where the vector of each id is
+    read: Tensor | None  # bool [U]: which ids have a vector; None where all do
+
+
+class Joined(torch.autograd.Function):
+    """Tensors as they are, whose gradients go back together: all ranks exchange them in one order, read or not."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors."""
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        """Their gradients, zeros where there are none."""
+        return grads
+
+
+class Gathered(Unpooled):
+    """From distinct rows to the vector of each id."""
+
+    def __init__(self, features: Sequence[Feature], paths: PathGroups, shards: Shards) -> None:
+        super().__init__(features, paths)
+        self.shards = shards
+
+    def forward(  # type: ignore[override]
+        self, rows: UniqueBatch, fetched: list[KeyedTensor]
+    ) -> dict[str, JaggedTensor]:
+        """Compose the vectors of distinct ids, and give each id its own."""
+        out, first = {}, 0
+        for i, (f, vectors) in enumerate(zip(self.features, self.vectors(rows, fetched), strict=True)):
+            ids = rows.inverse[rows.bounds[i] : rows.bounds[i + 1]] - first
+            first += len(vectors.places)
+            found = gather(vectors.matrix, vectors.places[ids])
+            if vectors.read is not None:
+                found = torch.where(vectors.read[ids][:, None], found, 0)
+            out[f.name] = JaggedTensor(found, lengths=rows.lengths[i])
+        return out
+
+    def vectors(self, rows: UniqueBatch, fetched: list[KeyedTensor]) -> list[Vectors]:
+        """The vectors of each feature's distinct ids, composed where they are not rows as they are."""
+        matrices, columns = [], []
+        values = Joined.apply(*(pooled.values() for pooled in fetched))
+        for pooled, rows_of_width, group in zip(fetched, values, self.shards.groups, strict=True):
+            order = pooled.keys()  # which follows the plan
+            columns.append([order.index(table.name) for table in group])
+            matrices.append(rows_of_width.reshape(-1, group[0].width))
+        found = []
+        for f, lookup in zip(self.features, rows.lookups, strict=True):
+            places = [self.shards.places[part.name] for part in f.parts]
+            indices = [
+                positions * len(columns[place.group]) + columns[place.group][place.shard]
+                for place, positions in zip(places, lookup.positions, strict=True)
+            ]
+            matrix = matrices[places[0].group]
+            read = None if lookup.used is None else lookup.used.any(1)
+            if len(f.parts) == 1 and f.spec.hidden is None:
+                index = indices[0] if read is None else torch.zeros_like(lookup.ids).masked_scatter(read, indices[0])
+                found.append(Vectors(matrix, index, read))
+                continue
+            if f.merged:
+                by_key = [gather(matrix, _by_id(lookup, indices))]
+            else:
+                by_key = [gather(matrices[p.group], index) for p, index in zip(places, indices, strict=True)]
+            ids = Ids(lookup.ids, lookup.ids, None, lookup.used)
+            composed = self.composed(f, ids, rows.ranks, dict(zip(f.keys, by_key, strict=True)))
+            found.append(Vectors(composed, torch.arange(len(composed), device=composed.device), read))
+        return found
+
+
+class GatheredBags(Gathered):
+    """From distinct rows to the pooled vector of each feature."""
+
+    def __init__(self, features: Sequence[Feature], paths: PathGroups, shards: Shards, mode: str) -> None:
+        super().__init__(features, paths, shards)
+        self.mode = mode
+
+    def forward(  # type: ignore[override]
+        self, rows: UniqueBatch, pooled: None, fetched: list[KeyedTensor]
+    ) -> KeyedTensor:
+        """Compose the vectors of distinct ids, then pool those of each bag."""
+        names, widths = [f.name for f in self.features], [f.width for f in self.features]
+        found = self.vectors(rows, fetched)
+        matrices = {id(vectors.matrix): vectors.matrix for vectors in found}
+        firsts: dict[int, int] = {}  # of each matrix, among those of its width
+        by_width: dict[int, list[Tensor]] = {}
+        for key, matrix in matrices.items():
+            of_width = by_width.setdefault(matrix.shape[1], [])
+            firsts[key] = sum(map(len, of_width))
+            of_width.append(matrix)
+        index = torch.cat([v.places + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.places for v in found])
+        index, lengths, weights = index.index_select(0, rows.inverse), rows.lengths, rows.weights
+        bounds = rows.bounds
+        if any(v.read is not None for v in found):  # ids without a vector leave their bags
+            read = torch.cat([torch.ones_like(v.places, dtype=torch.bool) if v.read is None else v.read for v in found])
+            kept = read[rows.inverse]
+            lengths = lengths_of(kept, lengths.flatten()).view_as(lengths)
+            bounds = F.pad(kept.cumsum(0), (1, 0))[bounds].tolist()
+            index, weights = index[kept], None if weights is None else weights[kept]
+        out = _pooled(
+            widths,
+            {w: torch.cat(m) if len(m) > 1 else m[0] for w, m in by_width.items()},
+            index,
+            lengths,
+            weights,
+            bounds,
+        )
+        if self.mode == "mean":
+            counts = lengths.clamp(min=1).T.repeat_interleave(torch.tensor(widths, device=out.device), 1)
+            out = out / counts
+        return KeyedTensor(names, widths, out)
+
+
+def _by_id(lookup: Lookup, indices: list[Tensor]) -> Tensor:
+    """Where the rows of all parts are, id by id, of those that are read."""
+    if lookup.used is None:
+        return torch.stack(indices, 1).flatten()
+    index = torch.zeros_like(lookup.used, dtype=torch.int64)
+    for j, part in enumerate(indices):
+        index[:, j].masked_scatter_(lookup.used[:, j], part)
+    return index[lookup.used]
+
+
+def _pooled(
+    widths: list[int],
+    matrices: dict[int, Tensor],
+    index: Tensor,
+    lengths: Tensor,
+    weights: Tensor | None,
+    bounds: list[int],
+) -> Tensor:
+    """The sums ``[B, sum of widths]`` of bags, by feature, each over the matrix that has its width."""
+    batch = lengths.shape[1]
+    if not batch:
+        return torch.cat([matrices[width][:0].new_zeros(0, width) + matrices[width].sum() * 0 for width in widths], 1)
+    if len(matrices) == 1:
+        return bags(matrices[widths[0]], index, F.pad(lengths.flatten().cumsum(0), (1, 0)), len(widths), weights)
+    columns: dict[int, Tensor] = {}
+    for width, matrix in matrices.items():
+        members = [i for i, other in enumerate(widths) if other == width]
+        spans = [slice(bounds[i], bounds[i + 1]) for i in members]
+        offsets = F.pad(lengths[members].flatten().cumsum(0), (1, 0))
+        of_width = None if weights is None else torch.cat([weights[span] for span in spans])
+        pooled = bags(matrix, torch.cat([index[span] for span in spans]), offsets, len(members), of_width)
+        columns |= dict(zip(members, pooled.split(width, 1), strict=True))
+    return torch.cat([columns[i] for i in range(len(widths))], 1)
+
+
+def gather(matrix: Tensor, index: Tensor) -> Tensor:
+    """``matrix[index]``; the gradient of torch's own takes many times as long on the CPU."""
+    return bags(matrix, index, torch.arange(len(index) + 1, device=index.device), 1, None)
+
+
+def bags(matrix: Tensor, index: Tensor, offsets: Tensor, num_features: int, weights: Tensor | None) -> Tensor:
+    """The sums ``[B, F * width]`` of bags of rows, feature by feature, by FBGEMM's kernel for replicated tables."""
+    width, device = matrix.shape[1], matrix.device
+    if len(offsets) <= 1:
+        return matrix[:0].new_zeros(0, num_features * width)
+    out: Tensor = torch.ops.fbgemm.dense_embedding_codegen_lookup_function(
+        dev_weights=matrix.reshape(-1),
+        weights_offsets=torch.zeros(num_features, dtype=torch.int64, device=device),
+        D_offsets=torch.arange(0, width * num_features + 1, width, dtype=torch.int32, device=device),
+        total_D=width * num_features,
+        max_D=width,
+        hash_size_cumsum=F.pad(torch.tensor([len(matrix)], device=device), (num_features, 0)),  # one table for all
+        total_hash_size_bits=len(matrix).bit_length(),
+        indices=index,
+        offsets=offsets,
+        pooling_mode=SUM,
+        indice_weights=None if weights is None else weights.float(),
+        feature_requires_grad=None,
+    )
+    return out

@@ -1,0 +1,187 @@
+"""All rows in a few of TorchRec's tables, of which a batch reads each row once.
+
+The parts of all tables of one width are divided among ``num_shards`` stock tables, usually one for each rank. A rank
+asks for the distinct rows of its batch, and composes and pools them by itself (``compose``): ids that come often are
+sent once, and so are rows that many ids share.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from ...checks import InvalidIdMode
+from ...ops.search import Searcher
+from ...ops.unique import Unique, unique_by_segment
+from ..features import Feature, Part, StoredTable
+from .rows import RowNumbers
+
+
+class PartPlace(NamedTuple):
+    """Where the rows of a part are."""
+
+    group: int  # of shards that are equally wide
+    shard: int  # within the group
+    base: int  # the number of the part's first row
+
+
+class Shards(NamedTuple):
+    """The stock tables of each width, and where each part is, by its name."""
+
+    groups: tuple[tuple[StoredTable, ...], ...]
+    places: Mapping[str, PartPlace]
+
+
+def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[str, int]) -> Shards:
+    """Divide the parts of the features among ``num_shards`` tables of each width, so that each is read as much.
+
+    Args:
+        features: of a collection.
+        num_shards: at most; a part is not cut.
+        distinct: how many rows of each part a batch reads.
+    """
+    by_width: dict[int, dict[str, Part]] = {}
+    for f in features:
+        widths = [f.stored[0].width] * len(f.parts) if f.merged else [table.width for table in f.stored]
+        for width, part in zip(widths, f.parts, strict=True):
+            by_width.setdefault(width, {})[part.name] = part
+    groups, places = [], {}
+    for group, (width, parts) in enumerate(by_width.items()):
+        tables: list[list[Part]] = [[] for _ in range(min(num_shards, len(parts)))]
+        loads = [0] * len(tables)
+        for part in sorted(parts.values(), key=lambda part: -distinct[part.name]):
+            shard = loads.index(min(loads))
+            places[part.name] = PartPlace(group, shard, sum(other.num_rows for other in tables[shard]))
+            loads[shard] += distinct[part.name]
+            tables[shard].append(part)
+        groups.append(tuple(StoredTable(f"rows{width}:{s}", width, tuple(t)) for s, t in enumerate(tables)))
+    return Shards(tuple(groups), places)
+
+
+class Lookup(NamedTuple):
+    """What the distinct ids of a feature read."""
+
+    ids: Tensor  # [U]
+    used: Tensor | None  # bool [U, K]: which parts each id reads; None where it reads all
+    positions: list[Tensor]  # for each part, where the rows are among those of its shard, of ids that read it
+
+
+class UniqueBatch(NamedTuple):
+    """A batch of distinct rows, and how to compose and pool them."""
+
+    vectors: tuple[KeyedJaggedTensor, ...]  # for each width: a key for each shard, one row in each bag
+    lookups: tuple[Lookup, ...]  # of the features
+    inverse: Tensor  # [N]: which of its feature's distinct ids each id is, counted over all features
+    bounds: list[int]  # [F + 1]: of the ids of each feature
+    lengths: Tensor  # [F, B]
+    weights: Tensor | None  # [N]
+    ranks: Tensor
+
+
+class UniqueRows(RowNumbers):
+    """Maps the ids of a KeyedJaggedTensor to the distinct rows that they read; otherwise as ``RowNumbers``.
+
+    Args:
+        features: of the collection, in the order of its output.
+        ranks: the lists of hot and cold ids.
+        shards: where the rows are.
+        weighted: whether the batches have weights.
+        on_invalid_id: as in ``quorem.Embedding``.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        ranks: Tensor,
+        shards: Shards,
+        weighted: bool,
+        on_invalid_id: InvalidIdMode,
+    ) -> None:
+        keys = [[table.name for table in group] for group in shards.groups]
+        super().__init__(features, ranks, [], keys, weighted, on_invalid_id)
+        self.shards = shards
+        self.search = Searcher()
+
+    @property
+    def stored(self) -> list[StoredTable]:
+        """The shards."""
+        return [table for group in self.shards.groups for table in group]
+
+    def forward(self, features: KeyedJaggedTensor) -> UniqueBatch:  # type: ignore[override]
+        """The distinct rows of a batch. Raises as ``RowNumbers`` does."""
+        self._check(features)
+        self._place_ranks(features)
+        names = [f.name for f in self.features]
+        keys = features.keys()
+        if keys != names:
+            features = features.permute([keys.index(name) for name in names])
+        stride = features.stride()
+        offsets = features.offsets()
+        bounds = offsets[:: max(stride, 1)].tolist() if stride else [0] * (len(names) + 1)
+        unique = unique_by_segment(features.values(), bounds)
+        lookups, wanted = self._lookups(unique)
+        segments = [rows for group in wanted for rows in group]
+        edges = [0, *accumulate(sum(map(len, rows)) for rows in segments)]
+        rows = unique_by_segment(torch.cat([row.long() for of in segments for row in of]), edges)
+        lookups = self._with_positions(lookups, rows, edges)
+        return UniqueBatch(
+            self._keyed_rows(rows),
+            tuple(lookups),
+            unique.inverse,
+            bounds,
+            features.lengths().view(len(names), stride),
+            features.weights() if self.weighted else None,
+            self.ranks,
+        )
+
+    def _lookups(self, unique: Unique) -> tuple[list[Lookup], list[list[list[Tensor]]]]:
+        """What each feature's ids read, yet without positions, and the row numbers by group and shard."""
+        ids = [f.ids_of_table(part) for f, part in zip(self.features, unique.values.split(unique.counts), strict=True)]
+        lookups: list[Lookup] = []
+        wanted: list[list[list[Tensor]]] = [[[] for _ in group] for group in self.shards.groups]
+        for f, values, unread in zip(self.features, ids, self._unread(ids), strict=True):
+            known = values if unread is None else values.clamp(0, f.spec.num_embeddings - 1)
+            reads = f.reads(known, self.ranks, self.search)
+            used = None if len(f.parts) == 1 else reads.used
+            if unread is not None:
+                read = unread.logical_not()[:, None].expand(-1, len(f.parts))
+                used = read if used is None else used & read
+            lookups.append(Lookup(known, used, []))
+            for j, (part, rows) in enumerate(zip(f.parts, reads.rows, strict=True)):
+                place = self.shards.places[part.name]
+                wanted[place.group][place.shard].append((rows if used is None else rows[used[:, j]]) + place.base)
+        return lookups, wanted
+
+    def _with_positions(self, lookups: list[Lookup], rows: Unique, edges: list[int]) -> list[Lookup]:
+        """The lookups with the positions of their rows, which come in the order of the features in every shard."""
+        firsts = [0, *accumulate(rows.counts)]
+        before = [0, *accumulate(len(group) for group in self.shards.groups)]
+        starts = edges[:-1].copy()
+        for f, lookup in zip(self.features, lookups, strict=True):
+            for j, part in enumerate(f.parts):
+                place = self.shards.places[part.name]
+                segment = before[place.group] + place.shard
+                count = len(lookup.ids) if lookup.used is None else int(lookup.used[:, j].sum())
+                positions = rows.inverse[starts[segment] : starts[segment] + count]
+                starts[segment] += count
+                lookup.positions.append(positions - firsts[segment])
+        return lookups
+
+    def _keyed_rows(self, rows: Unique) -> tuple[KeyedJaggedTensor, ...]:
+        """The distinct rows as bags of one; shards that have fewer than others end with empty bags."""
+        keyed, before = [], [0, *accumulate(len(group) for group in self.shards.groups)]
+        firsts = [0, *accumulate(rows.counts)]
+        for keys, (first, last) in zip(self.vectors, pairwise(before), strict=True):
+            counts = rows.counts[first:last]
+            stride = max(1, *counts)  # TorchRec takes no empty batch
+            lengths = torch.zeros(len(keys), stride, dtype=torch.int32, device=rows.values.device)
+            for length, count in zip(lengths, counts, strict=True):
+                length[:count] = 1
+            values = rows.values[firsts[first] : firsts[last]]
+            keyed.append(
+                KeyedJaggedTensor(keys, values, lengths=lengths.flatten(), stride=stride, length_per_key=counts)
+            )
+        return tuple(keyed)

@@ -1,0 +1,47 @@
+"""Distinct values of segments by a hash table with linear probing: ``ops.unique``, compiled."""
+
+import numpy as np
+
+from .compiled import kernel
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: values in steps fall far apart
+
+
+@kernel
+def distinct(values, bounds, slots, found, inverse, counts):
+    """Fill ``found`` with the distinct values of each segment, ``inverse`` with where each value is in it.
+
+    Args:
+        values: int64 [N].
+        bounds: int64 [S + 1], of the segments.
+        slots: memory for the hash table, at least twice as many as the longest segment has values, a power of two.
+        found: int64 [N].
+        inverse: int64 [N].
+        counts: int64 [S], distinct values of each segment.
+
+    Returns:
+        The number of distinct values.
+    """
+    total = 0
+    for s in range(len(bounds) - 1):
+        size, shift = 2, 63
+        while size < 2 * (bounds[s + 1] - bounds[s]):
+            size, shift = 2 * size, shift - 1
+        for slot in range(size):
+            slots[slot] = -1
+        before = total
+        for i in range(bounds[s], bounds[s + 1]):
+            value = values[i]
+            slot = np.int64((np.uint64(value) * _FACTOR) >> np.uint64(shift))
+            position = slots[slot]
+            while position >= 0 and found[position] != value:
+                slot = (slot + 1) & (size - 1)
+                position = slots[slot]
+            if position < 0:
+                position = total
+                slots[slot] = position
+                found[position] = value
+                total += 1
+            inverse[i] = position
+        counts[s] = total - before
+    return total

@@ -1,0 +1,75 @@
+"""Positions in rising lists of ids that are searched again and again."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .cpu import kernels
+
+PER_RUN = 4  # entries of a list to an entry of its index: a byte for each
+
+
+class Index(NamedTuple):
+    """Where the ids of each run of ``2**shift`` begin in a rising list."""
+
+    version: int  # of the list: a write into it makes the index invalid
+    starts: Tensor  # int32 or int64
+    shift: int
+
+
+def search(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """How many entries of a rising list are below each id, and whether the id is in it.
+
+    >>> search(torch.tensor([2, 5]), torch.tensor([1, 5, 9]))
+    (tensor([0, 1, 2]), tensor([False,  True, False]))
+    """
+    below = torch.searchsorted(ordered, ids.to(ordered.dtype))
+    if not len(ordered):
+        return below, torch.zeros_like(ids, dtype=torch.bool)
+    return below, ordered[below.clamp(max=len(ordered) - 1)] == ids
+
+
+class Searcher:
+    """``search``, with an index of every list that it is given, kept until the list changes; of ids >= 0."""
+
+    def __init__(self) -> None:
+        self._indices: dict[tuple[int, int], Index] = {}
+
+    def __call__(self, ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``search``."""
+        fused = _fused()
+        if fused is None or ids.device.type != "cpu" or not len(ordered):
+            return search(ordered, ids)
+        key = ordered.data_ptr(), len(ordered)
+        index = self._indices.get(key)
+        if index is None or index.version != ordered._version:
+            index = self._indices[key] = _index(ordered)
+        below, inside = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+        fused(
+            ordered.numpy(), index.starts.numpy(), index.shift, ids.contiguous().numpy(), below.numpy(), inside.numpy()
+        )
+        return below, inside
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the indices, whose keys are addresses."""
+        return {"_indices": {}}
+
+
+def _index(ordered: Tensor) -> Index:
+    limit, shift = int(ordered[-1]) + 1, 0
+    while limit >> shift > len(ordered) // PER_RUN:
+        shift += 1
+    runs = torch.arange((limit >> shift) + 2, dtype=torch.int64) << shift
+    return Index(ordered._version, torch.searchsorted(ordered, runs.clamp(max=limit).to(ordered.dtype)), shift)
+
+
+@cache
+def _fused() -> Any:
+    """The compiled version; None where Numba is missing."""
+    if not kernels():
+        return None
+    from .cpu.search import count_below
+
+    return count_below
