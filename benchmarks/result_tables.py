@@ -372,6 +372,9 @@ PLAN_SETTINGS = {
 }
 
 
+SYNTHETIC_PLANS = {"plan, 16x": "**the plan**, 16x", "plan, 60x": "**the plan**, 60x"}
+
+
 def plan_quality() -> str:
     """Test log loss against full tables in percent, mean and standard error of the runs, at equal bytes."""
     found = {(r["network"], r["setting"], r["times"]): r for r in results("plan_quality")["rows"]}
@@ -412,6 +415,20 @@ def plan_targets() -> str:
             cells.append(f"{change:+.2f}" + ("" if aim is None else f" ({'<=' if change <= aim else 'above'} {aim})"))
         rows.append((f"{bytes_} bytes", NAMES[network], *cells))
     return markdown(("", "", *(f"{times}x" for times in PLAN_SIZES)), *rows)
+
+
+def plan_synthetic() -> str:
+    """Test log loss on the synthetic log at full cardinalities, and the difference from QR(4) of the same seeds."""
+    numbered, rows = {"log": "as in the log", "frequency": "by count"}, []
+    found = {(r["ids"], r["optimizer"], r["setting"]): r for r in results("plan_synthetic")["rows"]}
+    for ids, optimizer in product(numbered, ("adagrad", "amsgrad")):
+        for setting, name in {"full": "full", "QR(4)": "`QR(4)`, 4x", **SYNTHETIC_PLANS}.items():
+            r = found.get((ids, optimizer, setting))
+            if r is not None:
+                error = "" if r["over_qr_error"] is None else f" ± {r['over_qr_error']:.4f}"
+                over = "" if setting == "QR(4)" else f"{r['over_qr']:+.4f}{error}"
+                rows.append((numbered[ids], NAMES[optimizer], name, f"{r['seeds']}", f"{r['test']:.4f}", over))
+    return markdown(("ids", "optimizer", "tables", "logs", "test log loss", "against `QR(4)`"), *rows)
 
 
 def id_orders() -> str:
@@ -530,6 +547,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/choosing.md", plan_quality),
         ("docs/choosing.md", plan_medians),
         ("docs/choosing.md", plan_targets),
+        ("docs/choosing.md", plan_synthetic),
         ("docs/data.md", id_orders),
         ("docs/reliability.md", drawn_lookups),
         ("docs/reliability.md", drawn_steps),

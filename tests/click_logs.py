@@ -8,6 +8,10 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import numpy as np
 
 from quorem.data.prepare import PrepareConfig

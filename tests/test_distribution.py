@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, and the wheel that is built from it."""
+    for package in ("build", "hatchling"):
+        pytest.importorskip(package, reason=f'needs {package}: pip install "quorem[dev]"')
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     built = subprocess.run(command, capture_output=True, text=True)

@@ -23,6 +23,11 @@ DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob
 FENCE = re.compile(r"\s*(?P<ticks>`{3,}|~{3,})\s*(?P<info>[^`]*)$")
 REASON = re.compile(r"\s*<!-- no-run: \S.*-->\s*$")
 OTHER_SPELLINGS = {"py", "python3", "pycon", "ipython"}
+# Packages without which a document cannot run, and the line that installs them.
+NEEDS = {
+    "docs/serve.md": ("polars", 'pip install "quorem[data]"'),
+    "docs/torchrec.md": ("torchrec", "`make install`, or the line in docs/torchrec.md"),
+}
 
 
 class Block(NamedTuple):
@@ -100,8 +105,12 @@ def run_document(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_document_runs(path, tmp_path, monkeypatch):
+    name = path.relative_to(ROOT).as_posix()
+    if name in NEEDS:
+        package, line = NEEDS[name]
+        pytest.importorskip(package, reason=f"needs {package}: {line}")
     monkeypatch.chdir(tmp_path)
-    run_document(path, path.relative_to(ROOT).as_posix(), monkeypatch)
+    run_document(path, name, monkeypatch)
 
 
 def test_blocks_of_a_document_share_a_namespace(tmp_path, monkeypatch):

@@ -94,6 +94,7 @@ def test_links_lead_to_files(path: Path) -> None:
 
 def test_initialization_shows_the_study() -> None:
     """The document's tables are those that the study's command prints from its results."""
+    pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
     path = ROOT / "benchmarks" / "start_study.py"
     spec = importlib.util.spec_from_file_location("start_study", path)
     study = importlib.util.module_from_spec(spec)

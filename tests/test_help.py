@@ -6,6 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import quorem
 from quorem.data.ids import IdConfig
 from quorem.training.config import RunConfig

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
+
+nbformat = pytest.importorskip("nbformat", reason='needs nbformat: pip install "quorem[dev]"')
 
 PATH = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
 

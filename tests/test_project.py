@@ -1,6 +1,9 @@
-"""Every direct dependency is pinned in constraints.txt and explained in docs/dependencies.md."""
+"""Dependencies are pinned in constraints.txt and explained in docs/dependencies.md; tests do without optional ones."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -39,3 +42,30 @@ def test_dependency_is_explained(name):
 
 def test_the_version_is_that_of_the_project():
     assert quorem.__version__ == PYPROJECT["project"]["version"]
+
+
+WITHOUT = """
+import sys
+
+MISSING = {"polars", "plotly", "selenium", "torchrec", "fbgemm_gpu", "uvicorn", "nbformat", "tensorboard", "hatchling"}
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_all_tests_are_collected_where_optional_packages_are_missing(tmp_path: Path) -> None:
+    """As on a GPU machine with torch, Triton and little else; what needs them is skipped, with the line to install."""
+    (tmp_path / "without.py").write_text(WITHOUT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "pytest", "-p", "without", "-p", "no:cacheprovider", "--co", "-q", "tests"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    skipped = re.findall("^SKIPPED.*", done.stdout, re.M)
+    assert skipped and all(": pip install" in line or "make install" in line for line in skipped)

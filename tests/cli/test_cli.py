@@ -87,6 +87,7 @@ def test_help_is_quick_because_it_loads_nothing_heavy():
 
 
 def test_interrupt_exits_with_130_and_no_traceback():
+    pytest.importorskip("plotly", reason='the demo needs Plotly: pip install "quorem[report]"')
     done = python(
         "import os, signal, sys\n"
         "from quorem import cli\n"

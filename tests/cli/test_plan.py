@@ -118,6 +118,7 @@ def test_a_search_trains_a_few_plans(log: Path) -> None:
 
 def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
     """Prepared in order of appearance: the run's tables list their hot and cold ids, as planned."""
+    pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
     log, data, file = tmp_path / "raw.txt", tmp_path / "data", tmp_path / "plan.json"
     assert invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)[0] == 0
     assert invoke("prepare", "criteo", log, data, "--ids", "appearance")[0] == 0

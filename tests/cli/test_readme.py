@@ -4,8 +4,11 @@ import re
 import shlex
 from pathlib import Path
 
-import polars as pl
 import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
+import polars as pl
 from typer.testing import CliRunner
 
 from quorem.cli import app

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import numpy as np
 import polars as pl
-import pytest
 import torch
 from click_logs import random_lines
 

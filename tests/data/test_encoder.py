@@ -3,9 +3,12 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import numpy as np
 import polars as pl
-import pytest
 import torch
 
 from quorem.data.batches import Prepared

@@ -2,8 +2,11 @@
 
 import gzip
 
-import numpy as np
 import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
+import numpy as np
 import torch
 
 from quorem.data.criteo import prepare_criteo

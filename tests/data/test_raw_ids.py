@@ -5,9 +5,12 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import numpy as np
 import polars as pl
-import pytest
 import torch
 from typer.testing import CliRunner
 

@@ -6,8 +6,11 @@ import random
 import subprocess
 import sys
 
-import polars as pl
 import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
+import polars as pl
 import torch
 
 from quorem.data.prepare import PrepareConfig

@@ -3,6 +3,9 @@
 import dataclasses
 
 import pytest
+
+pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"')
+
 from made_up_results import DATA, figure, result, sweep
 
 from quorem.experiments.conditions import Conditions, all_conditions, conditions_of, file_names, split

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"')
+
 import torch
 from typer.testing import CliRunner
 

@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("selenium", reason='needs Selenium: pip install "quorem[dev]"')
+pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"')
+
 from made_up_results import DATA, figure, result, sweep
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By

@@ -11,8 +11,11 @@ from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
-import matplotlib.image
 import pytest
+
+pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"')
+
+import matplotlib.image
 from made_up_results import DATA, figure, result, sweep
 
 from quorem.experiments.report import draw, page

@@ -5,6 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"')
+
 from runs_of_training import small_log
 from typer.testing import CliRunner
 

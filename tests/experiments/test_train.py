@@ -114,6 +114,7 @@ def test_a_run_has_a_header_and_a_finished_one_says_so(log, tmp_path):
 
 @pytest.mark.parametrize("validated", [True, False])
 def test_one_run_has_a_report(log, tmp_path, validated):
+    pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"')
     out = tmp_path / "run"
     options = ["--validate-every", 5] if validated else ["--epochs", 6]
     assert quorem("train", "--data", log.path, "--out", out, *SMALL, *options).exit_code == 0

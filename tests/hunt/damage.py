@@ -37,6 +37,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import polars as pl
 import torch
 import typer

@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
-import polars as pl
 import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
+import polars as pl
 import torch
 from hot_cold_cases import hot_and_cold
 from oracles import CASES, N, fill_

@@ -4,9 +4,12 @@ import dataclasses
 import gzip
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import onnxruntime
 import polars as pl
-import pytest
 import torch
 from click_logs import random_lines
 from runs_of_training import small_run

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "quorem[serve]"')
+
 import torch
 import uvicorn
 

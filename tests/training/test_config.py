@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import inspect
+import os
 import subprocess
 import sys
 
@@ -93,7 +94,8 @@ def test_key_is_the_hash_of_the_canonical_text():
 
 def test_key_is_the_same_in_another_process():
     code = "from quorem.training.config import RunConfig; print(RunConfig(data='log').key())"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": "1"})
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert run.stdout.strip() == CONFIG.key(), run.stderr
 
 

@@ -1,5 +1,6 @@
 """Updates of the rows that were read, and of rows that lag behind."""
 
+import itertools
 import threading
 import weakref
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,7 @@ class Updates:
         self.lagging: RowRule | None = None  # the rule under which rows lag behind, if there is one
         self.collector: Collector | None = None  # where gradients go, if not into ``stored.grad``
         with _registering:
+            self.name = f"updates {next(_numbers)}"
             _registry.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,7 +84,7 @@ class Updates:
         if self.lagging is None:
             return
         if is_captured():
-            _flush_before_capture(self)
+            _flush_before_capture(self.name)
         elif stored is not self.stored:
             return
         elif torch._C._are_functorch_transforms_active():
@@ -117,8 +119,13 @@ def is_captured() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def _flush_before_capture(updates: Updates) -> int:
-    """Bring every row up to date, for real, while a graph is captured."""
+def _flush_before_capture(name: str) -> int:
+    """Bring every row up to date, for real, while a graph is captured.
+
+    The ``Updates`` is given by its name, since the compiler of torch 2.11 takes constants only.
+    """
+    with _registering:
+        updates = next(updates for updates in _registry if updates.name == name)
     tracing, bindings = torch._C._get_tracing_state(), cast(Any, torch._C)
     bindings._set_tracing_state(None)
     try:
@@ -133,6 +140,7 @@ _flush_before_capture._dynamo_marked_constant = True  # type: ignore[attr-define
 
 
 _registry: weakref.WeakSet[Updates] = weakref.WeakSet()
+_numbers = itertools.count()
 _registering = threading.Lock()  # a set must not grow while another thread goes through it
 _writing = threading.Lock()  # what was written is noticed once
 
