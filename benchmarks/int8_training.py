@@ -3,8 +3,9 @@
     python benchmarks/int8_training.py DATA --out benchmarks/results/int8_training.json --workers 2
 
 A prototype of training in int8: rows are float32 tensors, but after each step those that it changed are rounded to the
-codes, scale and zero point that ``quantize_`` would store, each number up or down at random or to the nearest. Adagrad's
-state stays float32. DLRM with the float32 plans of ``plan_quality.py``: D = 16, batch 128, one epoch, Adagrad at 0.01.
+codes, scale and zero point that ``quantize_`` would store, each number up or down at random or to the nearest.
+Adagrad's state stays float32. DLRM with the float32 plans of ``plan_quality.py``: D = 16, batch 128, one epoch, Adagrad
+at 0.01.
 
 Results are written as they come, into OUT.jsonl; runs that it has are not trained again.
 """
