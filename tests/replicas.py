@@ -189,6 +189,12 @@ def sharded_tables_are_not_updated_in_backward() -> None:
     fully_shard(model)
     with pytest.raises(ValueError, match="sharded"):
         optim.apply_in_backward(model, optim.SGD, lr=0.1)
+    for make in (lambda: Embedding(N, D, QR(4)), lambda: EmbeddingBag(N, D, PATH)):
+        model = nn.Sequential(make())
+        optim.apply_in_backward(model, optim.SGD, lr=0.1)
+        fully_shard(model)
+        with pytest.raises(RuntimeError, match="fully_shard must not shard tables that apply_in_backward updates"):
+            model(batch(0, 0))
 
 
 def run(rank: int, folder: str) -> None:

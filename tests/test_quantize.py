@@ -58,6 +58,24 @@ def test_a_collection_with_tables_of_several_widths_and_its_state():
     assert [p.requires_grad for p in first.parameters()] == [False]
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("scheme", [QR(4), Path(4, (6,)), HotCold(9, cold=Path(4, (6,)), force=True)], ids=str)
+@pytest.mark.parametrize("move", [lambda m, t: m.to(t), lambda m, t: m.type(t)], ids=["to", "type"])
+def test_another_dtype_is_that_of_the_vectors(scheme, bits, move):
+    """Rows stay bytes: as other numbers they would be read as other rows."""
+    table = quantize_(varied(Embedding(400, 8, scheme)), bits)
+    ids, rows, vectors = torch.arange(400), table.stored.clone(), table(torch.arange(400))
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        moved = move(copy.deepcopy(table), dtype)
+        assert moved(ids).dtype == dtype and torch.equal(moved.stored, rows)
+        out = moved(ids).float() if dtype == torch.float64 else moved(ids)  # rows are taken apart in float32
+        torch.testing.assert_close(out, moved.to_dense().to(out.dtype))
+        assert (out - vectors).abs().max() < 0.02 * vectors.abs().max()  # networks are rounded
+    with pytest.raises(TypeError, match=r"dtype \(torch.int8\) must be one of torch.float32"):
+        table.type(torch.int8)
+    assert torch.equal(table.stored, rows)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

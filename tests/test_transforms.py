@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, Path, Table
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Path, Table
 
 IDS = torch.tensor([[7, 0, 59], [59, 31, 12]])
 BAG_IDS, OFFSETS = torch.tensor([4, 7, 59, 12, 7, 7, 33]), torch.tensor([0, 0, 3, 6])
@@ -294,3 +294,11 @@ def test_a_traced_module_reads_other_ids():
     with torch.no_grad():
         traced = torch.jit.trace(table, torch.arange(5), check_trace=False)
         assert torch.equal(traced(ids), table(ids))
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.trace:DeprecationWarning")
+def test_tracing_does_not_compose_the_whole_table():
+    table = Embedding(10**12, 8, GeneralizedQR(4), raw_ids=True)  # whose weight would take 29 TiB
+    ids = torch.tensor([7, -3, 2**60])
+    with torch.no_grad():
+        assert torch.equal(torch.jit.trace(table, ids, check_trace=False)(ids), table(ids))

@@ -7,10 +7,6 @@ them.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
-
 import oracles
 import torch
 import torch.distributed as dist

@@ -4,10 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
-
 import torch.distributed as dist
 
 from quorem.data.batches import Batch, Prepared

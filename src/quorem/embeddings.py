@@ -107,6 +107,10 @@ class Embedding(Tables):
     def weight(self, value: Tensor) -> None:
         self._set_weight(value)
 
+    def __dir__(self) -> list[str]:
+        # torch.jit.trace reads every attribute that is named here: weight would be composed whole.
+        return [name for name in super().__dir__() if name != "weight"]
+
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As in ``nn.Module``; a full table's ``weight`` is ``stored``, another's is fitted to the parameter."""
         if name == "weight":

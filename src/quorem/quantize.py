@@ -16,7 +16,7 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
 
     Each row has a scale and an integer zero point of its own: at D = 16, 20 bytes with 8 bits and 12 with 4, where
     float32 takes 64. Rows are dequantized within the lookup. They no longer take gradients: ``stored`` holds bytes.
-    Networks of path-based tables stay as they are.
+    Networks of path-based tables stay as they are. ``module.half()`` and the like then change the dtype of the vectors.
 
     Args:
         module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import init, saved
-from .checks import InvalidIdMode, check_choice, check_dtype, check_padding
+from .checks import DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
 from .hashing import mixed_id
 from .id_rules import UnknownIds, check_unknown, listed_of, rules_of
 from .ops.layout import Extent, Layout, Storage, build, pool_key
@@ -228,10 +228,24 @@ class StoredTables(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.updates.flush_()
-        super()._apply(fn, recurse)
+        super()._apply(self._keeping_bytes(fn) if self.bits else fn, recurse)
         self._bind_updates()  # the parameter may be another object
         self.place_integers()  # which ``fn`` may have emptied, or made floats
         return self
+
+    def _keeping_bytes(self, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """``fn`` that leaves quantized rows bytes: a dtype is that of the vectors, as of the networks."""
+        stored = self.live_stored
+        dtype = fn(torch.empty(0, dtype=self.vector_dtype, device=stored.device)).dtype
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype ({dtype}) must be one of {', '.join(map(str, DTYPES))}")
+        self.vector_dtype = dtype
+
+        def applied(tensor: Tensor) -> Tensor:
+            out = fn(tensor)
+            return tensor.to(out.device) if tensor is stored and out.dtype != tensor.dtype else out
+
+        return applied
 
     def __getstate__(self) -> Any:
         self.updates.flush_()  # in a copy every row is up to date

@@ -229,8 +229,8 @@ def run_pass(
         first, *others = pool.map(work, [ranges[worker::workers] for worker in range(workers)])
     for other in others:
         first.error.add_(other.error)
-        for mine, theirs in zip(first.gradients + first.curvatures, other.gradients + other.curvatures, strict=True):
-            mine.add_(theirs)
+        for total, part in zip(first.gradients + first.curvatures, other.gradients + other.curvatures, strict=True):
+            total.add_(part)
     return first
 
 

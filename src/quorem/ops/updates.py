@@ -71,10 +71,26 @@ class Updates:
 
         None for a tensor that stands in for it (``functional_call``), in a graph that is captured to be kept, and
         where a transform such as ``torch.vmap`` runs: its gradient comes by ``stored.grad``.
+
+        Raises:
+            RuntimeError: if ``fully_shard`` has replaced ``stored``, whose gradients would be lost.
         """
-        if self.collector is None or stored is not self.stored or is_captured():
+        if self.collector is None:
+            return None
+        if stored is not self.stored:
+            self._refuse_shards()
+            return None
+        if is_captured():
             return None
         return None if torch._C._are_functorch_transforms_active() else self.collector
+
+    def _refuse_shards(self) -> None:
+        for module in self.modules:  # each of whose parameters leaves a hook there as it is sharded
+            if any("fsdp" in getattr(hook, "__module__", "") for hook in module._load_state_dict_post_hooks.values()):
+                raise RuntimeError(
+                    "fully_shard must not shard tables that apply_in_backward updates: remove() its optimizer, and use"
+                    " the step() of one made after fully_shard"
+                )
 
     def catch_up_(self, ids: Tensor, offsets: Tensor | None, stored: Tensor, layout: Layout) -> None:
         """Bring the rows that ``ids`` read up to date; a tensor that stands in for ``stored`` is left as it is.

@@ -206,8 +206,8 @@ def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]
     """What one call does: a lookup, a training step of the tables, or one of a whole DLRM."""
     module, optimizers = contender.module, contender.optimizers
 
-    def finish(those: Sequence[torch.optim.Optimizer] = optimizers) -> None:
-        for optimizer in those:
+    def finish(stepped: Sequence[torch.optim.Optimizer] = optimizers) -> None:
+        for optimizer in stepped:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
