@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind; a power of two
 # Columns of ``AdamState.moments``: four moments, then two nodes, each a weight and a denominator.
 MOMENT_COLUMNS = 8
 NODE_COLUMN = 4
