@@ -91,7 +91,7 @@ def _digits(value: float) -> str:
 
 
 def network(name: str) -> str:
-    """As its authors write it; other names as they are, without the digest of their file.
+    """A network's name as its authors write it; other names as they are, without the digest of their file.
 
     >>> network("dlrm"), network("nets/wide.py:build#0123456789ab")
     ('DLRM', 'nets/wide.py:build')
@@ -100,7 +100,7 @@ def network(name: str) -> str:
 
 
 def optimizer(name: str) -> str:
-    """As the paper writes it; other names as they are."""
+    """An optimizer's name as the paper writes it; other names as they are."""
     return OPTIMIZER_NAMES.get(name, name)
 
 

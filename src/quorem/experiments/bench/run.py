@@ -134,7 +134,7 @@ def build(
 def _build(
     provider: str, group: CaseGroup, cardinalities: Sequence[int], device: torch.device, say: Say
 ) -> Contender | None:
-    """The contender, or None where it cannot be measured, having said why."""
+    """The contender; None where it cannot be measured, after a line that says why."""
     rule = RULE_OF_MODE[group.mode]
     spec_bytes = sum(s.num_parameters for s in _specs(scheme_of(provider, group.scheme), cardinalities, group.dim)) * 4
     needed = spec_bytes * (1 + measure.STATES.get(group.mode, int(rule is not None)) + (provider == "dense"))
