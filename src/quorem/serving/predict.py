@@ -18,6 +18,7 @@ from .scorer import Scorer
 
 BLOCK_BYTES = 1 << 22  # of text: a few blocks are on their way at a time, each ten times as large as its text
 
+
 class Predicted(NamedTuple):
     """What came of a file: rows that were scored, lines left out, values that no training row had, and the time."""
 
