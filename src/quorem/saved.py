@@ -182,7 +182,7 @@ def _wrong_meanings(tables: "StoredTables", prefix: str, local_metadata: Mapping
 
 
 def meanings_of(tables: "StoredTables") -> list[str]:
-    """Of each table, which rows an id takes and how they are combined, and whether ids are raw."""
+    """For each table, which rows an id takes, how they are combined, and whether ids are raw."""
     return [meaning(spec) + raw * ", of raw ids" for spec, raw in zip(tables.specs, tables.raw_ids, strict=True)]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..embeddings import Embedding
-from ..planner import Plan, modules_of, plan_modules
+from ..planner import Plan, joined_modules, modules_of, plan_modules
 from ..planner.budget import parse_bytes
 from ..planner.footprint import Optimizer, Storage
 from ..schemes import Full, Scheme
@@ -72,9 +72,9 @@ def choices_planned(
             raise ValueError(f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced")
         return {}
     counts = {name: count for name, count in counts.items() if name in replaceable}
-    planned = plan_modules(
-        modules_of(replaceable), budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=()
-    )
+    collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
+    modules = joined_modules(modules_of(replaceable), collections)
+    planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
     return {table.name: Choice(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 
 

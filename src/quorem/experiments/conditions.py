@@ -16,7 +16,7 @@ class Conditions(NamedTuple):
     batch_size: int
 
     def text(self) -> str:
-        """In words.
+        """The conditions in words.
 
         >>> Conditions("log", 3000, 1, 128).text()
         '3,000 rows, 1 epoch, batch 128'

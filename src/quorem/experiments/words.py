@@ -9,7 +9,7 @@ from typing import Any
 from .. import schemes
 from .figures import Result
 
-NETWORKS = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
+NETWORK_NAMES = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
 OPTIMIZER_NAMES = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NONE = "\N{EN DASH}"
@@ -91,16 +91,16 @@ def _digits(value: float) -> str:
 
 
 def network(name: str) -> str:
-    """As its authors write it; other names as they are, without the digest of their file.
+    """A network's name as its authors write it; other names as they are, without the digest of their file.
 
     >>> network("dlrm"), network("nets/wide.py:build#0123456789ab")
     ('DLRM', 'nets/wide.py:build')
     """
-    return NETWORKS.get(name, re.sub(r"#[0-9a-f]{12}$", "", name))
+    return NETWORK_NAMES.get(name, re.sub(r"#[0-9a-f]{12}$", "", name))
 
 
 def optimizer(name: str) -> str:
-    """As the paper writes it; other names as they are."""
+    """An optimizer's name as the paper writes it; other names as they are."""
     return OPTIMIZER_NAMES.get(name, name)
 
 

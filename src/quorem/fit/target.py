@@ -182,7 +182,7 @@ class Target:
 
     @property
     def total_weight(self) -> float:
-        """Of all ids."""
+        """The sum of the weights of all ids."""
         return float(self.num_ids) if self.weights is None else float(self.weights.sum())
 
     def zeros(self) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +11,12 @@ import polars as pl
 from ..data import criteo, shape, table
 from ..data.batches import Batch
 from ..data.encoder import Encoder
+from ..data.folder import Progress
 from ..data.text import Malformed, ParsedRows, ahead
 from ..files import check_is_file, replacing
 from .scorer import Scorer
 
-Progress = Callable[[str, float, int], None]  # stage, part of it that is done, rows so far
+BLOCK_BYTES = 1 << 22  # of text: a few blocks are on their way at a time, each ten times as large as its text
 
 
 class Predicted(NamedTuple):
@@ -93,7 +94,7 @@ def _rows(
     wanted = (*encoding.dense, *encoding.categorical)
     of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
     if of_criteo and not set(wanted) <= set(table.header(source, separator)):
-        return criteo.read_features(source, malformed)
+        return criteo.read_features(source, malformed, BLOCK_BYTES)
     return table.read_features(
         source,
         dense=encoding.dense,
@@ -102,6 +103,7 @@ def _rows(
         malformed=malformed,
         separator=separator,
         multi_separator=multi_separator,
+        block_bytes=BLOCK_BYTES,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .. import words
 from ..figures import Axes, Figure, Result
-from ..words import NETWORKS, known
+from ..words import NETWORK_NAMES, known
 
 STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # of a decade
 MAX_TICKS = 7
@@ -41,7 +41,7 @@ def panels(figure: Figure) -> dict[str, list[Line]]:
 def networks(points: Iterable[Result]) -> list[str]:
     """The networks of points: the paper's in its order, then others as they come."""
     names = dict.fromkeys(point.network for point in points)
-    return [name for name in NETWORKS if name in names] + [name for name in names if name not in NETWORKS]
+    return [name for name in NETWORK_NAMES if name in names] + [name for name in names if name not in NETWORK_NAMES]
 
 
 def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:

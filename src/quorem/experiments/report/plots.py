@@ -189,7 +189,7 @@ def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, 
 
 
 def _digits(axis: Any, lines: Sequence[Line]) -> None:
-    """As many decimals as the losses differ in."""
+    """Show as many decimals as the losses differ in."""
     low, high = span(lines, log=False, values="y")
     axis.update(tickformat=f".{min(max(2, 1 - math.floor(math.log10(high - low))), 6)}f")
 

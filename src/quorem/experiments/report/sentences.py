@@ -10,7 +10,7 @@ from ..figures import Figure, Result
 from .lines import coinciding, networks, panels
 from .tradeoff import is_clear, is_full
 
-PAPER = ("figure4", "figure5", "figure6", "table1")
+TRAINED_IN_THE_PAPER = ("figure4", "figure5", "figure6", "table1")
 PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
 
 
@@ -23,7 +23,7 @@ def claim(figure: Figure) -> str:
     """What the paper says, and on how many rows; nothing for a figure that is not the paper's."""
     if not figure.axes.paper:
         return ""
-    rows = "" if figure.axes.y == "parameters" or figure.axes.name not in PAPER else f" {PAPER_ROWS}"
+    rows = "" if figure.axes.y == "parameters" or figure.axes.name not in TRAINED_IN_THE_PAPER else f" {PAPER_ROWS}"
     return f'<div class="claim"><h4>The paper</h4><p>{escape(figure.axes.paper + rows)}</p></div>'
 
 

@@ -49,7 +49,7 @@ def distinct(figures: Iterable[Figure]) -> list[Result]:
 
 
 def front(points: Iterable[Result]) -> list[Result]:
-    """Those than which no other is both as small and better: less loss for every further byte."""
+    """The points that no other beats: none is at most as large and has less loss."""
     best: list[Result] = []
     for point in sorted(points, key=lambda p: (p.embedding_bytes, known(p.test_mean))):
         if not best or known(point.test_mean) < known(best[-1].test_mean):
