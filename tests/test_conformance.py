@@ -245,6 +245,40 @@ def test_non_contiguous_gradients(case: str) -> None:
     assert_same_gradients(module, twin)
 
 
+# What HotCold may do with its cold ids; with one table a pool is a scheme among others.
+COLD = {name: CASES[name] for name in CASES if not name.endswith("feature")} | {"pool": quorem.Pool(40)}
+COLD["pool of three"] = quorem.Pool(40, num_partitions=3)
+UNSEEN = torch.tensor([7, 12, 31])  # by no training row: of the rest
+COUNTS = torch.arange(N).mul(17).remainder(9).add(1).index_fill(0, UNSEEN, 0)  # with ties
+
+
+@pytest.mark.parametrize("num_rest", [0, 20])
+@pytest.mark.parametrize("counts", [None, COUNTS], ids=["by rank", "by count"])
+@pytest.mark.parametrize("cold", COLD)
+def test_hot_and_cold_ids(cold: str, counts: Tensor | None, num_rest: int) -> None:
+    """Lookups and bags of every dtype with their gradients, and of every number of bits, over every cold scheme."""
+    scheme = quorem.HotCold(9, cold=COLD[cold], num_rest=num_rest, force=True)
+    every = torch.arange(N).flip(0).view(2, -1)
+    for dtype in DTYPES:
+        options = {"frequencies": counts, "dtype": dtype}
+        check_embedding(fill_(Embedding(N, D, scheme, padding_idx=4, **options)), every)
+        for mode, weights in (MODES["mean"], MODES["weighted-sum"]):
+            module = EmbeddingBag(N, D, scheme, mode=mode, include_last_offset=True, **options)
+            check_bags(fill_(module), BAG_IDS, OFFSETS, weights)
+        if dtype == torch.float64:
+            continue
+        for bits in (8, 4):
+            module = EmbeddingBag(N, D, scheme, mode="sum", include_last_offset=True, **options)
+            quorem.quantize_(fill_(module), bits)
+            expected = bags_by_torch(module.to_dense().double(), BAG_IDS, OFFSETS, "sum", None, None)
+            assert_near(module(BAG_IDS, OFFSETS), expected, dtype, f"{bits} bits")
+    if num_rest and counts is not None:
+        module = fill_(Embedding(N, D, scheme, frequencies=counts))
+        unseen = module(UNSEEN)
+        assert torch.equal(unseen, unseen[:1].expand_as(unseen))
+        assert cold == "hash" or module.num_duplicates() == num_rest - 1
+
+
 def test_gradients_accumulate_over_calls() -> None:
     module = fill_(Embedding(N, D, CASES["qr-mult"]))
     twin = twin_of(module)

@@ -262,6 +262,11 @@ def test_num_duplicates_counts_the_rest():
             ValueError,
             r"frequencies\[0\] \(-1.0\)",
         ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.full((N,), torch.inf)),
+            ValueError,
+            r"frequencies\[0\] \(inf\)",
+        ),
         (lambda: Embedding(N, D, QR(4)).row_numbers(torch.tensor([1])), ValueError, "must add rows"),
     ],
 )
