@@ -246,20 +246,19 @@ def test_non_contiguous_gradients(case: str) -> None:
 
 
 # What HotCold may do with its cold ids; with one table a pool is a scheme among others.
-COLD = {name: CASES[name] for name in CASES if not name.endswith("feature")} | {"pool": quorem.Pool(40)}
-COLD["pool of three"] = quorem.Pool(40, num_partitions=3)
+COLD = {name: s for name, s in CASES.items() if not name.endswith("feature") and not isinstance(s, quorem.Custom)}
+COLD |= {"pool": quorem.Pool(40), "pool of three": quorem.Pool(40, num_partitions=3)}
 UNSEEN = torch.tensor([7, 12, 31])  # by no training row: of the rest
 COUNTS = torch.arange(N).mul(17).remainder(9).add(1).index_fill(0, UNSEEN, 0)  # with ties
 
 
-@pytest.mark.parametrize("num_rest", [0, 20])
-@pytest.mark.parametrize("counts", [None, COUNTS], ids=["by rank", "by count"])
+@pytest.mark.parametrize(("counts", "num_rest"), [(None, 0), (COUNTS, 20)], ids=["by rank", "by count, rest"])
 @pytest.mark.parametrize("cold", COLD)
 def test_hot_and_cold_ids(cold: str, counts: Tensor | None, num_rest: int) -> None:
     """Lookups and bags of every dtype with their gradients, and of every number of bits, over every cold scheme."""
     scheme = quorem.HotCold(9, cold=COLD[cold], num_rest=num_rest, force=True)
     every = torch.arange(N).flip(0).view(2, -1)
-    for dtype in DTYPES:
+    for dtype in DTYPES if cold in ("pool", "qr-mult") else (torch.float32, torch.bfloat16):
         options = {"frequencies": counts, "dtype": dtype}
         check_embedding(fill_(Embedding(N, D, scheme, padding_idx=4, **options)), every)
         for mode, weights in (MODES["mean"], MODES["weighted-sum"]):
@@ -276,7 +275,8 @@ def test_hot_and_cold_ids(cold: str, counts: Tensor | None, num_rest: int) -> No
         module = fill_(Embedding(N, D, scheme, frequencies=counts))
         unseen = module(UNSEEN)
         assert torch.equal(unseen, unseen[:1].expand_as(unseen))
-        assert cold == "hash" or module.num_duplicates() == num_rest - 1
+        unique = cold != "hash" and not cold.startswith("path")  # networks may give zeros for several
+        assert not unique or module.num_duplicates() == num_rest - 1
 
 
 def test_gradients_accumulate_over_calls() -> None:
