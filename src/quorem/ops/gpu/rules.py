@@ -186,10 +186,9 @@ def _update(
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
         return NotImplemented
     lagging, step = rule in CATCHES_UP, state.step
-    advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
     if not grad.numel() or not batch.ids.numel():
         if lagging:
-            replay.advance_(advanced)
+            replay.advance_(replay.advance_of(lr, state, constants))
         else:
             step += 1
         return None
@@ -198,6 +197,7 @@ def _update(
     def launches() -> None:
         averages, last = averages_of(state), getattr(state, "last", None)
         check_state(stored, *averages, last=last)
+        advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
         width, size = stored.shape[1], grad.shape[0]
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
