@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from quorem.data.shape import CARDINALITIES
@@ -367,6 +366,7 @@ PLAN_SETTINGS = {
     "hash": "hashing, every table alike",
     "QR": "`QR(c)`, every table alike",
     "plan": "**the plan**, in training",
+    "plan in float32": "the plan, in training, rows in float32",
     "plan, int8": "the plan, served in 8 bits",
     "plan, int4": "**the plan**, served in 4 bits",
 }
@@ -390,16 +390,31 @@ def plan_quality() -> str:
     return markdown(("", "", *(f"{times}x" for times in PLAN_SIZES)), *rows)
 
 
-def plan_medians() -> str:
-    """The same as medians of the runs."""
-    found = {(r["network"], r["setting"], r["times"]): median(r["losses"]) for r in results("plan_quality")["rows"]}
-    rows = []
-    for network, (setting, name) in product(("dlrm", "dcn"), PLAN_SETTINGS.items()):
-        if setting.startswith("plan"):
-            full = found[network, "full", 1]
-            changes = [f"{100 * (found[network, setting, times] / full - 1):+.2f}" for times in PLAN_SIZES]
-            rows.append((NAMES[network], name, *changes))
-    return markdown(("", "", *(f"{times}x" for times in PLAN_SIZES)), *rows)
+def dead_units() -> str:
+    """DLRMs whose bottom network gives next to nothing after a few steps, by the tables that they train with."""
+    found = results("dead_units")
+    names = {"full": "full", "hash": "hashed", "plan": "a plan"}
+    rows = [
+        (
+            names[r["setting"]] + (f", {r['times']}x" if r["times"] > 1 else ""),
+            f"{len(r['dead'])} of {r['runs']}",
+            f"{r['active']:.1%}",
+        )
+        for r in found["runs"]
+    ]
+    return markdown(("tables", "dead", "of the bottom's outputs above zero, all runs"), *rows)
+
+
+def int8_training() -> str:
+    """Test log loss of rows trained in 8 bits against that of rows rounded once, in percent."""
+    found = {(r["times"], r["kind"]): r for r in results("int8_training")["rows"]}
+    names = {"at random": "each step, up or down at random", "to nearest": "each step, to the nearest"}
+    sizes = sorted({times for times, _ in found})
+    rows = [
+        (name, *(f"{found[t, kind]['percent']:+.2f} ± {found[t, kind]['percent_error']:.2f}" for t in sizes))
+        for kind, name in names.items()
+    ]
+    return markdown(("rounded to 8 bits", *(f"{t}x" for t in sizes)), *rows)
 
 
 def plan_targets() -> str:
@@ -545,7 +560,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/appendix/fit.md", fits),
         ("docs/budget.md", plan_times),
         ("docs/choosing.md", plan_quality),
-        ("docs/choosing.md", plan_medians),
+        ("docs/choosing.md", dead_units),
+        ("docs/choosing.md", int8_training),
         ("docs/choosing.md", plan_targets),
         ("docs/choosing.md", plan_synthetic),
         ("docs/data.md", id_orders),

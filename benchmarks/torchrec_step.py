@@ -2,9 +2,11 @@
 
     python benchmarks/torchrec_step.py --batch 16384
 
-The 26 tables of the Criteo Kaggle log, D = 16, Adagrad in the backward pass, ids of the synthetic log. Each rank has
-one thread. Steps of all models take turns in one run; the time is that of the slower rank. Bytes are those handed to
-all-to-alls for the other rank, beside what ``quorem.integrations.scale`` says. Writes results/torchrec_step.json.
+The 26 tables of the Criteo Kaggle log, D = 16, Adagrad in the backward pass, ids of the synthetic log. The plan is that
+of ``quorem.plan`` for a sixteenth of the bytes of rows and state, with the counts of the log's first rows. Each rank
+has one thread. Steps of all models take turns in one run; the time is that of the slower rank. Bytes are those handed
+to all-to-alls for the other rank, beside what ``quorem.integrations.scale`` says. Writes results/torchrec_step.json,
+and the table of docs/scale.md.
 """
 
 import argparse
@@ -16,13 +18,14 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torchrec
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -36,38 +39,57 @@ from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
 from quorem.provenance import commit, versions
 
-D, RANKS, KEPT_FULL = 16, 2, 4096
+D, RANKS, TIMES, KEPT_FULL = 16, 2, 16, 4096
+COUNTED, BLOCK = 2_000_000, 100_000  # rows of the log that the plan counts, and those drawn at a time
 NAMES = [f"C{i + 1}" for i in range(len(CARDINALITIES))]
 RESULT = Path(__file__).parent / "results" / "torchrec_step.json"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "scale.md"
 ADAGRAD = {"lr": 0.01, "eps": 1e-10}
 
 
-def sums(times: int) -> list[quorem.Table]:
+class Model(NamedTuple):
+    """A row of the result."""
+
+    tables: Callable[[list[Tensor]], list[quorem.Table]]  # of how often each id occurs
+    num_shards: int | None
+
+
+def full(counts: list[Tensor]) -> list[quorem.Table]:
+    return [quorem.Table(name, len(count), D, frequencies=count) for name, count in zip(NAMES, counts, strict=True)]
+
+
+def sums(counts: list[Tensor]) -> list[quorem.Table]:
     """Remainder and quotient of each large table, added."""
-    scheme = quorem.QR(times, operation="add") if times > 1 else quorem.Full()
-    return [
-        quorem.Table(name, n, D, scheme if n > KEPT_FULL else quorem.Full())
-        for name, n in zip(NAMES, CARDINALITIES, strict=True)
-    ]
+    schemes = [quorem.QR(TIMES, operation="add") if n > KEPT_FULL else quorem.Full() for n in CARDINALITIES]
+    return [quorem.Table(name, n, D, s) for name, n, s in zip(NAMES, CARDINALITIES, schemes, strict=True)]
 
 
-def hot_and_cold(times: int) -> list[quorem.Table]:
-    """Rows of their own for the hot ids of each large table, and a pool for each rank for the cold ones."""
-    rows = sum(CARDINALITIES) // times - sum(n for n in CARDINALITIES if n <= KEPT_FULL)
-    tables = []
-    for i, (name, n) in enumerate(zip(NAMES, CARDINALITIES, strict=True)):
-        pool = quorem.Pool(rows // 4, name=f"pool{i % RANKS}")
-        hot = quorem.HotCold(n * rows // sum(CARDINALITIES) // 2, cold=pool)
-        tables.append(quorem.Table(name, n, D, hot if n > KEPT_FULL else quorem.Full()))
-    return tables
+def planned(counts: list[Tensor]) -> list[quorem.Table]:
+    """The plan by frequency, for rows and state."""
+    budget = sum(CARDINALITIES) * D * 2 * 4 // TIMES
+    return quorem.plan(full(counts), budget, optimizer="adagrad").applied_to(full(counts))
 
 
-MODELS = {"`QR(16)`, sums": sums(16), "`HotCold`, 2 pools, 16x": hot_and_cold(16)}
-FULL = "full, TorchRec's own"
-TABLES = {FULL: sums(1), **MODELS}
+FULL, PLAN = "full, TorchRec's own", "plan at 16x, rows sent once"
+MODELS = {
+    FULL: Model(full, None),
+    PLAN: Model(planned, RANKS),
+    "plan at 16x, bags": Model(planned, None),
+    "`QR(16)`, sums, bags": Model(sums, None),
+    "full, rows sent once": Model(full, RANKS),
+}
 
 
-def sharded(name: str, batch: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+def counts_of_log(rows: int) -> list[Tensor]:
+    """How often each id occurs in the first rows of the log."""
+    log, counts = ClickLog(), [torch.zeros(n, dtype=torch.int64) for n in CARDINALITIES]
+    for first in range(0, rows, BLOCK):
+        for count, ids in zip(counts, log.draw(first, first + BLOCK).batch.ids.T, strict=True):
+            count.add_(ids.long().bincount(minlength=len(count)))
+    return counts
+
+
+def sharded(name: str, counts: list[Tensor], batch: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """A model of the tables, sharded by TorchRec's planner, and the optimizer of replicated tables."""
     constraints = None
     if name == FULL:
@@ -77,7 +99,8 @@ def sharded(name: str, batch: int) -> tuple[nn.Module, list[torch.optim.Optimize
         ]
         model: Any = torchrec.EmbeddingBagCollection(configs, device=torch.device("meta"))
     else:
-        model = integration.EmbeddingBagCollection(MODELS[name], device="meta")
+        tables, num_shards = MODELS[name]
+        model = integration.EmbeddingBagCollection(tables(counts), num_shards=num_shards, device="meta")
         constraints = integration.constraints(model, batch_size=batch)
     apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), dict(ADAGRAD))
     topology = Topology(world_size=RANKS, compute_device="cpu", ddr_cap=2**36)
@@ -104,13 +127,14 @@ def count_bytes() -> list[int]:
     return sent
 
 
-def run(rank: int, batch: int, steps: int, store: str) -> None:
+def run(rank: int, names: list[str], batch: int, steps: int, folder: str) -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
-    models = {name: sharded(name, batch) for name in (FULL, *MODELS)}
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS)
+    counts = torch.load(f"{folder}/counts", mmap=True)
+    models = {name: sharded(name, counts, batch) for name in names}
     sent, seconds, sizes = count_bytes(), {name: [] for name in models}, {}
     slope = torch.randn(batch, len(NAMES) * D)
     log = ClickLog()
@@ -133,15 +157,18 @@ def run(rank: int, batch: int, steps: int, store: str) -> None:
             sizes[name] = int(total) / RANKS
     if rank == 0:
         medians = {name: statistics.median(times[2:]) for name, times in seconds.items()}
-        RESULT.write_text(json.dumps(result(medians, sizes, batch, steps), indent=1) + "\n")
+        RESULT.write_text(json.dumps(result(medians, sizes, counts, batch, steps), indent=1) + "\n")
     dist.destroy_process_group()
 
 
-def result(seconds: dict[str, float], sizes: dict[str, float], batch: int, steps: int) -> dict[str, Any]:
+def result(
+    seconds: dict[str, float], sizes: dict[str, float], counts: list[Tensor], batch: int, steps: int
+) -> dict[str, Any]:
     """What was measured, beside the bytes that ``scale`` says."""
     models = {}
     for name, time_of in seconds.items():
-        cost = scale.estimate(TABLES[name], RANKS, batch_size=batch)
+        tables, num_shards = MODELS[name]
+        cost = scale.estimate(tables(counts), RANKS, batch_size=batch, num_shards=num_shards)
         calculated = None if name == FULL else cost.id_bytes + cost.vector_bytes  # TorchRec plans full tables its way
         models[name] = {"ms": time_of * 1e3, "bytes": sizes[name], "calculated": calculated}
     about = {"ranks": RANKS, "batch": batch, "steps": steps, "load": os.getloadavg()[0], "cores": os.cpu_count()}
@@ -165,8 +192,12 @@ def result_table(measured: dict[str, Any]) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=16384, help="of each rank")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run, (arguments.batch, arguments.steps, f"{folder}/store"), RANKS)
-    print("\n".join(result_table(json.loads(RESULT.read_text()))))
+        torch.save(counts_of_log(COUNTED), f"{folder}/counts")
+        torch.multiprocessing.spawn(run, (list(MODELS), arguments.batch, arguments.steps, folder), RANKS)
+    lines = "\n".join(result_table(json.loads(RESULT.read_text())))
+    before, _, rest = DOCUMENT.read_text().partition("<!-- torchrec_step -->\n")
+    DOCUMENT.write_text(f"{before}<!-- torchrec_step -->\n{lines}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
+    print(lines)

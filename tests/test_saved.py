@@ -214,6 +214,18 @@ def test_pruned_networks_are_saved() -> None:
         assert torch.equal(value, saved.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_states_of_torch_load_into_full_tables(assign: bool) -> None:
+    for theirs, ours in ((nn.Embedding, Embedding), (nn.EmbeddingBag, EmbeddingBag)):
+        trained = nn.Sequential(theirs(N, D), nn.Linear(D, 1))
+        model = nn.Sequential(ours(N, D, Full(), device="meta" if assign else None), nn.Linear(D, 1))
+        model.load_state_dict(trained.state_dict(), assign=assign)
+        ids = IDS[:, None] if ours is EmbeddingBag else IDS
+        assert torch.equal(model(ids), trained(ids))
+        with pytest.raises(RuntimeError, match=r"0.tables.0 is \(7, 12\) in the checkpoint and \(60, 12\) here"):
+            model.load_state_dict({**trained.state_dict(), "0.weight": torch.zeros(7, D)})
+
+
 def test_a_dense_checkpoint_is_not_taken_for_tables() -> None:
     saved = nn.Embedding(N, D).state_dict()
     module, advice = Embedding(N, D, QR(4)), "weight is a full table in the checkpoint: from_pretrained fits"

@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 import quorem
 from quorem.integrations import scale
@@ -80,6 +81,16 @@ def test_the_document_has_what_two_ranks_were_measured_at() -> None:
     for model in measured["models"].values():
         if model["calculated"] is not None:
             assert model["bytes"] == pytest.approx(model["calculated"], rel=0.1)
+    full, plan = (measured["models"][benchmark[name]] for name in ("FULL", "PLAN"))
+    assert plan["ms"] < full["ms"] and plan["bytes"] < full["bytes"] * 0.4, "docs/scale.md says so"
+
+
+def test_rows_that_are_sent_once_by_hand() -> None:
+    tables = [quorem.Table("a", 100, 8, frequencies=torch.ones(100)), quorem.Table("b", 3, 8), quorem.Table("c", 2, 8)]
+    cost = scale.estimate(tables, 4, batch_size=100_000, num_shards=2)  # every row is read: 100, and 3 + 2
+    assert cost.id_bytes == pytest.approx(3 / 4 * (105 * 4 + 2 * 100 * 4))
+    assert cost.vector_bytes == pytest.approx(2 * 3 / 4 * 2 * 100 * 8 * 4)
+    assert cost.memory == 105 * 9 * 4 / 4 and cost.reduce_bytes == 0
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -127,7 +138,7 @@ def test_memory_and_vectors_are_those_of_torchrecs_planner() -> None:
     cost = scale.estimate(tables, world, batch_size=batch)
     assert not any(placed.replicated for placed in cost.tables)
     memory = vectors = 0.0
-    for table, reads, num_vectors, _ in cost.tables:
+    for table, reads, _, num_vectors, _ in cost.tables:
         (shard,) = chosen[table.name].shards
         # Besides rows and state, TorchRec counts the buffers of ids, of 8 bytes there, and of vectors.
         buffers = world * batch * (sum(reads) * 8 + num_vectors * table.width * 4)

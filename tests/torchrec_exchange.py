@@ -114,15 +114,20 @@ def sent_bytes(rank: int) -> None:
         "hot2": quorem.HotCold(100, cold=quorem.Pool(200)),
     }
     tables = [quorem.Table(name, n, D, scheme) for name, scheme in schemes.items()]
-    module = EmbeddingBagCollection(tables)
+    for num_shards in (None, 2):
+        _sent_bytes(rank, tables, num_shards, n, batch)
+
+
+def _sent_bytes(rank: int, tables: list[quorem.Table], num_shards: int | None, n: int, batch: int) -> None:
+    module = EmbeddingBagCollection(tables, num_shards=num_shards)
     model = shard(module, all_of(module, "table_wise", "table_wise"))
     draw = torch.Generator().manual_seed(rank)
     ids = (torch.rand(len(tables) * batch, generator=draw) * math.log(1 + n)).exp().long() - 1
-    features = KeyedJaggedTensor(list(schemes), ids, lengths=torch.ones(len(ids), dtype=torch.int64))
+    features = KeyedJaggedTensor([table.name for table in tables], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
     with counting_bytes() as sent:
         model(features).values().sum().backward()
     total = torch.tensor(float(sum(sent)))
     dist.all_reduce(total)
-    cost = scale.estimate(tables, 2, batch_size=batch, replicate=False)
+    cost = scale.estimate(tables, 2, batch_size=batch, replicate=False, num_shards=num_shards)
     wanted = 2 * cost.sent_bytes  # of both ranks: tables are not split evenly between them
-    assert abs(float(total) / wanted - 1) < 0.1, (float(total), wanted)
+    assert abs(float(total) / wanted - 1) < 0.1, (num_shards, float(total), wanted)

@@ -103,13 +103,13 @@ class Embedding(Tables):
         self.updates.flush_()
         return self.live_stored if self.is_full() else self.dense().as_subclass(ComposedWeight)
 
-    def __dir__(self) -> list[str]:
-        # torch.jit.trace reads every attribute that is named here: weight would be composed whole.
-        return [name for name in super().__dir__() if name != "weight"]
-
     @weight.setter
     def weight(self, value: Tensor) -> None:
         self._set_weight(value)
+
+    def __dir__(self) -> list[str]:
+        # torch.jit.trace reads every attribute that is named here: weight would be composed whole.
+        return [name for name in super().__dir__() if name != "weight"]
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As in ``nn.Module``; a full table's ``weight`` is ``stored``, another's is fitted to the parameter."""

@@ -57,7 +57,7 @@ def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
 
 
 def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """As the public reference code, U(sqrt(1/n), 1) for every factor: kept for comparison, trains badly.
+    """Draw as the public reference code does, U(sqrt(1/n), 1) for every factor: kept for comparison, trains badly.
 
     A table that stands alone is drawn as the full one, there too.
     """

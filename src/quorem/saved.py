@@ -34,7 +34,7 @@ def save_tables(tables: "StoredTables", destination: dict[str, Any], prefix: str
 
 def load_tables(
     tables: "StoredTables",
-    state_dict: Mapping[str, Any],
+    state_dict: dict[str, Any],
     prefix: str,
     local_metadata: Mapping[str, Any],
     strict: bool,
@@ -46,6 +46,9 @@ def load_tables(
     for hook in tables._load_state_dict_pre_hooks.values():
         hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
     views = {prefix + name: table for name, table in tables.named_tables()}
+    from_torch = f"{prefix}weight" in state_dict and f"{prefix}tables.0" not in state_dict
+    if from_torch and tables.names == ("",) and tables.is_full() and not tables.bits:
+        state_dict[f"{prefix}tables.0"] = state_dict.pop(f"{prefix}weight")
     lists = {prefix + name: ids for name, ids in ranks(tables).items()}
     new_lists = {key: state_dict[key] for key in lists if key in state_dict}
     missing_keys += [key for key in lists if key not in new_lists]
@@ -179,7 +182,7 @@ def _wrong_meanings(tables: "StoredTables", prefix: str, local_metadata: Mapping
 
 
 def meanings_of(tables: "StoredTables") -> list[str]:
-    """Of each table, which rows an id takes and how they are combined, and whether ids are raw."""
+    """For each table, which rows an id takes, how they are combined, and whether ids are raw."""
     return [meaning(spec) + raw * ", of raw ids" for spec, raw in zip(tables.specs, tables.raw_ids, strict=True)]
 
 

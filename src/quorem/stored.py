@@ -215,7 +215,7 @@ class StoredTables(nn.Module):
             group.place_integers(self.live_stored.device)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As in ``nn.Module``, and tell optimizers whose parameter ``stored`` now is."""
+        """Register as ``nn.Module`` does; optimizers find this module by its new ``stored``."""
         super().register_parameter(name, param)
         if name == "stored":
             self._bind_updates()

@@ -136,6 +136,20 @@ def test_a_pool_is_shared_within_a_collection_and_fitted_to_all_its_tables() -> 
     assert slope.abs().max() < 1e-2 * loss.item(), "the fit is a minimum"
 
 
+def test_a_budget_gives_a_collection_one_pool() -> None:
+    model = Model()
+    counts = {name: (1e4 / (1 + torch.arange(n))).long() for name, n in SIZES.items()}
+    paths = {"sparse.embedding_bags": counts, "history.embeddings": counts}
+    frequencies = {f"{path}.{name}": count for path, of in paths.items() for name, count in of.items()}
+    frequencies["other"] = torch.arange(500)
+    report = quorem.compress_(model, budget="40kB", optimizer="adagrad", frequencies=frequencies)
+    assert sum(entry.bytes_after + entry.state_bytes for entry in report.entries) <= 40_000
+    for collection in (model.sparse, model.history):
+        pooled = [f.table for f in collection.rows.features if f.spec.pool is not None]
+        assert len(set(pooled)) > 1 and len({f.stored for f in collection.rows.features if f.table in pooled}) == 1
+    assert model(batch()).shape == (2, 64)
+
+
 def test_an_optimizer_goes_on_with_the_new_parameters() -> None:
     torch.manual_seed(0)
     model = Model()

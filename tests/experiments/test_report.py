@@ -438,8 +438,8 @@ def test_axes_reach_around_their_points():
     lines = panels(sweep())["dcn"]
     low, high = span(lines, log=True)
     assert low < 1 < 200 < high
-    assert ticks(lines, [low, high], log=True, own=True) == [1, 20, 200]
+    assert ticks(lines, [low, high], log=True, at_points=True) == [1, 20, 200]
     many = panels(figure([result(x=x, size=4 * 10**x) for x in range(1, 9)], x="embedding_bytes"))["dcn"]
     reach = span(many, log=True)
-    assert ticks(many, reach, log=True, own=False) == [10.0**k for k in range(2, 9)]
-    assert ticks(lines, [0.0, 1.0], log=False, own=False) is None
+    assert ticks(many, reach, log=True, at_points=False) == [10.0**k for k in range(2, 9)]
+    assert ticks(lines, [0.0, 1.0], log=False, at_points=False) is None

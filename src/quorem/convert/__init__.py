@@ -4,7 +4,6 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -14,31 +13,18 @@ from torch import Tensor, nn
 from ..bags import EmbeddingBag
 from ..checks import check_int
 from ..embeddings import Embedding
-from ..init import deviation
-from ..planner import Plan, modules_of, plan_modules
-from ..planner.budget import parse_bytes
-from ..planner.footprint import Optimizer, Storage, check_optimizer
+from ..planner.footprint import Optimizer, check_optimizer
 from ..schemes import Full, Scheme
 from ..tables import Tables
 from ..tied import TiedLinear
+from .build import composed_module, plain_module
+from .choose import Choice, choice_of, choices_given, choices_planned, counts_of, kept_bytes, size_of, state_bytes
 from .follow import follow_, name_of
 from .groups import WeightGroup, groups_in, leave_out
 from .report import Entry, Report
 from .swap import keep_, swap_
 
-MOST_TABLES = 4  # that a planned table is stored in
-
 __all__ = ["Entry", "Report", "compress_", "decompress_"]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How one table is to be stored, and why."""
-
-    scheme: Scheme
-    why: str = ""
-    dtype: torch.dtype | None = None  # that of the table where None
-    ranked: bool = True  # whether frequencies, where given, rank its ids
 
 
 def compress_(
@@ -109,9 +95,9 @@ def compress_(
             raise ValueError(f"frequencies ({name!r}) must be named as a table of the model: {', '.join(names)}")
     leave_out(model, groups, threshold, filter_fn)
     if budget is None:
-        choices = _given(scheme_or_plan, groups, names, frequencies or {})
+        choices = choices_given(scheme_or_plan, groups, names, frequencies or {})
     else:
-        choices = _planned(groups, budget, kind, frequencies or {})
+        choices = choices_planned(groups, budget, kind, frequencies or {})
     report = Report()
     replaced = _replace(model, groups, collections, choices, fit, frequencies or {}, optimizer, kind, report)
     del groups, collections  # they hold what was replaced
@@ -143,7 +129,7 @@ def decompress_(model: nn.Module) -> Report:
     for name, module in model.named_modules():
         if not isinstance(module, Tables):
             continue
-        before = _size(module)
+        before = size_of(module)
         several = module.specs[0].operation == "feature"
         if (
             type(module) not in (Embedding, EmbeddingBag)
@@ -160,7 +146,7 @@ def decompress_(model: nn.Module) -> Report:
         if weight is None:
             weight = nn.Parameter(module.to_dense().detach(), requires_grad=module.stored.requires_grad)
             weights[module.stored] = weight
-        modules[module] = _plain(module, weight)
+        modules[module] = plain_module(module, weight)
         sizes = (module.num_embeddings, module.embedding_dim, before, 0 if shared else weight.nbytes, 0)
         report.entries.append(Entry(name, *sizes, Full(), "decompressed"))
     for tied in list(model.modules()):
@@ -174,57 +160,6 @@ def decompress_(model: nn.Module) -> Report:
         report.entries += torchrec.decompress(model, modules)
     report.references += swap_(model, modules, weights)
     return report
-
-
-def _given(
-    scheme_or_plan: Any, groups: list[WeightGroup], names: list[str], frequencies: Mapping[str, Tensor]
-) -> dict[str, Choice]:
-    """The choice of each group, by its first name."""
-    if isinstance(scheme_or_plan, Scheme):
-        return {group.name: Choice(scheme_or_plan) for group in groups}
-    if not isinstance(scheme_or_plan, Mapping):
-        kind = type(scheme_or_plan).__name__
-        raise TypeError(f"scheme_or_plan ({kind}) must be a Scheme, or a mapping of module names to schemes")
-    for name, scheme in scheme_or_plan.items():
-        if name not in names:
-            raise ValueError(f"scheme_or_plan ({name!r}) must be named as a table of the model: {', '.join(names)}")
-        if not isinstance(scheme, Scheme):
-            raise TypeError(f"scheme_or_plan[{name!r}] ({scheme!r}) must be a Scheme")
-    chosen = {name: Choice(scheme) for name, scheme in scheme_or_plan.items()}
-    if isinstance(scheme_or_plan, Plan):
-        entries = scheme_or_plan.tables
-        chosen = {entry.name: Choice(entry.scheme, entry.why, entry.dtype, entry.ranked) for entry in entries}
-    choices: dict[str, Choice] = {}
-    for group in groups:
-        named = [chosen[name] for name in group.members if name in chosen]
-        if len({choice.scheme for choice in named}) > 1:
-            raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
-        if named:
-            choices[group.name] = named[0]
-            if isinstance(scheme_or_plan, Plan) and named[0].ranked and _counts(group, frequencies) is None:
-                raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
-    return choices
-
-
-def _planned(
-    groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, frequencies: Mapping[str, Tensor]
-) -> dict[str, Choice]:
-    """A plan for the tables that can be replaced, in what the others leave of the budget."""
-    replaceable = {group.name: group.first for group in groups if not group.reason}
-    reserved = sum(sum(_kept_bytes(group.first, kind)) for group in groups if group.reason)
-    # Modules that share a weight have a layout each; the plan counts the first one's.
-    extra = [module for group in groups if not group.reason for module in list(group.members.values())[1:]]
-    reserved += sum(_storage(module, kind).layout(MOST_TABLES) for module in extra)
-    counts = {group.name: count for group in groups if (count := _counts(group, frequencies)) is not None}
-    if not replaceable:
-        if reserved > (size := parse_bytes(budget)):
-            raise ValueError(f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced")
-        return {}
-    counts = {name: count for name, count in counts.items() if name in replaceable}
-    planned = plan_modules(
-        modules_of(replaceable), budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=()
-    )
-    return {table.name: Choice(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 
 
 def _replace(
@@ -245,17 +180,17 @@ def _replace(
     for group in groups:
         if group.collection is not None:
             continue
-        choice, reason = _choice(group, choices)
-        counts = _counts(group, frequencies)
+        choice, reason = choice_of(group, choices)
+        counts = counts_of(group, frequencies)
         new: Embedding | None = None
         for name, module in group.members.items():
             if choice is None:
-                after, state = _kept_bytes(module, kind)
+                after, state = kept_bytes(module, kind)
             else:
-                previous, new = new, _composed(module, choice, counts, fit, new)
+                previous, new = new, composed_module(module, choice, counts, fit, new)
                 modules[module] = new
-                after = _size(new) - (0 if previous is None else new.stored.nbytes)
-                state = _state_bytes(new, kind)
+                after = size_of(new) - (0 if previous is None else new.stored.nbytes)
+                state = state_bytes(new, kind)
             shared = name != group.name
             why = reason if choice is None else choice.why
             report.entries.append(
@@ -275,9 +210,9 @@ def _replace(
             by_weight[weight], watched[group.name] = modules[group.first], weakref.ref(weight)  # type: ignore[assignment]
     for collection in collections:
         members = list(collection.groups.values())
-        chosen = {group.name: collection.checked(group, *_choice(group, choices)) for group in members}
-        counts_of = {group.name: _counts(group, frequencies) for group in members}
-        modules |= collection.replacement(chosen, counts_of, fit)
+        chosen = {group.name: collection.checked(group, *choice_of(group, choices)) for group in members}
+        counts_by_name = {group.name: counts_of(group, frequencies) for group in members}
+        modules |= collection.replacement(chosen, counts_by_name, fit)
         report.entries += collection.entries(chosen, modules.get(collection.module), kind)
         if collection.module in modules:
             watched |= {group.name: weakref.ref(group.first.weight) for group in members}
@@ -302,65 +237,6 @@ def _torchrec() -> Any:
     return import_module(".torchrec", __package__) if "torchrec.modules.embedding_modules" in sys.modules else None
 
 
-def _choice(group: WeightGroup, choices: Mapping[str, Choice]) -> tuple[Choice | None, str]:
-    """How a group is to be stored, or None and why it stays as it is."""
-    choice = choices.get(group.name)
-    if group.reason:
-        return None, group.reason
-    if choice is None:
-        return None, "the plan does not name it"
-    module = group.first
-    spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
-    narrower = choice.dtype not in (None, module.weight.dtype)
-    if spec.operation == "feature":
-        return None, "feature generation gives several vectors an id, which the model does not expect"
-    if narrower:
-        return choice, ""
-    if spec.fallback:
-        return None, spec.fallback
-    if isinstance(choice.scheme, Full) and not choice.scheme.force:
-        return None, choice.why or "the plan keeps it full"
-    return choice, ""
-
-
-def _composed(module: Any, choice: Choice, counts: Tensor | None, fit: bool, shared: Embedding | None) -> Embedding:
-    """The module that takes the place of an ``nn.Embedding`` or ``nn.EmbeddingBag``."""
-    weight = module.weight
-    options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
-    options |= {"device": weight.device, "dtype": choice.dtype or weight.dtype}
-    if choice.ranked:
-        options["frequencies"] = counts
-    if not fit and not weight.is_meta:
-        options["init_std"] = deviation(weight)
-    new: Embedding
-    if isinstance(module, nn.EmbeddingBag):
-        options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
-        new = EmbeddingBag(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
-    else:
-        new = Embedding(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
-    if shared is not None:
-        new.stored = shared.stored
-    elif fit and not weight.is_meta:
-        new.fit_(weight.detach(), counts)
-    new.stored.requires_grad_(weight.requires_grad)
-    keep_(module, new)
-    return new
-
-
-def _plain(module: Embedding, weight: nn.Parameter) -> nn.Module:
-    """The module of ``torch.nn`` that a composed one stands for."""
-    n, d = module.num_embeddings, module.embedding_dim
-    options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": "meta"}
-    new: nn.Embedding | nn.EmbeddingBag
-    if isinstance(module, EmbeddingBag):
-        new = nn.EmbeddingBag(n, d, mode=module.mode, include_last_offset=module.include_last_offset, **options)
-    else:
-        new = nn.Embedding(n, d, **options)
-    new.weight = weight
-    keep_(module, new)
-    return new
-
-
 def _check_freed(replaced: Mapping[str, "weakref.ref[Tensor]"], report: Report) -> None:
     """Report weights that something still holds, so that their memory is not free."""
     gc.collect()
@@ -370,32 +246,3 @@ def _check_freed(replaced: Mapping[str, "weakref.ref[Tensor]"], report: Report) 
             holders = {type(holder).__name__ for holder in gc.get_referrers(weight)} - {"frame"}
             text = f"its memory is not free: something outside the model still holds it ({', '.join(sorted(holders))})"
             report.references.append(f"the old weight of {name}: {text}")
-
-
-def _size(module: nn.Module) -> int:
-    """Bytes of all tensors of a module."""
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-
-
-def _kept_bytes(module: Any, kind: Optimizer | None) -> tuple[int, int]:
-    """Bytes of a table that stays as it is, and of the optimizer's state for it."""
-    rate = _storage(module, kind).rate(module.embedding_dim)
-    return module.weight.nbytes, module.num_embeddings * rate.row_state
-
-
-def _storage(module: Any, kind: Optimizer | None) -> Storage:
-    return Storage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
-
-
-def _counts(group: WeightGroup, frequencies: Mapping[str, Tensor]) -> Tensor | None:
-    """The frequencies of a group's ids, given for any of its members."""
-    return next((frequencies[name] for name in group.members if name in frequencies), None)
-
-
-def _state_bytes(module: Embedding, kind: Optimizer | None) -> int:
-    """Bytes of the state that an optimizer keeps for the stored rows."""
-    rows, width = module.stored.shape
-    storage = Storage((width,), (1,), module.stored.dtype, module.sparse, kind)
-    rate = storage.rate(width)
-    stored = len(module.extents[0]) + sum(map(len, module.pools.values()))
-    return rows * rate.row_state + stored * rate.table_state + storage.shared_state()

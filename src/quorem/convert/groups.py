@@ -24,7 +24,7 @@ class WeightGroup:
 
     @property
     def name(self) -> str:
-        """Of the first member."""
+        """Name of the first member."""
         return next(iter(self.members))
 
     @property

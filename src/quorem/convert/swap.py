@@ -46,20 +46,20 @@ def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: 
         for name, child in list(parent._modules.items()):
             if id(child) in new:
                 parent._modules[name] = new[id(child)]
-    held: list[str] = []
+    references: list[str] = []
     objects: dict[int, int] = {}
-    own = set(vars(nn.Module()))
+    module_attributes = set(vars(nn.Module()))
     for path, module in model.named_modules():
         for attribute, value in list(vars(module).items()):
-            if attribute in own:
+            if attribute in module_attributes:
                 continue
             rewritten, count = _rewritten(value, new, objects)
             if not count:
                 continue
             if rewritten is not value:
                 object.__setattr__(module, attribute, rewritten)
-            held.append(f"{path + '.' if path else ''}{attribute} held {count} that were replaced: given the new")
-    return held
+            references.append(f"{path + '.' if path else ''}{attribute} held {count} that were replaced: given the new")
+    return references
 
 
 def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], depth: int = DEPTH) -> tuple[Any, int]:

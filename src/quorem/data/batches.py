@@ -66,9 +66,9 @@ class Batch:
 
     def rows(self, start: int, stop: int) -> "Batch":
         """Rows ``[start, stop)``, without a copy."""
-        own = slice(start, stop)
+        kept = slice(start, stop)
         bags = {name: bag.rows(start, stop) for name, bag in self.bags.items()}
-        return Batch(self.labels[own], self.dense[own], self.ids[own], bags)
+        return Batch(self.labels[kept], self.dense[kept], self.ids[kept], bags)
 
     def take(self, index: Tensor) -> "Batch":
         """The rows ``index``, in that order."""

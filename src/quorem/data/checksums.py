@@ -94,7 +94,7 @@ class CheckedArray:
 
     @property
     def checksums(self) -> str:
-        """Those that ``meta.json`` has; where it has none, those of the values."""
+        """The checksums that ``meta.json`` has; where it has none, those of the values."""
         return of_bytes(self._data) if self._checksums is None else self._checksums
 
 

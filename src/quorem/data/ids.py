@@ -177,8 +177,8 @@ def as_text(tokens: pl.Series) -> pl.Series:
     if tokens.dtype != pl.UInt64:
         return tokens.cast(pl.String)
     data = tokens.fill_null(0).to_numpy().astype("<u8").tobytes()
-    there = tokens.is_not_null().to_list()
-    text = [data[8 * i : 8 * i + 8].decode() if here else None for i, here in enumerate(there)]
+    present = tokens.is_not_null().to_list()
+    text = [data[8 * i : 8 * i + 8].decode() if is_present else None for i, is_present in enumerate(present)]
     return pl.Series(tokens.name, text, dtype=pl.String)
 
 

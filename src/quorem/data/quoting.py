@@ -68,7 +68,7 @@ def fields(row: bytes, separator: str) -> list[bytes]:
 
 
 def outside(places: NDArray[np.int64], quotes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of the places in regular text that are not quoted: an even number of quotes is before them."""
+    """Positions in regular text that are not quoted: an even number of quotes is before them."""
     return places[np.searchsorted(quotes, places) % 2 == 0] if len(quotes) else places
 
 

@@ -96,10 +96,10 @@ class ClickLog:
         ids = torch.empty(rows, len(self.cardinalities), dtype=torch.int32, device=device)
         probability = torch.empty(rows, dtype=torch.float64, device=device)
 
-        def fill(at: int) -> None:
-            chunk = self._chunk(at, device)
-            own = slice(max(at - start, 0), min(at + chunk_rows, stop) - start)
-            part = slice(max(start - at, 0), min(stop - at, chunk_rows))
+        def fill(first: int) -> None:
+            chunk = self._chunk(first, device)
+            own = slice(max(first - start, 0), min(first + chunk_rows, stop) - start)
+            part = slice(max(start - first, 0), min(stop - first, chunk_rows))
             labels[own], probability[own] = chunk.labels[part], chunk.probability[part]
             dense[own], ids[own] = chunk.logs[:, part].T, chunk.ids[:, part].T
 
@@ -182,7 +182,7 @@ class Scales(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _calibration(log: ClickLog) -> Scales:
-    """Scales and bias that give the asked deviations and click rate on the log's own first rows.
+    """Scales and bias that give the wanted deviations and click rate on the log's own first rows.
 
     Always found on the CPU and rounded, so that every device has the same.
     """
@@ -191,9 +191,9 @@ def _calibration(log: ClickLog) -> Scales:
     logs = log._counts(bits[len(log.cardinalities) : -1]).clamp(min=0).double().log1p()
     effects = [effect.double().numpy() for effect in log._effects(ids, logs)]
     scales = []
-    for effect, asked in zip(effects, (log.categories, log.pairs, log.dense), strict=True):
+    for effect, wanted in zip(effects, (log.categories, log.pairs, log.dense), strict=True):
         deviation = effect.std()
-        scales.append(_rounded(asked / deviation) if deviation > 0 else 0.0)
+        scales.append(_rounded(wanted / deviation) if deviation > 0 else 0.0)
     log_odds = sum(effect * scale for effect, scale in zip(effects, scales, strict=True))
     low, high = -100.0, 100.0
     while high - low > 1e-9:
@@ -305,9 +305,9 @@ def synthesize(
             flat = (training + torch.from_numpy(base[:-1])).flatten()
             counts.index_add_(0, flat, torch.ones_like(flat))
             for k, (first, last) in enumerate(split.values()):
-                own = slice(max(first - start, 0), max(last - start, 0))
-                expected[k] += float(_entropy(probability[own]).sum())
-                realized[k] += float(_log_loss(probability[own], batch.labels[own]).sum())
+                part = slice(max(first - start, 0), max(last - start, 0))
+                expected[k] += float(_entropy(probability[part]).sum())
+                realized[k] += float(_log_loss(probability[part], batch.labels[part]).sum())
             if progress is not None:
                 progress("draw", stop / num_rows, stop)
         names = [f"C{k + 1}" for k in range(features)]

@@ -51,8 +51,8 @@ class Malformed:
             ValueError: if there are now more than ``limit``.
         """
         self.count += len(numbers)
-        found = zip(numbers[:SHOWN].tolist(), reasons[:SHOWN], strict=True)
-        self.first = sorted([*self.first, *found])[:SHOWN]
+        examples = zip(numbers[:SHOWN].tolist(), reasons[:SHOWN], strict=True)
+        self.first = sorted([*self.first, *examples])[:SHOWN]
         if self.count > self.limit:
             shown = "; ".join(f"{self.unit} {number}: {reason}" for number, reason in self.first)
             more = ", ..." if self.count > len(self.first) else ""
@@ -344,4 +344,4 @@ def _cut(rest: bytes, chunk: bytes, separator: str | None, *, is_end: bool = Fal
 def _count(data: bytes, byte: int, step: int = 1 << 18) -> int:
     # In pieces that stay in the cache, several times faster than bytes.count for a frequent byte.
     array = np.frombuffer(data, np.uint8)
-    return sum(int(np.count_nonzero(array[at : at + step] == byte)) for at in range(0, len(array), step))
+    return sum(int(np.count_nonzero(array[first : first + step] == byte)) for first in range(0, len(array), step))

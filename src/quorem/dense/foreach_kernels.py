@@ -44,7 +44,7 @@ def step_on_blocks(
     lr, constants, parameters, grads, averages0, averages1, averages2, counters, sizes,
     COUNT: tl.constexpr, RULE: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Every so many blocks of one parameter: the rule."""
+    """Apply the rule to this program's blocks of one parameter."""
     block = tl.program_id(0).to(tl.int64)
     parameter, grad, counter = parameters[0], grads[0], counters[0]
     state0, state1, state2 = averages0[0], averages1[0], averages2[0]
@@ -114,7 +114,7 @@ def eight_kernel(
 
 
 def programs(size: int) -> int:
-    """Of a parameter; one at least, which counts the step."""
+    """Number of programs for a parameter of ``size`` elements; at least one, which counts the step."""
     return max(min(cdiv(size, BLOCK), PROGRAMS), 1)
 
 

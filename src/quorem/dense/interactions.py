@@ -144,7 +144,10 @@ def interact(low: Tensor | None, vectors: Tensor, beside: Tensor | None) -> Tens
 
 
 def interact_backward(grad: Tensor, low: Tensor | None, vectors: Tensor, raw: bool) -> tuple[Tensor | None, Tensor]:
-    """The gradients of what came into the ReLU that gave ``low``, and of ``vectors``; ``raw``: low is not beside."""
+    """Backward of ``interact``: gradients of the input of the ReLU whose output is ``low``, and of ``vectors``.
+
+    ``raw``: the raw dense features stood beside the dot products, not ``low``.
+    """
     count, width = vectors.shape[1] + (low is not None), vectors.shape[2]
     dlow = None if low is None else rows_of(vectors, width)
     dvectors = vectors.new_empty(vectors.shape)

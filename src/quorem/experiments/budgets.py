@@ -26,24 +26,24 @@ AXES = Axes(
 
 def schemes(share: int) -> dict[str, Scheme]:
     """Ways to spend ``1 / share`` of the rows; where that does not cover the ids, the fewest that do."""
-    found: dict[str, Scheme] = {"hash": Hash(share), "mult": QR(share)}
+    result: dict[str, Scheme] = {"hash": Hash(share), "mult": QR(share)}
     for k in (2, 3, 4):
-        found[f"generalized, k={k}"] = GeneralizedQR(k, num_collisions=share)
-        found[f"chinese, k={k}"] = ChineseRemainder(k, num_collisions=share)
-    return found
+        result[f"generalized, k={k}"] = GeneralizedQR(k, num_collisions=share)
+        result[f"chinese, k={k}"] = ChineseRemainder(k, num_collisions=share)
+    return result
 
 
 def points(study: Study) -> list[Point]:
     """Every scheme at every share; one that already was as small as it can be is not repeated."""
-    found, seen = study.points("full"), set()
+    result, seen = study.points("full"), set()
     for share in SHARES:
         for series, scheme in schemes(share).items():
             if (layout := (series, rows_of(scheme, study.cardinalities))) in seen:
                 continue
             seen.add(layout)
             options = {"scheme": scheme, "max_rows": study.max_rows}
-            found += [Point(series=series, x=share, options={"network": name, **options}) for name in study.networks]
-    return found
+            result += [Point(series=series, x=share, options={"network": name, **options}) for name in study.networks]
+    return result
 
 
 def rows_of(scheme: Scheme, cardinalities: Sequence[int]) -> tuple[tuple[int, ...], ...]:

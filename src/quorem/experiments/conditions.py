@@ -16,7 +16,7 @@ class Conditions(NamedTuple):
     batch_size: int
 
     def text(self) -> str:
-        """In words.
+        """The conditions in words.
 
         >>> Conditions("log", 3000, 1, 128).text()
         '3,000 rows, 1 epoch, batch 128'
@@ -37,8 +37,8 @@ class Conditions(NamedTuple):
 def dataset_of(made: Mapping[str, Any], identity: str | None) -> Mapping[str, Any]:
     """What is known of the data with that identity; of a figure's only data where it has no such entry."""
     datasets = made.get("datasets")
-    if isinstance(datasets, Mapping) and isinstance(found := datasets.get(identity), Mapping):
-        return found
+    if isinstance(datasets, Mapping) and isinstance(dataset := datasets.get(identity), Mapping):
+        return dataset
     data = made.get("data")
     return data if isinstance(data, Mapping) else {"name": data or "data"}
 
@@ -73,7 +73,7 @@ def split(figure: Figure) -> list[Figure]:
         conditions = conditions_of(point, figure.made)
         parts.setdefault(conditions, []).append(point)
         by_x.setdefault(point.x, set()).add(conditions)
-    along_x = None not in by_x and figure.axes.x == "x" and all(len(found) == 1 for found in by_x.values())
+    along_x = None not in by_x and figure.axes.x == "x" and all(len(each) == 1 for each in by_x.values())
     if len(parts) < 2 or along_x:
         return [figure]
     return [dataclasses.replace(figure, made=_made_of(figure, points), points=points) for points in parts.values()]

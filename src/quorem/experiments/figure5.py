@@ -1,7 +1,7 @@
 """Figure 5: test loss against parameters, by operation and number of collisions (section 5.3): 2 to 7 and 60."""
 
 from .figures import Axes, Point
-from .settings import OPERATIONS, Study
+from .settings import METHODS_OF_FIGURES, Study
 
 AXES = Axes(
     name="figure5",
@@ -19,5 +19,5 @@ AXES = Axes(
 
 def points(study: Study) -> list[Point]:
     """Every operation at every number of collisions, and the full tables."""
-    composed = [p for method in OPERATIONS for c in study.collisions for p in study.points(method, c, x=c)]
+    composed = [p for method in METHODS_OF_FIGURES for c in study.collisions for p in study.points(method, c, x=c)]
     return study.points("full") + composed

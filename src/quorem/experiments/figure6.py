@@ -1,7 +1,7 @@
 """Figure 6: test loss against the threshold below which tables stay full, 4 collisions (section 5.3)."""
 
 from .figures import Axes, Point
-from .settings import OPERATIONS, Study
+from .settings import METHODS_OF_FIGURES, Study
 
 THRESHOLDS = (1, 20, 200, 2000, 20000)
 AXES = Axes(
@@ -18,5 +18,7 @@ AXES = Axes(
 
 def points(study: Study) -> list[Point]:
     """Every operation at every threshold, and the full tables."""
-    composed = [p for method in OPERATIONS for t in THRESHOLDS for p in study.points(method, 4, threshold=t, x=t)]
+    composed = [
+        p for method in METHODS_OF_FIGURES for t in THRESHOLDS for p in study.points(method, 4, threshold=t, x=t)
+    ]
     return study.points("full") + composed

@@ -155,13 +155,13 @@ class Figure:
             ValueError: if the file holds no figure.
         """
         try:
-            found = files.read_json(path)
-            points = [Result(**point) for point in found["points"]]
-            if not isinstance(found["made"], dict):
+            values = files.read_json(path)
+            points = [Result(**point) for point in values["points"]]
+            if not isinstance(values["made"], dict):
                 raise TypeError("made must be an object")
             for point in points:
                 _check(point)
-            return cls(axes=Axes(**found["axes"]), made=found["made"], points=points)
+            return cls(axes=Axes(**values["axes"]), made=values["made"], points=points)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a figure: {error}") from None
 
@@ -207,14 +207,14 @@ class FigurePlan:
             ValueError: if the file holds no plan.
         """
         try:
-            found = files.read_json(path)
-            points = [Point(series=p["series"], x=p["x"], options={}) for p in found["points"]]
-            runs = [[RunConfig.from_json(json.dumps(run)) for run in p["runs"]] for p in found["points"]]
-            if not all(isinstance(about, dict) for about in found["made"]["datasets"].values()):
+            values = files.read_json(path)
+            points = [Point(series=p["series"], x=p["x"], options={}) for p in values["points"]]
+            runs = [[RunConfig.from_json(json.dumps(run)) for run in p["runs"]] for p in values["points"]]
+            if not all(isinstance(about, dict) for about in values["made"]["datasets"].values()):
                 raise TypeError("made.datasets must hold objects")
             for point in points:
                 if not isinstance(point.series, str) or not isinstance(point.x, int | float | None):
                     raise TypeError(f"series ({point.series!r}) must be text and x ({point.x!r}) a number")
-            return cls(axes=Axes(**found["axes"]), made=found["made"], points=points, runs=runs)
+            return cls(axes=Axes(**values["axes"]), made=values["made"], points=points, runs=runs)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a plan: {error}") from None

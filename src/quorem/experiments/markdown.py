@@ -46,8 +46,8 @@ def cell(figure: Figure, point: Result | None) -> str:
     if mean is None:
         return ""
     size = f", {words.size(point.embedding_bytes)}" if figure.axes.x == "embedding_bytes" else ""
-    spread = f" ± {deviation:.4f}" if point.trials > 1 and deviation is not None else ""
-    return f"{mean:.4f}{spread}{MARKS.get(point.optimizer, '')}{size}"
+    deviation_text = f" ± {deviation:.4f}" if point.trials > 1 and deviation is not None else ""
+    return f"{mean:.4f}{deviation_text}{MARKS.get(point.optimizer, '')}{size}"
 
 
 def note(figure: Figure) -> str:
@@ -55,4 +55,4 @@ def note(figure: Figure) -> str:
     trials = sorted({point.trials for point in figure.points})
     many = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
     what = "One trial" if trials == [1] else f"Mean and standard deviation over {many} trials"
-    return NOTE.format(what=what, rows="; ".join(found.text() for found in all_conditions(figure)))
+    return NOTE.format(what=what, rows="; ".join(conditions.text() for conditions in all_conditions(figure)))

@@ -14,7 +14,7 @@ from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
 
-RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=3), Rule(rarely=5))
+PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=3), Rule(rarely=5))
 ROW_DTYPES = (torch.float32, torch.bfloat16)  # the second where not every id that counts has a row in the first
 SEARCH_ROWS = 200_000  # at most, and half of the training rows
 WORKERS = 2  # models that train at a time
@@ -64,13 +64,13 @@ def search(
 ) -> Plan:
     """The best of a few plans around the rule: DLRM is trained on a part of the rows, the validation rows decide."""
     plans: dict[Rule, Plan] = {}
-    for rule in RULES:
+    for rule in PLAN_RULES:
         planned = plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, rule=rule)
         if planned not in plans.values():
             plans[rule] = planned
     if len(plans) == 1:
         console.print("Every id that counts has a row of its own: there is nothing to search.", highlight=False)
-        return plans[RULES[0]]
+        return plans[PLAN_RULES[0]]
     rows = min(SEARCH_ROWS, max(1, len(prepared.split("train")) // 2))
     data = data_identity(prepared)
     configs = [

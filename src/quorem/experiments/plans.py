@@ -38,7 +38,7 @@ def points(study: Study) -> list[Point]:
         for (name, counts), n in zip(study.frequencies.items(), study.cardinalities, strict=True)
     ]
     full = 4 * DIM * sum(study.cardinalities)
-    found = study.points("full")
+    result = study.points("full")
     for share in SHARES:
         settings: dict[str, dict[str, Any]] = {"hash": {"scheme": Hash(share)}, "mult": {"scheme": QR(share)}}
         for series, bits in {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}.items():
@@ -50,5 +50,5 @@ def points(study: Study) -> list[Point]:
                 settings[series] = {"plan": dict(planned), "bits": planned.bits}
         for series, options in settings.items():
             more = {**options, "max_rows": study.max_rows}
-            found += [Point(series=series, x=share, options={"network": name, **more}) for name in study.networks]
-    return found
+            result += [Point(series=series, x=share, options={"network": name, **more}) for name in study.networks]
+    return result

@@ -61,7 +61,7 @@ def plan(
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "data": about[0] if about else {},
-        "datasets": {found["identity"]: found for found in about},
+        "datasets": {dataset["identity"]: dataset for dataset in about},
         "trials": trials,
         "optimizers": list(optimizers),
     }
@@ -177,23 +177,23 @@ def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, 
     return len(failed)
 
 
-def joined(before: FigurePlan, now: FigurePlan) -> FigurePlan | None:
+def joined(before: FigurePlan, new: FigurePlan) -> FigurePlan | None:
     """A plan for the points of both: a command leaves what earlier ones trained. None if on other data.
 
     A point of both has the runs of both. Points over unlike rows become figures of their own (``conditions.split``).
     """
-    if before.made["datasets"].keys() != now.made["datasets"].keys():
+    if before.made["datasets"].keys() != new.made["datasets"].keys():
         return None
 
     def setting(configs: Sequence[RunConfig]) -> RunConfig:
         return dataclasses.replace(configs[0], optimizer="adagrad", seed=0)
 
-    points = {setting(configs): (point, list(configs)) for point, configs in zip(now.points, now.runs, strict=True)}
+    points = {setting(configs): (point, list(configs)) for point, configs in zip(new.points, new.runs, strict=True)}
     for point, configs in zip(before.points, before.runs, strict=True):
         _, runs = points.setdefault(setting(configs), (point, []))
         runs += [config for config in configs if config not in runs]
     pairs = list(points.values())
-    return dataclasses.replace(now, points=[point for point, _ in pairs], runs=[runs for _, runs in pairs])
+    return dataclasses.replace(new, points=[point for point, _ in pairs], runs=[runs for _, runs in pairs])
 
 
 def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunConfig]]:

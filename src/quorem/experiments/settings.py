@@ -9,7 +9,7 @@ from torch import Tensor
 from ..training.tables import scheme_of
 from .figures import Point
 
-OPERATIONS = ("hash", "feature", "concat", "add", "mult")  # the lines of figures 5 to 7, beside the full tables
+METHODS_OF_FIGURES = ("hash", "feature", "concat", "add", "mult")  # the lines of figures 5 to 7, beside the full tables
 CURVE_POINTS = 20  # validations of a run whose curve is drawn
 
 

@@ -108,9 +108,9 @@ def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: t
         for group in left:
             if stop.is_set():
                 return
-            with claimed(sweep, group) as mine:
-                took = took or bool(mine)
-                for together in [mine] if sweep.device.startswith("cuda") else [[folder] for folder in mine]:
+            with claimed(sweep, group) as folders:
+                took = took or bool(folders)
+                for together in [folders] if sweep.device.startswith("cuda") else [[folder] for folder in folders]:
                     if together:
                         _train(sweep, together, feeds, report, stop)
         left = [group for group in left if not all(map(sweep.is_settled, group))]

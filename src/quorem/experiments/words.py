@@ -9,7 +9,7 @@ from typing import Any
 from .. import schemes
 from .figures import Result
 
-NETWORKS = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
+NETWORK_NAMES = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
 OPTIMIZER_NAMES = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NONE = "\N{EN DASH}"
@@ -29,10 +29,10 @@ def loss(value: float | None) -> str:
     return f"{value:.5f}" if math.isfinite(value := known(value)) else NONE
 
 
-def spread(mean: float | None, deviation: float | None, trials: int) -> str:
+def mean_text(mean: float | None, deviation: float | None, trials: int) -> str:
     """A mean and its deviation, which one trial does not have.
 
-    >>> spread(0.45, 0.0003, 5), spread(0.45, 0.0, 1)
+    >>> mean_text(0.45, 0.0003, 5), mean_text(0.45, 0.0, 1)
     ('0.45000 ± 0.00030', '0.45000')
     """
     return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(known(deviation)) else "")
@@ -91,16 +91,16 @@ def _digits(value: float) -> str:
 
 
 def network(name: str) -> str:
-    """As its authors write it; other names as they are, without the digest of their file.
+    """A network's name as its authors write it; other names as they are, without the digest of their file.
 
     >>> network("dlrm"), network("nets/wide.py:build#0123456789ab")
     ('DLRM', 'nets/wide.py:build')
     """
-    return NETWORKS.get(name, re.sub(r"#[0-9a-f]{12}$", "", name))
+    return NETWORK_NAMES.get(name, re.sub(r"#[0-9a-f]{12}$", "", name))
 
 
 def optimizer(name: str) -> str:
-    """As the paper writes it; other names as they are."""
+    """An optimizer's name as the paper writes it; other names as they are."""
     return OPTIMIZER_NAMES.get(name, name)
 
 
@@ -146,22 +146,22 @@ def trials(number: int) -> str:
     return f"{number} trial" + "s" * (number != 1)
 
 
-def facts(found: Mapping[str, Any]) -> str:
+def facts(made: Mapping[str, Any]) -> str:
     """The entries of a mapping in one line, the nested ones too.
 
     >>> facts({"rows": 1000000, "versions": {"torch": "2.13.0"}})
     'rows 1,000,000, versions (torch 2.13.0)'
     """
-    return ", ".join(f"{str(name).replace('_', ' ')} {value_text(value)}" for name, value in found.items())
+    return ", ".join(f"{str(name).replace('_', ' ')} {value_text(value)}" for name, value in made.items())
 
 
-def data(found: Mapping[str, Any]) -> str:
+def data(dataset: Mapping[str, Any]) -> str:
     """What is known of a dataset, in one line.
 
     >>> data({"name": "log", "rows": {"train": 1200, "test": 100}, "num_dense": 2, "cardinalities": [30, 1000]})
     '1,200 train and 100 test rows; 2 dense and 2 categorical features with 1,030 categories'
     """
-    rest = {name: value for name, value in found.items() if name not in ("name", "path", "identity")}
+    rest = {name: value for name, value in dataset.items() if name not in ("name", "path", "identity")}
     parts = []
     if isinstance(rows := rest.get("rows"), Mapping) and rows:
         *first, last = [f"{value_text(number)} {split}" for split, number in rest.pop("rows").items()]

@@ -2,7 +2,7 @@
 
 The largest table of a scheme is never a variable: given the others, its rows are weighted means over buckets, which one
 pass over the ids finds. So a fit keeps only the small tables in memory, in float64, reads the trained table in blocks,
-and writes the largest table in its last pass. ``docs/compress.md`` has the mathematics.
+and writes the largest table in its last pass. ``docs/appendix/fit.md`` has the methods.
 """
 
 from collections.abc import Iterator, Sequence

@@ -20,7 +20,7 @@ from .target import Target, run_pass
 PASSES = 100  # over all small tables, at most
 GAIN = 1e-4  # of a pass over all small tables, relative, below which they have converged
 EXACT = 1e-13  # error, relative to the entries of the table, that is taken for none
-MEMORY = 5  # rounds that the next is extrapolated from
+EXTRAPOLATED_FROM = 5  # rounds that the next is extrapolated from
 FLOORS = (0.1, 0.03, 0.01)  # sizes below which factors are avoided, relative to the mean of their column
 COST = 0.05  # relative error that this may add
 FEW_BUCKETS = 128  # up to which the best product of two tables comes from an eigenvector
@@ -84,7 +84,7 @@ def alternate(target: Target, small: Sequence[Tensor], passes: int) -> list[Tens
         idle = idle + 1 if before - least.sum() <= GAIN * least.sum() else 0
         if idle == 2 or least.sum() <= EXACT**2 * target.total_weight:  # one idle round may be a bad extrapolation
             break
-        points, steps = [*points[-MEMORY:], after], [*steps[-MEMORY:], after - state]
+        points, steps = [*points[-EXTRAPOLATED_FROM:], after], [*steps[-EXTRAPOLATED_FROM:], after - state]
         state = torch.where(better, _extrapolated(points, steps), plain)
     return list(plain.split(target.sizes[1:]))
 

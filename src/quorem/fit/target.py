@@ -182,7 +182,7 @@ class Target:
 
     @property
     def total_weight(self) -> float:
-        """Of all ids."""
+        """The sum of the weights of all ids."""
         return float(self.num_ids) if self.weights is None else float(self.weights.sum())
 
     def zeros(self) -> list[Tensor]:
@@ -229,8 +229,8 @@ def run_pass(
         first, *others = pool.map(work, [ranges[worker::workers] for worker in range(workers)])
     for other in others:
         first.error.add_(other.error)
-        for mine, theirs in zip(first.gradients + first.curvatures, other.gradients + other.curvatures, strict=True):
-            mine.add_(theirs)
+        for total, part in zip(first.gradients + first.curvatures, other.gradients + other.curvatures, strict=True):
+            total.add_(part)
     return first
 
 

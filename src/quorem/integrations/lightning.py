@@ -91,8 +91,8 @@ def _listed(optimizers: Optimizers) -> list[RowOptimizer]:
 def _callback_class() -> type:
     for name in ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"):
         try:
-            found: type = importlib.import_module(name).Callback
-            return found
+            callback: type = importlib.import_module(name).Callback
+            return callback
         except ImportError:
             continue
     raise ImportError("a callback needs PyTorch Lightning: pip install lightning")

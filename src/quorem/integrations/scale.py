@@ -11,7 +11,9 @@ from typing import Literal, NamedTuple
 
 from ..checks import check_choice, check_int
 from ..collection import EmbeddingCollection, Table
+from .drawn import distinct_rows
 from .features import Feature, StoredTable, features_of
+from .shards import Shards, balanced_shards
 
 ID_BYTES = LENGTH_BYTES = 4  # of a row number, and of the length of a bag
 Optimizer = Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
@@ -37,7 +39,8 @@ class PlacedTable(NamedTuple):
     """A stored table, what a sample reads of it, and whether it is replicated."""
 
     table: StoredTable
-    reads: tuple[float, ...]  # rows that a sample reads, by key; each key has a bag of row numbers in every sample
+    reads: tuple[float, ...]  # rows that a sample reads, by key
+    bags: float  # of row numbers, of a sample: one for each key, or where rows are sent once, its share of their bags
     vectors: float  # of a sample: one for each bag, or one for each row where bags are pooled later
     replicated: bool
 
@@ -96,6 +99,7 @@ def estimate(
     bytes_per_number: int = 4,
     machine: Machine = Machine(),  # noqa: B008 - frozen
     replicate: bool = True,
+    num_shards: int | None = None,
 ) -> Estimate:
     """What training the tables costs on ``world_size`` GPUs.
 
@@ -108,6 +112,7 @@ def estimate(
         bytes_per_number: of rows, state and vectors.
         machine: the GPUs.
         replicate: whether small tables are replicated.
+        num_shards: as in ``quorem.integrations.torchrec``: every row of a batch is sent once, no table is replicated.
 
     Raises:
         ValueError: if a number is below 1, or ``optimizer`` is unknown.
@@ -120,11 +125,17 @@ def estimate(
     check_int("world_size", world_size)
     check_int("batch_size", batch_size)
     check_choice("optimizer", optimizer, Optimizer)
-    features, _ = features_of(EmbeddingCollection(tables, device="meta"))
-    placed = place(features, batch_size, ids_per_sample or {}, replicate and world_size > 1)
+    features, ranks = features_of(EmbeddingCollection(tables, device="meta"))
+    if num_shards is None:
+        placed = place(features, batch_size, ids_per_sample or {}, replicate and world_size > 1)
+    else:
+        shards = balanced_shards(features, ranks, tables, num_shards)
+        placed = place_shards(
+            shards, distinct_rows(features, ranks, tables, batch_size, ids_per_sample or {}), batch_size
+        )
     others = (world_size - 1) / world_size  # of what is exchanged, the part that leaves the GPU
     memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
-    for table, reads, vectors, replicated in placed:
+    for table, reads, bags, vectors, replicated in placed:
         state = STATE_ROWS[optimizer] * table.width if optimizer in STATE_ROWS else 1
         size = table.num_rows * (table.width + state) * bytes_per_number
         row = table.width * bytes_per_number
@@ -135,7 +146,7 @@ def estimate(
             reduce_bytes += 2 * others * table.num_rows * row
         else:
             memory += size / world_size
-            id_bytes += others * batch_size * (sum(reads) * ID_BYTES + len(reads) * LENGTH_BYTES)
+            id_bytes += others * batch_size * (sum(reads) * ID_BYTES + bags * LENGTH_BYTES)
             vector_bytes += 2 * others * batch_size * vectors * row
     return Estimate(
         tables=tuple(placed),
@@ -163,7 +174,20 @@ def place(
     placed = []
     for table, of_keys in reads.items():
         replicated = replicate and is_replicated(table, batch_size * vectors[table])
-        placed.append(PlacedTable(table, tuple(of_keys), vectors[table], replicated))
+        placed.append(PlacedTable(table, tuple(of_keys), len(of_keys), vectors[table], replicated))
+    return placed
+
+
+def place_shards(shards: Shards, distinct: Mapping[str, int], batch_size: int) -> list[PlacedTable]:
+    """The shards; all of one width have as many bags of one row as that of which most rows are read."""
+    placed = []
+    for group in shards.groups:
+        counts = [sum(distinct[part.name] for part in table.parts) for table in group]
+        bags = max(counts) / batch_size
+        placed += [
+            PlacedTable(table, (count / batch_size,), bags, bags, False)
+            for table, count in zip(group, counts, strict=True)
+        ]
     return placed
 
 

@@ -229,13 +229,13 @@ def _direct_device(args: tuple[Any, ...]) -> Any:
         if kind is Layout:
             arg, kind = arg.slots, type(arg.slots)
         if kind is Tensor or kind is nn.Parameter:
-            own = gpu if arg.is_cuda else cpu if arg.is_cpu else None
-            if own is None or (kind is Tensor and not _has_storage(arg)):  # a batched one has none
+            kernels_of_arg = gpu if arg.is_cuda else cpu if arg.is_cpu else None
+            if kernels_of_arg is None or (kind is Tensor and not _has_storage(arg)):  # a batched one has none
                 return None
-            if device is not own:
+            if device is not kernels_of_arg:
                 if device is not None:
                     return None
-                device = own
+                device = kernels_of_arg
         elif isinstance(arg, Tensor):
             return None
     return device

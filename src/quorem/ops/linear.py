@@ -16,9 +16,7 @@ from torch import Tensor
 
 from .rounding import Rounding
 from .rows import accumulator, subtract_
-from .state import MomentumSGDConstants, MomentumSGDState
-
-HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind; a power of two
+from .state import HISTORY, MomentumSGDConstants, MomentumSGDState
 
 
 def empty_products(device: torch.device) -> Tensor:

@@ -31,6 +31,7 @@ from .layout import Layout
 from .rounding import Rounding
 from .rows import bag_reads, lookup_reads, rows_read, subtract_
 from .state import (
+    HISTORY,
     MOMENT_COLUMNS,
     NODE_COLUMN,
     AdamConstants,
@@ -43,7 +44,6 @@ from .state import (
     MomentumSGDState,
 )
 
-HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind
 BLOCK = 32  # terms added at a time
 CHUNK = 2**16  # rows brought up to date at a time
 NEVER = 2.0**31  # a step that is not reached

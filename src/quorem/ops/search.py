@@ -15,7 +15,7 @@ class Index(NamedTuple):
     """Where the ids of each run of ``2**shift`` begin in a rising list."""
 
     version: int  # of the list: a write into it makes the index invalid
-    starts: Tensor  # int32 or int64
+    starts: Tensor  # int32, or int64 where the list is that long
     shift: int
 
 
@@ -62,7 +62,8 @@ def _index(ordered: Tensor) -> Index:
     while limit >> shift > len(ordered) // PER_RUN:
         shift += 1
     runs = torch.arange((limit >> shift) + 2, dtype=torch.int64) << shift
-    return Index(ordered._version, torch.searchsorted(ordered, runs.clamp(max=limit).to(ordered.dtype)), shift)
+    starts = torch.searchsorted(ordered, runs.clamp(max=limit).to(ordered.dtype), out_int32=len(ordered) < 2**31)
+    return Index(ordered._version, starts, shift)
 
 
 @cache

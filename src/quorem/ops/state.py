@@ -10,19 +10,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind; a power of two
 # Columns of ``AdamState.moments``: four moments, then two nodes, each a weight and a denominator.
 MOMENT_COLUMNS = 8
 NODE_COLUMN = 4
 
 
 class SGDState(NamedTuple):
-    """Of ``sgd``, which needs it to round at random only."""
+    """State of ``sgd``; it is needed only to round at random."""
 
     step: Tensor
 
 
 class MomentumSGDState(NamedTuple):
-    """Of ``momentum_sgd``, where rows that a step does not touch lag behind (see ``linear``)."""
+    """State of ``momentum_sgd``, where rows that a step does not touch lag behind (see ``linear``)."""
 
     step: Tensor
     last: Tensor  # int32 [R]: the step a row is up to date with
@@ -31,14 +32,14 @@ class MomentumSGDState(NamedTuple):
 
 
 class AdagradState(NamedTuple):
-    """Of ``adagrad``."""
+    """State of ``adagrad``."""
 
     sum: Tensor  # of squared gradients
     step: Tensor
 
 
 class RowWiseAdagradState(NamedTuple):
-    """Of ``rowwise_adagrad``.
+    """State of ``rowwise_adagrad``.
 
     A row of a table that is ``pitch * W`` wide is ``pitch`` rows of ``stored``, each with the same number in ``sum``.
     """
@@ -49,7 +50,7 @@ class RowWiseAdagradState(NamedTuple):
 
 
 class AdamState(NamedTuple):
-    """Of ``adam`` and ``amsgrad``, where rows that a step does not touch lag behind (see ``replay``)."""
+    """State of ``adam`` and ``amsgrad``, where rows that a step does not touch lag behind (see ``replay``)."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -61,7 +62,7 @@ class AdamState(NamedTuple):
 
 
 class AdamWState(NamedTuple):
-    """Of ``adamw``: that of ``adam``, and how far rows have decayed."""
+    """State of ``adamw``: that of ``adam``, and how far rows have decayed."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -74,7 +75,7 @@ class AdamWState(NamedTuple):
 
 
 class LazyAdamState(NamedTuple):
-    """Of ``lazy_adam`` and ``lazy_amsgrad``."""
+    """State of ``lazy_adam`` and ``lazy_amsgrad``."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -87,7 +88,7 @@ class SGDConstants(NamedTuple):
 
 
 class MomentumSGDConstants(NamedTuple):
-    """Of ``momentum_sgd``."""
+    """Constants of ``momentum_sgd``."""
 
     momentum: float
     weight_decay: float
@@ -95,14 +96,14 @@ class MomentumSGDConstants(NamedTuple):
 
 
 class AdagradConstants(NamedTuple):
-    """Of ``adagrad`` and ``rowwise_adagrad``."""
+    """Constants of ``adagrad`` and ``rowwise_adagrad``."""
 
     lr_decay: float
     eps: float
 
 
 class AdamConstants(NamedTuple):
-    """Of ``adam`` and ``amsgrad``."""
+    """Constants of ``adam`` and ``amsgrad``."""
 
     beta1: float
     beta2: float
@@ -112,7 +113,7 @@ class AdamConstants(NamedTuple):
 
 
 class AdamWConstants(NamedTuple):
-    """Of ``adamw``."""
+    """Constants of ``adamw``."""
 
     beta1: float
     beta2: float
@@ -123,7 +124,7 @@ class AdamWConstants(NamedTuple):
 
 
 class LazyAdamConstants(NamedTuple):
-    """Of ``lazy_adam`` and ``lazy_amsgrad``."""
+    """Constants of ``lazy_adam`` and ``lazy_amsgrad``."""
 
     beta1: float
     beta2: float

@@ -181,7 +181,7 @@ class Read:
         return Read(self.op, self.inputs, self.layout, self.options, grad)
 
     def negated(self) -> "Read":
-        """With the opposite gradient, to maximize."""
+        """The same read with the opposite gradient, to maximize."""
         return replace(self, grad=None if self.grad is None else -self.grad)
 
     def arguments(self, *between: Any) -> tuple[Any, ...]:

@@ -237,9 +237,9 @@ class RowOptimizer(torch.optim.Optimizer):
         """The state, as the ``torch.optim`` class would have it, with every row up to date."""
         self.flush()
         saved = super().state_dict()
-        for i, own in saved["state"].items():
-            if isinstance(step := own.get("step"), Tensor) and not step.is_floating_point():
-                saved["state"][i] = {**own, "step": step.float()}  # torch's foreach refuses integers
+        for i, values in saved["state"].items():
+            if isinstance(step := values.get("step"), Tensor) and not step.is_floating_point():
+                saved["state"][i] = {**values, "step": step.float()}  # torch's foreach refuses integers
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

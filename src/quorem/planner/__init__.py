@@ -17,10 +17,10 @@ from .by_count import Rule
 from .choices import Choices, TablesToPlan, all_choices
 from .counted import plan_counted
 from .footprint import Optimizer, Rate, Storage, check_optimizer
-from .modules import Module, modules_of, with_frequencies
+from .modules import Module, joined_modules, modules_of, with_frequencies
 from .planned import Plan, PlannedPool, PlannedTable
 
-__all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "modules_of", "plan", "plan_modules"]
+__all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
 
 ROUNDED = 1e-3  # what a narrower dtype is taken to cost a table, in its traffic
 

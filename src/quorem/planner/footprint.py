@@ -16,7 +16,7 @@ import torch
 from ..ops import linear, replay
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
 from ..ops.quantized import code_bytes
-from ..ops.state import CATCHES_UP, MOMENT_COLUMNS
+from ..ops.state import CATCHES_UP, HISTORY, MOMENT_COLUMNS
 from ..schemes import TableSpec
 
 Optimizer = Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
@@ -84,7 +84,7 @@ class Storage:
         if self.optimizer == "momentum_sgd":
             return 8 + linear.empty_products(torch.device("meta")).nbytes
         constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
-        history = max(replay.HISTORY, 2 * int(constants.window))
+        history = max(HISTORY, 2 * int(constants.window))
         moments = 0 if self.dtype == torch.float64 else MOMENT_COLUMNS
         decays = 1 if self.optimizer == "adamw" else 0
         return 8 + 8 * history * (1 + moments + decays)

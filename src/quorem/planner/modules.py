@@ -70,6 +70,29 @@ def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
     ]
 
 
+def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> list[Module]:
+    """The modules, those of one table as one where ``holders`` has the same number for their tables.
+
+    One collection is to hold such tables, updated in the backward pass: then they may share a pool.
+    """
+    joined: dict[Any, list[Module]] = {}
+    for module in modules:
+        joined.setdefault(holders.get(module.names[0], module.names), []).append(module)
+    return [group[0] if len(group) == 1 else _joined(group) for group in joined.values()]
+
+
+def _joined(modules: Sequence[Module]) -> Module:
+    return Module(
+        tuple(name for module in modules for name in module.names),
+        tuple(size for module in modules for size in module.sizes),
+        tuple(scheme for module in modules for scheme in module.schemes),
+        tuple(count for module in modules for count in module.num_features),
+        modules[0].dtype,
+        True,
+        tuple(counts for module in modules for counts in module.frequencies),
+    )
+
+
 def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
     modules: dict[int, Module] = {}  # by parameter, so that tied tables are planned once
     for path, module in model.named_modules(prefix=prefix):

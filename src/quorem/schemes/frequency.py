@@ -167,8 +167,8 @@ def rank(frequencies: "Tensor | Ranks | RawCounts", spec: TableSpec) -> Ranks:
     if isinstance(frequencies, Ranks):
         lengths = (spec.num_hot, spec.num_composed if spec.num_rest else 0)
         if (len(frequencies.hot), len(frequencies.cold)) != lengths:
-            found = f"{len(frequencies.hot)} hot and {len(frequencies.cold)} cold"
-            raise ValueError(f"frequencies lists {found} ids but must list {lengths[0]} and {lengths[1]}")
+            got = f"{len(frequencies.hot)} hot and {len(frequencies.cold)} cold"
+            raise ValueError(f"frequencies lists {got} ids but must list {lengths[0]} and {lengths[1]}")
         return frequencies
     if isinstance(frequencies, RawCounts):
         return _rank_raw(frequencies, spec)

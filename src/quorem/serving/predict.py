@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +11,10 @@ import polars as pl
 from ..data import criteo, shape, table
 from ..data.batches import Batch
 from ..data.encoder import Encoder
+from ..data.folder import Progress
 from ..data.text import Malformed, ParsedRows, ahead
 from ..files import check_is_file, replacing
 from .scorer import Scorer
-
-Progress = Callable[[str, float, int], None]  # stage, part of it that is done, rows so far
 
 
 class Predicted(NamedTuple):

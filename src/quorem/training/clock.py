@@ -54,7 +54,7 @@ class Clock:
 
     def report_is_due(self) -> bool:
         """Whether it is time for a report; it then counts as given."""
-        now = time.perf_counter()
-        due = now - self.reported >= REPORT_SECONDS
-        self.reported = now if due else self.reported
+        seconds = time.perf_counter()
+        due = seconds - self.reported >= REPORT_SECONDS
+        self.reported = seconds if due else self.reported
         return due

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ..data.batches import Batch, Prepared
+from ..data.meta import SPLITS
 from .config import RunConfig
 
 BLOCK_ROWS = 1 << 16  # read ahead at a time
 RESIDENT = 0.5  # of the GPU's free memory that rows may take
-SPLITS = ("train", "validation", "test")
 
 
 class Feed:

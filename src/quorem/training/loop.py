@@ -157,9 +157,9 @@ def _train(
         with clock.paused():
             final = {name: dataclasses.asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
         log(final)
-    for name, found in final.items():
-        if not math.isfinite(found["log_loss"]):
-            raise FloatingPointError(f"the {name} loss is {found['log_loss']}: lower lr ({config.learning_rate})")
+    for name, metrics in final.items():
+        if not math.isfinite(metrics["log_loss"]):
+            raise FloatingPointError(f"the {name} loss is {metrics['log_loss']}: lower lr ({config.learning_rate})")
     seconds = clock.seconds
     result = {
         "config": json.loads(config.to_json()),

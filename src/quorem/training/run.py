@@ -258,11 +258,11 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def difference(found: RunConfig, wanted: RunConfig) -> str:
+def difference(saved: RunConfig, wanted: RunConfig) -> str:
     """Where two configurations differ.
 
     >>> difference(RunConfig(data="a", seed=1), RunConfig(data="a", seed=2))
     'seed is 1 there and 2 here'
     """
-    pairs = [(f.name, getattr(found, f.name), getattr(wanted, f.name)) for f in dataclasses.fields(RunConfig)]
-    return ", ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in pairs if there != here)
+    pairs = [(f.name, getattr(saved, f.name), getattr(wanted, f.name)) for f in dataclasses.fields(RunConfig)]
+    return ", ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in pairs if old != new)

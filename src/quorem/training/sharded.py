@@ -124,9 +124,9 @@ class ShardedTrial(Trial):
         """Logits ``[B]`` of a batch that all ranks have; each computes its share."""
         bounds = [len(batch) * rank // self.ranks for rank in range(self.ranks + 1)]
         sizes = [last - first for first, last in pairwise(bounds)]
-        mine = self._share_logits(batch.rows(bounds[self.rank], bounds[self.rank + 1]))
+        logits = self._share_logits(batch.rows(bounds[self.rank], bounds[self.rank + 1]))
         parts = [torch.empty(max(sizes)) for _ in sizes]
-        dist.all_gather(parts, F.pad(mine, (0, max(sizes) - len(mine))))
+        dist.all_gather(parts, F.pad(logits, (0, max(sizes) - len(logits))))
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     def _step(self, batch: Batch) -> None:

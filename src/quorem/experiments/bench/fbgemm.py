@@ -48,8 +48,8 @@ class TableBatched(nn.Module):
             bounds_check_mode=bounds,
             device=device,
         )
-        for own, (f, k) in zip(self.lookup.split_embedding_weights(), stored, strict=True):
-            own.copy_(tables[f][k].detach())
+        for target, (f, k) in zip(self.lookup.split_embedding_weights(), stored, strict=True):
+            target.copy_(tables[f][k].detach())
         parts = [cast(Partition, source.specs[f].partitions[k]) for f, k in stored]
         self.composed = most > 1
         self.features = torch.tensor([f for f, _ in stored], device=device)

@@ -99,8 +99,8 @@ class PerTable(nn.Module):
         more = (self.offsets,) if self.bags else ()
         vectors = []
         for f, (spec, layers) in enumerate(zip(self.specs, self.layers, strict=True)):
-            own = ids[:, f].contiguous()
-            buckets = [p(own) for p in spec.partitions] if len(spec.partitions) > 1 else [own]
+            column = ids[:, f].contiguous()
+            buckets = [p(column) for p in spec.partitions] if len(spec.partitions) > 1 else [column]
             looked_up = [layer(bucket, *more) for layer, bucket in zip(layers, buckets, strict=True)]  # type: ignore[call-overload]
             vectors.append(OPERATIONS[spec.operation](*looked_up))
         return torch.stack(vectors, 1)

@@ -211,11 +211,11 @@ def figure(rows: Sequence[Row]) -> "Figure":
                 (r for r in measured if (r.provider, r.graph) == (provider, graph)), key=lambda row: row.batch
             )
             x, y = [row.batch for row in line], [row.median_us for row in line]
-            spread = [row.median_us - row.q20_us for row in line], [row.q80_us - row.median_us for row in line]
+            errors = [row.median_us - row.q20_us for row in line], [row.q80_us - row.median_us for row in line]
             main = provider == "fused"
             width, above = (2.4, 4) if main else (1.2, 3)
             look = {"ls": styles[graph], "color": colours[provider], "lw": width, "elinewidth": 1, "zorder": above}
-            axis.errorbar(x, y, spread, marker="o", ms=5 if main else 3, label=provider, **look)
+            axis.errorbar(x, y, errors, marker="o", ms=5 if main else 3, label=provider, **look)
         _plain_ticks(axis, sorted({row.batch for row in measured}))
         axis.set_title(f"{mode}, D = {dim}", fontsize=10)
         axis.set_xlabel("batch size", fontsize=8)

@@ -20,7 +20,7 @@ from .grid import ROTATION, SCHEMES, CaseGroup, draw_ids, groups, scheme_of
 from .providers import BUILD, Contender, Skipped, dense_optimizer
 from .report import Row
 
-RULES = {"forward": None, "step": "adagrad", "step_amsgrad": "amsgrad", "dlrm": "adagrad"}
+RULE_OF_MODE = {"forward": None, "step": "adagrad", "step_amsgrad": "amsgrad", "dlrm": "adagrad"}
 NUM_DENSE = 13
 Say = Callable[[str], None]
 
@@ -134,8 +134,8 @@ def build(
 def _build(
     provider: str, group: CaseGroup, cardinalities: Sequence[int], device: torch.device, say: Say
 ) -> Contender | None:
-    """The contender, or None where it cannot be measured, having said why."""
-    rule = RULES[group.mode]
+    """The contender; None where it cannot be measured, after a line that says why."""
+    rule = RULE_OF_MODE[group.mode]
     spec_bytes = sum(s.num_parameters for s in _specs(scheme_of(provider, group.scheme), cardinalities, group.dim)) * 4
     needed = spec_bytes * (1 + measure.STATES.get(group.mode, int(rule is not None)) + (provider == "dense"))
     try:
@@ -206,8 +206,8 @@ def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]
     """What one call does: a lookup, a training step of the tables, or one of a whole DLRM."""
     module, optimizers = contender.module, contender.optimizers
 
-    def finish(those: Sequence[torch.optim.Optimizer] = optimizers) -> None:
-        for optimizer in those:
+    def finish(stepped: Sequence[torch.optim.Optimizer] = optimizers) -> None:
+        for optimizer in stepped:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

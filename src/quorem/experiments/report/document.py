@@ -105,7 +105,7 @@ def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
 
 def _trained_on(figures: Sequence[Figure]) -> str:
     """Rows, epochs and batch size of the figures in words."""
-    return "; ".join(dict.fromkeys(found.text() for figure in figures for found in all_conditions(figure)))
+    return "; ".join(dict.fromkeys(conditions.text() for figure in figures for conditions in all_conditions(figure)))
 
 
 def short_name(figure: Figure) -> str:
@@ -159,8 +159,8 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[st
     said = claim(figure) + measured(figure)
     aside = f'<div class="aside">{said}</div>' if said else ""
     if figure.points:
-        held = _panels(key, figure_plots(figure, looks), f"{short_name(figure)}: {_title(figure)}", plots)
-        body = f"{_legend(figure.points, looks)}{held}{_zoom(figure)}{notes(figure)}"
+        content = _panels(key, figure_plots(figure, looks), f"{short_name(figure)}: {_title(figure)}", plots)
+        body = f"{_legend(figure.points, looks)}{content}{_zoom(figure)}{notes(figure)}"
     else:
         body = '<p class="note">No point of this figure is trained yet.</p>'
     table = hidden_layers_html(figure) if figure.axes.name == "table1" and figure.points else ""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .. import words
 from ..figures import Axes, Figure, Result
-from ..words import NETWORKS, known
+from ..words import NETWORK_NAMES, known
 
 STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # of a decade
 MAX_TICKS = 7
@@ -18,7 +18,7 @@ MAX_TICKS = 7
 class Line:
     """Numbers of one series: ``points`` with an x each, the ``curve`` of one point, or a ``level`` without x.
 
-    ``spread`` is one standard deviation of each y; zero where there is none.
+    ``deviation`` is that of each y; zero where there is none.
     """
 
     series: str
@@ -26,7 +26,7 @@ class Line:
     points: Sequence[Result]
     x: Sequence[float]
     y: Sequence[float]
-    spread: Sequence[float]
+    deviation: Sequence[float]
 
 
 def panels(figure: Figure) -> dict[str, list[Line]]:
@@ -41,7 +41,7 @@ def panels(figure: Figure) -> dict[str, list[Line]]:
 def networks(points: Iterable[Result]) -> list[str]:
     """The networks of points: the paper's in its order, then others as they come."""
     names = dict.fromkeys(point.network for point in points)
-    return [name for name in NETWORKS if name in names] + [name for name in names if name not in NETWORKS]
+    return [name for name in NETWORK_NAMES if name in names] + [name for name in names if name not in NETWORK_NAMES]
 
 
 def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
@@ -66,15 +66,15 @@ def _is_level(axes: Axes, point: Result) -> bool:
 
 
 def _line(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
-    y, spread = zip(*(_y(axes, point) for point in points), strict=True)
+    y, deviation = zip(*(_y(axes, point) for point in points), strict=True)
     x = [_x(axes, point) for point in points] if kind == "points" else []
-    return Line(series=series, kind=kind, points=points, x=x, y=y, spread=spread)
+    return Line(series=series, kind=kind, points=points, x=x, y=y, deviation=deviation)
 
 
 def _curve(point: Result) -> Line:
     rows = [(known(step), mean, _finite(sd)) for step, loss, sd in point.curve if math.isfinite(mean := known(loss))]
-    x, y, spread = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
-    return Line(series=point.series, kind="curve", points=[point], x=x, y=y, spread=spread)
+    x, y, deviation = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+    return Line(series=point.series, kind="curve", points=[point], x=x, y=y, deviation=deviation)
 
 
 def _x(axes: Axes, point: Result) -> float:
@@ -118,7 +118,7 @@ def end_of(lines: Iterable[Line], part: float = 0.25) -> list[float] | None:
     if not curves:
         return None
     begin = part * max(line.x[-1] for line in curves)
-    late = [(y - s, y + s) for c in curves for x, y, s in zip(c.x, c.y, c.spread, strict=True) if x >= begin]
+    late = [(y - s, y + s) for c in curves for x, y, s in zip(c.x, c.y, c.deviation, strict=True) if x >= begin]
     low, high = min(low for low, _ in late), max(high for _, high in late)
     room = 0.06 * (high - low) or 0.01
     return [low - room, high + room]
@@ -153,9 +153,9 @@ def _apart(one: Line, other: Line, log: bool) -> float:
     return max((abs(math.log(a / b)) if log else abs(a - b) for a, b in pairs), default=math.inf)
 
 
-def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, own: bool) -> list[float] | None:
+def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, at_points: bool) -> list[float] | None:
     """Where an axis has its marks: at the points' own x where these are few, else at round numbers; None for any."""
-    if own:
+    if at_points:
         places = sorted({x for line in lines if line.kind == "points" for x in line.x})
         if 0 < len(places) <= MAX_TICKS + 1 and (log or _even(places)):
             return places
@@ -190,7 +190,7 @@ def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
     return words.counts(marks, unit) if unit or large else [f"{mark:,.6g}" for mark in marks]
 
 
-def _even(found: Sequence[float]) -> bool:
+def _even(marks: Sequence[float]) -> bool:
     """Whether marks at these places are far enough apart to be read."""
-    gaps = [b - a for a, b in pairwise(found)]
-    return not gaps or min(gaps) > (found[-1] - found[0]) / 12
+    gaps = [b - a for a, b in pairwise(marks)]
+    return not gaps or min(gaps) > (marks[-1] - marks[0]) / 12

@@ -51,17 +51,19 @@ def drawing(figure: Figure) -> Canvas:
     """
     if not figure.points:
         raise ValueError(f"figure ({figure.axes.name!r}) must have points to be drawn")
-    axes, found = figure.axes, panels(figure)
+    axes, lines_by_network = figure.axes, panels(figure)
     looks = styles(point.series for point in figure.points)
-    every = [line for lines in found.values() for line in lines]
+    every = [line for lines in lines_by_network.values() for line in lines]
     log_x = axes.x_log and axes.x != "step"
     reach = span(every, log=log_x)
-    marks = ticks(every, reach, log=log_x, own=axes.x == "x")
-    width = PANEL[0] * len(found)
+    marks = ticks(every, reach, log=log_x, at_points=axes.x == "x")
+    width = PANEL[0] * len(lines_by_network)
     canvas = Canvas(figsize=(width, PANEL[1] + 0.4), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06))
     FigureCanvasAgg(canvas)
     handles: dict[str, Any] = {}
-    for panel, (network, lines) in zip(canvas.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+    for panel, (network, lines) in zip(
+        canvas.subplots(1, len(lines_by_network), squeeze=False)[0], lines_by_network.items(), strict=True
+    ):
         for line in lines:
             handles.setdefault(line.series, _line(panel, line, looks[line.series]))
         _frame(panel, axes, network, lines, log_x)
@@ -90,18 +92,20 @@ def _line(panel: Any, line: Line, look: Style) -> Any:
     """Draw one line and return what the legend shows of it."""
     mark = {"marker": look.marker, "ms": 8 if look.marker == "*" else 5}
     if line.kind == "points":
-        bars = list(line.spread) if any(line.spread) else None
+        bars = list(line.deviation) if any(line.deviation) else None
         drawn = panel.errorbar(line.x, line.y, yerr=bars, color=look.light, capsize=2.5, lw=1.3, elinewidth=1, **mark)
         return drawn
     if line.kind == "level":
         drawn = panel.axhline(line.y[0], color=look.light, ls="--", lw=1.4)
-        if line.spread[0]:
-            panel.axhspan(line.y[0] - line.spread[0], line.y[0] + line.spread[0], color=look.light, alpha=0.15, lw=0)
+        if line.deviation[0]:
+            panel.axhspan(
+                line.y[0] - line.deviation[0], line.y[0] + line.deviation[0], color=look.light, alpha=0.15, lw=0
+            )
         return drawn
     (drawn,) = panel.plot(line.x, line.y, color=look.light, lw=1.5)
-    if any(line.spread):
-        low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
-        high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
+    if any(line.deviation):
+        low = [y - s for y, s in zip(line.y, line.deviation, strict=True)]
+        high = [y + s for y, s in zip(line.y, line.deviation, strict=True)]
         panel.fill_between(line.x, low, high, color=look.light, alpha=0.2, lw=0)
     return drawn
 
@@ -115,7 +119,7 @@ def _frame(panel: Any, axes: Axes, network: str, lines: list[Line], log_x: bool)
     if axes.y_log:
         panel.set_yscale("log")
         tall = span(lines, log=True, values="y", margin=0.08)
-        marks = ticks(lines, tall, log=True, own=False)
+        marks = ticks(lines, tall, log=True, at_points=False)
         panel.set_ylim(*tall)
         if marks is not None:
             _marks(panel.yaxis, marks, "")

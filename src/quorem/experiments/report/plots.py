@@ -22,18 +22,18 @@ LEVEL_POINTS = 40  # of a level, so that it can be pointed at anywhere
 
 def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
     """A plot for each network as plotly's JSON."""
-    axes, found = figure.axes, panels(figure)
-    every = [line for lines in found.values() for line in lines]
+    axes, lines_by_network = figure.axes, panels(figure)
+    every = [line for lines in lines_by_network.values() for line in lines]
     log_x = axes.x_log and axes.x != "step"
     reach = span(every, log=log_x)
-    marks = ticks(every, reach, log=log_x, own=axes.x == "x")
+    marks = ticks(every, reach, log=log_x, at_points=axes.x == "x")
     result = {}
-    for name, lines in found.items():
+    for name, lines in lines_by_network.items():
         plot = _empty(axes.x_label, axes.y_label)
         _scale(plot.layout.xaxis, reach, marks, log=log_x, unit="B" if axes.x == "embedding_bytes" else "")
         if axes.y_log:
             tall = span(lines, log=True, values="y", margin=0.08)
-            _scale(plot.layout.yaxis, tall, ticks(lines, tall, log=True, own=False), log=True)
+            _scale(plot.layout.yaxis, tall, ticks(lines, tall, log=True, at_points=False), log=True)
         elif axes.y == "parameters":
             tall = [0.0, span(lines, log=False, values="y")[1]]
             _scale(plot.layout.yaxis, tall, linear_ticks(tall), log=False)
@@ -52,7 +52,7 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
     result = {}
     lines = [_cloud(points, series) for series in dict.fromkeys(point.series for point in points)]
     reach = span(lines, log=True)
-    marks = ticks(lines, reach, log=True, own=False)
+    marks = ticks(lines, reach, log=True, at_points=False)
     for name in networks(points):
         members = [point for point in points if point.network == name]
         plot = _empty("embedding tables", "test log loss")
@@ -83,18 +83,18 @@ def _cloud(points: Iterable[Result], series: str) -> Line:
     members = [point for point in points if point.series == series]
     x = [float(point.embedding_bytes) for point in members]
     y = [words.known(point.test_mean) for point in members]
-    spread = [s if math.isfinite(s := words.known(point.test_sd)) else 0.0 for point in members]
-    return Line(series=series, kind="points", points=members, x=x, y=y, spread=spread)
+    deviation = [s if math.isfinite(s := words.known(point.test_sd)) else 0.0 for point in members]
+    return Line(series=series, kind="points", points=members, x=x, y=y, deviation=deviation)
 
 
-def hover(point: Result, axes: Axes, at: str = "") -> str:
+def hover(point: Result, axes: Axes, detail: str = "") -> str:
     """What pointing at a point shows, in plotly's HTML; every word out of a file is escaped."""
     where = axes.x == "x" and point.x is not None
     rows = [
         f"<b>{escape(point.series)}</b> · {escape(words.network(point.network))}",
         *map(escape, words.settings(point)),
         *([f"{escape(axes.x_label)} {point.x:g}"] if where else []),
-        *([at] if at else []),
+        *([detail] if detail else []),
         *(_losses(point) if point.trials else ["not trained: parameters only"]),
         f"model {words.count(point.parameters)} parameters, {words.size(point.bytes)}",
         f"tables {words.count(point.embedding_parameters)} parameters, {words.size(point.embedding_bytes)}",
@@ -104,8 +104,8 @@ def hover(point: Result, axes: Axes, at: str = "") -> str:
 
 def _losses(point: Result) -> list[str]:
     return [
-        f"test log loss {words.spread(point.test_mean, point.test_sd, point.trials)}",
-        f"validation log loss {words.spread(point.validation_mean, point.validation_sd, point.trials)}",
+        f"test log loss {words.mean_text(point.test_mean, point.test_sd, point.trials)}",
+        f"validation log loss {words.mean_text(point.validation_mean, point.validation_sd, point.trials)}",
         f"trials {point.trials}" + (f", {point.missing} missing" if point.missing else ""),
     ]
 
@@ -115,23 +115,23 @@ def _traces(line: Line, axes: Axes, look: Style, reach: Sequence[float], log_x: 
         return [_points(line, look, [hover(point, axes) for point in line.points])]
     point = line.points[0]
     if line.kind == "curve":
-        x, y, spread = list(line.x), list(line.y), list(line.spread)
+        x, y, deviation = list(line.x), list(line.y), list(line.deviation)
         texts = [
-            hover(point, axes, f"step {step:,.0f}, {escape(axes.y_label)} {words.spread(mean, sd, point.trials)}")
-            for step, mean, sd in zip(x, y, spread, strict=True)
+            hover(point, axes, f"step {step:,.0f}, {escape(axes.y_label)} {words.mean_text(mean, sd, point.trials)}")
+            for step, mean, sd in zip(x, y, deviation, strict=True)
         ]
     else:
         x = _between(reach, log_x)
-        y, spread, texts = list(line.y) * len(x), list(line.spread) * len(x), [hover(point, axes)] * len(x)
+        y, deviation, texts = list(line.y) * len(x), list(line.deviation) * len(x), [hover(point, axes)] * len(x)
     dash = "dash" if line.kind == "level" else "solid"
     meta = {"role": "line", "series": line.series}
     drawn = go.Scatter(
         x=x, y=y, mode="lines", line={"dash": dash, "width": 2}, hovertext=texts, hoverinfo="text", meta=meta
     )
-    if not any(spread):
+    if not any(deviation):
         return [drawn]
-    upper = [mean + sd for mean, sd in zip(y, spread, strict=True)]
-    lower = [mean - sd for mean, sd in zip(y, spread, strict=True)]
+    upper = [mean + sd for mean, sd in zip(y, deviation, strict=True)]
+    lower = [mean - sd for mean, sd in zip(y, deviation, strict=True)]
     band = go.Scatter(
         x=[*x, *reversed(x)],
         y=[*upper, *reversed(lower)],
@@ -149,7 +149,7 @@ def _points(line: Line, look: Style, texts: Sequence[str]) -> go.Scatter:
     return go.Scatter(
         x=list(line.x),
         y=list(line.y),
-        error_y={"array": list(line.spread), "thickness": 1.2, "width": 3} if any(line.spread) else None,
+        error_y={"array": list(line.deviation), "thickness": 1.2, "width": 3} if any(line.deviation) else None,
         mode="lines+markers",
         line={"width": 1.6},
         marker={"symbol": look.symbol, "size": size},
@@ -189,7 +189,7 @@ def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, 
 
 
 def _digits(axis: Any, lines: Sequence[Line]) -> None:
-    """As many decimals as the losses differ in."""
+    """Show as many decimals as the losses differ in."""
     low, high = span(lines, log=False, values="y")
     axis.update(tickformat=f".{min(max(2, 1 - math.floor(math.log10(high - low))), 6)}f")
 

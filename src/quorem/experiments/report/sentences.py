@@ -10,20 +10,20 @@ from ..figures import Figure, Result
 from .lines import coinciding, networks, panels
 from .tradeoff import is_clear, is_full
 
-PAPER = ("figure4", "figure5", "figure6", "table1")
+TRAINED_IN_THE_PAPER = ("figure4", "figure5", "figure6", "table1")
 PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
 
 
 def varies(figures: Sequence[Figure]) -> bool:
     """Whether the runs of some figures were trained under unlike conditions, so that no best can be named."""
-    return len({found for figure in figures for found in all_conditions(figure)}) > 1
+    return len({conditions for figure in figures for conditions in all_conditions(figure)}) > 1
 
 
 def claim(figure: Figure) -> str:
     """What the paper says, and on how many rows; nothing for a figure that is not the paper's."""
     if not figure.axes.paper:
         return ""
-    rows = "" if figure.axes.y == "parameters" or figure.axes.name not in PAPER else f" {PAPER_ROWS}"
+    rows = "" if figure.axes.y == "parameters" or figure.axes.name not in TRAINED_IN_THE_PAPER else f" {PAPER_ROWS}"
     return f'<div class="claim"><h4>The paper</h4><p>{escape(figure.axes.paper + rows)}</p></div>'
 
 
@@ -44,9 +44,9 @@ def _best(figure: Figure, points: Sequence[Result]) -> str:
     axes, full = figure.axes, next((p for p in points if is_full(p)), None)
     ranked = sorted((p for p in points if not is_full(p)), key=lambda p: words.known(p.test_mean)) or points[:1]
     best = ranked[0]
-    place = f" at {axes.x_label} {best.x:,.6g}" if axes.x == "x" and best.x is not None else ""
-    place = place or (f" at {words.count(best.parameters)} parameters" if axes.x == "parameters" else "")
-    text = f"{best.series}{place}, test {words.spread(best.test_mean, best.test_sd, best.trials)}"
+    where = f" at {axes.x_label} {best.x:,.6g}" if axes.x == "x" and best.x is not None else ""
+    where = where or (f" at {words.count(best.parameters)} parameters" if axes.x == "parameters" else "")
+    text = f"{best.series}{where}, test {words.mean_text(best.test_mean, best.test_sd, best.trials)}"
     if full is not None and best is not full and full.test_mean:
         change = words.known(best.test_mean) / full.test_mean - 1
         tie = ", a tie" if is_clear(best, full) is False else ""

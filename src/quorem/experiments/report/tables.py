@@ -79,7 +79,7 @@ def _loss(point: Result | None, best: Result | None) -> str:
     """A test loss, starred if it is the best or ties with it."""
     if point is None or best is None:
         return words.NONE
-    text = words.spread(point.test_mean, point.test_sd, point.trials)
+    text = words.mean_text(point.test_mean, point.test_sd, point.trials)
     return f"{BEST}{text}{BEST}" if point is best or is_clear(best, point) is False else text
 
 
@@ -119,14 +119,14 @@ def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style]) 
     kinds = ("text", "text", "number", "text", "number", "text")
     cells = "".join(f'<th scope="col" class="{k}">{escape(t)}</th>' for t, k in zip(head, kinds, strict=True))
     parts = []
-    for network, found in wins.items():
+    for network, winners in wins.items():
         name = escape(words.network(network))
         parts.append(f'<tbody><tr class="group"><th scope="rowgroup" colspan="{len(head)}">{name}</th></tr>')
-        for win in found:
+        for win in winners:
             best, second = win.best, win.second
             texts = (
                 swatch(best.series, looks),
-                words.spread(best.test_mean, best.test_sd, best.trials),
+                words.mean_text(best.test_mean, best.test_sd, best.trials),
                 swatch(second.series, looks) if second else words.NONE,
                 words.loss(win.difference),
                 _verdict(win),
@@ -192,7 +192,7 @@ def _point(row: PointRow, columns: Sequence[PointColumn], looks: Mapping[str, St
         "network": (escape(words.network(point.network)), point.network),
         "series": (swatch(point.series, looks), point.series),
         "x": (words.NONE if point.x is None else f"{point.x:,.6g}", point.x),
-        "test log loss": (words.spread(point.test_mean, point.test_sd, point.trials), point.test_mean),
+        "test log loss": (words.mean_text(point.test_mean, point.test_sd, point.trials), point.test_mean),
         "tables": (words.size(point.embedding_bytes), point.embedding_bytes),
         "parameters": (f"{point.parameters:,}", point.parameters),
         "optimizer": (escape(words.optimizer(point.optimizer)) or words.NONE, point.optimizer),

@@ -39,17 +39,17 @@ class Win:
 
 def distinct(figures: Iterable[Figure]) -> list[Result]:
     """The points of all figures with a test loss; a setting that several of them show counts once."""
-    found: dict[str, Result] = {}
+    best: dict[str, Result] = {}
     for figure in figures:
         for point in figure.points:
             if math.isfinite(known(point.test_mean)) and point.embedding_bytes > 0:
                 config = {name: value for name, value in point.config.items() if name not in WITHOUT_EFFECT}
-                found.setdefault(json.dumps([point.network, config], sort_keys=True), point)
-    return list(found.values())
+                best.setdefault(json.dumps([point.network, config], sort_keys=True), point)
+    return list(best.values())
 
 
 def front(points: Iterable[Result]) -> list[Result]:
-    """Those than which no other is both as small and better: less loss for every further byte."""
+    """The points that no other beats: none is at most as large and has less loss."""
     best: list[Result] = []
     for point in sorted(points, key=lambda p: (p.embedding_bytes, known(p.test_mean))):
         if not best or known(point.test_mean) < known(best[-1].test_mean):

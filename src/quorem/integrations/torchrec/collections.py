@@ -11,20 +11,19 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ... import collection as single
-from ...checks import InvalidIdMode, Pooling, check_int
+from ...checks import InvalidIdMode, Pooling
 from ...paths import PathNetworks
 from ...saved_paths import PathGroups
-from ..drawn import distinct_rows
 from ..features import Feature, features_of
+from ..shards import Shards, balanced_shards
 from .compose import Pooled, Unpooled
 from .draw import Uniform
 from .gathered import Gathered, GatheredBags
 from .rows import RowNumbers
-from .shards import Shards, UniqueRows, shards_of
+from .unique_rows import UniqueRows
 
 CPU = torch.device("cpu")
 REPLICATED = ShardingType.DATA_PARALLEL.value
-NOMINAL_BATCH = 8192  # on which shards are balanced
 DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16}
 
 
@@ -74,7 +73,7 @@ class EmbeddingBagCollection(nn.Module):
         self.tables, self.mode = tuple(tables), mode
         self.embedding_dims = tuple(f.spec.embedding_dim for f in features for _ in range(f.spec.num_vectors))
         if num_shards is not None:
-            shards = _shards(features, ranks, tables, num_shards)
+            shards = balanced_shards(features, ranks, tables, num_shards)
             self.bags, self.vectors = None, _shard_collections(shards, dtype, device)
             self.rows: RowNumbers = UniqueRows(features, ranks, shards, is_weighted, on_invalid_id)
             self.compose: Unpooled = GatheredBags(features, paths, shards, mode)
@@ -151,7 +150,7 @@ class EmbeddingCollection(nn.Module):
         features, ranks, paths = _checked(tables, "sum", on_invalid_id, dtype, device)
         self.tables = tuple(tables)
         if num_shards is not None:
-            shards = _shards(features, ranks, tables, num_shards)
+            shards = balanced_shards(features, ranks, tables, num_shards)
             self.vectors = _shard_collections(shards, dtype, device)
             self.rows: RowNumbers = UniqueRows(features, ranks, shards, False, on_invalid_id)
             self.compose: Unpooled = Gathered(features, paths, shards)
@@ -221,11 +220,6 @@ def _checked(
         networks.place_integers(networks.weights[0].device)
         networks.reset_parameters()
     return features, ranks, paths
-
-
-def _shards(features: Sequence[Feature], ranks: Tensor, tables: Sequence[single.Table], num_shards: int) -> Shards:
-    check_int("num_shards", num_shards)
-    return shards_of(features, num_shards, distinct_rows(features, ranks, tables, NOMINAL_BATCH, {}))
 
 
 def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:

@@ -10,9 +10,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from ...saved_paths import PathGroups
 from ..features import Feature
+from ..shards import Shards
 from .compose import Unpooled
 from .rows import Ids, lengths_of
-from .shards import Lookup, Shards, UniqueBatch
+from .unique_rows import Lookup, UniqueBatch
 
 SUM = 0  # FBGEMM's PoolingMode
 

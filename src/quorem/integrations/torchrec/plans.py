@@ -14,7 +14,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from ..drawn import distinct_rows
 from ..scale import is_replicated, place
 from .collections import REPLICATED, EmbeddingBagCollection, EmbeddingCollection
-from .shards import UniqueRows
+from .unique_rows import UniqueRows
 
 
 def constraints(
@@ -62,7 +62,7 @@ def constraints(
         pooled = {
             stored.name for f in features for key, stored in zip(f.keys, f.stored, strict=True) if key in bag_keys
         }
-        for table, reads, vectors, _ in place(features, batch_size, ids_per_sample, replicate=False):
+        for table, reads, _, vectors, _ in place(features, batch_size, ids_per_sample, replicate=False):
             is_pooled = table.name in pooled
             sharder = EmbeddingBagCollectionSharder() if is_pooled else EmbeddingCollectionSharder()
             types = _types(sharder, table.width, device_type)

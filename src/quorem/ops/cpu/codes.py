@@ -36,7 +36,7 @@ def row_bytes(typing: Any, kind: Any, width: Any) -> Any:
 
 @intrinsic
 def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: Any, column: Any) -> Any:
-    """As many numbers as ``vector`` has, of a row of ``stored``, from ``column`` on, which the lanes divide."""
+    """Load numbers of a row of ``stored`` from ``column`` on, one for each lane; the lanes divide ``column``."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _, _, stored, width, row, column = args

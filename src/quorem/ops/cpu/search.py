@@ -1,5 +1,7 @@
 """Positions in a rising list, within the run that an index gives: ``ops.search``, compiled."""
 
+import numpy as np
+
 from .compiled import kernel
 
 
@@ -15,16 +17,17 @@ def count_below(ordered, starts, shift, ids, below, inside):
         below: [N].
         inside: bool [N].
     """
-    last = len(starts) - 2
+    last, mask = len(starts) - 2, (1 << shift) - 1
     for i in range(len(ids)):
         x = ids[i]
         run = min(x >> shift, last)
-        low, high = starts[run], starts[run + 1]
-        while low < high:
-            middle = (low + high) >> 1
-            if ordered[middle] < x:
-                low = middle + 1
-            else:
-                high = middle
-        below[i] = low
-        inside[i] = low < len(ordered) and ordered[low] == x
+        low, count = np.int64(starts[run]), np.int64(starts[run + 1]) - np.int64(starts[run])
+        position = low + (((np.int64(x) & mask) * count) >> shift)  # where it is in a run that is listed as a whole
+        if position >= len(ordered) or ordered[position] != x:
+            while count > 1:
+                half = count >> 1
+                low = low + half if ordered[low + half - 1] < x else low
+                count -= half
+            position = low + 1 if count == 1 and ordered[low] < x else low
+        below[i] = position
+        inside[i] = position < len(ordered) and ordered[position] == x

@@ -25,7 +25,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Threads:
-    """How many threads one piece of work takes: one, or as many as allowed, whichever was quicker of late.
+    """How many threads one piece of work takes: one, or as many as allowed, whichever was quicker in recent calls.
 
     A thread gains nothing where waking it takes longer than the work, or where other processes have the cores. So each
     kind of work is timed both ways. Results have the same bits either way (see ``gradients``).

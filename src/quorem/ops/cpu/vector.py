@@ -61,7 +61,7 @@ def splat_value(builder: Any, value: Any, shape: ir.Type) -> Any:
 
 
 def load_numbers(builder: Any, kind: Any, vector: Vector, shape: ir.Type, address: Any, position: Any) -> Any:
-    """As many numbers as ``vector`` has, widened to its type."""
+    """Load as many numbers as ``vector`` has lanes, widened to its type."""
     half = ir.VectorType(_INT16, vector.lanes)
     in_memory = half if kind.bitwidth == 16 else shape
     value = builder.load(pointer(builder, kind.bitwidth, address, position, in_memory), align=kind.bitwidth // 8)
@@ -123,7 +123,7 @@ def splat(typing: Any, vector: Any, value: Any) -> Any:
 
 @intrinsic
 def load(typing: Any, kind: Any, vector: Any, address: Any, position: Any) -> Any:
-    """As many elements as ``vector`` has, from ``position`` on."""
+    """Load as many elements as ``vector`` has lanes, from ``position`` on."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return load_numbers(builder, kind, vector, context.get_value_type(vector), args[2], args[3])

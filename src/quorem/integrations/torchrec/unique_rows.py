@@ -1,11 +1,10 @@
-"""All rows in a few of TorchRec's tables, of which a batch reads each row once.
+"""From ids to the distinct rows of a batch, in TorchRec's tables that hold the rows of all tables (``shards``).
 
-The parts of all tables of one width are divided among ``num_shards`` stock tables, usually one for each rank. A rank
-asks for the distinct rows of its batch, and composes and pools them by itself (``compose``): ids that come often are
-sent once, and so are rows that many ids share.
+A rank asks for the distinct rows of its batch, and composes and pools them by itself (``gathered``): ids that come
+often are sent once, and so are rows that many ids share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -16,49 +15,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ...checks import InvalidIdMode
 from ...ops.search import Searcher
 from ...ops.unique import Unique, unique_by_segment
-from ..features import Feature, Part, StoredTable
+from ..features import Feature, StoredTable
+from ..shards import Shards
 from .rows import RowNumbers
-
-
-class PartPlace(NamedTuple):
-    """Where the rows of a part are."""
-
-    group: int  # of shards that are equally wide
-    shard: int  # within the group
-    base: int  # the number of the part's first row
-
-
-class Shards(NamedTuple):
-    """The stock tables of each width, and where each part is, by its name."""
-
-    groups: tuple[tuple[StoredTable, ...], ...]
-    places: Mapping[str, PartPlace]
-
-
-def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[str, int]) -> Shards:
-    """Divide the parts of the features among ``num_shards`` tables of each width, so that each is read as much.
-
-    Args:
-        features: of a collection.
-        num_shards: at most; a part is not cut.
-        distinct: how many rows of each part a batch reads.
-    """
-    by_width: dict[int, dict[str, Part]] = {}
-    for f in features:
-        widths = [f.stored[0].width] * len(f.parts) if f.merged else [table.width for table in f.stored]
-        for width, part in zip(widths, f.parts, strict=True):
-            by_width.setdefault(width, {})[part.name] = part
-    groups, places = [], {}
-    for group, (width, parts) in enumerate(by_width.items()):
-        tables: list[list[Part]] = [[] for _ in range(min(num_shards, len(parts)))]
-        loads = [0] * len(tables)
-        for part in sorted(parts.values(), key=lambda part: -distinct[part.name]):
-            shard = loads.index(min(loads))
-            places[part.name] = PartPlace(group, shard, sum(other.num_rows for other in tables[shard]))
-            loads[shard] += distinct[part.name]
-            tables[shard].append(part)
-        groups.append(tuple(StoredTable(f"rows{width}:{s}", width, tuple(t)) for s, t in enumerate(tables)))
-    return Shards(tuple(groups), places)
 
 
 class Lookup(NamedTuple):
@@ -181,6 +140,8 @@ class UniqueRows(RowNumbers):
             for length, count in zip(lengths, counts, strict=True):
                 length[:count] = 1
             values = rows.values[firsts[first] : firsts[last]]
+            if max(table.num_rows for table in self.stored[first:last]) < 2**31:
+                values = values.int()  # half as many bytes to send
             keyed.append(
                 KeyedJaggedTensor(keys, values, lengths=lengths.flatten(), stride=stride, length_per_key=counts)
             )

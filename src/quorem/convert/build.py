@@ -1,0 +1,51 @@
+"""The module that takes the place of another: composed for one of ``torch.nn``, and back."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..bags import EmbeddingBag
+from ..embeddings import Embedding
+from ..init import deviation
+from .choose import Choice
+from .swap import keep_
+
+
+def composed_module(
+    module: Any, choice: Choice, counts: Tensor | None, fit: bool, shared: Embedding | None
+) -> Embedding:
+    """The module that takes the place of an ``nn.Embedding`` or ``nn.EmbeddingBag``."""
+    weight = module.weight
+    options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
+    options |= {"device": weight.device, "dtype": choice.dtype or weight.dtype}
+    if choice.ranked:
+        options["frequencies"] = counts
+    if not fit and not weight.is_meta:
+        options["init_std"] = deviation(weight)
+    new: Embedding
+    if isinstance(module, nn.EmbeddingBag):
+        options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+        new = EmbeddingBag(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
+    else:
+        new = Embedding(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
+    if shared is not None:
+        new.stored = shared.stored
+    elif fit and not weight.is_meta:
+        new.fit_(weight.detach(), counts)
+    new.stored.requires_grad_(weight.requires_grad)
+    keep_(module, new)
+    return new
+
+
+def plain_module(module: Embedding, weight: nn.Parameter) -> nn.Module:
+    """The module of ``torch.nn`` that a composed one stands for."""
+    n, d = module.num_embeddings, module.embedding_dim
+    options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": "meta"}
+    new: nn.Embedding | nn.EmbeddingBag
+    if isinstance(module, EmbeddingBag):
+        new = nn.EmbeddingBag(n, d, mode=module.mode, include_last_offset=module.include_last_offset, **options)
+    else:
+        new = nn.Embedding(n, d, **options)
+    new.weight = weight
+    keep_(module, new)
+    return new

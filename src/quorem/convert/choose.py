@@ -1,0 +1,129 @@
+"""How each table of a model is to be stored: as it was asked, or by a plan; and the bytes that it then takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..embeddings import Embedding
+from ..planner import Plan, joined_modules, modules_of, plan_modules
+from ..planner.budget import parse_bytes
+from ..planner.footprint import Optimizer, Storage
+from ..schemes import Full, Scheme
+from .groups import WeightGroup
+
+MOST_TABLES = 4  # that a planned table is stored in
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one table is to be stored, and why."""
+
+    scheme: Scheme
+    why: str = ""
+    dtype: torch.dtype | None = None  # that of the table where None
+    ranked: bool = True  # whether frequencies, where given, rank its ids
+
+
+def choices_given(
+    scheme_or_plan: Any, groups: list[WeightGroup], names: list[str], frequencies: Mapping[str, Tensor]
+) -> dict[str, Choice]:
+    """The choice of each group, by its first name."""
+    if isinstance(scheme_or_plan, Scheme):
+        return {group.name: Choice(scheme_or_plan) for group in groups}
+    if not isinstance(scheme_or_plan, Mapping):
+        kind = type(scheme_or_plan).__name__
+        raise TypeError(f"scheme_or_plan ({kind}) must be a Scheme, or a mapping of module names to schemes")
+    for name, scheme in scheme_or_plan.items():
+        if name not in names:
+            raise ValueError(f"scheme_or_plan ({name!r}) must be named as a table of the model: {', '.join(names)}")
+        if not isinstance(scheme, Scheme):
+            raise TypeError(f"scheme_or_plan[{name!r}] ({scheme!r}) must be a Scheme")
+    chosen = {name: Choice(scheme) for name, scheme in scheme_or_plan.items()}
+    if isinstance(scheme_or_plan, Plan):
+        entries = scheme_or_plan.tables
+        chosen = {entry.name: Choice(entry.scheme, entry.why, entry.dtype, entry.ranked) for entry in entries}
+    choices: dict[str, Choice] = {}
+    for group in groups:
+        named = [chosen[name] for name in group.members if name in chosen]
+        if len({choice.scheme for choice in named}) > 1:
+            raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
+        if named:
+            choices[group.name] = named[0]
+            if isinstance(scheme_or_plan, Plan) and named[0].ranked and counts_of(group, frequencies) is None:
+                raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
+    return choices
+
+
+def choices_planned(
+    groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, frequencies: Mapping[str, Tensor]
+) -> dict[str, Choice]:
+    """A plan for the tables that can be replaced, in what the others leave of the budget."""
+    replaceable = {group.name: group.first for group in groups if not group.reason}
+    reserved = sum(sum(kept_bytes(group.first, kind)) for group in groups if group.reason)
+    # Modules that share a weight have a layout each; the plan counts the first one's.
+    extra = [module for group in groups if not group.reason for module in list(group.members.values())[1:]]
+    reserved += sum(_storage(module, kind).layout(MOST_TABLES) for module in extra)
+    counts = {group.name: count for group in groups if (count := counts_of(group, frequencies)) is not None}
+    if not replaceable:
+        if reserved > (size := parse_bytes(budget)):
+            raise ValueError(f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced")
+        return {}
+    counts = {name: count for name, count in counts.items() if name in replaceable}
+    collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
+    modules = joined_modules(modules_of(replaceable), collections)
+    planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
+    return {table.name: Choice(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
+
+
+def choice_of(group: WeightGroup, choices: Mapping[str, Choice]) -> tuple[Choice | None, str]:
+    """How a group is to be stored, or None and why it stays as it is."""
+    choice = choices.get(group.name)
+    if group.reason:
+        return None, group.reason
+    if choice is None:
+        return None, "the plan does not name it"
+    module = group.first
+    spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
+    narrower = choice.dtype not in (None, module.weight.dtype)
+    if spec.operation == "feature":
+        return None, "feature generation gives several vectors an id, which the model does not expect"
+    if narrower:
+        return choice, ""
+    if spec.fallback:
+        return None, spec.fallback
+    if isinstance(choice.scheme, Full) and not choice.scheme.force:
+        return None, choice.why or "the plan keeps it full"
+    return choice, ""
+
+
+def counts_of(group: WeightGroup, frequencies: Mapping[str, Tensor]) -> Tensor | None:
+    """The frequencies of a group's ids, given for any of its members."""
+    return next((frequencies[name] for name in group.members if name in frequencies), None)
+
+
+def kept_bytes(module: Any, kind: Optimizer | None) -> tuple[int, int]:
+    """Bytes of a table that stays as it is, and of the optimizer's state for it."""
+    rate = _storage(module, kind).rate(module.embedding_dim)
+    return module.weight.nbytes, module.num_embeddings * rate.row_state
+
+
+def _storage(module: Any, kind: Optimizer | None) -> Storage:
+    """How an ``nn.Embedding`` stores its table."""
+    return Storage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
+
+
+def state_bytes(module: Embedding, kind: Optimizer | None) -> int:
+    """Bytes of the state that an optimizer keeps for the stored rows."""
+    rows, width = module.stored.shape
+    storage = Storage((width,), (1,), module.stored.dtype, module.sparse, kind)
+    rate = storage.rate(width)
+    stored = len(module.extents[0]) + sum(map(len, module.pools.values()))
+    return rows * rate.row_state + stored * rate.table_state + storage.shared_state()
+
+
+def size_of(module: nn.Module) -> int:
+    """Bytes of all tensors of a module."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

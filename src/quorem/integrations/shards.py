@@ -1,0 +1,60 @@
+"""The rows of all tables, divided among a few plain tables that are read as much, usually one for each rank."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..checks import check_int
+from ..collection import Table
+from .drawn import distinct_rows
+from .features import Feature, Part, StoredTable
+
+NOMINAL_BATCH = 8192  # on which shards are balanced
+
+
+class PartPlace(NamedTuple):
+    """Where the rows of a part are."""
+
+    group: int  # of shards that are equally wide
+    shard: int  # within the group
+    base: int  # the number of the part's first row
+
+
+class Shards(NamedTuple):
+    """The stock tables of each width, and where each part is, by its name."""
+
+    groups: tuple[tuple[StoredTable, ...], ...]
+    places: Mapping[str, PartPlace]
+
+
+def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[str, int]) -> Shards:
+    """Divide the parts of the features among ``num_shards`` tables of each width, so that each is read as much.
+
+    Args:
+        features: of a collection.
+        num_shards: at most; a part is not cut.
+        distinct: how many rows of each part a batch reads.
+    """
+    by_width: dict[int, dict[str, Part]] = {}
+    for f in features:
+        widths = [f.stored[0].width] * len(f.parts) if f.merged else [table.width for table in f.stored]
+        for width, part in zip(widths, f.parts, strict=True):
+            by_width.setdefault(width, {})[part.name] = part
+    groups, places = [], {}
+    for group, (width, parts) in enumerate(by_width.items()):
+        tables: list[list[Part]] = [[] for _ in range(min(num_shards, len(parts)))]
+        loads = [0] * len(tables)
+        for part in sorted(parts.values(), key=lambda part: -distinct[part.name]):
+            shard = loads.index(min(loads))
+            places[part.name] = PartPlace(group, shard, sum(other.num_rows for other in tables[shard]))
+            loads[shard] += distinct[part.name]
+            tables[shard].append(part)
+        groups.append(tuple(StoredTable(f"rows{width}:{s}", width, tuple(t)) for s, t in enumerate(tables)))
+    return Shards(tuple(groups), places)
+
+
+def balanced_shards(features: Sequence[Feature], ranks: Tensor, tables: Sequence[Table], num_shards: int) -> Shards:
+    """``shards_of`` the features of the tables; ``ranks`` has the lists of hot and cold ids."""
+    check_int("num_shards", num_shards)
+    return shards_of(features, num_shards, distinct_rows(features, ranks, tables, NOMINAL_BATCH, {}))
