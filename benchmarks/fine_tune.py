@@ -2,6 +2,9 @@
 
     python benchmarks/fine_tune.py --data PATH/train.txt.gz --out benchmarks/results/fine_tune.json
 
+Each seed has five parts, one for what is trained before it is compressed and one for each scheme from scratch. The file
+is written after each: the same command goes on with the parts that it lacks. ``--parts 3`` stops after three of them.
+
 A DLRM with ``nn.Embedding`` tables is trained on the first 90% of the rows. Then ``compress_`` with ``fit=True``, the
 counts of the training rows as ``frequencies``, and the optimizer: the test loss right after, and after the last 10%.
 Beside it, the same model compressed before it is trained: after the first 10% of the rows, and after all. The full
@@ -15,6 +18,7 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,13 +78,11 @@ def loss_of(model: nn.Module, rows: Batch) -> float:
     return total / len(rows)
 
 
-def measure(prepared: Prepared, seed: int) -> dict[str, dict[str, float]]:
-    """The losses of each scheme, for one seed."""
-    rows, test = prepared.split("train"), prepared.split("test")
-    sizes, tenth = list(prepared.cardinalities), int(SHARE * len(rows)) // BATCH * BATCH
-    first, early, late = rows.rows(0, tenth), rows.rows(0, len(rows) - tenth), rows.rows(len(rows) - tenth, len(rows))
+def fitted_losses(prepared: Prepared, seed: int) -> dict[str, dict[str, float]]:
+    """The losses of the full model, and of each scheme fitted to it."""
+    _, early, late, test = splits(prepared)
     counts = {f"embeddings.{i}": torch.as_tensor(prepared.frequencies(n)) for i, n in enumerate(prepared.names)}
-    trained, optimizer = network(sizes, seed)
+    trained, optimizer = network(list(prepared.cardinalities), seed)
     train(trained, optimizer, early)
     before = copy.deepcopy((trained, optimizer))
     losses = {"full": {"at 90%": loss_of(trained, test)}}
@@ -91,40 +93,72 @@ def measure(prepared: Prepared, seed: int) -> dict[str, dict[str, float]]:
         report = quorem.compress_(model, scheme, fit=True, frequencies=counts, optimizer=its)
         entry = {"times smaller": report.bytes_before / report.bytes_after, "fitted at 90%": loss_of(model, test)}
         train(model, its, late)
-        entry["fitted at 100%"] = loss_of(model, test)
-        model, its = network(sizes, seed)
-        quorem.compress_(model, scheme, optimizer=its)
-        train(model, its, first)
-        entry["scratch at 10%"] = loss_of(model, test)
-        train(model, its, rows.rows(tenth, len(rows)))
-        entry["scratch at 100%"] = loss_of(model, test)
-        losses[name] = entry
-        print(f"seed {seed}, {name}: " + ", ".join(f"{key} {value:.4f}" for key, value in entry.items()), flush=True)
+        losses[name] = entry | {"fitted at 100%": loss_of(model, test)}
     return losses
+
+
+def scratch_losses(prepared: Prepared, seed: int, name: str) -> dict[str, dict[str, float]]:
+    """The losses of a model that was compressed before it was trained."""
+    first, early, late, test = splits(prepared)
+    model, optimizer = network(list(prepared.cardinalities), seed)
+    quorem.compress_(model, SCHEMES[name], optimizer=optimizer)
+    train(model, optimizer, first)
+    entry = {"scratch at 10%": loss_of(model, test)}
+    train(model, optimizer, early.rows(len(first), len(early)))
+    train(model, optimizer, late)
+    return {name: entry | {"scratch at 100%": loss_of(model, test)}}
+
+
+def splits(prepared: Prepared) -> tuple[Batch, Batch, Batch, Batch]:
+    """The first 10%, the first 90% and the last 10% of the training rows; the test rows."""
+    rows = prepared.split("train")
+    tenth = int(SHARE * len(rows)) // BATCH * BATCH
+    last = (len(rows) - tenth) // BATCH * BATCH
+    return rows.rows(0, tenth), rows.rows(0, last), rows.rows(last, len(rows)), prepared.split("test")
+
+
+def summary(runs: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
+    """Mean and deviation of each loss, over the seeds that have it."""
+    rows = []
+    for name in ("full", *SCHEMES):
+        entries = [run[name] for run in runs.values() if name in run]
+        row: dict[str, Any] = {"scheme": name}
+        for key in dict.fromkeys(key for entry in entries for key in entry):
+            values = [entry[key] for entry in entries if key in entry]
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            row[key] = {"mean": statistics.mean(values), "deviation": deviation, "seeds": len(values)}
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
     """Read the command line, run, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="rows in the layout of Criteo's train.txt")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write, or to go on with")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--parts", type=int, default=1000, help="to run at most")
     arguments = parser.parse_args()
+    config = {"dim": DIM, "batch": BATCH, "lr": LR, "optimizer": "adagrad", "share": SHARE}
+    head: dict[str, Any] = {"config": config, "versions": versions(), "commit": commit()}
+    runs: dict[str, dict[str, dict[str, float]]] = {}
+    if arguments.out.exists():
+        written = json.loads(arguments.out.read_text(encoding="utf-8"))
+        if written["config"] == config and written["versions"] == versions():
+            runs, head["commit"] = written["runs"], written["commit"]
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_criteo(arguments.data, Path(folder) / "log", PrepareConfig(days=5, ids="appearance"))
-        runs = [measure(prepared, seed) for seed in range(arguments.seeds)]
-    rows = [
-        {"scheme": name}
-        | {
-            key: {"mean": statistics.mean(values), "deviation": statistics.stdev(values) if len(values) > 1 else 0.0}
-            for key in entry
-            for values in [[run[name][key] for run in runs]]
-        }
-        for name, entry in runs[0].items()
-    ]
-    config = {"dim": DIM, "batch": BATCH, "lr": LR, "optimizer": "adagrad", "seeds": arguments.seeds, "share": SHARE}
-    head = {"config": config, "versions": versions(), "commit": commit()}
-    arguments.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        parts = [(seed, name) for seed in range(arguments.seeds) for name in ("full", *SCHEMES)]
+        key = {"full": "at 90%"} | dict.fromkeys(SCHEMES, "scratch at 10%")
+        missing = [(s, name) for s, name in parts if key[name] not in runs.get(str(s), {}).get(name, {})]
+        for seed, name in missing[: arguments.parts]:
+            losses = fitted_losses(prepared, seed) if name == "full" else scratch_losses(prepared, seed, name)
+            print(seed, json.dumps(losses), flush=True)
+            run = runs.setdefault(str(seed), {})
+            for scheme, entry in losses.items():
+                run[scheme] = run.get(scheme, {}) | entry
+            text = json.dumps({**head, "rows": summary(runs), "runs": runs}, indent=1)
+            arguments.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

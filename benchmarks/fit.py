@@ -1,6 +1,7 @@
 """Time and memory of the fit of a trained table by a scheme, on the CPU.
 
     python benchmarks/fit.py --out benchmarks/results/fit.json
+    python benchmarks/fit.py --out benchmarks/results/fit.json --cases 5 7  # measure some anew, keep the others
 
 Each fit runs in a process of its own. The trained table is half noise and half a product of two tables, so that no
 scheme holds it exactly. ``extra_mb`` is how much more memory the process took at most during the fit than right before
@@ -36,6 +37,7 @@ CASES: tuple[tuple[Scheme, bool], ...] = (
     (QR(60), True),
     (QR(4, permute=0), False),
     (GeneralizedQR(3), False),
+    (GeneralizedQR(3), True),
     (ChineseRemainder(3, operation="add"), False),
 )
 
@@ -95,23 +97,38 @@ def main() -> None:
     parser.add_argument("--ids", type=int, default=10_000_000)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2, help="of torch")
-    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="which of them; all by default")
+    parser.add_argument(
+        "--cases", type=int, nargs="*", default=range(len(CASES)), help="which of them; all where not given"
+    )
     parser.add_argument("--case", type=int, help="measure one case in this process, and print it")
     arguments = parser.parse_args()
     if arguments.case is not None:
         print(json.dumps(measure(*CASES[arguments.case], arguments.ids, arguments.dim, arguments.threads)))
         return
-    rows = []
+    config = {"ids": arguments.ids, "dim": arguments.dim, "threads": arguments.threads, "dtype": "float32"}
+    head = {"config": config, "cores": os.cpu_count(), "versions": versions()}
+    rows = kept_rows(arguments.out, head)
     for case in arguments.cases:
         sizes = ["--ids", arguments.ids, "--dim", arguments.dim, "--threads", arguments.threads, "--case", case]
         run = [sys.executable, __file__, *map(str, sizes)]
-        rows.append(json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout))
-        print(json.dumps(rows[-1]), flush=True)
-    config = {"ids": arguments.ids, "dim": arguments.dim, "threads": arguments.threads, "dtype": "float32"}
-    head = {"config": config, "cores": os.cpu_count(), "versions": versions(), "commit": commit()}
-    if arguments.out is not None:
-        text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
-        arguments.out.write_text(text, encoding="utf-8")
+        row = json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+        rows[case] = row | {"commit": commit()}
+        print(json.dumps(rows[case]), flush=True)
+        if arguments.out is not None:
+            lines = [json.dumps(rows[case]) for case in sorted(rows)]
+            text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+            arguments.out.write_text(text, encoding="utf-8")
+
+
+def kept_rows(out: Path | None, head: dict) -> dict[int, dict]:
+    """By case, the rows of a file of the same sizes and versions."""
+    if out is None or not out.exists():
+        return {}
+    written = json.loads(out.read_text(encoding="utf-8"))
+    if any(written.get(key) != value for key, value in head.items()):
+        raise ValueError(f"{out} has other sizes, cores or versions than this run: remove it, or write another file")
+    case_of = {(repr(scheme), counted): case for case, (scheme, counted) in enumerate(CASES)}
+    return {case_of[row["scheme"], row["frequencies"]]: row for row in written["rows"]}
 
 
 if __name__ == "__main__":

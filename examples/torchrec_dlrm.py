@@ -1,6 +1,7 @@
 """DLRM on a synthetic click log, its tables sharded by TorchRec: the losses of one process, on any number of ranks.
 
     torchrun --nproc-per-node 2 examples/torchrec_dlrm.py --out runs/ranks     # two ranks on the CPU
+    torchrun --nproc-per-node 8 examples/torchrec_dlrm.py --out runs/gpus --device cuda    # eight GPUs, NCCL
     python examples/torchrec_dlrm.py --out runs/single --single                # the same without TorchRec
 
 A run that was interrupted goes on from its last checkpoint, with as many ranks as it is then given. Where a rank dies,
@@ -10,6 +11,7 @@ torchrun ends the others. docs/torchrec.md explains the parts.
 import argparse
 import json
 import logging
+import os
 import shutil
 import warnings
 from datetime import timedelta
@@ -54,7 +56,8 @@ class ShardedDLRM(DLRM):
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         if isinstance(self.embeddings, quorem.EmbeddingCollection):
             return super().forward(dense, ids)
-        features = KeyedJaggedTensor(NAMES, ids.T.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.int32))
+        lengths = torch.ones(ids.numel(), dtype=torch.int32, device=ids.device)
+        features = KeyedJaggedTensor(NAMES, ids.T.flatten(), lengths=lengths)
         return self.logits(dense, self.embeddings(features).values())
 
 
@@ -74,15 +77,19 @@ def sharded(arguments: argparse.Namespace) -> tuple[nn.Module, list[torch.optim.
     apply_optimizer_in_backward(torch.optim.Adagrad, updated, dict(ADAGRAD))  # a copy: TorchRec writes into it
     ranks = dist.get_world_size()
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=ranks, compute_device="cpu"),
-        constraints=integration.constraints(model, batch_size=arguments.batch // ranks),
+        topology=Topology(world_size=ranks, compute_device=arguments.device),
+        constraints=integration.constraints(model, batch_size=arguments.batch // ranks, device=arguments.device),
     )
     plan = planner.collective_plan(model, get_default_sharders(), dist.group.WORLD)
-    model = DistributedModelParallel(model, plan=plan, device=torch.device("cpu"))
+    model = DistributedModelParallel(model, plan=plan, device=device_of(arguments))
     start, _ = single(arguments)
     integration.copy_state_(model, start)  # the start of one process; TorchRec's own is as good
     rest = [parameter for _, parameter in in_backward_optimizer_filter(model.named_parameters())]
     return model, [torch.optim.Adagrad(rest, **ADAGRAD)]
+
+
+def device_of(arguments: argparse.Namespace) -> torch.device:
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if arguments.device == "cuda" else torch.device("cpu")
 
 
 def train(
@@ -97,7 +104,8 @@ def train(
         batch = log.draw(first, first + share).batch
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(model(batch.dense, batch.ids), batch.labels.float())
+        dense, ids, labels = (tensor.to(device_of(arguments)) for tensor in (batch.dense, batch.ids, batch.labels))
+        loss = nn.functional.binary_cross_entropy_with_logits(model(dense, ids), labels.float())
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -150,15 +158,20 @@ def main() -> None:
     parser.add_argument("--collisions", type=int, default=4, help="1: full tables")
     parser.add_argument("--save-every", type=int, default=50, help="steps between two checkpoints")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the ranks: gloo, or NCCL")
     parser.add_argument("--single", action="store_true", help="one process, without TorchRec")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)  # TorchRec logs its plan
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if arguments.single:
+        arguments.device = "cpu"
         train(arguments, *single(arguments), rank=0, ranks=1)
         return
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # a rank that hangs ends the others
+    backend = "nccl" if arguments.device == "cuda" else "gloo"
+    if arguments.device == "cuda":
+        torch.cuda.set_device(device_of(arguments))
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))  # a rank that hangs ends the others
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if arguments.batch % ranks:
         parser.error(f"--batch ({arguments.batch}) must be a multiple of the number of ranks ({ranks})")

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from pathlib import Path
 from typing import Any
 
 import oracles
@@ -346,6 +347,14 @@ def test_batches_that_do_not_fit_are_refused(few: Any) -> None:
         module(uneven)
     with pytest.raises(TypeError, match=r"module .Linear. must be a collection of quorem.integrations.torchrec"):
         integration.to_collection(torch.nn.Linear(1, 1))
+
+
+def test_the_install_line_of_the_document_is_that_of_the_makefile() -> None:
+    root = Path(__file__).parents[1]
+    (version,) = re.findall(r"^TORCHREC := (\S+)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    line = f'pip install "quorem[torchrec-cpu]" && pip install --no-deps {version} '
+    assert line in (root / "docs" / "torchrec.md").read_text(encoding="utf-8")
+    assert f"--no-deps {version}" in Path(integration.__file__).read_text(encoding="utf-8")
 
 
 def test_docstrings() -> None:

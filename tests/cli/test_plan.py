@@ -172,3 +172,21 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
     assert invoke("plan", log, "--budget", "1MB", "--out", file)[0] == 0
     code, output = invoke(*train, "--plan", file, "--dim", 8)
     assert code == 1 and "of width 16 for" in output and "of width 8" in output
+
+
+def test_raw_ids_are_planned_by_the_counts_of_those_that_occur(tmp_path: Path) -> None:
+    """All others are the rest; what the plan counts is what the run allocates."""
+    log, data, file, run = (tmp_path / name for name in ("raw.txt", "data", "plan.json", "run"))
+    assert invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)[0] == 0
+    assert invoke("prepare", "criteo", log, data, "--ids", "raw")[0] == 0
+    code, output = invoke("plan", data, "--budget", "40kB", "--dim", 4, "--out", file)
+    assert code == 0 and "lists its hot and cold ids" in output, output
+    planned, prepared = Plan.from_json(file.read_text()), Prepared(data)
+    for table, n in zip(planned.tables, prepared.cardinalities, strict=True):
+        ids, counts = prepared.raw_counts(table.name)
+        assert table.num_embeddings == n >= 2**40 and table.visits == counts.sum()
+        assert 0 < n - table.scheme.num_rest <= len(ids)
+    code, output = invoke("train", "--data", data, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
+    assert code == 0, output
+    tables = quorem.load(run / "model.safetensors").embeddings
+    assert planned.bytes - planned.state_bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))

@@ -61,7 +61,7 @@ def test_a_run(folder: Path) -> None:
     assert user["compression"] == n * 16 * 4 / user["bytes_in_memory"]
     assert facts["bytes_on_disk"] == sum(p.stat().st_size for p in (folder / "run").rglob("*") if p.is_file())
     text = shown(folder / "run")
-    assert "HotCold(num_hot=5" in text and "log loss" in text and "hot / cold / rest" in text
+    assert "HotCold(num_hot=5" in text and "log loss" in text and "hot/cold/rest %" in text
 
 
 @pytest.mark.parametrize("bits", [0, 8])

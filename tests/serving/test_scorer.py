@@ -211,8 +211,10 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["predict", *names], env={"COLUMNS": "200"})
     assert done.exit_code == 0 and f"{ROWS} rows, " in done.output, done.output
     assert len(pl.read_csv(tmp_path / "scores.csv")) == ROWS
-    done = CliRunner().invoke(app, ["export", str(folder / "run"), "--jagged", "--out", str(tmp_path / "model.onnx")])
-    assert done.exit_code == 0 and "DLRM, onnx" in done.output
+    done = CliRunner().invoke(app, ["export", str(folder / "run"), "--out", str(tmp_path / "model.onnx")])
+    assert done.exit_code == 0 and "DLRM, onnx" in done.output and "bags given by offsets" in done.output
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [put.name for put in session.get_inputs()] == ["dense", "ids", "offsets"]  # the run has lists
     done = CliRunner().invoke(app, ["predict", str(tmp_path), names[1], "--out", names[3]])
     assert done.exit_code == 1 and "is not the folder of a run" in done.output
 

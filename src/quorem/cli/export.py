@@ -26,7 +26,13 @@ def export(
     unknown: Annotated[
         Literal["nan", "zeros"], typer.Option(help="What an id outside its table gives: NaN that shows, or zeros.")
     ] = "nan",
-    jagged: Annotated[bool, typer.Option("--jagged", help="Bags of any length, given by offsets.")] = False,
+    jagged: Annotated[
+        bool | None,
+        typer.Option(
+            "--jagged/--no-jagged",
+            help="Bags of any length, given by offsets; the default for a run on multi-valued columns.",
+        ),
+    ] = None,
     sample_weights: Annotated[
         bool, typer.Option("--sample-weights", help="Bags take a weight for each id too.")
     ] = False,
@@ -40,6 +46,8 @@ def export(
             raise ValueError(
                 f"{model} is a run with a network of your own: export its tables, {model / MODEL}, by themselves"
             )
+        if jagged is None:
+            jagged = model.is_dir() and table is None and format != "safetensors" and _has_bags(model)
         module = load(model / MODEL if model.is_dir() else model, table=table)
         if bits is not None:
             from ..quantize import quantize_
@@ -57,4 +65,13 @@ def export(
             program = export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
             (write_program if format == "torch-export" else compile_program)(program, out)
         size = sum(path.stat().st_size for path in [out, *out.parent.glob(f"{out.name}.????????.data")])
-        typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes")
+        inputs = ", bags given by offsets" if jagged else ""
+        typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes{inputs}")
+
+
+def _has_bags(run: Path) -> bool:
+    """Whether the data of a run have columns with several values a row."""
+    from ..data.encoding import read_encoding
+    from ..training.run import ENCODING
+
+    return bool(read_encoding(run / ENCODING, verify=False)[0].bags)

@@ -7,20 +7,8 @@ from rich.table import Table
 
 from ..planner.budget import show_bytes
 
-COLUMN_SIDES = {
-    "table": "left",
-    "ids": "right",
-    "D": "right",
-    "stored as": "left",
-    "bits": "right",
-    "rows": "right",
-    "disk": "right",
-    "memory": "right",
-    "maps": "right",
-    "smaller": "right",
-    "unique": "right",
-    "hot / cold / rest, % of lookups": "right",
-}
+LEAST_WIDTH = 200  # of a file or a pipe, where nothing is to be cut off
+DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def model(facts: dict[str, Any], console: Console) -> None:
@@ -34,33 +22,46 @@ def model(facts: dict[str, Any], console: Console) -> None:
         scores = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in facts["test"].items())
         lines.append(f"trained on data {facts['data']}; test: {scores}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for name, side in COLUMN_SIDES.items():
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
-    for each in facts["tables"]:
-        table.add_row(*_cells(each))
+    if not console.is_terminal:
+        console.width = LEAST_WIDTH
+    cells = [_cells(each) for each in facts["tables"]]
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    names = [name for name in cells[0] if any(row[name] for row in cells)]
+    for name in names:
+        table.add_column(name, justify="left" if name == "table" else "right", no_wrap=name != "table")
+    for row in cells:
+        table.add_row(*(row[name] for name in names))
     console.print(table)
+    tables_of_scheme: dict[str, list[str]] = {}
+    for each in facts["tables"]:
+        tables_of_scheme.setdefault(_stored_as(each), []).append(each["name"])
+    for scheme, tables in tables_of_scheme.items():
+        console.print(f"{scheme}: {', '.join(tables)}", highlight=False, soft_wrap=True)
     for pool in facts["pools"]:
         text = f"pool {pool['name']}: {pool['rows']:,} rows, {show_bytes(pool['bytes_in_memory'])}"
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def _cells(table: dict[str, Any]) -> list[str]:
-    traffic = table["traffic"]
-    shares = "" if traffic is None else " / ".join(f"{100 * traffic[kind]:.1f}" for kind in ("hot", "cold", "rest"))
+def _stored_as(table: dict[str, Any]) -> str:
     options = [table["scheme"]]
     options += ["raw ids"] * table["raw_ids"] + [f"unknown: {table['unknown']}"] * (table["unknown"] != "error")
-    return [
-        table["name"],
-        f"{table['ids']:,}",
-        str(table["width"]),
-        ", ".join(options),
-        f"{table['bits']}" if table["bits"] < 16 else table["dtype"],
-        f"{table['rows']:,}",
-        show_bytes(table["bytes_on_disk"]),
-        show_bytes(table["bytes_in_memory"]),
-        show_bytes(table["map_bytes"]) if table["map_bytes"] else "",
-        f"{table['compression']:,.4g}x",
-        "" if table["unique"] is None else f"{100 * table['unique']:.4g}%",
-        shares,
-    ]
+    return ", ".join(options)
+
+
+def _cells(table: dict[str, Any]) -> dict[str, str]:
+    """A table's line by column; a column that is empty for all tables is left out."""
+    traffic = table["traffic"]
+    shares = "" if traffic is None else "/".join(f"{100 * traffic[kind]:.1f}" for kind in ("hot", "cold", "rest"))
+    return {
+        "table": table["name"],
+        "ids": f"{table['ids']:,}",
+        "D": str(table["width"]),
+        "bits": f"{table['bits']}" if table["bits"] < 16 else DTYPES.get(table["dtype"], table["dtype"]),
+        "rows": f"{table['rows']:,}",
+        "disk": show_bytes(table["bytes_on_disk"]),
+        "memory": show_bytes(table["bytes_in_memory"]),
+        "maps": show_bytes(table["map_bytes"]) if table["map_bytes"] else "",
+        "smaller": f"{table['compression']:,.{0 if table['compression'] >= 1000 else 2}f}x",
+        "unique": "" if table["unique"] is None else f"{100 * table['unique']:.4g}%",
+        "hot/cold/rest %": shares,
+    }

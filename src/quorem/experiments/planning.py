@@ -10,6 +10,7 @@ from ..collection import Table
 from ..data.batches import Prepared
 from ..planner import Plan, Rule, modules_of, plan_modules
 from ..planner.footprint import Optimizer
+from ..schemes import RawCounts
 from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
@@ -40,11 +41,19 @@ def plan(
         rule: how the budget is divided.
     """
     tables = [
-        Table(name, n, embedding_dim, frequencies=torch.from_numpy(prepared.frequencies(name)))
+        Table(name, n, embedding_dim, frequencies=_counts(prepared, name), raw_ids=prepared.has_raw_ids)
         for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
     ]
     dtypes = dtypes if optimizer is not None else dtypes[:1]
     return plan_modules(modules_of(tables, dtypes[0]), budget, optimizer=optimizer, dtypes=dtypes, rule=rule)
+
+
+def _counts(prepared: Prepared, name: str) -> torch.Tensor | RawCounts:
+    """How often each id of a feature occurs in the training rows; of raw ids, those that do."""
+    if not prepared.has_raw_ids:
+        return torch.from_numpy(prepared.frequencies(name))
+    ids, counts = prepared.raw_counts(name)
+    return RawCounts(torch.tensor(ids), torch.from_numpy(counts))
 
 
 def options_of(planned: Plan) -> dict[str, Any]:

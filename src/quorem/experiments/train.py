@@ -134,9 +134,9 @@ def run(
     if find_spec("torchrec") is None:
         import_module("quorem.integrations.torchrec")  # says how to install it
     if device != "cpu":
-        raise ValueError(f"device ({device!r}) must be 'cpu' for several ranks")
+        raise ValueError(f"device ({device!r}) must be 'cpu' for several ranks; on GPUs, examples/torchrec_dlrm.py")
     if config.optimizer != "adagrad":
-        raise ValueError(f"optimizer ({config.optimizer!r}) must be 'adagrad' for several ranks: TorchRec has no other")
+        raise ValueError(f"optimizer ({config.optimizer!r}) must be 'adagrad' for several ranks: FBGEMM has no AMSGrad")
     run_ranks(_run_rank, ranks, config.to_json(), str(prepared.path), str(out), options)
     return read_result(out / "result.json")
 

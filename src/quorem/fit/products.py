@@ -21,6 +21,9 @@ PASSES = 100  # over all small tables, at most
 GAIN = 1e-4  # of a pass over all small tables, relative, below which they have converged
 EXACT = 1e-13  # error, relative to the entries of the table, that is taken for none
 EXTRAPOLATED_FROM = 5  # rounds that the next is extrapolated from
+MANY = 2**24  # numbers of a weighted table from which on a sample of its ids is fitted before all of them:
+SAMPLE = 16  # one of so many, the most frequent
+IDS_A_ROW = 64  # of the small tables, that a sample must have
 FLOORS = (0.1, 0.03, 0.01)  # sizes below which factors are avoided, relative to the mean of their column
 COST = 0.05  # relative error that this may add
 FEW_BUCKETS = 128  # up to which the best product of two tables comes from an eigenvector
@@ -30,7 +33,10 @@ FEW_SIGNS = 2**24  # ids times buckets up to which the signs of a product are so
 def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
     """Fill the stored tables with the best product found."""
     even = replace(target, weights=None)
-    values = alternate(even, _start(even), PASSES)
+    is_sampled = target.weights is not None and target.dense.numel() >= MANY
+    values = alternate(even, _start(even), 1 if is_sampled else PASSES)
+    if is_sampled and run_pass(target, values, "mult", []).error.sum() > EXACT**2 * target.total_weight:
+        values = _fitted_to_sample(target, values)
     if target.weights is not None:
         values = alternate(target, values, PASSES)
     values = [_normalized(factor) for factor in values]
@@ -39,6 +45,17 @@ def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
     for table, factor in zip(small, values, strict=True):
         table.copy_(_normalized(factor))
     run_pass(target, [table.double() for table in small], "mult", largest=largest)
+
+
+def _fitted_to_sample(target: Target, small: Sequence[Tensor]) -> list[Tensor]:
+    """The small tables improved on the most frequent ids, in single precision: all ids then take few rounds."""
+    part = target.sample(target.num_ids // SAMPLE)
+    assert part.weights is not None and part.starts is not None
+    # An id that is alone in its bucket of the largest table says nothing about the small ones.
+    if int((part.starts.diff() - 1).clamp_(min=0).sum()) < IDS_A_ROW * sum(target.sizes[1:]):
+        return list(small)
+    part = replace(part, scale=part.scale.float(), weights=part.weights.float())
+    return [table.double() for table in alternate(part, [table.float() for table in small], PASSES)]
 
 
 def _normalized(factor: Tensor) -> Tensor:
@@ -93,6 +110,8 @@ def _extrapolated(points: list[Tensor], steps: list[Tensor]) -> Tensor:
     """The mixture of the points whose mixed step is shortest, for each column."""
     if len(points) == 1:
         return points[0]
+    dtype = points[0].dtype
+    points, steps = [table.double() for table in points], [table.double() for table in steps]  # steps are much alike
     point, step = points[-1], steps[-1]
     between = torch.stack([step - other for other in steps[:-1]]).permute(2, 1, 0)  # [D, P, m]
     gram = between.transpose(1, 2) @ between
@@ -100,7 +119,7 @@ def _extrapolated(points: list[Tensor], steps: list[Tensor]) -> Tensor:
     slope = between.transpose(1, 2) @ step.T[:, :, None]
     share = torch.linalg.solve(gram + ridge * torch.eye(len(steps) - 1, device=gram.device), slope)
     moved = torch.stack([point - other for other in points[:-1]]).permute(2, 1, 0) @ share
-    return point - moved[:, :, 0].T
+    return (point - moved[:, :, 0].T).to(dtype)
 
 
 def _improve(target: Target, small: list[Tensor], j: int) -> Tensor:

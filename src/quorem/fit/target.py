@@ -1,12 +1,13 @@
 """A trained table read in blocks of ids, and the pass over it that every fit is made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..partitions import Partition
@@ -14,6 +15,8 @@ from ..renumbering import Mixing, Permutation
 from ..schemes import AnyPartition
 
 BLOCK = 2**17  # numbers of the trained table that are worked on at a time
+ROWS_TOGETHER = 32  # rows of the trained table that lie together and are read at once, at least,
+RANGES = 4  # where the largest table has so many ranges of as many rows
 MANY = 2**20  # numbers from which on threads share a pass
 UNSEEN = 1e-9  # weight of an id that never occurs, relative to the smallest frequency above zero
 
@@ -91,6 +94,8 @@ class Target:
     @property
     def num_ids(self) -> int:
         """Ids to fit."""
+        if self.members is not None:
+            return len(self.members)
         return len(self.dense if self.rows is None else self.rows)
 
     @property
@@ -103,16 +108,29 @@ class Target:
         target = replace(self, partitions=tuple(partitions), members=None, starts=None)
         if self.permutation is None and self.rows is None and isinstance(partitions[0], Partition):
             return target
-        n, size = self.num_ids, partitions[0].size
-        buckets = torch.empty(n, dtype=torch.int32 if size < 2**31 else torch.int64, device=self.dense.device)
-        counts = torch.zeros(size, dtype=torch.int64, device=self.dense.device)
-        for begin in range(0, n, BLOCK):
-            ids = torch.arange(begin, min(begin + BLOCK, n), device=buckets.device)
-            bucket = partitions[0](ids if self.permutation is None else self.permutation(ids))
+        return target._with_members(self.num_ids, lambda begin, end: torch.arange(begin, end))
+
+    def sample(self, number: int) -> "Target":
+        """The ``number`` ids of the largest weights."""
+        assert self.weights is not None
+        weights = self.weights if self.rows is None else self.weights[self.rows]
+        ids = weights.topk(number, sorted=False).indices
+        target = self._with_members(number, lambda begin, end: ids[begin:end])
+        assert target.members is not None
+        return replace(target, members=ids[target.members])
+
+    def _with_members(self, number: int, some: Callable[[int, int], Tensor]) -> "Target":
+        """The same with ``members``: positions of ``number`` ids, in order of their buckets in the first partition."""
+        size, device = self.partitions[0].size, self.dense.device
+        buckets = torch.empty(number, dtype=torch.int32 if size < 2**31 else torch.int64, device=device)
+        counts = torch.zeros(size, dtype=torch.int64, device=device)
+        for begin in range(0, number, BLOCK):
+            ids = some(begin, min(begin + BLOCK, number)).to(device)
+            bucket = self.partitions[0](ids if self.permutation is None else self.permutation(ids))
             counts.index_add_(0, bucket, torch.ones_like(bucket))
             buckets[begin : begin + BLOCK] = bucket
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
-        return replace(target, members=buckets.argsort(stable=True), starts=starts)
+        return replace(self, members=buckets.argsort(stable=True), starts=starts)
 
     def columns(self, some: slice) -> "Target":
         """Some columns of the table."""
@@ -126,7 +144,7 @@ class Target:
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Ranges ``[first, last)`` of the first partition's buckets, with about a block of ids each."""
         size = self.partitions[0].size
-        step = max(1, self.block_ids * size // self.num_ids)
+        step = max(1, self.block_ids * size // self.num_ids, min(ROWS_TOGETHER, size // RANGES))
         for first in range(0, size, step):
             yield first, min(first + step, size)
 
@@ -134,25 +152,29 @@ class Target:
         """The ids of the buckets in ``[first, last)``, buckets of the first partition counted from ``first``."""
         if self.members is not None and self.starts is not None:
             for ids in self.members[int(self.starts[first]) : int(self.starts[last])].split(self.block_ids):
-                yield self._block(ids[None], self.dense[self.row_of(ids)][None], first)
+                places = self.row_of(ids)
+                weights = None if self.weights is None else self.weights[places][None]
+                yield self._block(ids[None], self.dense.index_select(0, places)[None], weights, first)
             return
         part, n = self.partitions[0], len(self.dense)
         assert isinstance(part, Partition)
         # Of every ``period`` ids, those from ``first * stride`` to ``last * stride`` are in these buckets.
         period = part.size * part.stride
         rounds = n // period
-        whole = self.dense[: rounds * period].unflatten(0, (rounds, period))
-        rest = self.dense[rounds * period :]  # of the last round, which is cut off
+        whole, rest = _rounds(self.dense, period)
+        whole_weights, rest_weights = (None, None) if self.weights is None else _rounds(self.weights, period)
         for start in range(first * part.stride, last * part.stride, self.block_ids):
             end = min(start + self.block_ids, last * part.stride)
             across = torch.arange(start, end, device=self.dense.device)[None]
             for begin in range(0, rounds, step := max(1, self.block_ids // (end - start))):
                 rows = whole[begin : begin + step, start:end]
+                weights = None if whole_weights is None else whole_weights[begin : begin + step, start:end]
                 down = torch.arange(begin, begin + len(rows), device=rows.device)[:, None] * period
-                yield self._block(down + across, rows, first)
+                yield self._block(down + across, rows, weights, first)
             if start < len(rest):
                 rows = rest[start:end]
-                yield self._block(rounds * period + across[:, : len(rows)], rows[None], first)
+                weights = None if rest_weights is None else rest_weights[None, start:end]
+                yield self._block(rounds * period + across[:, : len(rows)], rows[None], weights, first)
 
     def row_of(self, ids: Tensor) -> Tensor:
         """The row of ``dense`` of each of ``ids``."""
@@ -163,10 +185,10 @@ class Target:
         rows = self.dense[self.row_of(ids)] / self.scale  # in float64, as the scale is
         return rows if self.padding is None else rows.masked_fill_((self.row_of(ids) == self.padding)[:, None], 0)
 
-    def _block(self, ids: Tensor, rows: Tensor, first: int) -> Block:
-        """``ids`` ``[T, W]`` with their rows ``[T, W, D]``."""
-        rows = rows / self.scale  # in float64, as the scale is
-        weights = None if self.weights is None else self.weights[self.row_of(ids)][..., None]
+    def _block(self, ids: Tensor, rows: Tensor, weights: Tensor | None, first: int) -> Block:
+        """``ids`` and their weights ``[T, W]``, with their rows ``[T, W, D]``."""
+        rows = rows.to(self.scale.dtype, copy=True).div_(self.scale)
+        weights = None if weights is None else weights[..., None]
         if self.padding is not None and (absent := (self.row_of(ids) == self.padding)[..., None]).any():
             weights = torch.where(absent, 0, rows.new_ones(()) if weights is None else weights)
             rows = rows.masked_fill(absent, 0)  # whatever it holds, NaN included
@@ -189,6 +211,12 @@ class Target:
         """Small tables of zeros, ``[size, D]`` for each partition but the first."""
         d, device = self.dense.shape[1], self.dense.device
         return [torch.zeros(size, d, dtype=torch.float64, device=device) for size in self.sizes[1:]]
+
+
+def _rounds(values: Tensor, period: int) -> tuple[Tensor, Tensor]:
+    """Values of all ids as ``[rounds, period, ...]``, and those of the last round, where it is cut off."""
+    rounds = len(values) // period
+    return values[: rounds * period].unflatten(0, (rounds, period)), values[rounds * period :]
 
 
 def weights_of(frequencies: Tensor | None, device: torch.device) -> Tensor | None:
@@ -251,8 +279,9 @@ def _pass_over(
     for j in wanted:
         sums.gradients.append(torch.zeros_like(small[j]))
         sums.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
-    keep = target.num_ids // target.partitions[0].size <= 4 * target.block_ids
+    ids_a_bucket = target.num_ids / target.partitions[0].size
     for first, last in ranges:
+        keep = ids_a_bucket * (last - first) <= 4 * target.block_ids
         blocks = list(target.blocks(first, last)) if keep else None
         above = target.scale.new_zeros(last - first, len(target.scale))
         below = torch.zeros_like(above if operation == "mult" else above[:, :1])
@@ -266,14 +295,18 @@ def _pass_over(
             largest[first:last] = rows * target.scale
         for block in blocks or target.blocks(first, last):
             rest, factor = _split(block, small, operation, of_zeros)
-            row = rows[block.buckets[0]]
+            row = F.embedding(block.buckets[0], rows)
             rest = rest - (row if factor is None else row * factor)
             weighted = block.weighted(rest)
             sums.error.add_((weighted * rest).sum((0, 1)))
             for j, gradient, curvature in zip(wanted, sums.gradients, sums.curvatures, strict=True):
                 slope = None
                 if operation == "mult":
-                    others = (t[b] for i, (t, b) in enumerate(zip(small, block.buckets[1:], strict=True)) if i != j)
+                    others = (
+                        F.embedding(b, t)
+                        for i, (t, b) in enumerate(zip(small, block.buckets[1:], strict=True))
+                        if i != j
+                    )
                     slope = reduce(torch.mul, others, row)
                 block.sum_into_(gradient, 1 + j, weighted if slope is None else weighted * slope)
                 block.sum_weighted_into_(curvature, 1 + j, one if slope is None else slope * slope)
@@ -283,7 +316,7 @@ def _pass_over(
 def _split(block: Block, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor | None]:
     """What is left for the largest table to fit, and what its rows are multiplied by (None: one)."""
     rows = block.rows.new_zeros(1, 1, 1) if of_zeros else block.rows
-    others = [table[bucket] for table, bucket in zip(small, block.buckets[1:], strict=True)]
+    others = [F.embedding(bucket, table) for table, bucket in zip(small, block.buckets[1:], strict=True)]
     if operation == "mult":
         return rows, reduce(torch.mul, others) if others else None
     return reduce(torch.sub, others, rows), None

@@ -47,7 +47,11 @@ def lookup(
         return collector.read(read, Read("lookup", (ids,), layout))
     if not _differentiated(stored):
         return call(op, ids, stored, layout, *counted, names=names)
-    return _Lookup.apply(ids, stored, *layout, invalid, names, sparse and _may_be_sparse())
+    is_sparse = sparse and _may_be_sparse()
+    if is_sparse and torch.compiler.is_dynamo_compiling():
+        _allow_in_graph()
+        return _sparse_lookup(ids, stored, *layout, invalid, names, True)
+    return _Lookup.apply(ids, stored, *layout, invalid, names, is_sparse)
 
 
 def lookup_quantized(
@@ -82,7 +86,11 @@ def bag(
         return collector.read(out, Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean}))
     if not _differentiated(stored, sample_weights):
         return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
-    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, sparse and _may_be_sparse())
+    is_sparse = sparse and _may_be_sparse()
+    if is_sparse and torch.compiler.is_dynamo_compiling():
+        _allow_in_graph()
+        return _sparse_bag(ids, offsets, sample_weights, stored, *layout, mean, names, True)
+    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, is_sparse)
 
 
 def gather(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:
@@ -134,14 +142,12 @@ def _differentiated(*inputs: Tensor | None) -> bool:
 
 
 def _may_be_sparse() -> bool:
-    """Whether a gradient may be sparse: not in a graph that is captured or compiled, nor in a transform's.
+    """Whether a gradient may be sparse: not in a graph that is captured to be kept, nor in a transform's.
 
     ``DistributedDataParallel`` takes sparse gradients from ``nn.Embedding`` and ``nn.EmbeddingBag`` alone.
     """
     if is_captured() or torch._C._are_functorch_transforms_active():
         return False
-    if torch.compiler.is_dynamo_compiling():
-        torch._dynamo.graph_break(msg="sparse=True: a lookup whose gradient is a sparse tensor is not compiled")
     return active_ddp() is None
 
 
@@ -200,6 +206,23 @@ class _Bag(torch.autograd.Function):
         return None, None, dsample, dstored, *[None] * (len(Layout._fields) + 3)
 
 
+def _sparse_lookup(*inputs: Any) -> Tensor:
+    return _Lookup.apply(*inputs)
+
+
+def _sparse_bag(*inputs: Any) -> Tensor:
+    return _Bag.apply(*inputs)
+
+
+def _allow_in_graph() -> int:
+    """Let the compiler put the two above into its graph as they are: within one it knows no sparse tensors."""
+    torch.compiler.allow_in_graph([_sparse_lookup, _sparse_bag])
+    return 0
+
+
+_allow_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it is called while a graph is made
+
+
 class _Path(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,4 +250,6 @@ def _gradient(name: str, *args: Any, **options: Any) -> Any:
 
 def _sparse(row_grads: tuple[Tensor, Tensor], stored: Tensor) -> Tensor:
     rows, values = row_grads
+    if torch.compiler.is_compiling():  # the compiler's graph has no other way to make one
+        return torch.ops.aten._sparse_coo_tensor_unsafe(rows[None], values.to(stored.dtype), stored.shape)
     return torch.sparse_coo_tensor(rows[None], values.to(stored.dtype), stored.shape, check_invariants=False)

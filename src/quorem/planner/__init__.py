@@ -16,8 +16,8 @@ from .budget import parse_bytes, show_bytes
 from .by_count import Rule
 from .choices import Choices, TablesToPlan, all_choices
 from .counted import plan_counted
-from .footprint import Optimizer, Rate, Storage, check_optimizer
-from .modules import Module, joined_modules, modules_of, with_frequencies
+from .footprint import Optimizer, Rate, check_optimizer
+from .modules import Module, joined_modules, modules_of, storage_of, with_frequencies
 from .planned import Plan, PlannedPool, PlannedTable
 
 __all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
@@ -138,7 +138,7 @@ def _plan(
 ) -> tuple[Plan | None, int]:
     """The plan with these dtypes, if there is one, and the smallest budget that has one."""
     places = [Place(m, t) for m, module in enumerate(modules) for t in range(len(module.names))]
-    storages = [Storage(tuple(d for _, d in m.sizes), m.num_features, m.dtype, m.sparse, optimizer) for m in narrowed]
+    storages = [storage_of(module, optimizer) for module in narrowed]
     rates = [storages[m].rate(modules[m].sizes[t][1]) for m, t in places]
     choices = all_choices(_to_plan(modules))
     row = np.array([rate.row + rate.row_state for rate in rates])
@@ -186,7 +186,11 @@ class Place(NamedTuple):
 
 
 def _to_plan(modules: Sequence[Module]) -> TablesToPlan:
-    frequencies = [counts for module in modules for counts in module.frequencies]
+    frequencies = [  # of all ids or none: those of raw ids are for plans by counts of every table
+        counts if counts is not None and len(counts) == n else None
+        for module in modules
+        for counts, (n, _) in zip(module.frequencies, module.sizes, strict=True)
+    ]
     totals = [None if counts is None else float(counts.sum()) for counts in frequencies]
     known = [total for total in totals if total is not None]
     average = (sum(known) / len(known) if known else 1.0) or 1.0

@@ -23,6 +23,7 @@ from ..renumbering import Mixing
 from ..sizes import coprime_sizes, coprime_sizes_for_rows
 
 PARTITIONS = 2  # rows of the pool that a cold id sums
+MOST_UNSEEN = 2**40  # ids of a table that are counted: more would not change a plan, and not fit into an integer
 Integers = NDArray[np.int64]
 
 
@@ -71,12 +72,22 @@ class CountedTable:
     group: int
 
     @classmethod
-    def of(cls, counts: NDArray[Any], row: int, listed: int, group: int, *, in_order: bool) -> "CountedTable":
-        """Of a table with so many occurrences of each id; hot ids are the first ones, if ids come by frequency."""
+    def of(
+        cls, counts: NDArray[Any], row: int, listed: int, group: int, *, in_order: bool, unseen: int = 0
+    ) -> "CountedTable":
+        """Of a table with so many occurrences of each id; hot ids are the first ones, if ids come by frequency.
+
+        ``unseen`` ids more do not occur at all.
+        """
+        if unseen:
+            seen = cls.of(counts[counts > 0], row, listed, group, in_order=in_order)
+            unseen = min(unseen + len(counts) - seen.size, MOST_UNSEEN)
+            values, ids = np.append(seen.values, 0.0), np.append(seen.ids, unseen)
+            return cls(seen.size + unseen, values, ids, row, seen.listed, group)
         size = len(counts)
         if in_order:
             counts = np.maximum.accumulate(counts[::-1])[::-1]  # an id is hot if one after it is
-        if counts.dtype.kind in "iu" and int(counts.max()) < 4 * size + 1000:
+        if counts.dtype.kind in "iu" and int(counts.max(initial=0)) < 4 * size + 1000:
             ids = np.bincount(counts, minlength=1)
             values = np.flatnonzero(ids)[::-1]
             return cls(size, values.astype(np.float64), ids[values], row, 0 if in_order else listed, group)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from ..schemes import Full, HotCold, Pool, Scheme
 from ..schemes.frequency import comes_by_frequency
 from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all, smallest
-from .footprint import Optimizer, Storage
-from .modules import Module
+from .footprint import Optimizer
+from .modules import Module, storage_of
 from .planned import Plan, PlannedPool, PlannedTable
 
 
@@ -48,27 +48,28 @@ def plan_counted(
         bits: of a number after training; 0 keeps the dtypes.
         rule: how the budget is divided.
     """
-    storages = [
-        Storage(tuple(d for _, d in m.sizes), m.num_features, m.dtype, m.sparse, optimizer, bits) for m in narrowed
-    ]
+    storages = [storage_of(module, optimizer, bits) for module in narrowed]
     groups: dict[tuple[int, int], int] = {}  # by module and width
     places = [
         _Place(m, t, groups.setdefault((m, d), len(groups)))
         for m, module in enumerate(modules)
         for t, (_, d) in enumerate(module.sizes)
     ]
-    counts, in_order = [], []
+    counts, in_order, unseen = [], [], []
     for place in places:
         found = modules[place.module].frequencies[place.table]
         assert found is not None
         counts.append((found.double() if found.is_floating_point() else found).numpy())
-        in_order.append(comes_by_frequency(found))
+        unseen.append(modules[place.module].sizes[place.table][0] - len(found))
+        in_order.append(not unseen[-1] and comes_by_frequency(found))
     # Lists of all tables of a module lie in one tensor, of one dtype.
     listed = [8 if any(n >= 2**31 for n, _ in module.sizes) else 4 for module in modules]
     rates = [storages[place.module].rate(modules[place.module].sizes[place.table][1]) for place in places]
     counted = [
-        CountedTable.of(count, rate.row + rate.row_state, listed[place.module], place.group, in_order=ordered)
-        for place, count, rate, ordered in zip(places, counts, rates, in_order, strict=True)
+        CountedTable.of(
+            count, rate.row + rate.row_state, listed[place.module], place.group, in_order=ordered, unseen=more
+        )
+        for place, count, rate, ordered, more in zip(places, counts, rates, in_order, unseen, strict=True)
     ]
     module_of = np.array([place.module for place in places])
     module_of_group = np.array([m for m, _ in groups])
@@ -98,9 +99,8 @@ def plan_counted(
     for i, (place, count, rate) in enumerate(zip(places, counts, rates, strict=True)):
         before = modules[place.module]
         n, d = before.sizes[place.table]
-        hot, cold, rest = int(division.hot[i]), int(division.cold[i]), int(division.rest[i])
-        if division.is_full[i]:
-            hot, rest = n, 0
+        hot, cold = (n, 0) if division.is_full[i] else (int(division.hot[i]), int(division.cold[i]))
+        rest = n - hot - cold
         traffic = _traffic(count, counted[i], hot, cold, in_order[i])
         traffic_of_pools[place.group] += traffic[1] * total[i]
         lists = int(counted[i].listed * division.listed[i])

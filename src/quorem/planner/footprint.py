@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from ..id_rules import RULE_COLUMNS
 from ..ops import linear, replay
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
 from ..ops.quantized import code_bytes
@@ -44,6 +45,7 @@ class Storage:
         sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
         optimizer: whose state counts; None for none.
         bits: of a number, where rows are quantized after training; else 0.
+        has_id_rules: whether a table takes raw or unknown ids: then each feature has a rule (``quorem.id_rules``).
     """
 
     widths: tuple[int, ...]
@@ -52,6 +54,7 @@ class Storage:
     sparse: bool
     optimizer: Optimizer | None
     bits: int = 0
+    has_id_rules: bool = False
 
     @cached_property
     def width(self) -> int:
@@ -93,7 +96,8 @@ class Storage:
         """Bytes of the integers by which lookups find rows, if an id reads one of at most so many stored tables."""
         slots = sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
         per_slot = SLOT_COLUMNS + PART_COLUMNS * most_partitions
-        return 8 * (slots * per_slot + 2 * sum(self.num_features) + num_maps + 1)  # the count of ids out of range
+        per_feature = 2 + RULE_COLUMNS * self.has_id_rules
+        return 8 * (slots * per_slot + per_feature * sum(self.num_features) + num_maps + 1)  # the count of invalid ids
 
     def fixed(self, most_partitions: int) -> tuple[int, int]:
         """Bytes of the module and of the state that no single table accounts for."""

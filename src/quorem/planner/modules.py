@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from ..checks import check_int
 from ..collection import Table
-from ..schemes import Full, Scheme
-from ..schemes.frequency import check_frequencies
+from ..schemes import Full, RawCounts, Scheme
+from ..schemes.frequency import check_frequencies, check_ranking, counts_by_id
 from ..tables import Tables
+from .footprint import Optimizer, Storage
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,8 @@ class Module:
     num_features: tuple[int, ...]
     dtype: torch.dtype
     sparse: bool
-    frequencies: tuple[Tensor | None, ...]
+    frequencies: tuple[Tensor | None, ...]  # of all ids; of raw ids those that occur at all
+    has_id_rules: bool = False  # raw or unknown ids are replaced
 
 
 def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list[Module]:
@@ -65,9 +67,19 @@ def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
             tuple(len(table.features) for table in tables),
             dtype,
             True,
-            tuple(table.frequencies if isinstance(table.frequencies, Tensor) else None for table in tables),
+            tuple(map(_counts, tables)),
+            any(table.raw_ids or table.unknown != "error" for table in tables),
         )
     ]
+
+
+def _counts(table: Table) -> Tensor | None:
+    """How often ids of a table occur, in whatever order they are counted; None where that is not known."""
+    if isinstance(table.frequencies, RawCounts):
+        counted = check_ranking(table.frequencies, table.num_embeddings)
+        assert isinstance(counted, RawCounts)
+        return counts_by_id(counted, table.num_embeddings)[1]
+    return table.frequencies if isinstance(table.frequencies, Tensor) else None
 
 
 def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> list[Module]:
@@ -90,6 +102,7 @@ def _joined(modules: Sequence[Module]) -> Module:
         modules[0].dtype,
         True,
         tuple(counts for module in modules for counts in module.frequencies),
+        any(module.has_id_rules for module in modules),
     )
 
 
@@ -115,6 +128,12 @@ def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
             continue
         modules.setdefault(id(weight), found)
     return list(modules.values())
+
+
+def storage_of(module: Module, optimizer: Optimizer | None, bits: int = 0) -> Storage:
+    """How the tables of a module are stored and trained."""
+    widths = tuple(d for _, d in module.sizes)
+    return Storage(widths, module.num_features, module.dtype, module.sparse, optimizer, bits, module.has_id_rules)
 
 
 def with_frequencies(module: Module, frequencies: Mapping[str, Tensor]) -> Module:

@@ -209,9 +209,19 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     return place
 
 
+def counts_by_id(frequencies: RawCounts, n: int) -> tuple[Tensor, Tensor]:
+    """The ids of ``[0, n)`` that raw ids fall onto, rising, and how often each occurs.
+
+    >>> ids, counts = counts_by_id(RawCounts(torch.tensor([7, -3, 7]), torch.tensor([5, 1, 2])), 2**40)
+    >>> len(ids), sorted(counts.tolist())
+    (2, [1, 7])
+    """
+    ids, place = mixed_ids(frequencies.ids, n).unique(return_inverse=True)
+    return ids, torch.zeros(len(ids), dtype=frequencies.counts.dtype).index_add_(0, place, frequencies.counts)
+
+
 def _rank_raw(frequencies: RawCounts, spec: TableSpec) -> Ranks:
-    ids, place = mixed_ids(frequencies.ids, spec.num_embeddings).unique(return_inverse=True)
-    counts = torch.zeros(len(ids), dtype=frequencies.counts.dtype).index_add_(0, place, frequencies.counts)
+    ids, counts = counts_by_id(frequencies, spec.num_embeddings)
     last = spec.num_hot + (spec.num_composed if spec.num_rest else 0)
     if len(ids) < last:
         raise ValueError(f"frequencies lists {len(ids)} ids but must list at least {last}, those that are ranked")

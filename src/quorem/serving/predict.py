@@ -16,6 +16,8 @@ from ..data.text import Malformed, ParsedRows, ahead
 from ..files import check_is_file, replacing
 from .scorer import Scorer
 
+BLOCK_BYTES = 1 << 22  # of text: a few blocks are on their way at a time, each ten times as large as its text
+
 
 class Predicted(NamedTuple):
     """What came of a file: rows that were scored, lines left out, values that no training row had, and the time."""
@@ -92,7 +94,7 @@ def _rows(
     wanted = (*encoding.dense, *encoding.categorical)
     of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
     if of_criteo and not set(wanted) <= set(table.header(source, separator)):
-        return criteo.read_features(source, malformed)
+        return criteo.read_features(source, malformed, BLOCK_BYTES)
     return table.read_features(
         source,
         dense=encoding.dense,
@@ -101,6 +103,7 @@ def _rows(
         malformed=malformed,
         separator=separator,
         multi_separator=multi_separator,
+        block_bytes=BLOCK_BYTES,
     )
 
 

@@ -57,7 +57,9 @@ class ShardedTrial(Trial):
         super().__init__(config, model, names)
         assert isinstance(self.embeddings, EmbeddingCollection)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        tables = ShardedTables(tables_of(self.embeddings), mode=self.embeddings.mode, device="meta")
+        tables = ShardedTables(
+            tables_of(self.embeddings), mode=self.embeddings.mode, num_shards=self.ranks, device="meta"
+        )
         network = copy.deepcopy(model, {id(self.embeddings): tables})  # with TorchRec's tables for quorem's
         updated = [*(tables.bags.parameters() if tables.bags is not None else ()), *tables.vectors.parameters()]
         options: dict[str, Any] = {"lr": config.learning_rate, "eps": EPS}

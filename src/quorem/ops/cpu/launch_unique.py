@@ -15,6 +15,7 @@ def unique_by_segment(values: Tensor, bounds: Sequence[int]) -> tuple[Tensor, Te
     found, inverse = torch.empty_like(values), torch.empty_like(values)
     counts = np.empty(len(edges) - 1, np.int64)
     longest = int(np.diff(edges).max(initial=0))
-    slots = np.empty(1 << max(1, (2 * longest - 1).bit_length()), np.int64)  # a power of two, at most half full
+    number = np.int32 if len(values) < 2**31 else np.int64
+    slots = np.empty(1 << max(1, (2 * longest - 1).bit_length()), number)  # a power of two, at most half full
     total = distinct(values.numpy(), edges, slots, found.numpy(), inverse.numpy(), counts)
     return found[:total], inverse, counts.tolist()

@@ -14,7 +14,8 @@ def distinct(values, bounds, slots, found, inverse, counts):
     Args:
         values: int64 [N].
         bounds: int64 [S + 1], of the segments.
-        slots: memory for the hash table, at least twice as many as the longest segment has values, a power of two.
+        slots: memory for the hash table, at least twice as many as the longest segment has values, a power of two;
+            int32 where there are fewer than ``2**31`` values: half as much to clear for each segment.
         found: int64 [N].
         inverse: int64 [N].
         counts: int64 [S], distinct values of each segment.
