@@ -281,6 +281,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="of Criteo's cardinalities")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--clock", default="wall", choices=["wall", "processor"])
+    parser.add_argument("--commits", nargs=2, metavar=("BEFORE", "AFTER"), help="of trees without a repository")
     parser.add_argument("--limit", type=float, default=1.05, help="largest ratio that passes")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -299,9 +300,10 @@ def main() -> None:
     batches = options.batch or ([128, 2048, 16384, 65536] if on_gpu else [128, 2048, 16384])
     before, after = (Worker(tree, options.threads) for tree in (options.before, options.after))
     about = [worker.ask(do="about", device=options.device) for worker in (before, after)]
+    commits = options.commits or [commit_of(tree) for tree in (options.before, options.after)]
     made = {
-        "before": commit_of(options.before),
-        "after": commit_of(options.after),
+        "before": commits[0],
+        "after": commits[1],
         **{name: about[0][name] for name in ("torch", "device")},
         "threads": options.threads,
         "clock": options.clock,

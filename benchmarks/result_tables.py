@@ -122,7 +122,7 @@ def against_fbgemm() -> str:
 def frequency() -> str:
     """Tables with hot and cold ids, and rows of fewer bits, beside float32 QR(4)."""
     found: dict[tuple[str, str, int, int], dict[int, dict[str, Any]]] = {}
-    for r in results("frequency")["rows"] + results("frequency_step")["rows"]:
+    for r in results("frequency")["rows"]:
         found.setdefault((r["mode"], r["tables"], r["dim"], r["batch"]), {})[r["graph"]] = r
     lines = []
     for (mode, tables, dim, batch), by_graph in found.items():
@@ -131,6 +131,18 @@ def frequency() -> str:
             (f"{mode}, B = {batch}, D = {dim}", tables, *cells, f"{by_graph[1]['stored_bytes'] / 1e6:,.0f} MB")
         )
     return markdown(("us (over `QR(4)`)", "tables", "eager", "CUDA graph", "rows"), *lines)
+
+
+def against_before() -> str:
+    """Times of two commits, in turns in one run."""
+    found = results("against_h200")
+    cells = {(r["mode"], r["batch"], r["graph"]): r for r in found["rows"]}
+    lines = []
+    for mode, batch in dict.fromkeys((r["mode"], r["batch"]) for r in found["rows"]):
+        eager, graph = (cells[mode, batch, g] for g in (0, 1))
+        texts = [f"{short(r['before_us'])}, {short(r['after_us'])} ({r['ratio']:.2f}x)" for r in (eager, graph)]
+        lines.append((f"{mode}, B = {batch}", *texts))
+    return markdown((f"us, {found['before'][:7]} and {found['after'][:7]}", "eager", "CUDA graph"), *lines)
 
 
 def against_full() -> str:
@@ -545,6 +557,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/benchmarks.md", against_fbgemm),
         ("docs/benchmarks.md", against_full),
         ("docs/appendix/benchmark_aims.md", frequency),
+        ("docs/appendix/benchmark_aims.md", against_before),
         ("docs/appendix/training_speed.md", train_cpu),
         ("docs/training.md", criteo_sample),
         ("docs/appendix/training_speed.md", train_gpu),

@@ -229,6 +229,13 @@ def test_points_without_training_show_their_parameters_only():
     assert "\N{EN DASH}" in Reader(text).text and "nan" not in text[: text.index("<script>")].lower()
 
 
+def test_one_run_without_a_curve_has_no_empty_axes_and_is_compared_with_nothing():
+    text = html([figure([result(curve=[])], x="step")])
+    said = Reader(text).text
+    assert plots_of(text) == {} and "1 of 1 points have nothing to draw, since they trained" in said
+    assert "What a byte buys" not in said and "One figure, 1 point;" in said
+
+
 def test_missing_and_failed_trials_are_said():
     others = {"adagrad": {"trials": 4}, "amsgrad": {"trials": 5}}
     text = Reader(html([figure([result(trials=4, missing=1, failed=1, others=others), result("hash")])])).text

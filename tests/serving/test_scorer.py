@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import sys
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,12 @@ def test_a_run_knows_the_separators_of_its_file(tmp_path: Path) -> None:
     predict(quorem.load(tmp_path / "run"), tmp_path / "log.csv", tmp_path / "scores.parquet")
     scores = torch.from_numpy(pl.read_parquet(tmp_path / "scores.parquet")["probability"].to_numpy().copy())
     torch.testing.assert_close(scores, oracle(tmp_path))
+
+
+def test_without_polars_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = quorem.load(folder / "run")
+    for name in [name for name in sys.modules if name.split(".")[0] == "polars" or name == "quorem.data.encoder"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ModuleNotFoundError, match=r'scoring raw rows needs polars: pip install "quorem\[data\]"'):
+        scorer({"user": ["a"]})

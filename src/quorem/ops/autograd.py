@@ -55,9 +55,18 @@ def lookup(
 
 
 def lookup_quantized(
-    ids: Tensor, stored: Tensor, layout: Layout, *, invalid: Tensor | None = None, **options: Any
+    ids: Tensor,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    width: int,
+    bits: int,
+    dtype: torch.dtype,
+    names: str = "",
+    invalid: Tensor | None = None,
 ) -> Tensor:
-    """``lookup`` in rows as bytes, which take no gradient; the options are those of ``quantized.lookup_quantized``."""
+    """``lookup`` in rows as bytes, which take no gradient; ``quantized`` explains the arguments."""
+    options: dict[str, Any] = {"width": width, "bits": bits, "dtype": dtype, "names": names}
     if invalid is None:
         return call("lookup_quantized", ids, stored, layout, **options)
     if _transformed():
@@ -231,9 +240,11 @@ class _Path(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.options = {"networks": inputs[5], "activation": inputs[6]}
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs[:5], *output[1:], *inputs[7:])
+        vectors, ids, slots, parts, columns, networks, activation, *layers = inputs
+        _, counts, lists = output
+        ctx.options = {"networks": networks, "activation": activation}
+        ctx.mark_non_differentiable(counts, lists)
+        ctx.save_for_backward(vectors, ids, slots, parts, columns, counts, lists, *layers)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:

@@ -21,6 +21,7 @@ or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R. Missed st
 """
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -166,6 +167,7 @@ def rows_in_turn(stored: Tensor, state: LaggingState) -> Tensor:
     return (state.step * count + torch.arange(count, device=stored.device)) % len(stored)
 
 
+@lru_cache(maxsize=64)  # every step asks
 def adam_constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, amsgrad: bool) -> AdamConstants:
     """The constants of ``adam`` and ``amsgrad`` for rows of ``dtype``.
 

@@ -10,7 +10,7 @@ A rule takes ``rows`` ``[N]``, all different; their gradients ``[N, W]`` in the 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -35,16 +35,17 @@ from .state import (
     SGDConstants,
     SGDState,
     State,
+    StepOptions,
 )
 
 
 def lookup_update_(
-    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Any
+    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Unpack[StepOptions]
 ) -> None:
-    """One step on the rows that a lookup read. The options are those of ``rows_update_``."""
-    if options.get("loss_scale") is not None:
-        options["extents"] = extents_of(layout)
-    rows_update_(*gradients.lookup_row_grads(grad, ids, stored, layout), stored, lr, state, **options)
+    """One step on the rows that a lookup read."""
+    extents = None if options.get("loss_scale") is None else extents_of(layout)
+    row_grads = gradients.lookup_row_grads(grad, ids, stored, layout)
+    rows_update_(*row_grads, stored, lr, state, extents=extents, **options)
 
 
 def bag_update_(
@@ -58,13 +59,12 @@ def bag_update_(
     layout: Layout,
     *,
     mean: bool,
-    **options: Any,
+    **options: Unpack[StepOptions],
 ) -> None:
-    """One step on the rows that a bag read. The options are those of ``rows_update_``."""
-    if options.get("loss_scale") is not None:
-        options["extents"] = extents_of(layout)
+    """One step on the rows that a bag read."""
+    extents = None if options.get("loss_scale") is None else extents_of(layout)
     row_grads = gradients.bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean=mean)
-    rows_update_(*row_grads, stored, lr, state, **options)
+    rows_update_(*row_grads, stored, lr, state, extents=extents, **options)
 
 
 def rows_update_(

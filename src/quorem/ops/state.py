@@ -5,7 +5,7 @@ Sums and averages are ``[R, W]`` (``[R]`` for rowwise_adagrad) in the accumulato
 so that a CUDA graph can advance them.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -134,6 +134,17 @@ class LazyAdamConstants(NamedTuple):
 State = SGDState | MomentumSGDState | AdagradState | RowWiseAdagradState | AdamState | AdamWState | LazyAdamState
 LaggingState = MomentumSGDState | AdamState | AdamWState
 Constants = SGDConstants | MomentumSGDConstants | AdagradConstants | AdamConstants | AdamWConstants | LazyAdamConstants
+
+
+class StepOptions(TypedDict):
+    """What a step takes by name: the rule and its constants, and what is done to the summed gradients before."""
+
+    rule: str
+    constants: Constants
+    clip_value: NotRequired[float | None]  # sums are clamped to it
+    loss_scale: NotRequired[Tensor | None]  # sums are divided by it
+    rounding_seed: NotRequired[int | None]  # half-precision rows are rounded at random
+
 
 STATES: dict[str, type] = {
     "sgd": SGDState,

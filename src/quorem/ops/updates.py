@@ -124,8 +124,7 @@ class Updates:
             rule.keep_what_was_written_(self.stored)
         options = {"rule": rule.rule, "constants": rule.constants, "rounding_seed": rule.rounding_seed}
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
-        with torch.no_grad():
-            declare.call(name, *inputs, self.stored.data, self.lagging.state, *rest, **options)
+        declare.call(name, *inputs, self.stored.data, self.lagging.state, *rest, **options)
 
 
 def is_captured() -> bool:

@@ -57,7 +57,10 @@ class Scorer:
     def encoder(self) -> Any:
         """Turns raw rows into batches; the index of its vocabularies is built when it is first used."""
         if self._encoder is None:
-            from ..data.encoder import Encoder
+            try:
+                from ..data.encoder import Encoder
+            except ModuleNotFoundError as error:
+                raise ModuleNotFoundError(f'scoring raw rows needs {error.name}: pip install "quorem[data]"') from None
 
             tables = next(module for module in self.model.modules() if isinstance(module, Tables))
             columns = zip(tables.features, tables.table_of, strict=True)

@@ -55,8 +55,8 @@ def differences(device: torch.device) -> str | None:
         expected = lookup.lookup(ids, stored, module.layout).view_as(out)
         state = AdagradState(torch.ones_like(stored), torch.tensor(0, device=device))
         lr = torch.tensor(0.1, dtype=torch.float64, device=device)
-        rule = {"rule": "adagrad", "constants": AdagradConstants(0.0, 1e-10)}
-        rules.lookup_update_(grad, ids, stored, lr, state, module.layout, **rule)
+        constants = AdagradConstants(0.0, 1e-10)
+        rules.lookup_update_(grad, ids, stored, lr, state, module.layout, rule="adagrad", constants=constants)
         try:
             torch.testing.assert_close(out, expected, msg=lambda text: f"{name}, lookup: {text}")  # noqa: B023
             out.backward(grad)

@@ -143,8 +143,8 @@ class Reference(nn.Module):
         """One step of Adagrad."""
         if self.state is None:
             self.state = AdagradState(torch.zeros_like(self.stored), torch.tensor(0, device=self.stored.device))
-        rule = {"rule": "adagrad", "constants": AdagradConstants(0.0, EPS)}
-        rules.lookup_update_(grad, ids, self.stored, self.lr, self.state, self.source.layout, **rule)
+        inputs = (grad, ids, self.stored, self.lr, self.state, self.source.layout)
+        rules.lookup_update_(*inputs, rule="adagrad", constants=AdagradConstants(0.0, EPS))
 
 
 class _ReferenceStep(torch.autograd.Function):

@@ -134,9 +134,14 @@ def _section(
     return f'<section id="d{number}" aria-labelledby="d{number}h">{head}{inner}</section>'
 
 
+def _is_compared(figures: Sequence[Figure]) -> bool:
+    """Whether there are several settings that the bytes of their tables set apart."""
+    return len(distinct(figures)) > 1 and not varies(figures)
+
+
 def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     points = distinct(figures)
-    if not points or varies(figures):
+    if not _is_compared(figures):
         return ""
     wins = {name: winners([p for p in points if p.network == name]) for name in networks(points)}
     drawn = tradeoff_plots(points, looks)
@@ -158,7 +163,9 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[st
     trained = f"trained on {_trained_on([figure])}" if figure.points and figure.axes.y != "parameters" else ""
     said = claim(figure) + measured(figure)
     aside = f'<div class="aside">{said}</div>' if said else ""
-    if figure.points:
+    if figure.points and not any(line.points for lines in panels(figure).values() for line in lines):
+        body = notes(figure)
+    elif figure.points:
         content = _panels(key, figure_plots(figure, looks), f"{short_name(figure)}: {_title(figure)}", plots)
         body = f"{_legend(figure.points, looks)}{content}{_zoom(figure)}{notes(figure)}"
     else:
@@ -210,7 +217,7 @@ def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) 
         return "No point of any figure is trained yet."
     missing = sum(p.missing for p in points)
     text = f"{len(figures)} figures" if len(figures) != 1 else "One figure"
-    text += f", {len(points):,} points"
+    text += f", {len(points):,} point{'s' * (len(points) != 1)}"
     text += f", {words.trials(missing)} missing" if missing else ""
     return escape(f"{text}; {', '.join(groups)}.")
 
@@ -218,8 +225,7 @@ def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) 
 def _links(groups: Mapping[str, Sequence[Figure]]) -> str:
     parts = []
     for number, (name, figures) in enumerate(groups.items()):
-        compared = distinct(figures) and not varies(figures)
-        links = [f'<a href="#d{number}t">What a byte buys</a>'] if compared else []
+        links = [f'<a href="#d{number}t">What a byte buys</a>'] if _is_compared(figures) else []
         links += [f'<a href="#d{number}f{k}">{escape(short_name(figure))}</a>' for k, figure in enumerate(figures)]
         label = f'<span class="quiet">{escape(name)}</span>' if len(groups) > 1 else ""
         parts.append(f"<div>{label}{''.join(links)}</div>")

@@ -86,5 +86,6 @@ def _missing(figure: Figure) -> str:
             f"{missing:,} of {every:,} trials are missing" + (f", {failed:,} of them failed" if failed else "")
         )
     if undrawn:
-        texts.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw")
+        short = ", since they trained for fewer steps than one mean of the loss takes" * (figure.axes.x == "step")
+        texts.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw{short}")
     return f'<p class="note">{"; ".join(texts)}.</p>' if texts else ""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ..state import (
     RowWiseAdagradState,
     SGDState,
     State,
+    StepOptions,
 )
 from . import gradients, replay, rules
 from .gradients import Areas
@@ -52,7 +53,7 @@ class Step(NamedTuple):
 
 
 def lookup_update_(
-    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Any
+    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Unpack[StepOptions]
 ) -> None:
     """``ops.rules.lookup_update_``."""
     return _update(grad, lookup_batch(ids, stored, layout, grad), stored, lr, state, layout, **options)
@@ -69,7 +70,7 @@ def bag_update_(
     layout: Layout,
     *,
     mean: bool,
-    **options: Any,
+    **options: Unpack[StepOptions],
 ) -> None:
     """``ops.rules.bag_update_``."""
     batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad)

@@ -236,30 +236,31 @@ def _catch_up(
         return NotImplemented
     batch = batch.contiguous()
     ids, offsets, *_ = batch
-    highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
-    check_state(stored, state.exp_avg, state.exp_avg_sq, highest, last=state.last)
-    (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
-    reads, history, closed = ids.shape[0], state.lrs.shape[0], len(state.moments) > 0
+    reads = ids.shape[0]
     size = reads if offsets is None else (offsets.shape[0] - 1) // layout.spans.shape[0]
-    columns = power_of_2(width)
-    block = max(1, min(64, 1024 // columns))
-    reading = cdiv(reads, block) * num_slots * k
-    in_turn = cdiv(2 * num_rows, history)
-    rule_constants = on_device(constants, stored.device)
 
     def launches() -> None:
+        highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
+        check_state(stored, state.exp_avg, state.exp_avg_sq, highest, last=state.last)
+        (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
+        history, columns = state.lrs.shape[0], power_of_2(width)
+        block = max(1, min(64, 1024 // columns))
+        reading = cdiv(reads, block) * num_slots * k
+        in_turn = cdiv(2 * num_rows, history)
+        rule_constants = on_device(constants, stored.device)
         read, ranked = by_frequency(batch, host, layout)
         launch(
             catch_up_kernel, (reading + cdiv(in_turn, block),),
             read.ids, offsets, stored, state.exp_avg, state.exp_avg_sq, highest, state.last, state.step, state.lrs,
             state.moments, rule_constants, *ranked[:3], size, read.stride, num_rows, history, in_turn, reading,
             seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k, T=block, C=columns,
-            ACC=TYPES[stored.dtype], JAGGED=batch.jagged, AMSGRAD=state.max_exp_avg_sq is not None, CLOSED=closed,
-            OWNED=host.owned, ROUNDED=rounding_seed is not None, num_warps=2,
+            ACC=TYPES[stored.dtype], JAGGED=batch.jagged, AMSGRAD=state.max_exp_avg_sq is not None,
+            CLOSED=len(state.moments) > 0, OWNED=host.owned, ROUNDED=rounding_seed is not None, num_warps=2,
         )  # fmt: skip
 
     types = (ids.dtype, stored.dtype, None if offsets is None else offsets.dtype)
-    key = ("catch up", rounding_seed, size, batch.stride, reading, history, closed, stored.shape, *types)
+    shapes = (stored.shape, state.exp_avg.shape, state.lrs.shape, state.moments.shape)
+    key = ("catch up", *constants, rounding_seed, size, batch.stride, reads, *shapes, *types)
     given = (ids,) if offsets is None else (ids, offsets)
-    planned(host.plans, key, (stored, *state, rule_constants, *layout), given, launches)
+    planned(host.plans, key, (stored, *state, *layout), given, launches)
     return None

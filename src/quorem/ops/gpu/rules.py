@@ -3,14 +3,14 @@
 ``ops.rules`` is the truth, ``ops.state`` lists the state and the constants of each rule.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
-from ..state import CATCHES_UP, Constants, State
+from ..state import CATCHES_UP, Constants, State, StepOptions
 from . import replay
 from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
@@ -144,7 +144,7 @@ def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | No
 
 
 def lookup_update_(
-    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Any
+    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Unpack[StepOptions]
 ) -> Any:
     """``ops.rules.lookup_update_`` in three launches a range of slots."""
     return _update(grad, IdBatch(ids), stored, lr, state, layout, **options)
@@ -161,7 +161,7 @@ def bag_update_(
     layout: Layout,
     *,
     mean: bool,
-    **options: Any,
+    **options: Unpack[StepOptions],
 ) -> Any:
     """``ops.rules.bag_update_``, likewise."""
     return _update(grad, IdBatch(ids, offsets, sample_weights, mean), stored, lr, state, layout, **options)
@@ -186,10 +186,9 @@ def _update(
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
         return NotImplemented
     lagging, step = rule in CATCHES_UP, state.step
-    advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
     if not grad.numel() or not batch.ids.numel():
         if lagging:
-            replay.advance_(advanced)
+            replay.advance_(replay.advance_of(lr, state, constants))
         else:
             step += 1
         return None
@@ -198,6 +197,7 @@ def _update(
     def launches() -> None:
         averages, last = averages_of(state), getattr(state, "last", None)
         check_state(stored, *averages, last=last)
+        advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
         width, size = stored.shape[1], grad.shape[0]
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
