@@ -13,8 +13,9 @@ OPTIMIZERS = {
     "amsgrad": optim.AMSGrad,
     "adamw": optim.AdamW,
     "momentum_sgd": optim.SGD,
+    "decayed_sgd": optim.SGD,
 }
-OPTIONS = {"momentum_sgd": {"momentum": 0.9}}
+OPTIONS = {"momentum_sgd": {"momentum": 0.9}, "decayed_sgd": {"weight_decay": 1e-3}}
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch import nn
 
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Plan, Table, optim, plan
+from quorem.convert.follow import name_of
 from quorem.planner.allocate import allocate, hulls
 from quorem.planner.budget import parse_bytes, show_bytes
 
@@ -55,6 +56,34 @@ def test_a_collection_takes_what_was_predicted(optimizer: str | None, share: flo
             plan(tables, least - 1, **options)
 
 
+OFFERED = [
+    (optim.SGD, [{}, {"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1}]),
+    (optim.SGD, [{"momentum": 0.9, "nesterov": True}]),
+    (optim.Adagrad, [{}, {"initial_accumulator_value": 0.1, "eps": 1e-6}]),
+    (optim.RowWiseAdagrad, [{}]),
+    (optim.Adam, [{}, {"betas": (0.8, 0.9999)}]),
+    (optim.LazyAdam, [{}]),
+    (optim.AMSGrad, [{}, {"betas": (0.5, 0.99)}]),
+    (optim.LazyAMSGrad, [{}]),
+    (optim.AdamW, [{}, {"weight_decay": 0.1, "betas": (0.8, 0.9999)}]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "options"), [(kind, options) for kind, several in OFFERED for options in several], ids=str
+)
+def test_every_optimizer_takes_what_was_predicted(
+    kind: type[optim.RowOptimizer], options: dict, dtype: torch.dtype
+) -> None:
+    """By the name that ``compress_`` finds for it, with its options."""
+    tables = [Table("a", 5000, 16), Table("b", 300, 8)]
+    module = EmbeddingCollection(tables, dtype=dtype)
+    optimizer = optim.apply_in_backward(module, kind, **options)
+    planned = plan(tables, "1GB", optimizer=name_of(optimizer), dtypes=(dtype,))
+    assert planned.state_bytes == state_size(optimizer)
+
+
 class Model(nn.Module):
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -88,7 +117,7 @@ def test_modules_take_what_was_predicted(optimizer: str, sparse: bool) -> None:
     if sparse:
         used: torch.optim.Optimizer = OPTIMIZERS[optimizer](parameters, **OPTIONS.get(optimizer, {}))
     else:
-        dense = {"sgd": torch.optim.SGD, "momentum_sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+        dense = dict.fromkeys(("sgd", "decayed_sgd", "momentum_sgd"), torch.optim.SGD) | {"adamw": torch.optim.AdamW}
         dense |= dict.fromkeys(("adagrad", "rowwise_adagrad"), torch.optim.Adagrad)
         options = {"amsgrad": True} if optimizer == "amsgrad" else OPTIONS.get(optimizer, {})
         used = dense.get(optimizer, torch.optim.Adam)(parameters, **options)
@@ -244,7 +273,7 @@ def test_a_damaged_plan_is_refused(change, message: str) -> None:
 
 def test_refusals() -> None:
     with pytest.raises(
-        ValueError, match=r"optimizer \('lion'\) must be None or one of 'sgd', 'momentum_sgd', 'adagrad'"
+        ValueError, match=r"optimizer \('lion'\) must be None or one of 'sgd', 'decayed_sgd', 'momentum_sgd'"
     ):
         plan(SMALL, "1MB", optimizer="lion")
     with pytest.raises(ValueError, match=r"model_or_tables \(Linear\) must hold an embedding table"):

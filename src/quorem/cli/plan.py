@@ -22,7 +22,18 @@ def plan(
     budget: Annotated[str, typer.Option(help="Bytes of all tables, such as 512MB or 2GiB.")],
     out: Annotated[Path | None, typer.Option(help="File for the plan, as JSON for quorem train --plan.")] = None,
     optimizer: Annotated[
-        Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"],
+        Literal[
+            "sgd",
+            "decayed_sgd",
+            "momentum_sgd",
+            "adagrad",
+            "rowwise_adagrad",
+            "adam",
+            "amsgrad",
+            "adamw",
+            "lazy_adam",
+            "lazy_amsgrad",
+        ],
         typer.Option(help="Whose state counts too."),
     ] = "adagrad",
     serving: Annotated[

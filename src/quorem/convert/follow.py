@@ -27,7 +27,8 @@ NAMES: dict[str, Optimizer] = {
     "AdamW": "adamw",
     "SparseAdam": "adam",
 }
-NAMES |= {"RowWiseAdagrad": "rowwise_adagrad", "AMSGrad": "amsgrad", "LazyAdam": "adam", "LazyAMSGrad": "amsgrad"}
+NAMES |= {"RowWiseAdagrad": "rowwise_adagrad", "AMSGrad": "amsgrad", "LazyAdam": "lazy_adam"}
+NAMES |= {"LazyAMSGrad": "lazy_amsgrad"}
 
 
 def name_of(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
@@ -47,7 +48,9 @@ def name_of(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
     is_amsgrad = isinstance(optimizer, AMSGrad) or optimizer.defaults.get("amsgrad")
     if kind == "SGD" and any(group["momentum"] for group in optimizer.param_groups):
         return "momentum_sgd"
-    return "amsgrad" if is_amsgrad else NAMES[kind]
+    if kind == "SGD" and any(group["weight_decay"] for group in optimizer.param_groups):
+        return "decayed_sgd"
+    return "amsgrad" if is_amsgrad and kind != "LazyAMSGrad" else NAMES[kind]
 
 
 def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -> list[str]:

@@ -16,8 +16,29 @@ from .features import Feature, StoredTable, features_of
 from .shards import Shards, balanced_shards
 
 ID_BYTES = LENGTH_BYTES = 4  # of a row number, and of the length of a bag
-Optimizer = Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
-STATE_ROWS = {"sgd": 0, "momentum_sgd": 1, "adagrad": 1, "adam": 2, "adamw": 2, "amsgrad": 3}  # as wide as the row
+Optimizer = Literal[
+    "sgd",
+    "decayed_sgd",
+    "momentum_sgd",
+    "adagrad",
+    "rowwise_adagrad",
+    "adam",
+    "amsgrad",
+    "adamw",
+    "lazy_adam",
+    "lazy_amsgrad",
+]
+STATE_ROWS = {
+    "sgd": 0,
+    "decayed_sgd": 0,
+    "lazy_adam": 2,
+    "lazy_amsgrad": 3,
+    "momentum_sgd": 1,
+    "adagrad": 1,
+    "adam": 2,
+    "adamw": 2,
+    "amsgrad": 3,
+}  # as wide as the row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,9 @@ def plan(
             either of these or a pair ``(num_embeddings, embedding_dim)``.
         budget: bytes, or a string such as ``"512MB"`` or ``"2GiB"``. Rows, maps, layouts and the optimizer's state
             count; the rest of the model does not.
-        optimizer: whose state counts: ``"sgd"``, ``"momentum_sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``,
-            ``"adam"``, ``"amsgrad"`` or ``"adamw"``; None for the tables alone, as they are served.
+        optimizer: whose state counts: ``"sgd"``, ``"decayed_sgd"`` (weight decay without momentum),
+            ``"momentum_sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``, ``"amsgrad"``, ``"adamw"``,
+            ``"lazy_adam"`` or ``"lazy_amsgrad"``; None for the tables alone, as they are served.
         frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. Where ids do not
             come by falling frequency, tables list their hot and cold ids, and the lists count.
         dtypes: that rows may have. A module keeps its own, unless that is among them and a narrower one loses less.

@@ -20,9 +20,23 @@ from ..ops.quantized import code_bytes
 from ..ops.state import CATCHES_UP, HISTORY, MOMENT_COLUMNS
 from ..schemes import TableSpec
 
-Optimizer = Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
+Optimizer = Literal[
+    "sgd",
+    "decayed_sgd",
+    "momentum_sgd",
+    "adagrad",
+    "rowwise_adagrad",
+    "adam",
+    "amsgrad",
+    "adamw",
+    "lazy_adam",
+    "lazy_amsgrad",
+]
 # Numbers for each weight:
-AVERAGES = {"sgd": 0, "momentum_sgd": 1, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "amsgrad": 3, "adamw": 2}
+AVERAGES = {"sgd": 0, "decayed_sgd": 0, "momentum_sgd": 1, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}
+AVERAGES |= {"amsgrad": 3, "adamw": 2, "lazy_adam": 2, "lazy_amsgrad": 3}
+SGD = ("sgd", "decayed_sgd", "momentum_sgd")
+LAGS = ("decayed_sgd", *CATCHES_UP)  # rows have the step that they are up to date with
 BETAS = (0.9, 0.999)  # by default; others may need a longer history of steps
 
 
@@ -73,7 +87,7 @@ class Storage:
         if self.optimizer == "rowwise_adagrad" and self.sparse:
             return Rate(embedding_dim * number, rows * average, 16)
         state = embedding_dim * average * AVERAGES[self.optimizer]
-        last = 4 * rows if self.sparse and self.optimizer in CATCHES_UP else 0
+        last = 4 * rows if self.sparse and self.optimizer in LAGS else 0
         return Rate(embedding_dim * number, state + last, 0)
 
     def shared_state(self) -> int:
@@ -81,10 +95,10 @@ class Storage:
         if self.optimizer is None:
             return 0
         if not self.sparse:
-            return 0 if self.optimizer in ("sgd", "momentum_sgd") else 4  # torch's step
-        if self.optimizer not in CATCHES_UP:
+            return 0 if self.optimizer in SGD else 4  # torch's step
+        if self.optimizer not in LAGS:
             return 8
-        if self.optimizer == "momentum_sgd":
+        if self.optimizer in SGD:
             return 8 + linear.empty_products(torch.device("meta")).nbytes
         constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
         history = max(HISTORY, 2 * int(constants.window))
