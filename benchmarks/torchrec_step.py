@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torchrec
 from torch import Tensor, nn
-from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders, get_unwrapped_module
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -70,10 +70,11 @@ def planned(counts: list[Tensor]) -> list[quorem.Table]:
     return quorem.plan(full(counts), budget, optimizer="adagrad").applied_to(full(counts))
 
 
-FULL, PLAN = "full, TorchRec's own", "plan at 16x, rows sent once"
+FULL, PLAN, FLOOR = "full, TorchRec's own", "plan at 16x, rows sent once", "its exchange, lookup and update alone"
 MODELS = {
     FULL: Model(full, None),
     PLAN: Model(planned, RANKS),
+    FLOOR: Model(planned, RANKS),
     "plan at 16x, bags": Model(planned, None),
     "`QR(16)`, sums, bags": Model(sums, None),
     "full, rows sent once": Model(full, RANKS),
@@ -111,6 +112,28 @@ def sharded(name: str, counts: list[Tensor], batch: int) -> tuple[nn.Module, lis
     return model, [torch.optim.Adagrad(rest, **ADAGRAD)] if rest else []
 
 
+def step_of(model: nn.Module, optimizers: list[torch.optim.Optimizer], slope: Tensor) -> Callable[[Any], None]:
+    """A training step of a batch."""
+
+    def step(features: KeyedJaggedTensor) -> None:
+        model(features).values().backward(slope)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def step_of_rows(model: nn.Module) -> Callable[[Any], None]:
+    """What TorchRec does of such a step: rows that were found out before are fetched, and updated."""
+
+    def step(rows: Any) -> None:
+        fetched = get_unwrapped_module(model).vectors[0](rows.vectors[0]).values()
+        fetched.backward(torch.ones_like(fetched))
+
+    return step
+
+
 def count_bytes() -> list[int]:
     """From now on, the bytes that each all-to-all of this rank sends to the other."""
     sent: list[int] = []
@@ -134,22 +157,24 @@ def run(rank: int, names: list[str], batch: int, steps: int, folder: str) -> Non
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS)
     counts = torch.load(f"{folder}/counts", mmap=True)
-    models = {name: sharded(name, counts, batch) for name in names}
-    sent, seconds, sizes = count_bytes(), {name: [] for name in models}, {}
     slope = torch.randn(batch, len(NAMES) * D)
+    models = {name: sharded(name, counts, batch) for name in names if name != FLOOR}
+    steps_of = {
+        name: step_of_rows(models[PLAN][0]) if name == FLOOR else step_of(*models[name], slope) for name in names
+    }
+    sent, seconds, sizes = count_bytes(), {name: [] for name in names}, {}
     log = ClickLog()
     for step in range(steps):
         first = (step * RANKS + rank) * batch
         ids = log.draw(first, first + batch).batch.ids.T.flatten()
-        for name, (model, optimizers) in models.items():
+        for name, train in steps_of.items():
             features = KeyedJaggedTensor(NAMES, ids.long(), lengths=torch.ones(len(ids), dtype=torch.int32))
+            if name == FLOOR:
+                features = get_unwrapped_module(models[PLAN][0]).rows(features)
             sent.clear()
             dist.barrier()
             start = time.perf_counter()
-            model(features).values().backward(slope)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            train(features)
             dist.barrier()
             seconds[name].append(time.perf_counter() - start)
             total = torch.tensor(sum(sent))
