@@ -12,6 +12,7 @@ from . import init, saved
 from .checks import DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
 from .hashing import mixed_id
 from .id_rules import UnknownIds, check_unknown, listed_of, rules_of
+from .ops.cpu.pages import in_huge_pages
 from .ops.layout import Extent, Layout, Storage, build, pool_key
 from .ops.quantized import dequantize
 from .ops.updates import Updates, updates_of
@@ -92,7 +93,9 @@ class StoredTables(nn.Module):
         storage = self._storage()
         self.extents, self.pools = storage.extents, storage.pools
         self.width = storage.width
-        self.stored = nn.Parameter(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
+        self.stored = nn.Parameter(
+            in_huge_pages(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
+        )
         groups = path_groups(specs, self.table_of)
         networks = [PathNetworks(group, names, specs, self.table_of, storage.layout, device, dtype) for group in groups]
         self.paths = PathGroups(networks) if networks else ()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ..dense.foreach import Foreach
+from ..ops.cpu.pages import in_huge_pages
 from ..ops.rows import accumulator
 from ..ops.state import CATCHES_UP, STATES, Constants, DeviceScalar, State
 from ..ops.updates import RowRule, Updates, read_of_rows, update_, updates_of
@@ -122,7 +123,8 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
-        zeros = {name: torch.zeros_like(p, dtype=accumulator(p)) for name in self._averages(group)}
+        names, number = self._averages(group), accumulator(p)
+        zeros = {name: in_huge_pages(torch.empty_like(p, dtype=number)).zero_() for name in names}
         return {"step": torch.tensor(0), **zeros}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:

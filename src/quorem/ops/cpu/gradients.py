@@ -41,6 +41,7 @@ from .rows import (
     part_item,
     partitions_of,
     parts_read,
+    positions_of,
     rows_bytes,
     slot_item,
 )
@@ -62,6 +63,7 @@ from .vector import (
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 HEADER = 6
+ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS = range(3)
 CAPACITY, COUNT, ENTRIES, DISTINCT, TABLE, SUMS = range(HEADER)
 
 
@@ -78,6 +80,8 @@ class Areas(NamedTuple):
     order: int = 0  # int64 [S] where rows are shared: slots such that those that share come one after another
     offsets: int = 0  # int64 [S]: where the area of each slot starts, in bytes after ``address``
     owners: int = 0  # int64 [S, K]: slot * K + part of the owner of each part
+    parts_taken: int = ALL_PARTS  # which parts are summed: all, those that no other slot reads, or the others
+    private: int = 0  # int64 [S, K]: 1 for parts that no other slot reads; used unless all are taken
 
 
 def area_bytes(capacities: list[int], width: int, float_bytes: int) -> int:
@@ -149,14 +153,17 @@ def _lay_out(kind, area, K, W, k, num_rows, start):
 
 
 @inner
-def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, n, rows, indices):
+def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, positions, first, last, rows, indices):
     """Fill ``indices`` for the block's ``rows``; -1 for no row, or for a row of another thread's share.
+
+    Only for the block's ids at ``positions`` ``first`` to ``last``, or, where that is 0, for ids ``first`` to ``last``.
 
     The rows of part ``k`` of ``area`` lie between ``base`` and ``base + num_rows``.
     """
     entries, distinct = header(area, K, ENTRIES, k), header(area, K, DISTINCT, k)
     table, sums, count = header(area, K, TABLE, k), header(area, K, SUMS, k), header(area, K, COUNT, k)
-    for i in range(n):
+    for p in range(first, last):
+        i = item(INT64, positions, p) if positions else p
         row = item(INT64, rows, i)
         if row < 0 or (num_shares > 1 and row % num_shares != share):
             put(INT64, indices, i, -1)
@@ -188,32 +195,43 @@ def _add(zero, j, float_kind, sums, W, index, value):
         store(float_kind, sums, column, load(float_kind, zero, sums, column) + value)
 
 
-@over_columns
-def _add_block(zero, j, kind, source, grad, starts, factors, n, rows, num_parts, both, mult, indices, sums):
-    """Add the gradients of the block's ``n`` ids to the sums of the rows they read; ``sums`` has K addresses."""
+@inner
+def _add_id(zero, j, kind, source, grad, starts, factors, i, rows, begin, end, mult, indices, sums):
+    """Add the gradient of the block's id ``i`` to the sums of the rows of its parts ``begin`` to ``end``."""
     stored, W, float_kind = source.stored, source.width, accumulator(kind)
-    pair_product = num_parts == 2 and mult and not both  # the most common case, fastest if the compiler knows it
-    for i in range(n):
-        begin, end = parts_read(rows, i, both, num_parts)
-        if item(INT64, rows, begin * BLOCK + i) < 0:
-            continue
-        gradient = load(kind, zero, grad, item(INT64, starts, i) + j)
-        if factors:
-            gradient = gradient * splat(zero, item(float_kind, factors, i))
-        if pair_product:
-            first, second = item(INT64, rows, i), item(INT64, rows, BLOCK + i)
-            to_first = gradient * load_row(kind, zero, stored, W, second, j)
-            to_second = gradient * load_row(kind, zero, stored, W, first, j)
-            _add(zero, j, float_kind, item(INT64, sums, 0), W, item(INT64, indices, i), to_first)
-            _add(zero, j, float_kind, item(INT64, sums, 1), W, item(INT64, indices, BLOCK + i), to_second)
-            continue
-        for k in range(begin, end):
-            value = gradient
-            if mult:
-                for other in range(begin, end):
-                    if other != k:
-                        value = value * load_row(kind, zero, stored, W, item(INT64, rows, other * BLOCK + i), j)
-            _add(zero, j, float_kind, item(INT64, sums, k), W, item(INT64, indices, k * BLOCK + i), value)
+    if item(INT64, rows, begin * BLOCK + i) < 0:
+        return
+    gradient = load(kind, zero, grad, item(INT64, starts, i) + j)
+    if factors:
+        gradient = gradient * splat(zero, item(float_kind, factors, i))
+    for k in range(begin, end):
+        value = gradient
+        if mult:
+            for other in range(begin, end):
+                if other != k:
+                    value = value * load_row(kind, zero, stored, W, item(INT64, rows, other * BLOCK + i), j)
+        _add(zero, j, float_kind, item(INT64, sums, k), W, item(INT64, indices, k * BLOCK + i), value)
+
+
+@over_columns
+def _add_block(zero, j, kind, source, grad, starts, factors, first, last, rows, parts, indices, sums):
+    """Add the gradients of ids of a block to the sums of the rows they read; ``sums`` has K addresses.
+
+    Where the slot has ids of both kinds, ``first`` to ``last`` are positions, as ``block_rows`` orders them.
+    """
+    count, num_parts, both, mult = parts
+    if both:
+        positions = positions_of(source, rows)
+        for p in range(first, last):
+            i = item(INT64, positions, p)
+            begin, end = (1, num_parts) if p < count else (0, 1)
+            _add_id(zero, j, kind, source, grad, starts, factors, i, rows, begin, end, mult, indices, sums)
+    elif num_parts == 2 and mult:  # the most common case, fastest if the compiler knows it
+        for i in range(first, last):
+            _add_id(zero, j, kind, source, grad, starts, factors, i, rows, 0, 2, True, indices, sums)
+    else:
+        for i in range(first, last):
+            _add_id(zero, j, kind, source, grad, starts, factors, i, rows, 0, num_parts, mult, indices, sums)
 
 
 @inner
@@ -242,6 +260,15 @@ def _owner_area(areas, a, k):
 
 
 @inner
+def _is_taken(areas, s, k):
+    """Whether part ``k`` of a slot is summed."""
+    if areas.parts_taken == ALL_PARTS:
+        return True
+    is_private = item(INT64, areas.private, s * areas.num_partitions + k) != 0
+    return is_private == (areas.parts_taken == PRIVATE_PARTS)
+
+
+@inner
 def _lay_out_areas(kind, source, areas, num_shares):
     """Fill the headers of all areas: a part has room for the ids of all slots that add to it."""
     K = source.num_partitions
@@ -249,10 +276,12 @@ def _lay_out_areas(kind, source, areas, num_shares):
         for k in range(K):
             put(INT64, area_of(areas, a), CAPACITY * K + k, 0)
     for a in range(areas.count):
-        begin, end = slot_ids(source, slot_of(areas, a))
-        for k in range(partitions_of(source, slot_of(areas, a))):
-            area, part = _owner_area(areas, a, k)
-            put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
+        s = slot_of(areas, a)
+        begin, end = slot_ids(source, s)
+        for k in range(partitions_of(source, s)):
+            if _is_taken(areas, s, k):
+                area, part = _owner_area(areas, a, k)
+                put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
     for a in range(areas.count):
         area, s = area_of(areas, a), slot_of(areas, a)
         start = block_of(area, K) + rows_bytes(source) + (K + 1) * BLOCK * 8
@@ -271,22 +300,33 @@ def _sum_slot(kind, source, grad, areas, a, share, num_shares, sums):
     indices = rows + rows_bytes(source)
     starts = indices + K * BLOCK * 8
     num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
+    takes_first, takes_last = _is_taken(areas, s, 0), _is_taken(areas, s, num_parts - 1)
+    if not takes_first and not takes_last:
+        return
+    positions = positions_of(source, rows) if both else 0
     for k in range(num_parts):
         owner, part = _owner_area(areas, a, k)
         put(INT64, sums, k, header(owner, K, SUMS, part))
     for p in range(begin, end, BLOCK):
         n = min(BLOCK, end - p)
-        block_rows(kind, source, s, p, n, rows)
-        for i in range(n):
+        _, count = block_rows(kind, source, s, p, n, rows)
+        first = 0 if takes_last else count  # composed ids come first, then those with rows of their own
+        last = n if takes_first else count
+        for q in range(first, last):
+            i = item(INT64, positions, q) if both else q
             b = np.int64(item(INT32, source.entries, p + i)) if source.entries else p + i
             put(INT64, starts, i, (b * S + s) * W)
             prefetch(grad + (b * S + s) * W * size_of(kind))
         for k in range(num_parts):
             owner, part = _owner_area(areas, a, k)
             base, num_rows, block = part_item(source, s, k, BASE), _num_rows(source, s, k), k * BLOCK * 8
-            _index_rows(kind, owner, K, W, part, base, num_rows, share, num_shares, n, rows + block, indices + block)
+            part_first = max(first, count) if both and k == 0 else first
+            part_last = min(last, count) if both and k > 0 else last
+            place = (positions, part_first, part_last, rows + block, indices + block)
+            _index_rows(kind, owner, K, W, part, base, num_rows, share, num_shares, *place)
         factors = source.factors + p * size_of(accumulator(kind)) if source.factors else 0
-        _add_block(kind, W, kind, source, grad, starts, factors, n, rows, num_parts, both, mult, indices, sums)
+        parts = (count, num_parts, both, mult)
+        _add_block(kind, W, kind, source, grad, starts, factors, first, last, rows, parts, indices, sums)
 
 
 @kernel
@@ -324,7 +364,7 @@ def sum_rows(kind, rows, values, num_values, num_rows, areas, share, num_shares)
         n = min(BLOCK, num_values - p)
         for i in range(n):
             put(INT64, block, i, item(INT64, rows, p + i))
-        _index_rows(kind, area, 1, W, 0, 0, num_rows, share, num_shares, n, block, indices)
+        _index_rows(kind, area, 1, W, 0, 0, num_rows, share, num_shares, 0, 0, n, block, indices)
         for i in range(n):
             index = item(INT64, indices, i)
             if index >= 0:

@@ -12,9 +12,10 @@ from ..layout import Layout
 from ..quantized import code_bytes
 from ..rows import accumulator
 from . import gradients, lookup
-from .gradients import Areas, area_bytes
+from .gradients import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, Areas, area_bytes
+from .pages import PASSING, in_huge_pages
 from .rows import Source, source_fits
-from .sharing import Placement, Unit, sharing_of
+from .sharing import Placement, Sharing, Unit, sharing_of
 from .threads import run_tasks, threads_for
 
 # What the kernels take as ``kind`` (see ``vector``).
@@ -162,7 +163,7 @@ class Scratch:
     """Memory for areas of summed gradients (see ``gradients``). It must outlive the kernels that use it."""
 
     def __init__(self, num_bytes: int, stored: Tensor) -> None:
-        self.memory = stored.new_empty(num_bytes + 64, dtype=torch.uint8)
+        self.memory = in_huge_pages(stored.new_empty(num_bytes + 64, dtype=torch.uint8), PASSING)
         self.address = -(-self.memory.data_ptr() // 64) * 64
 
 
@@ -200,29 +201,77 @@ def _sum_by_row(
     all_at_once: bool,
     threads: int,
 ) -> None:
+    sharing = sharing_of(layout)
+    if sharing is None or all_at_once or not sharing.splits:
+        work = _work(stored, batch, layout, sharing, ALL_PARTS, all_at_once, threads)
+        _run(grad, stored, batch, work, apply, threads)
+        return
+    # Parts that several slots read are summed over all these slots before one of their rows changes: last, so that the
+    # sums of all other parts are used while they are in the cache.
+    work = _work(stored, batch, layout, sharing, PRIVATE_PARTS, False, threads)
+    _run(grad, stored, batch, work, apply, threads)
+    first = len(work.units)
+    work = _work(stored, batch, layout, sharing, SHARED_PARTS, False, threads)
+    _run(grad, stored, batch, work, lambda areas, unit: apply(areas, first + unit), threads)
+
+
+class _Work(NamedTuple):
+    """Units of work, and how many threads share the rows of each."""
+
+    units: tuple[Unit, ...]
+    shares: int
+    areas: Callable[[Scratch, Unit], tuple[int, ...]]  # of a unit, in memory of its own
+
+
+def _work(
+    stored: Tensor,
+    batch: IdBatch,
+    layout: Layout,
+    sharing: Sharing | None,
+    parts_taken: int,
+    all_at_once: bool,
+    threads: int,
+) -> _Work:
+    """How the sums of some parts are shared out to threads."""
     slots, partitions, _ = layout.parts.shape
-    fixed = (KINDS[stored.dtype], batch.source, grad.data_ptr())
-    sharing, width, float_bytes = sharing_of(layout), stored.shape[1], accumulator(stored).itemsize
-    placement: Placement | None = None  # kept here as long as kernels use it
-    if sharing is None:
+    width, float_bytes = stored.shape[1], accumulator(stored).itemsize
+    placement: Placement | None = None  # kept by ``areas`` as long as kernels use it
+    if sharing is None or parts_taken == PRIVATE_PARTS:
         step = area_bytes([batch.longest] * partitions, width, float_bytes)
         shares = -(-2 * threads // slots) if threads > 1 and slots < 2 * threads else 1
         count = max(1, min(CACHED // step, slots if threads == 1 else slots // (4 * threads)))
         count = slots if all_at_once else 1 if shares > 1 else count
         firsts = range(0, slots, count)
         units = tuple(Unit(first, min(count, slots - first), min(count, slots - first) * step) for first in firsts)
-        shared: tuple[int, ...] = (0, 0, 0)
     else:
         step, shares = 0, 1 if threads == 1 or sharing.is_even(2 * threads) else 2 * threads
         most_bytes = -1 if all_at_once else CACHED if threads == 1 else 0
-        placement = sharing.placement(batch.longest, width, float_bytes, most_bytes)
+        shared_only = parts_taken == SHARED_PARTS
+        placement = sharing.placement(batch.longest, width, float_bytes, most_bytes, shared_only)
         units = placement.units
-        shared = (placement.order.data_ptr(), placement.offsets.data_ptr(), sharing.owners.data_ptr())
 
     def areas(scratch: Scratch, unit: Unit) -> tuple[int, ...]:
         sizes = (step, unit.num_slots, partitions, width, layout.parts.data_ptr())
-        return tuple(Areas(scratch.address, *sizes, unit.first, *shared))
+        places = (0, 0, 0)
+        if placement is not None and sharing is not None:
+            places = (placement.order.data_ptr(), placement.offsets.data_ptr(), sharing.owners.data_ptr())
+        private = 0 if sharing is None else sharing.private.data_ptr()
+        return tuple(Areas(scratch.address, *sizes, unit.first, *places, parts_taken, private))
 
+    return _Work(units, shares, areas)
+
+
+def _run(
+    grad: Tensor,
+    stored: Tensor,
+    batch: IdBatch,
+    work: _Work,
+    apply: Callable[[tuple[int, ...], int], None],
+    threads: int,
+) -> None:
+    """Sum the units of some work and use the sums."""
+    units, shares, areas = work
+    fixed = (KINDS[stored.dtype], batch.source, grad.data_ptr())
     if shares > 1:
         tasks = [(u, share) for u in range(len(units)) for share in range(shares)]
         scratch = {task: Scratch(units[task[0]].num_bytes, stored) for task in tasks}

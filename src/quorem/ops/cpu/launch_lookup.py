@@ -16,6 +16,7 @@ from ..rows import accumulator, raise_out_of_range
 from . import gradients
 from . import lookup as kernels
 from .launch import KINDS, Codes, IdBatch, bag_batch, lookup_batch, raise_misfit, sum_by_row
+from .pages import PASSING, in_huge_pages
 from .rows import BLOCK, INVALID_IDS, MISFIT
 from .threads import run_tasks, threads_for
 
@@ -27,7 +28,7 @@ def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str) -> Tensor
     batch = lookup_batch(ids, stored, layout, check=False)
     if batch is None:
         return NotImplemented
-    out = stored.new_empty(batch.size, layout.parts.shape[0], stored.shape[1])
+    out = _vectors(batch, stored, layout, stored.shape[1], stored.dtype)
     if not _write_vectors(batch, layout, out):
         raise_out_of_range(ids, None, layout, names)
     return out
@@ -38,7 +39,7 @@ def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor
     batch = lookup_batch(ids, stored, layout, check=False)
     if batch is None:
         return NotImplemented
-    out = stored.new_empty(batch.size, layout.parts.shape[0], stored.shape[1])
+    out = _vectors(batch, stored, layout, stored.shape[1], stored.dtype)
     if not _write_vectors(batch, layout, out):
         count_invalid_(ids, None, invalid, layout)
     return out
@@ -51,10 +52,15 @@ def lookup_quantized(
     batch = lookup_batch(ids, stored, layout, check=False, codes=Codes(width, bits))
     if batch is None:
         return NotImplemented
-    out = stored.new_empty(batch.size, layout.parts.shape[0], width, dtype=_written(dtype))
+    out = _vectors(batch, stored, layout, width, _written(dtype))
     if not _write_vectors(batch, layout, out):
         raise_out_of_range(ids, None, layout, names)
     return out.to(dtype)
+
+
+def _vectors(batch: IdBatch, stored: Tensor, layout: Layout, width: int, dtype: torch.dtype) -> Tensor:
+    """What a lookup writes to, ``[B, S, W]``."""
+    return in_huge_pages(stored.new_empty(batch.size, layout.parts.shape[0], width, dtype=dtype), PASSING)
 
 
 def _written(dtype: torch.dtype) -> torch.dtype:
@@ -101,7 +107,7 @@ def bag(
     batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean)
     if batch is None:
         return NotImplemented
-    out = stored.new_empty(batch.size, len(layout.slots), stored.shape[1])
+    out = _vectors(batch, stored, layout, stored.shape[1], stored.dtype)
     if not _write_pooled(batch, layout, out, accumulator(stored)):
         raise_out_of_range(ids, offsets, layout, names)
     return out
@@ -124,7 +130,7 @@ def bag_quantized(
     batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean, codes=Codes(width, bits))
     if batch is None:
         return NotImplemented
-    out = stored.new_empty(batch.size, len(layout.slots), width, dtype=_written(dtype))
+    out = _vectors(batch, stored, layout, width, _written(dtype))
     if not _write_pooled(batch, layout, out, torch.float32):
         raise_out_of_range(ids, offsets, layout, names)
     return out.to(dtype)
@@ -192,7 +198,7 @@ def bag_sample_weights_backward(
 def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> Tensor:
     if batch is None:
         return NotImplemented
-    out = stored.new_zeros(stored.shape)
+    out = in_huge_pages(stored.new_empty(stored.shape), PASSING).zero_()
     run = partial(gradients.write_dense, KINDS[stored.dtype], out.data_ptr())
     sum_by_row(grad, stored, batch, layout, lambda areas, unit: run(areas))
     return out

@@ -17,6 +17,7 @@ from .rows import (
     multiplies,
     partitions_of,
     parts_read,
+    positions_of,
     rows_bytes,
     slot_item,
 )
@@ -53,20 +54,32 @@ def compose(zero, j, kind, source, rows, i, begin, end, mult):
     return vector
 
 
+@inner
+def _write(out_kind, out, position, vector, streamed):
+    if streamed:
+        stream(out_kind, out, position, vector)
+    else:
+        store(out_kind, out, position, vector)
+
+
 @over_columns
-def _compose_block(zero, j, kind, source, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
-    """Write the vectors of the block's ``n`` ids, ``step`` elements apart."""
-    pair_product = num_parts == 2 and mult and not both  # the most common case, fastest if the compiler knows it
-    for i in range(n):
-        if pair_product:
-            vector = compose(zero, j, kind, source, rows, i, 0, 2, True)
-        else:
-            begin, end = parts_read(rows, i, both, num_parts)
+def _compose_block(zero, j, kind, source, out_kind, out, step, n, rows, count, num_parts, both, mult, streamed):
+    """Write the vectors of the block's ``n`` ids, ``step`` elements apart; ``count`` of them are composed."""
+    if both:  # one kind of ids after the other: which comes next could not be predicted
+        positions = positions_of(source, rows)
+        for p in range(n):
+            i = item(INT64, positions, p)
+            begin, end = (1, num_parts) if p < count else (0, 1)
             vector = compose(zero, j, kind, source, rows, i, begin, end, mult)
-        if streamed:
-            stream(out_kind, out, i * step + j, vector)
-        else:
-            store(out_kind, out, i * step + j, vector)
+            _write(out_kind, out, i * step + j, vector, streamed)
+    elif num_parts == 2 and mult:  # the most common case, fastest if the compiler knows it
+        for i in range(n):
+            vector = compose(zero, j, kind, source, rows, i, 0, 2, True)
+            _write(out_kind, out, i * step + j, vector, streamed)
+    else:
+        for i in range(n):
+            vector = compose(zero, j, kind, source, rows, i, 0, num_parts, mult)
+            _write(out_kind, out, i * step + j, vector, streamed)
 
 
 @kernel
@@ -85,10 +98,11 @@ def lookup(kind, source, out_kind, out, streamed, first, last):
     for b in range(first, last, BLOCK):
         n = min(BLOCK, last - b)
         for s in range(S):
-            any_invalid |= block_rows(kind, source, s, b, n, rows)
-            num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
+            invalid, count = block_rows(kind, source, s, b, n, rows)
+            any_invalid |= invalid
+            parts = (count, partitions_of(source, s), has_both(source, s), multiplies(source, s))
             vectors = out + (b * S + s) * W * size_of(out_kind)
-            _compose_block(kind, W, kind, source, out_kind, vectors, S * W, n, rows, num_parts, both, mult, streamed)
+            _compose_block(kind, W, kind, source, out_kind, vectors, S * W, n, rows, *parts, streamed)
     if streamed:
         fence()
     return INVALID_IDS if any_invalid else VALID
@@ -161,7 +175,8 @@ def bag(kind, source, out_kind, out, carry, first, last):
         b, resumed = first, False
         while b < last:
             n = min(BLOCK, stop - p)
-            any_invalid |= block_rows(kind, source, s, p, n, rows)
+            invalid, _ = block_rows(kind, source, s, p, n, rows)
+            any_invalid |= invalid
             factors = source.factors + p * size_of(accumulator(kind))
             begin, finished = 0, True
             while b < last and finished:

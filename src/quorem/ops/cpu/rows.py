@@ -189,28 +189,56 @@ def rows_bytes(source):
 
 
 @inner
+def positions_of(source, rows):
+    """The address of the block's positions, ``[BLOCK]``: see ``block_rows``."""
+    return rows + (source.num_partitions + 1) * BLOCK * 8
+
+
+@inner
 def block_rows(kind, source, s, first, n, rows):
     """Fill ``rows`` ``[K, BLOCK]`` with what ids ``first`` to ``first + n`` of slot ``s`` read, -1 where nothing.
 
+    Where some ids have rows of their own, the positions in the block of those that are composed come first in
+    ``positions_of``, then the others; either in order. Elsewhere positions are not filled.
+
     Returns:
-        Whether an id was out of range.
+        Whether an id was out of range, and how many ids are composed.
     """
     numbers = rows + source.num_partitions * BLOCK * 8
     any_invalid = _read_ids(source, s, first, n, numbers)
-    composed_from = 0
-    if slot_item(source, s, OWN) > 0:
-        _find_places(source, s, n, numbers, rows)
-        _own_rows(source, s, n, numbers, rows)
-        composed_from = 1
-    _permute(source, s, n, numbers)
     num_parts, size = partitions_of(source, s), row_bytes(kind, source.width)
-    for k in range(composed_from, num_parts):
-        _partition_rows(source, s, k, n, numbers, rows + k * BLOCK * 8)
-    for k in range(num_parts):
-        if part_item(source, s, k, SIZE) > BLOCK:
-            for i in range(n):
-                prefetch(source.stored + max(item(INT64, rows, k * BLOCK + i), 0) * size)
-    return any_invalid
+    own, count, positions = slot_item(source, s, OWN) > 0, n, positions_of(source, rows)
+    if own:
+        _find_places(source, s, n, numbers, rows)
+        count = _own_rows(source, s, n, numbers, rows, positions)
+        _prefetch_rows(source, s, 0, n, rows, size)
+    _permute(source, s, count, numbers)
+    for k in range(1 if own else 0, num_parts):
+        part = rows + k * BLOCK * 8
+        _partition_rows(source, s, k, count, numbers, part)
+        _prefetch_rows(source, s, k, count, part, size)
+        if own:
+            _move_to(positions, count, n, part)
+    return any_invalid, count
+
+
+@inner
+def _prefetch_rows(source, s, k, n, rows, size):
+    """Prefetch ``n`` rows of partition ``k``, unless it is small."""
+    if part_item(source, s, k, SIZE) > BLOCK:
+        for i in range(n):
+            prefetch(source.stored + max(item(INT64, rows, i), 0) * size)
+
+
+@inner
+def _move_to(positions, count, n, rows):
+    """Move the first ``count`` of ``n`` rows to their positions, which rise; -1 elsewhere."""
+    for i in range(count, n):
+        put(INT64, rows, i, -1)
+    for i in range(count - 1, -1, -1):
+        row = item(INT64, rows, i)
+        put(INT64, rows, i, -1)
+        put(INT64, rows, item(INT64, positions, i), row)
 
 
 @inner
@@ -290,13 +318,28 @@ def _count_below(source, start, length, n, ids, below):
 
 
 @inner
-def _own_rows(source, s, n, places, rows):
-    """Fill ``rows`` with rows of ids' own, -1 for other ids; places become numbers of composed ids, -1 for others."""
+def _own_rows(source, s, n, places, rows, positions):
+    """Fill ``rows`` with rows of ids' own, -1 for other ids; places become the numbers of composed ids alone.
+
+    Returns:
+        How many ids are composed. Their positions come first in ``positions``.
+    """
     num_own, base, pitch = slot_item(source, s, OWN), part_item(source, s, 0, BASE), part_item(source, s, 0, PITCH)
     for i in range(n):
         place = item(INT64, places, i)
         put(INT64, rows, i, base + place * pitch if np.uint64(place) < np.uint64(num_own) else -1)
-        put(INT64, places, i, max(place - num_own, -1))
+    count = 0
+    for i in range(n):  # without branches, which would be predicted wrong
+        count += 1 if item(INT64, places, i) >= num_own else 0
+    composed, others = 0, count
+    for i in range(n):
+        number = item(INT64, places, i) - num_own
+        is_composed = 1 if number >= 0 else 0
+        put(INT64, positions, composed if is_composed else others, i)
+        put(INT64, places, composed, number)
+        composed += is_composed
+        others += 1 - is_composed
+    return count
 
 
 @inner

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..layout import BASE, GROUP, PITCH, SIZE, UNUSED, Layout
+from ..layout import BASE, GROUP, OWN, PITCH, SIZE, UNUSED, Layout
 from ..per_tensor import PerTensor
 from .gradients import area_bytes
 
@@ -47,9 +47,25 @@ class Sharing:
                     owner = first.setdefault((groups[slot], *part), slot * self.num_partitions + k)
                     self.owners[slot, k] = owner
                     self.readers[owner // self.num_partitions][owner % self.num_partitions] += 1
+        private = [[int(count == 1) for count in counts] for counts in self.readers]  # of owners; others have none
+        self.private = torch.tensor(private, device="cpu")
+        self.splits = self._splits(layout)
         self._placements: dict[tuple[int, ...], Placement] = {}
 
-    def placement(self, num_ids: int, width: int, float_bytes: int, most_bytes: int) -> Placement:
+    def _splits(self, layout: Layout) -> bool:
+        """Whether parts that other slots read too can be summed after the others.
+
+        So it is if no id multiplies rows of both kinds of parts: those of one kind change before the others are summed.
+        """
+        kinds = []
+        for slot, (parts, own) in enumerate(zip(layout.parts[..., BASE].tolist(), layout.slots[:, OWN], strict=True)):
+            composed = [k for k, base in enumerate(parts) if base != UNUSED and not (own > 0 and k == 0)]
+            kinds.append(len({int(self.private[slot, k]) for k in composed}) <= 1)
+        return all(kinds) and bool(self.private.any())
+
+    def placement(
+        self, num_ids: int, width: int, float_bytes: int, most_bytes: int, shared_only: bool = False
+    ) -> Placement:
         """Where areas lie for at most ``num_ids`` ids of each slot.
 
         Args:
@@ -57,24 +73,31 @@ class Sharing:
             width: W.
             float_bytes: of a number of the sums.
             most_bytes: groups are joined into units up to that size; 0 keeps them apart, -1 joins all in their order.
+            shared_only: leave out the parts that no other slot reads.
         """
         num_ids = 1 << max(num_ids - 1, 0).bit_length()  # so that batches of similar sizes share a placement
-        key = (num_ids, width, float_bytes, most_bytes)
+        key = (num_ids, width, float_bytes, most_bytes, shared_only)
         if key not in self._placements:
             if len(self._placements) >= _KEPT:
                 self._placements.clear()
             self._placements[key] = self._place(*key)
         return self._placements[key]
 
-    def _place(self, num_ids: int, width: int, float_bytes: int, most_bytes: int) -> Placement:
+    def _place(self, num_ids: int, width: int, float_bytes: int, most_bytes: int, shared_only: bool) -> Placement:
         groups = [list(range(self.num_slots))] if most_bytes < 0 else list(self.groups.values())
+        if shared_only:
+            groups = [group for group in groups if len(group) > 1]
         offsets, order = [0] * self.num_slots, [slot for group in groups for slot in group]
+        order += sorted(set(range(self.num_slots)) - set(order))  # of no unit
         units: list[Unit] = []
         for group in groups:
             sizes = []
             for slot in group:
-                rows = zip(self.readers[slot], self.num_rows[slot], strict=True)
-                capacities = [min(readers * num_ids, num_rows + 1) for readers, num_rows in rows]
+                rows = zip(self.readers[slot], self.num_rows[slot], self.private[slot].tolist(), strict=True)
+                capacities = [
+                    0 if shared_only and private else min(readers * num_ids, num_rows + 1)
+                    for readers, num_rows, private in rows
+                ]
                 sizes.append(area_bytes(capacities, width, float_bytes))
             joined = bool(units) and most_bytes > 0 and units[-1].num_bytes + sum(sizes) <= most_bytes
             before = units.pop() if joined else Unit(sum(unit.num_slots for unit in units), 0, 0)
