@@ -118,7 +118,7 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
             base, batches = "bags", (1, 32, 1024)
     for batch in batches:
         ids = [grid.draw_ids("zipf", cardinalities, batch, seed=seed) for seed in range(BATCHES)]
-        setting, seconds = {"tables": size, "batch": batch}, 2.0 if part == "latency" else 4.0
+        setting, seconds = {"tables": size, "batch": batch}, 1.5 if part == "latency" else 2.5
         calls = {name: lookup(module, ids) for name, module in modules.items()}
         rows += rows_of(part, {**setting, "mode": "lookup"}, in_turns(calls, seconds, 5), base)
         if part == "pool":
