@@ -177,3 +177,12 @@ def test_writes_into_weight_data_raise_and_filters_by_class_do_not_match():
         model.items.weight.data = torch.zeros(IDS, DIM)
     model.items.weight = torch.zeros(IDS, DIM)  # fitted
     assert not model.items.weight.any()
+
+
+def test_embeddings_out_of_reach_are_reported():
+    """In a plain dict, which torch does not list as a submodule; scripted, which cannot be changed."""
+    model = nn.Sequential(nn.Embedding(50, 4), torch.jit.script(nn.Embedding(500, 4)))
+    model[0].others = {"user": nn.Embedding(500, 4)}
+    text = str(compress_(model, QR(4)))
+    assert "1 is a scripted Embedding: not compressed" in text
+    assert "others holds 1 embeddings that are no submodules: not compressed" in text

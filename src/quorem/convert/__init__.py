@@ -22,7 +22,7 @@ from .choose import Choice, choice_of, choices_given, choices_planned, counts_of
 from .follow import follow_, name_of
 from .groups import WeightGroup, groups_in, leave_out
 from .report import Entry, Report
-from .swap import keep_, swap_
+from .swap import keep_, out_of_reach, swap_
 
 __all__ = ["Entry", "Report", "compress_", "decompress_"]
 
@@ -102,6 +102,7 @@ def compress_(
     replaced = _replace(model, groups, collections, choices, fit, frequencies or {}, optimizer, kind, report)
     del groups, collections  # they hold what was replaced
     _check_freed(replaced, report)
+    report.references += out_of_reach(model)
     return report
 
 

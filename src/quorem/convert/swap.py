@@ -4,6 +4,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 
 HOOKS = (
@@ -103,3 +104,26 @@ def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], dept
 def _is_plain(value: Any) -> bool:
     """Whether ``value`` is an object with attributes, and no module, tensor, optimizer, class or function."""
     return not isinstance(value, OTHERS) and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def out_of_reach(model: nn.Module) -> list[str]:
+    """Embeddings that were not swapped because the model does not list them as its own, or they are compiled."""
+    listed, names = set(model.modules()), []
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            if module.original_name in ("Embedding", "EmbeddingBag"):
+                names.append(
+                    f"{path} is a scripted {module.original_name}: not compressed. Compress it before scripting"
+                )
+            continue
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, dict | list | tuple):
+                continue
+            entries = value.values() if isinstance(value, dict) else value
+            count = sum(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each not in listed for each in entries)
+            if count:
+                name = f"{path + '.' if path else ''}{attribute}"
+                names.append(
+                    f"{name} holds {count} embeddings that are no submodules: not compressed. Use nn.ModuleDict"
+                )
+    return names
