@@ -1,5 +1,6 @@
 """The training loop: one epoch of log loss, with checkpoints, validation and the final test (section 5.2)."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -212,6 +213,8 @@ def train_many(
         KeyboardInterrupt: if stopped.
     """
     outs = [None] * len(configs) if outs is None else outs
+    with contextlib.suppress(ImportError):  # before there are threads: two that import parts of it can lock each other
+        import numba  # noqa: F401
     if workers < 1:
         raise ValueError(f"workers ({workers}) must be at least 1")
     if len(outs) != len(configs):
