@@ -500,7 +500,7 @@ def fine_tune() -> str:
     keys = ("fitted at 90%", "fitted at 100%", "scratch at 10%", "scratch at 100%")
 
     def loss(entry: dict[str, float]) -> str:
-        return f"{entry['mean']:.4f}"
+        return f"{entry['mean']:.4f} ± {entry['deviation']:.4f}"
 
     shown = [("full", "1", loss(full["at 90%"]), loss(full["at 100%"]), "", "")]
     for name, row in rows.items():
