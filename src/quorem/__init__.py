@@ -1,6 +1,6 @@
 """Compositional embeddings using complementary partitions: embedding tables that fit.
 
-The names of ``quorem.api`` are loaded, and torch with them, when one is first used: ``quorem --help`` needs neither.
+``quorem.api``, and torch with it, is imported when one of its names is first used, so ``quorem --help`` loads neither.
 
 >>> import quorem, torch
 >>> table = quorem.Embedding(1_000_000, 16, quorem.QR(num_collisions=4))
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """A module of quorem, or a name of ``quorem.api``; from then on all names are ordinary attributes."""
+        """Import a submodule, or ``quorem.api`` for one of its names, which all become ordinary attributes then."""
         if name == "__all__" or not name.startswith("_"):
             if find_spec(f".{name}", __name__) is not None:
                 return import_module(f".{name}", __name__)
             api = import_module(".api", __name__)
-            names = getattr(api, "__all__", ())  # none while it is being imported
+            names = getattr(api, "__all__", ())  # not set yet while api is being imported
             if name in (*names, "__all__"):
                 globals().update({known: getattr(api, known) for known in ("__all__", *names)})
                 return globals()[name]

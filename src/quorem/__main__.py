@@ -1,4 +1,4 @@
-"""``python -m quorem``: the command."""
+"""``python -m quorem`` runs the ``quorem`` command."""
 
 from .cli import main
 

@@ -1,4 +1,4 @@
-"""The public names of quorem, which ``import quorem`` offers; loaded with torch when one of them is first used."""
+"""The public names of ``quorem``. This module, and torch with it, is imported when one of them is first used."""
 
 from . import hashing, init, models, operations, optim, partitions, schemes
 from .bags import EmbeddingBag

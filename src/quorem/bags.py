@@ -18,16 +18,16 @@ class EmbeddingBag(Embedding):
 
     Args:
         num_embeddings: number of ids, n.
-        embedding_dim: width that comes out, D.
+        embedding_dim: width of an output vector, D.
         scheme: how the table is stored.
         mode: ``"sum"``, ``"mean"`` or ``"max"``, taken over the composed vectors.
         include_last_offset: whether ``offsets`` ends with the number of ids.
-        padding_idx: an id that is not pooled, and not counted by the mean.
+        padding_idx: an id that is neither pooled nor counted by the mean.
         max_norm: must be None, as in ``Embedding``.
-        norm_type: of ``max_norm``.
+        norm_type: the p of the norm that ``max_norm`` limits; has no effect.
         scale_grad_by_freq: must be False, as in ``Embedding``.
         sparse: give ``stored`` a sparse gradient.
-        on_invalid_id: as in ``Embedding``; an invalid id on a GPU is left out, as padding is.
+        on_invalid_id: as in ``Embedding``; on a GPU an invalid id is left out of its bag, like padding.
         frequencies: as in ``Embedding``.
         raw_ids: as in ``Embedding``.
         unknown: as in ``Embedding``.
@@ -86,10 +86,10 @@ class EmbeddingBag(Embedding):
         """Pooled vectors ``[B, D]`` (``[B, K, D]`` for feature generation).
 
         Args:
-            input: ids, ``[B, L]`` bags of one length or ``[V]`` bags end to end.
-            offsets: where each bag of a 1-D ``input`` starts; None for 2-D.
-            per_sample_weights: a weight per id, shaped as ``input``; for ``"sum"``, and for ``"mean"``, which
-                divides the weighted sum by the number of ids.
+            input: ids; ``[B, L]`` where all bags have length L, or ``[V]``, the concatenation of bags of any length.
+            offsets: where each bag of a 1-D ``input`` starts; None for a 2-D ``input``.
+            per_sample_weights: a weight per id, in the shape of ``input``, for modes ``"sum"`` and ``"mean"``. The mean
+                is the weighted sum divided by the number of ids.
 
         Raises:
             ValueError: if the shapes, the offsets or the mode do not fit.
@@ -122,26 +122,29 @@ class EmbeddingBag(Embedding):
         return pooled.view(starts.shape[0] - 1, *vectors, self.embedding_dim)
 
     def _max(self, ids: Tensor, starts: Tensor) -> Tensor:
-        """Compose, then take the maximum of each bag, which has no fused op; the first of equals has the gradient."""
+        """Compose the vectors, then take the maximum of each bag; there is no fused op for it.
+
+        Among equal values, the first one receives the gradient.
+        """
         position = torch.arange(ids.shape[0], device=ids.device)
-        valid = position < starts[-1]  # ids past the last offset count for nothing
+        valid = position < starts[-1]  # ids past the last offset are ignored
         if self.padding[0] is not None:
             valid = valid & (self._within(ids[:, None], None)[:, 0] != self.padding[0])
         vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
         bag = bag_and_feature(ids, starts, self.spans)[0]
         bags = bag[:, None].expand(vectors.shape)
         values = vectors.detach()
-        # NaN counts where it comes first in its bag, and is passed over elsewhere, as in torch.
+        # As in torch, NaN is the maximum if it is the first value of its bag, and is ignored elsewhere.
         lead = position.new_full(starts.shape, ids.shape[0])
         lead = lead.scatter_reduce(0, bag, torch.where(valid, position, ids.shape[0]), "amin")
         counts = valid[:, None] & (~values.isnan() | (position == lead[bag])[:, None])
         values = torch.where(counts, values, -torch.inf)
-        best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # one row more than there are bags
+        best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # last row: ids past the last bag
         best = best.scatter_reduce(0, bags, values, "amax")
         wins = counts & ((values == best.gather(0, bags)) | values.isnan())
         first = torch.where(wins, position[:, None], ids.shape[0])
         first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
-        return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag takes the row of zeros
+        return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag reads the padded row of zeros
 
     def _check_weights(self, weights: Tensor | None, input: Tensor) -> Tensor | None:
         if weights is None:
@@ -165,9 +168,9 @@ class EmbeddingBag(Embedding):
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
     ) -> Self:
-        """The best fit of a trained table ``[n, D]`` by a scheme, as ``Embedding.from_pretrained``.
+        """The best fit of a trained table ``[n, D]`` by a scheme, as in ``Embedding.from_pretrained``.
 
-        Where a module is given, its ``mode`` and ``include_last_offset`` hold unless others are.
+        If ``embeddings`` is a module, ``mode`` and ``include_last_offset`` default to the module's.
         """
         bags = embeddings if isinstance(embeddings, nn.EmbeddingBag | EmbeddingBag) else None
         pooling: Any = mode or (bags.mode if bags is not None else "mean")

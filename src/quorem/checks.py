@@ -1,4 +1,4 @@
-"""What arguments must be. Each check raises TypeError or ValueError that says so."""
+"""Checks of arguments. Each raises a TypeError or ValueError whose message says what the argument must be."""
 
 import operator
 from typing import Any, Literal, get_args
@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_int(argument: str, value: Any, low: int = 1, high: int = INT64_MAX) -> int:
-    """``value`` must be an integer in ``[low, high]``; returned as a plain int. A bool is refused."""
+    """``value`` must be an integer in ``[low, high]``, and not a bool; returns it as a plain int."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -34,13 +34,13 @@ def check_choice(argument: str, value: Any, choices: Any) -> None:
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
-    """``dtype`` must be one that the ops have, or None."""
+    """``dtype`` must be one that the ops support, or None."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype ({dtype}) must be one of {', '.join(map(str, DTYPES))}")
 
 
 def check_padding(padding_idx: int | None, n: int) -> int | None:
-    """``padding_idx`` must be within the table; returned counted from the front."""
+    """``padding_idx`` must be within the table; returns it counted from the front."""
     if padding_idx is None:
         return None
     if isinstance(padding_idx, bool) or not hasattr(padding_idx, "__index__"):
@@ -51,7 +51,7 @@ def check_padding(padding_idx: int | None, n: int) -> int | None:
 
 
 def check_unsupported(max_norm: float | None, scale_grad_by_freq: bool) -> None:
-    """The options of ``torch.nn`` that have no meaning on shared rows must not be set."""
+    """Options of ``torch.nn`` that have no meaning where ids share rows must not be set."""
     if max_norm is not None:
         raise ValueError(
             f"max_norm ({max_norm}) must be None: a composed vector has no row of its own to renormalize in place"
@@ -70,7 +70,7 @@ def check_bag_mode(mode: str, sparse: bool) -> None:
 
 
 def check_device(stored: Tensor, argument: str, *inputs: Tensor | None) -> None:
-    """Ids, and offsets and sample weights where there are any, must be where the tables are."""
+    """Ids, and offsets and sample weights if given, must be on the device of the tables."""
     for name, tensor in zip((argument, "offsets", "per_sample_weights"), inputs, strict=False):
         if tensor is not None and tensor.device != stored.device:
             raise ValueError(f"{name} is on {tensor.device} but must be on {stored.device}, where the tables are")
@@ -85,14 +85,14 @@ def check_ids(ids: Tensor, argument: str) -> None:
 
 
 def check_offsets(offsets: Tensor, num_ids: int) -> Tensor:
-    """``offsets`` must start at 0, not decrease, and end within the ids; returned as int64."""
+    """``offsets`` must start at 0, not decrease, and end within the ids; returns them as int64."""
     check_ids(offsets, "offsets")
     if offsets.dim() != 1:
         raise ValueError(f"offsets has shape {tuple(offsets.shape)} but must be 1-D")
     offsets = offsets.long()
     if offsets.device.type == "cpu" and torch.compiler.is_compiling():
         torch._assert_async((offsets[:1] == 0).all(), "offsets[0] must be 0")
-        rising = offsets == offsets.cummax(0).values  # not by diff, which would ask for three offsets or more
+        rising = offsets == offsets.cummax(0).values  # diff would make the compiler require three offsets or more
         torch._assert_async(rising.all(), "offsets must not decrease")
         torch._assert_async((offsets[-1:] <= num_ids).all(), "offsets[-1] must be at most the number of ids")
     elif offsets.device.type == "cpu" and len(offsets):

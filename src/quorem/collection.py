@@ -30,16 +30,16 @@ class Table:
     """One feature's table.
 
     Args:
-        name: of the feature; names the table in ``state_dict`` and in errors.
+        name: name of the table, in ``state_dict`` and in errors.
         num_embeddings: number of ids, n.
-        embedding_dim: width that comes out, D.
+        embedding_dim: width of an output vector, D.
         scheme: how the table is stored.
         padding_idx: an id whose vector is zero and takes no gradient.
-        features: names of the features that read this table; the table's own name where empty.
-        frequencies: how often each id occurs, ``[n]``; ``schemes.Ranks``, the hot and cold ids themselves; or
-            ``schemes.RawCounts``, how often raw ids occur. A ``HotCold`` scheme ranks ids by it.
+        features: names of the features that read this table; if empty, one feature with the table's name.
+        frequencies: what a ``HotCold`` scheme ranks ids by: how often each id occurs, ``[n]``; ``schemes.Ranks``, the
+            hot and cold ids themselves; or ``schemes.RawCounts``, how often raw ids occur.
         raw_ids: take any 64-bit id, as in ``Embedding``.
-        unknown: what an id outside ``[0, n)`` is, ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
+        unknown: how an id outside ``[0, n)`` is treated: ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
 
     >>> from quorem import QR
     >>> Table("user", 1000, 16, QR(num_collisions=4))
@@ -72,18 +72,19 @@ class EmbeddingCollection(Tables):
     """All features' tables, any mix of schemes, in one storage and one lookup.
 
     Args:
-        tables: one per feature, in the order of the ids' columns.
+        tables: the tables, in the order of the columns of ``ids``; a table with several features has one column for
+            each.
         mode: how jagged input is pooled, ``"mean"`` or ``"sum"``.
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: as in ``Embedding``.
-        init_std: as in ``Embedding``, of every table.
+        init_std: as in ``Embedding``, for every table.
         device: where the tables are.
-        dtype: float32, float64, bfloat16 or float16, of every table.
+        dtype: float32, float64, bfloat16 or float16, for every table.
 
     Shape:
-        ids ``[B, F]``, or values ``[V]`` with offsets ``[F * B + 1]`` (feature by feature, as TorchRec's
-        KeyedJaggedTensor has them); output ``[B, F', D]``, where feature generation turns one feature into K; or
-        ``[B, sum D]`` where widths differ.
+        Input: ids ``[B, F]``, or values ``[V]`` with offsets ``[F * B + 1]``, feature by feature as in TorchRec's
+        KeyedJaggedTensor. Output: ``[B, F', D]``, where F' counts a feature K times if its scheme is feature
+        generation; ``[B, sum D]`` where widths differ.
 
     >>> from quorem import QR
     >>> tables = [Table("user", 1000, 16, QR(num_collisions=4)), Table("day", 7, 16, Full())]
@@ -152,8 +153,8 @@ class EmbeddingCollection(Tables):
         """Composed vectors of every feature, pooled where the input is jagged.
 
         Args:
-            ids: ``[B, F]``; values ``[V]`` with ``offsets``; or, by the name of each feature, ids ``[B]``, bags of one
-                length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B]`` or ``[B + 1]``.
+            ids: ``[B, F]``; values ``[V]`` with ``offsets``; or a mapping from each feature's name to ids ``[B]``, bags
+                of one length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B]`` or ``[B + 1]``.
             offsets: where each bag starts, ``[F * B + 1]``, feature by feature.
             per_sample_weights: a weight for each of the values.
 
@@ -190,7 +191,7 @@ class EmbeddingCollection(Tables):
         return out if out.shape == shape else out.view(shape)
 
     def row_numbers(self, ids: Tensor) -> Tensor:
-        """The rows of ``stored`` that the vector of each of ``ids`` ``[B, F]`` sums, ``[B, F, K]``; -1 for none.
+        """The rows of ``stored`` whose sum is the vector of each id, ``[B, F, K]``; -1 where there is no row.
 
         Raises:
             ValueError: if a scheme does not add rows, or widths differ.
@@ -201,15 +202,15 @@ class EmbeddingCollection(Tables):
         return self._row_numbers(ids)
 
     def grow_(self, table: str, n: int, *, optimizer: torch.optim.Optimizer | None = None) -> Self:
-        """Take more ids in one table, in place, as ``Embedding.grow_`` does.
+        """Add ids to one table, in place, as ``Embedding.grow_`` does.
 
         Args:
-            table: its name.
-            n: number of its ids from now on.
-            optimizer: that updates the module: its state gets the new rows, as before their first step.
+            table: name of the table.
+            n: number of ids of the table afterwards.
+            optimizer: the optimizer that updates the module; its state is extended by new rows in their initial state.
 
         Raises:
-            ValueError: if there is no such table, or as ``Embedding.grow_`` says.
+            ValueError: if there is no such table, or for a reason that ``Embedding.grow_`` lists.
         """
         if table not in self.names:
             raise ValueError(f"table ({table!r}) must be one of {', '.join(map(repr, self.names))}")
@@ -217,7 +218,7 @@ class EmbeddingCollection(Tables):
         return self
 
     def to_dense(self) -> dict[str, Tensor]:
-        """Each table that the module stands for, by name; differentiable."""
+        """The full table that each stored table represents, by name; differentiable."""
         return {name: self.dense(t) for t, name in enumerate(self.names)}
 
     def extra_repr(self) -> str:
@@ -230,7 +231,7 @@ class EmbeddingCollection(Tables):
 
 
 def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-    """Ids by feature as ``[B, F]``, or, if some are bags, as values and offsets ``[F * B + 1]``.
+    """Ids given by feature, as one tensor ``[B, F]``, or, if some are bags, as values and offsets ``[F * B + 1]``.
 
     >>> by_feature({"b": torch.tensor([3, 4]), "a": torch.tensor([1, 2])}, ["a", "b"])
     (tensor([[1, 3],
@@ -244,7 +245,7 @@ def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor 
     trimmed = []
     for feature, length in zip(features, lengths, strict=True):
         if len(length) == batch + 1 and not length[-1]:
-            length = length[:-1]  # of offsets that end with the number of values
+            length = length[:-1]  # these offsets end with the number of values
         if len(length) != batch:
             raise ValueError(f"ids[{feature!r}] has {len(length)} bags but must have {batch}, as the others")
         trimmed.append(length)

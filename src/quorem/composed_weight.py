@@ -1,4 +1,4 @@
-"""The table that a module stands for, as a tensor that other code may read but not write into."""
+"""The full table that a module represents, as a tensor that other code may read but not write into."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 _WRITES = {"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__ipow__"}
-_HARMLESS = {"requires_grad_"}  # end with an underscore, and write nothing
+_HARMLESS = {"requires_grad_"}  # names that end with an underscore but write nothing
 
 
 class ComposedWeight(Tensor):
-    """The table ``[n, D]``, composed when it was read. A write into it or a view of it would be lost, so it raises.
+    """The table ``[n, D]``, composed when ``weight`` is read. A write into it or a view of it would be lost: it raises.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4))
@@ -25,7 +25,7 @@ class ComposedWeight(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Refuse writes; a view stays composed, anything else becomes a plain tensor."""
+        """Refuse writes. A view is a ``ComposedWeight`` too; any other result is a plain tensor."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         in_place = name in _WRITES or (name.endswith("_") and not name.endswith("__") and name not in _HARMLESS)

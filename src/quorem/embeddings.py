@@ -16,27 +16,28 @@ from .tables import Tables
 
 
 class Embedding(Tables):
-    """A table of ``num_embeddings`` vectors that stores fewer: a drop-in for ``nn.Embedding`` (section 4).
+    """A table of ``num_embeddings`` vectors that stores fewer rows: a drop-in for ``nn.Embedding`` (section 4).
 
     Args:
         num_embeddings: number of ids, n.
-        embedding_dim: width that comes out, D.
+        embedding_dim: width of an output vector, D.
         scheme: how the table is stored.
         padding_idx: an id whose vector is zero and takes no gradient.
         max_norm: must be None: a composed vector has no row of its own to renormalize in place.
-        norm_type: of ``max_norm``.
-        scale_grad_by_freq: must be False: a row's gradient is shared by the ids that share the row.
+        norm_type: the p of the norm that ``max_norm`` limits; has no effect.
+        scale_grad_by_freq: must be False: a row's gradient comes from all ids that share the row.
         sparse: give ``stored`` a sparse gradient.
-        on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count,
-            warn, and give zeros) or ``"trust"`` (give zeros silently). On a CPU it is always an IndexError.
-        frequencies: for a ``HotCold`` scheme how often each id occurs, ``[n]``; ``schemes.Ranks``, the hot and cold ids
-            themselves; or ``schemes.RawCounts``, how often raw ids occur. None where ids come by frequency.
-        raw_ids: take any 64-bit id, signed or unsigned, without a vocabulary: ids are mixed into the table's
-            (``hashing.mixed_ids``), and ``padding_idx`` is such an id.
-        unknown: what an id outside ``[0, n)`` is: ``"error"``; ``"rest"``, one of the rest of a ``HotCold`` table; or
-            ``"hash"``, hashed onto a composed id, such as one of a pool (see ``quorem.id_rules``).
-        init_std: deviation of the vectors that the module starts with; ``1 / sqrt(3 n)`` where None, as in the public
-            DLRM code, where ``nn.Embedding`` has 1.
+        on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count the
+            id, warn, and return zeros) or ``"trust"`` (return zeros silently). On a CPU it is always an IndexError.
+        frequencies: what a ``HotCold`` scheme ranks ids by: how often each id occurs, ``[n]``; ``schemes.Ranks``, the
+            hot and cold ids themselves; or ``schemes.RawCounts``, how often raw ids occur. None if ids are numbered by
+            falling frequency.
+        raw_ids: accept any 64-bit id, signed or unsigned, without a vocabulary. Each is hashed to an id of the table
+            (``hashing.mixed_ids``), and ``padding_idx`` is such a raw id.
+        unknown: how an id outside ``[0, n)`` is treated: ``"error"``; ``"rest"``, as one of the rest of a ``HotCold``
+            table; or ``"hash"``, hashed to a composed id (see ``quorem.id_rules``).
+        init_std: standard deviation of the initial vectors; if None, ``1 / sqrt(3 n)`` as in the public DLRM code
+            (``nn.Embedding`` has 1).
         device: where the tables are, ``"meta"`` included.
         dtype: float32, float64, bfloat16 or float16.
 
@@ -94,11 +95,11 @@ class Embedding(Tables):
 
     @property
     def weight(self) -> Tensor:
-        """The table this module stands for, ``[n, D]``, composed when read; differentiable.
+        """The full table that this module represents, ``[n, D]``, composed when read; differentiable.
 
-        ``[n, K, D]`` for feature generation. For a full table whose ids are not permuted it is the parameter ``stored``
-        itself. A composed one is fitted anew where a table is assigned to it (``module.weight = values``), and refuses
-        to be written into, since that would be lost.
+        It is ``[n, K, D]`` for feature generation. For a full table whose ids are not permuted it is the parameter
+        ``stored`` itself. Otherwise, assigning a table (``module.weight = values``) fits the stored rows to it, and
+        writing into the composed tensor raises, since the write would be lost.
         """
         self.updates.flush_()
         return self.live_stored if self.is_full() else self.dense().as_subclass(ComposedWeight)
@@ -108,11 +109,11 @@ class Embedding(Tables):
         self._set_weight(value)
 
     def __dir__(self) -> list[str]:
-        # torch.jit.trace reads every attribute that is named here: weight would be composed whole.
+        # torch.jit.trace reads every attribute listed here, and reading weight would compose the full table.
         return [name for name in super().__dir__() if name != "weight"]
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As in ``nn.Module``; a full table's ``weight`` is ``stored``, another's is fitted to the parameter."""
+        """As in ``nn.Module``. For a full table, ``weight`` means ``stored``; other tables are fitted to ``param``."""
         if name == "weight":
             if not self.is_full():
                 self._set_weight(param)
@@ -138,19 +139,19 @@ class Embedding(Tables):
         raise ValueError(f"weight ({got}) must be a table [{n}, {d}]")
 
     def score(self, queries: Tensor, block: int = 2**16) -> Tensor:
-        """``queries @ weight.T`` without the table in memory: its rows are composed a block at a time.
+        """``queries @ weight.T`` without the full table in memory: vectors are composed a block of ids at a time.
 
         Differentiable; the backward pass composes each block again.
 
         Args:
             queries: ``[..., D]``.
-            block: ids at a time.
+            block: number of ids composed at a time.
 
         Returns:
             The score of every id, ``[..., n]``.
 
         Raises:
-            ValueError: if ``queries`` has another width, or the scheme has several vectors an id.
+            ValueError: if ``queries`` has another width, the scheme has several vectors per id, or ids are raw.
 
         >>> from quorem import QR
         >>> Embedding(1000, 16, QR(num_collisions=4)).score(torch.ones(2, 16)).shape
@@ -173,16 +174,16 @@ class Embedding(Tables):
         return queries @ vectors.T
 
     def forward(self, input: Tensor) -> Tensor:
-        """Vectors of the ids in ``input``, of any shape."""
+        """Vectors of the ids in ``input``, which has any shape."""
         input = self._signed(input)
         check_ids(input, "input")
         vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
         return self._lookup(input.reshape(-1, 1)).view(*input.shape, *vectors, self.embedding_dim)
 
     def row_numbers(self, input: Tensor) -> Tensor:
-        """The rows of ``stored`` that the vector of each id sums, ``[..., K]``; -1 for none.
+        """The rows of ``stored`` whose sum is the vector of each id, ``[..., K]``; -1 where there is no row.
 
-        Any engine with plain bags can so look up this table. With padding, all are -1.
+        With them, any engine that sums rows can look up this table. All rows of the padding id are -1.
 
         Raises:
             ValueError: if the scheme does not add rows.
@@ -196,18 +197,19 @@ class Embedding(Tables):
         return self._row_numbers(input.reshape(-1, 1)).view(*input.shape, -1)
 
     def grow_(self, n: int, *, optimizer: torch.optim.Optimizer | None = None) -> Self:
-        """Take more ids, in place: new ids get composed vectors, those of old ids do not change.
+        """Add ids, in place: the vectors of old ids do not change, and new ids get vectors of the same scheme.
 
-        A new row of a composed table starts as the mean of that table's rows, plus noise; of a full one as at the
-        start. ``HotCold`` counts new ids to the rest, or where there is none to the cold ids.
+        A new row of a composed table starts as the mean of that table's rows plus noise; a new row of a full table is
+        drawn like an initial one. ``HotCold`` adds new ids to the rest, or, if it has no rest, to the cold ids.
 
         Args:
-            n: number of ids from now on.
-            optimizer: that updates the module: its state gets the new rows, as before their first step.
+            n: number of ids afterwards.
+            optimizer: the optimizer that updates the module; its state is extended by new rows in their initial state.
 
         Raises:
-            ValueError: if ``n`` is below ``num_embeddings``, the scheme cannot take more ids (the message names those
-                that can), rows are quantized or shared, or ``optimizer`` is missing though one updates rows.
+            ValueError: if ``n`` is below ``num_embeddings``, the scheme cannot take more ids (the message lists those
+                that can), ids are raw, rows are quantized or shared, or ``optimizer`` is None though an optimizer of
+                ``quorem.optim`` updates the rows.
 
         >>> from quorem import QR
         >>> table = Embedding(1000, 16, QR(num_collisions=4))
@@ -220,7 +222,10 @@ class Embedding(Tables):
         return self
 
     def to_dense(self) -> Tensor:
-        """The table this one stands for, ``[n, D]`` (``[n, K, D]`` for feature generation); differentiable."""
+        """The full table that this module represents, ``[n, D]``, or ``[n, K, D]`` for feature generation.
+
+        Differentiable.
+        """
         return self.dense()
 
     def fit_(self, embeddings: Tensor | nn.Module, frequencies: Tensor | None = None) -> Self:
@@ -228,7 +233,7 @@ class Embedding(Tables):
 
         Args:
             embeddings: the trained table ``[n, D]``, or a module whose ``weight`` it is.
-            frequencies: how often each id occurs, ``[n]``: the weight of its error; all alike where None.
+            frequencies: how often each id occurs, ``[n]``: the weight of its error. If None, all weights are equal.
 
         Raises:
             ValueError: if ``embeddings`` or ``frequencies`` does not fit, or the scheme has no such fit (``Path``).
@@ -260,12 +265,12 @@ class Embedding(Tables):
             scheme: how to store it; least squares finds its tables (see ``quorem.fit``).
             frequencies: how often each id occurs, ``[n]``: the weight of its error, and its rank for ``HotCold``.
             freeze: whether the tables take no gradient.
-            padding_idx: as in the constructor: its vector is zero, whatever ``embeddings`` holds.
+            padding_idx: as in the constructor; its vector is zero even if ``embeddings`` holds another.
             sparse: as in the constructor.
             on_invalid_id: as in the constructor.
 
         Raises:
-            ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no closed fit (``Path``).
+            ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
         """
         if isinstance(embeddings, nn.Module) and padding_idx is None:
             padding_idx = getattr(embeddings, "padding_idx", None)
@@ -296,7 +301,7 @@ class Embedding(Tables):
 
 
 def trained_table(embeddings: Tensor | nn.Module) -> Tensor:
-    """``embeddings``, or the ``weight`` of such a module; it must be a table ``[n, D]``."""
+    """``embeddings``, or its ``weight`` if it is a module; it must be a table ``[n, D]``."""
     table = getattr(embeddings, "weight", None) if isinstance(embeddings, nn.Module) else embeddings
     if not isinstance(table, Tensor):
         raise TypeError(f"embeddings ({type(embeddings).__name__}) must be a Tensor, or a module with a weight")

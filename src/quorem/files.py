@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: atomic writes, locks, syncing, full disks, and JSON under a checksum."""
+"""Atomic file writes, locks, syncing to disk, errors of a full disk, and JSON with a checksum."""
 
 import errno
 import glob
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: two processes that write the same are then not told apart
+except ImportError:  # not a POSIX system: there are no locks, so two processes may write the same file at once
     fcntl = None  # type: ignore[assignment]
 
 LOCK_ATTEMPTS = 10
@@ -31,13 +31,13 @@ class LockedError(RuntimeError):
 
 
 class Lock:
-    """A lock that one process at a time holds, and that the system releases however that process ends.
+    """A lock held by one process at a time. The system releases it when that process ends, even if it is killed.
 
     Args:
-        path: of the lock file; made if absent.
-        message: of the error if another process holds the lock.
-        attempts: a process that was killed while it started another may leave its locks to that one for a moment, so
-            it is tried so often, a twentieth of a second apart.
+        path: path of the lock file, which is created if absent.
+        message: message of the error if another process holds the lock.
+        attempts: how often to try, a twentieth of a second apart: if a process is killed while it starts a child, the
+            child may hold its locks for a moment.
         remove: remove the file on release.
 
     Raises:
@@ -57,7 +57,7 @@ class Lock:
         raise LockedError(message)
 
     def release(self) -> None:
-        """Let another process have the lock; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor is None:
             return
         if self.remove:
@@ -76,7 +76,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether a file that is open still has its name; another process may have removed it before it was locked."""
+    """Whether the open file is still the one at ``path``: another process may have removed it before it was locked."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -85,19 +85,19 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write that gets its name, and replaces a file of that name, only once it is whole and on the disk.
+    """Open a draft for writing, and rename it to ``path`` only once it is complete and synced to the disk.
 
-    What is written is in ``NAME.PID-COUNT.tmp`` until then. A failure removes that draft; the draft of a process that
-    was killed is removed when the file is next written. Through a symbolic link the file that it leads to is replaced.
+    The draft is called ``NAME.PID-COUNT.tmp``. A failure removes it; a draft left by a killed process is removed when
+    the file is next written. If ``path`` is a symbolic link, the file that it points to is replaced.
 
     Args:
-        path: the name.
-        num_bytes: that are needed, for the message if the disk is full.
+        path: path of the file.
+        num_bytes: size of the file, for the message if the disk is full.
 
     Raises:
         IsADirectoryError: if ``path`` is a folder.
         FileNotFoundError: if the folder of ``path`` does not exist.
-        OSError: if the disk is full; a file that was there before stays.
+        OSError: if the disk is full; an existing file is kept.
     """
     path = Path(os.path.realpath(path))
     if path.is_dir():
@@ -113,7 +113,7 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
             file.flush()
             os.fsync(file.fileno())
             if os.name != "posix":
-                file.close()  # such a system renames no open file
+                file.close()  # such a system cannot rename an open file
             os.replace(draft, path)
     except BaseException as error:
         draft.unlink(missing_ok=True)
@@ -124,16 +124,16 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
 
 
 def _new_draft(path: Path) -> BinaryIO:
-    """An empty draft, locked as long as it is open."""
+    """An empty draft, which is locked while it is open."""
     while True:
         file = open(path.with_name(f"{path.name}.{os.getpid()}-{next(_draft_numbers)}.tmp"), "wb")  # noqa: SIM115
         if _try_lock(file.fileno()) and _is_at(file.fileno(), Path(file.name)):
             return file
-        file.close()  # removed by another process before it was locked
+        file.close()  # another process removed it before it was locked
 
 
 def clear_drafts(folder: Path, name: str | None = None) -> None:
-    """Remove the drafts that killed processes left in a folder, of one file or of all."""
+    """Remove the drafts that killed processes left in a folder: those of the file ``name``, or all."""
     for draft in folder.glob("*.tmp" if name is None else f"{glob.escape(name)}.*.tmp"):
         with suppress(OSError):  # another process is removing it too, or it is not ours
             descriptor = os.open(draft, os.O_RDWR | os.O_NONBLOCK)
@@ -145,10 +145,10 @@ def clear_drafts(folder: Path, name: str | None = None) -> None:
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file such that it is there whole or not at all, also after a power failure.
+    """Write a text file atomically: even after a power failure it is either complete or unchanged.
 
     Raises:
-        OSError: if the disk is full; a file that was there before stays.
+        OSError: if the disk is full; an existing file is kept.
     """
     data = text.encode()
     with replacing(path, num_bytes=len(data)) as file:
@@ -156,10 +156,10 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes, or the names in a folder, last through a power failure."""
+    """Write a file's bytes, or a folder's entries, to the disk, so that they survive a power failure."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders, and needs no sync of them
+    except PermissionError:  # Windows cannot open folders, and need not sync them
         return
     try:
         os.fsync(descriptor)
@@ -168,19 +168,19 @@ def sync(path: Path) -> None:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error says that the disk is full; Polars raises such an OSError without its number."""
+    """Whether an error says that the disk is full; Polars raises such an OSError without an errno."""
     return isinstance(error, OSError) and (error.errno == errno.ENOSPC or "os error 28" in str(error))
 
 
 def disk_full(path: Path, consequence: str, num_bytes: int | None = None) -> OSError:
-    """The error of a full disk, with what is free and, if known, needed."""
+    """The error for a full disk; it says how many bytes are free and, if known, needed."""
     free = shutil.disk_usage(path.parent).free
     needed = f"{num_bytes:,} bytes are needed and " if num_bytes is not None else ""
     return OSError(errno.ENOSPC, f"disk full: {needed}{free:,} bytes are free; {consequence}", str(path))
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse what would hang or mislead a reader.
+    """Raise unless ``path`` is a regular file: reading a pipe or a device could block.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -207,12 +207,12 @@ def read(path: Path) -> str:
 
 
 def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
-    """Write an object under a checksum, for ``read_json``; whole or not at all, as ``write`` does."""
+    """Write an object with a checksum, for ``read_json``; atomically, as ``write`` does."""
     write(path, json.dumps(sealed(values), indent=1) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that ``write_json`` wrote; one without a checksum is taken as it is, unless it names its ``format``.
+    """The object that ``write_json`` wrote. A checksum may be missing only if the object has no ``format``.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -227,7 +227,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with a checksum of all of them, to be written as JSON.
+    """The values and a checksum of all of them, to be written as JSON.
 
     >>> sealed({"step": 36})
     {'step': 36, 'checksum': 'b4ed6b2c'}
@@ -236,10 +236,10 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(values: Any, *, required: bool = False) -> dict[str, Any]:
-    """The values that ``sealed`` was given; an object without a checksum is taken as it is, unless one is required.
+    """The values that ``sealed`` was given. An object without a checksum is accepted unless one is required.
 
     Raises:
-        ValueError: if the values are no object, or differ from their checksum.
+        ValueError: if the values are not an object, or differ from their checksum.
 
     >>> unsealed({"step": 36, "checksum": "b4ed6b2c"})
     {'step': 36}

@@ -1,7 +1,7 @@
-"""More ids for a table that is trained: new ids get composed vectors, and those of old ids stay as they are.
+"""Adding ids to a trained table: new ids get vectors of the same scheme, and the vectors of old ids do not change.
 
-The partitions of the old ids are kept; only a table whose digit has no upper end gets rows: the full table's, or that
-of the greatest stride. What cannot be so extended is refused.
+Old ids keep their buckets. Rows are added only to a stored table whose partition can be extended without moving old
+ids: the full table, or the partition with the largest stride. Schemes without such a partition are refused.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ ABLE = "Full, Hash, QR, GeneralizedQR, ChineseRemainder with room, and HotCold w
 
 
 def grown_spec(spec: TableSpec, n: int) -> TableSpec:
-    """The spec of a table of ``n`` ids whose first ids read the rows that they read under ``spec``.
+    """The spec of a table of ``n`` ids in which the ids of ``spec`` read the same rows as before.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such spec.
 
     >>> grown_spec(QR(4).spec(1000, 16), 1300).shapes
     ((250, 16), (6, 16))
@@ -46,7 +46,7 @@ def grown_spec(spec: TableSpec, n: int) -> TableSpec:
     elif spec.num_rest:
         scheme = replace(spec.scheme, num_rest=spec.num_rest + n - spec.num_embeddings, force=True)
     elif isinstance(spec.scheme.cold, Pool):
-        scheme = replace(spec.scheme, force=True)  # whether there is room in the pool, its tables say
+        scheme = replace(spec.scheme, force=True)  # grow_ checks whether the pool has room
     else:
         cold = _grown(spec.scheme.cold, spec.partitions, n - spec.num_hot, spec)
         scheme = replace(spec.scheme, cold=cold, force=True)
@@ -54,7 +54,7 @@ def grown_spec(spec: TableSpec, n: int) -> TableSpec:
 
 
 def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -> Scheme:
-    """A scheme for ``n`` ids that divides the first ones as ``partitions`` do."""
+    """A scheme for ``n`` ids that puts the old ids into the same buckets as ``partitions``."""
     if isinstance(scheme, Full):
         return scheme
     if not all(isinstance(part, Partition) for part in partitions) or spec.hidden is not None:
@@ -77,7 +77,7 @@ def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -
 
 
 def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | None) -> None:
-    """Give one table of a module ``n`` ids, in place."""
+    """Extend one table of a module to ``n`` ids, in place."""
     spec, title = tables.specs[t], f" of table {tables.names[t]!r}" if tables.names[t] else ""
     _check(tables, t, title, optimizer)
     try:
@@ -96,14 +96,14 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
     with torch.no_grad():
         stored = tables.stored
         rows = stored.new_empty(storage.num_rows, storage.width)
-        new_rows = torch.empty(len(stored), dtype=torch.int64)  # where each old row lies now
+        new_rows = torch.empty(len(stored), dtype=torch.int64)  # new position of each old row
         for before, after in zip(_flat(old), _flat(new), strict=True):
             count = before.rows * before.pitch
             new_rows[before.base : before.base + count] = torch.arange(after.base, after.base + count)
             after.of(rows)[: before.rows] = before.of(stored)
             if after.rows > before.rows:
                 _draw_(after.of(rows)[before.rows :], before.of(stored), tables, t)
-        tables.updates.lagging = None  # all rows are up to date; the optimizer's rule is made anew
+        tables.updates.lagging = None  # flush_ brought all rows up to date; follow_ builds a new row rule
         stored.data, stored.grad = rows, None
     tables.extents, tables.pools = storage.extents, storage.pools
     tables.place_integers()
@@ -126,7 +126,7 @@ def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimize
 
 
 def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
-    """Raise ValueError unless the pool has numbers left behind those of the table."""
+    """Raise ValueError unless the pool has unused numbers directly after those of the table."""
     assert grown.pool is not None
     width = grown.embedding_dim
     sharing = [s for s, other in enumerate(tables.specs) if (other.pool, other.embedding_dim) == (grown.pool, width)]
@@ -144,7 +144,7 @@ def _flat(extents: Sequence[Sequence[Extent]]) -> list[Extent]:
 
 
 def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
-    """New rows: of a full table as it started; of a composed one the mean of the rows that are there, and noise."""
+    """Draw new rows: like initial ones for a full table, else the mean of the ``known`` rows plus noise."""
     if tables.is_full(t):
         std = tables.start_std([t])
         bound = tables.specs[t].num_embeddings ** -0.5 if std is None else 3**0.5 * std
@@ -156,7 +156,7 @@ def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
 
 
 def follow_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
-    """Give an optimizer's state for ``stored`` the new number of rows; that of new rows is as before a first step."""
+    """Move an optimizer's state for ``stored`` to the rows' new positions; added rows get the initial state."""
     group = next(group for group in optimizer.param_groups if any(p is stored for p in group["params"]))
     state = optimizer.state.get(stored, {})
     for name, value in state.items():

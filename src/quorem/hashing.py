@@ -1,9 +1,10 @@
-"""Ids without a vocabulary: strings to 64-bit integers, and any 64-bit integer to one of n ids.
+"""Ids without a vocabulary: strings are hashed to 64-bit integers, and any 64-bit integer to one of n ids.
 
-A string becomes the XXH64 of its UTF-8 bytes (seed 0), the hash that most languages and databases have, so a server in
-another language finds the same id. Its 64 bits are read as a signed integer, since torch computes with those. A raw id
-is then mixed by a bijection of the 64-bit integers, splitmix64's, and reduced to ``[0, n)``: the partitions need ids
-whose digits are evenly spread, and raw ids (multiples of 2**20, time stamps) often are not. Neither is cryptographic.
+A string becomes the XXH64 of its UTF-8 bytes (seed 0). Most languages and databases have this hash, so a server in
+another language computes the same id. The 64 bits are read as a signed integer, since torch computes with signed
+integers. A raw id is then mixed by splitmix64, a bijection of the 64-bit integers, and reduced to ``[0, n)``. Mixing
+matters because partitions need ids whose digits are evenly distributed, and raw ids (multiples of 2**20, time stamps)
+often are not. Neither hash is cryptographic.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,15 +27,15 @@ P1, P2, P3, P4, P5 = (
         0x27D4EB2F165667C5,
     )
 )
-STRINGS_AT_ONCE = 1 << 16  # whose words fit in a cache
-STRIPE = 32  # bytes that four lanes take at a time
+STRINGS_AT_ONCE = 1 << 16  # so many that their words fit in the cache
+STRIPE = 32  # bytes that the four lanes consume in one step
 
 
 def hash_strings(values: Sequence[str | bytes] | Iterable[str | bytes] | NDArray[np.generic]) -> Tensor:
     """The XXH64 hash (seed 0) of each string's UTF-8 bytes, as signed 64-bit integers ``[len(values)]``.
 
-    The same on every machine and in every version. Strings are taken as they are: ``"é"`` as one character and as
-    two (e and an accent) are different strings.
+    The result is the same on every machine and in every version. Strings are not normalized: ``"é"`` as one character
+    and as two (e and an accent) have different hashes.
 
     Args:
         values: str or bytes; a list, an array, a column of a data frame.
@@ -67,11 +68,11 @@ def _encoded(value: str | bytes) -> bytes:
 
 
 def xxh64(data: Sequence[bytes]) -> Words:
-    """XXH64 with seed 0 of each of ``data``: all strings advance together, a word at a time."""
+    """XXH64 with seed 0 of each of ``data``; vectorized, so that all strings advance by one word together."""
     lengths = np.fromiter(map(len, data), np.int64, len(data))
     starts = np.cumsum(lengths) - lengths
-    text = np.frombuffer(b"".join(data) + bytes(8), np.uint8)  # a word past the end may be read, never used
-    words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the eight bytes from any position on
+    text = np.frombuffer(b"".join(data) + bytes(8), np.uint8)  # padded: words past the end may be read
+    words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the eight bytes that start at each position
     state = np.full(len(data), P5)
     long = np.flatnonzero(lengths >= STRIPE)
     state[long] = _stripes(words, starts[long], lengths[long] // STRIPE)
@@ -100,8 +101,8 @@ def xxh64(data: Sequence[bytes]) -> Words:
 
 
 def _stripes(words: Words, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Words:
-    """The state after all whole stripes of strings that have at least one."""
-    with np.errstate(over="ignore"):  # scalars warn of the wrap-around that arrays take in silence
+    """The state after the whole stripes of each string; every string has at least one."""
+    with np.errstate(over="ignore"):  # NumPy warns when scalars wrap around, but not when arrays do
         first = (P1 + P2, P2, np.uint64(0), np.uint64(0) - P1)
     lanes = [np.full(len(starts), value) for value in first]
     for stripe in range(int(counts.max(initial=0))):
@@ -122,17 +123,17 @@ def _rotated(value: Words, bits: int) -> Words:
     return value << np.uint64(bits) | value >> np.uint64(64 - bits)
 
 
-# splitmix64: the golden ratio that is added, then (shift, multiplier), and a last shift; as signed integers.
+# splitmix64: the golden ratio that is added, (shift, multiplier) of each round, and the last shift; signed integers.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 LAST_SHIFT = 31
 
 
 def mix(ids: Tensor) -> Tensor:
-    """splitmix64's bijection of the 64-bit integers, int64 in and out: every bit depends on all bits of the id.
+    """splitmix64, a bijection of the 64-bit integers, as int64: every output bit depends on all bits of the id.
 
     Args:
-        ids: int64, or uint64, whose bits are taken as they are; narrower integers are widened.
+        ids: int64; uint64, whose bits are reinterpreted as int64; or narrower integers, which are widened.
 
     Raises:
         TypeError: if ``ids`` does not hold integers.
@@ -147,12 +148,12 @@ def mix(ids: Tensor) -> Tensor:
 
 
 def mixed_ids(ids: Tensor, num_embeddings: int | Tensor) -> Tensor:
-    """The id in ``[0, num_embeddings)`` that each raw id takes: the low 63 bits of ``mix``, modulo.
+    """The id in ``[0, num_embeddings)`` of each raw id: the low 63 bits of ``mix``, modulo ``num_embeddings``.
 
     Args:
-        ids: any 64-bit integers, as ``mix`` takes them.
-        num_embeddings: size of the id space, or of that of each id; 2**40 to 2**62 keep collisions rare (see
-            ``expected_collisions``).
+        ids: any 64-bit integers, as in ``mix``.
+        num_embeddings: size of the id space, or a tensor with the size for each id; sizes of 2**40 to 2**62 keep
+            collisions rare (see ``expected_collisions``).
 
     >>> mixed_ids(torch.tensor([7, 7 + 2**20, -7]), 2**40)
     tensor([ 980748996055, 1069577029096,  430629333360])
@@ -179,7 +180,7 @@ def mixed_id(raw_id: int, num_embeddings: int) -> int:
 
 
 def expected_collisions(num_ids: int, num_embeddings: int) -> float:
-    """Expected number of pairs that share an id when ``num_ids`` raw ids are mixed into ``num_embeddings``.
+    """Expected number of pairs that share an id when ``num_ids`` raw ids are hashed to ``num_embeddings`` ids.
 
     Raises:
         ValueError: if ``num_ids`` is below 0 or ``num_embeddings`` below 1.
@@ -195,7 +196,7 @@ def expected_collisions(num_ids: int, num_embeddings: int) -> float:
 
 
 def as_int64(ids: Tensor) -> Tensor:
-    """``ids`` as int64: those of uint64 by their bits, narrower ones by their value.
+    """``ids`` as int64: the bits of uint64 are reinterpreted, narrower integers keep their value.
 
     Raises:
         TypeError: if ``ids`` does not hold integers.
@@ -209,5 +210,5 @@ def as_int64(ids: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """``x >> bits`` with zeros from the left, which torch's shift of signed integers does not bring."""
+    """``x >> bits``, filled with zeros from the left; torch's shift of signed integers copies the sign bit."""
     return (x >> bits) & (2 ** (64 - bits) - 1)

@@ -1,12 +1,12 @@
-"""Which id of its table each id becomes before any row is read: raw ids are mixed, unknown ids are replaced.
+"""What is done to ids before any row is read: raw ids are hashed to ids of the table, unknown ids are replaced.
 
-Unknown ids are those outside ``[0, n)``. ``unknown`` of a table says what they are:
+Unknown ids are those outside ``[0, n)``. The option ``unknown`` of a table says how they are treated:
 
 ======= =========================================================================================
-error   an IndexError on a CPU; on a GPU what ``on_invalid_id`` says
-rest    an id of the rest of a ``HotCold`` table, which share one row
-hash    a composed id of the table, chosen by the mixed unknown id: of ``HotCold`` a cold one,
-        whose rows are in the pool or the cold scheme; else any id of the table
+error   as an error: an IndexError on a CPU; on a GPU as ``on_invalid_id`` says
+rest    as an id of the rest of a ``HotCold`` table; the rest share one row
+hash    as a composed id of the table, chosen by hashing the unknown id: a cold id of ``HotCold``,
+        any id of another scheme
 ======= =========================================================================================
 """
 
@@ -22,11 +22,15 @@ from .schemes.frequency import Ranks
 
 UnknownIds = Literal["error", "rest", "hash"]
 RULE_COLUMNS = 3
-ALL, FIRST, COUNT = range(RULE_COLUMNS)  # whether all ids are replaced; by ids in [FIRST, FIRST + COUNT); none if 0
+# ALL: whether all ids are replaced, or only unknown ones. They become ids in [FIRST, FIRST + COUNT); COUNT 0: no rule.
+ALL, FIRST, COUNT = range(RULE_COLUMNS)
 
 
 class Listed(NamedTuple):
-    """A feature whose unknown ids are hashed onto cold ids that a list says: the cold ids, or all but the hot ones."""
+    """A feature whose unknown ids are hashed to cold ids, and the list that defines these.
+
+    The list holds the cold ids (``is_cold``), or the hot ids; in that case every id that is not listed is cold.
+    """
 
     feature: int
     is_cold: bool
@@ -34,7 +38,7 @@ class Listed(NamedTuple):
 
 
 def check_unknown(unknown: str, spec: TableSpec, raw_ids: bool, name: str = "") -> None:
-    """Raise ValueError unless a table can do with unknown ids what ``unknown`` says."""
+    """Raise ValueError unless a table supports the option ``unknown``."""
     title = f" of table {name!r}" if name else ""
     if unknown not in ("error", "rest", "hash"):
         raise ValueError(f"unknown ({unknown!r}){title} must be one of 'error', 'rest', 'hash'")
@@ -53,7 +57,7 @@ def rules_of(
     ranks: Sequence[Ranks | None],
     table_of: Sequence[int],
 ) -> Tensor | None:
-    """The rule of each feature, int64 ``[F, 3]``; None where all ids stay as they are."""
+    """The rule of each feature, int64 ``[F, 3]``; None if no feature has a rule."""
     if not any(raw_ids) and all(policy == "error" for policy in unknown):
         return None
     rules = []
@@ -72,7 +76,7 @@ def rules_of(
 def listed_of(
     specs: Sequence[TableSpec], unknown: Sequence[str], ranks: Sequence[Ranks | None], table_of: Sequence[int]
 ) -> list[Listed]:
-    """The features whose unknown ids are hashed onto listed ids."""
+    """The features whose unknown ids are hashed to cold ids that a list defines."""
     listed = []
     for feature, t in enumerate(table_of):
         lists = ranks[t]
@@ -85,14 +89,14 @@ def listed_of(
 def replaced(
     ids: Tensor, feature: Tensor | None, rules: Tensor, limits: Tensor, listed: Sequence[Listed] = ()
 ) -> Tensor:
-    """``ids`` as ids of their tables; those that are unknown and have no rule stay as they are.
+    """``ids`` as ids of their tables. Unknown ids of features without a rule are not changed.
 
     Args:
         ids: ``[B, F]``, or jagged ``[V]``.
-        feature: of each jagged id; None where ids have a column for each.
-        rules: of each feature, as ``rules_of`` says.
+        feature: the feature of each jagged id; None for ``[B, F]``.
+        rules: the rule of each feature, from ``rules_of``.
         limits: number of ids of each feature's table.
-        listed: as ``listed_of`` says.
+        listed: from ``listed_of``.
 
     >>> rules = torch.tensor([[0, 9, 1], [0, 0, 0]])
     >>> replaced(torch.tensor([[3, -1], [-1, 4]]), None, rules, torch.tensor([10, 10]))
@@ -111,16 +115,16 @@ def replaced(
 
 
 def _listed(number: Tensor, listed: Listed) -> Tensor:
-    """The ``number``-th id of a list, or the ``number``-th that is not in it."""
+    """The ``number``-th cold id, counted from 0: in the list if it holds cold ids, else among the ids not in it."""
     ids = listed.ids.to(number.device).long()
     if listed.is_cold:
         return ids[number.clamp(max=len(ids) - 1)]
-    before = ids - torch.arange(len(ids), device=ids.device)  # ids below each that are not listed
+    before = ids - torch.arange(len(ids), device=ids.device)  # for each listed id, how many unlisted ids are below it
     return number + torch.searchsorted(before, number, right=True)
 
 
 def _first_unlisted(ranks: Ranks) -> int:
-    """The lowest id that is in neither list."""
+    """The lowest id that is neither hot nor cold."""
     ids = torch.cat([ranks.hot, ranks.cold]).long().sort().values
     skipped = (ids != torch.arange(len(ids))).nonzero()
     return int(skipped[0]) if len(skipped) else len(ids)

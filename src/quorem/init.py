@@ -1,4 +1,4 @@
-"""Initial values that fit the operation: a composed vector is drawn as a row of the full table would be.
+"""Initial values, chosen by operation so that a composed vector has the distribution of a row of the full table.
 
 ``docs/initialization.md`` has the measurements behind the default.
 """
@@ -13,14 +13,14 @@ from torch import Tensor
 from .checks import check_choice
 from .schemes import TableSpec
 
-RAW_STD = sqrt(1 / (3 * 2**20))  # of vectors of raw ids: that of a full table of 2**20 ids
+RAW_STD = sqrt(1 / (3 * 2**20))  # standard deviation of vectors of raw ids: that of a full table of 2**20 ids
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
 
 
 def intervals(spec: TableSpec, noise: float = NOISE, std: float | None = None) -> list[tuple[float, float]]:
-    """The interval that each stored table of ``spec`` is drawn from, uniformly, by ``matched_``.
+    """The interval from which ``matched_`` draws each stored table of ``spec``, uniformly.
 
-    ``std`` is the deviation of the composed vector; that of U(-sqrt(1/n), sqrt(1/n)) where None.
+    ``std`` is the standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
 
     >>> from quorem import QR
     >>> intervals(QR(num_collisions=4).spec(10_000, 16))
@@ -36,17 +36,18 @@ def intervals(spec: TableSpec, noise: float = NOISE, std: float | None = None) -
 
 
 def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
-    """The default: the largest table is drawn as the full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral.
+    """The default: the largest table is drawn like a full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral.
 
-    Neutral is one plus noise for ``mult``, noise around zero for ``add``: the composed vector then has the
-    distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so each is drawn as the full.
+    Neutral means one plus noise for ``mult``, and noise around zero for ``add``: the composed vector then has the
+    distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so all their tables are drawn
+    like a full one.
     """
     for table, interval in zip(tables, intervals(spec, noise)[-len(tables) :], strict=True):
         table.uniform_(*interval)
 
 
 def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """All factors alike, scaled so that the composed vector has the full table's variance."""
+    """Draw all tables from one interval, scaled so that the composed vector has the full table's variance."""
     bound, k = sqrt(1 / spec.num_embeddings), len(tables)
     if spec.operation == "mult":  # var of a product of k uniforms is (b^2 / 3)^k; the full table's is bound^2 / 3
         bound = sqrt(3) * (bound / sqrt(3)) ** (1 / k)
@@ -57,9 +58,9 @@ def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
 
 
 def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """Draw as the public reference code does, U(sqrt(1/n), 1) for every factor: kept for comparison, trains badly.
+    """Draw as the public reference code does, U(sqrt(1/n), 1) for every table. It trains badly; kept for comparison.
 
-    A table that stands alone is drawn as the full one, there too.
+    As in that code, a single table is drawn like a full one.
     """
     bound = sqrt(1 / spec.num_embeddings)
     for table in tables:
@@ -75,12 +76,12 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched",
 
     Args:
         tables: the stored tables, filled in place.
-        spec: what they are.
+        spec: the spec of the table.
         method: ``"matched"``, ``"symmetric"`` or ``"reference"``: the function of that name.
-        std: deviation of the composed vector; that of U(-sqrt(1/n), sqrt(1/n)) where None.
+        std: standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
 
     Raises:
-        ValueError: if ``method`` is another.
+        ValueError: if ``method`` is unknown.
 
     >>> from quorem import QR
     >>> spec = QR(num_collisions=4).spec(1000, 16)
@@ -106,13 +107,13 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched",
                     table.mul_(scale)
                 elif method == "symmetric":
                     table.mul_(scale ** (1 / len(composed)))
-                elif len(table) == largest:  # of factors, one carries the scale; the others are neutral
+                elif len(table) == largest:  # one factor carries the scale; the others are neutral
                     table.mul_(scale)
                     largest = -1
 
 
 def deviation(table: Tensor) -> float | None:
-    """The deviation of a table's entries, from a sample of its rows; None if it is 0 or not finite.
+    """The standard deviation of a table's entries, estimated from a sample of rows; None if it is 0 or not finite.
 
     >>> deviation(torch.zeros(10, 4)), round(deviation(torch.tensor([[-1.0, 1.0]] * 1000)), 2)
     (None, 1.0)
@@ -124,10 +125,10 @@ def deviation(table: Tensor) -> float | None:
 
 
 def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None = None) -> float:
-    """The bound that a pool of ``num_tables`` tables is drawn within.
+    """The b of the interval [-b, b] from which a pool of ``num_tables`` tables is drawn.
 
-    A sum of its rows then has the deviation ``std``; where None, the variance of a full table's, averaged over the cold
-    ids.
+    A sum of one row per table then has the standard deviation ``std``. If None, it has that of a row of the members'
+    full tables, averaged over the cold ids.
     """
     if std is not None:
         return sqrt(3 / num_tables) * std
@@ -137,7 +138,7 @@ def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None 
 
 
 def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec], *, std: float | None = None) -> None:
-    """Draw the tables of a pool that ``members`` share; a sum of rows then has the deviation ``std``."""
+    """Draw the tables of a pool that ``members`` share; a composed vector has the standard deviation ``std``."""
     bound = pool_bound(len(tables), members, std)
     with torch.no_grad():
         for table in tables:
@@ -147,16 +148,16 @@ def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec], *, std: float 
 def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> None:
     """Draw path networks (section 4.1) as close to the identity as their width allows, plus noise.
 
-    With ``relu`` a direction q passes as ``relu(q x) - relu(-q x)``, so 2 D hidden units carry D dimensions
-    exactly; narrower networks carry as many as they can, scaled to keep the variance. With ``sigmoid``, which is
-    close to ``1/2 + x / 4`` for the small x that tables are drawn with, D units suffice.
+    With ``relu``, a direction q passes as ``relu(q x) - relu(-q x)``, so 2 D hidden units carry D dimensions
+    exactly; narrower networks carry as many as they can, scaled to keep the variance. With ``sigmoid``, D units
+    suffice: for the small initial x, it is close to ``1/2 + x / 4``.
 
     Args:
-        weights: of each layer ``[G, in, out]``, G networks of one shape.
-        biases: of each layer ``[G, out]``.
+        weights: the weights of each layer, ``[G, in, out]`` for G networks of one shape.
+        biases: the biases of each layer, ``[G, out]``.
         activation: ``"relu"`` or ``"sigmoid"``.
     """
-    if weights[0].is_meta:  # nothing to draw, and torch would load its compiler for it
+    if weights[0].is_meta:  # there is nothing to draw, and torch would load its compiler
         return
     d = weights[0].shape[1]
     units = min((w.shape[2] for w in weights[:-1]), default=d)
@@ -182,5 +183,5 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) 
             values = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1])).add_(carry)
             weight.copy_(values)
             bias.zero_()
-            if i > 0 and activation == "sigmoid":  # units are 1/2 at zero; take out what that adds up to
+            if i > 0 and activation == "sigmoid":  # sigmoid(0) is 1/2: subtract the sum that this adds
                 bias.copy_(-values.sum(1) / 2)

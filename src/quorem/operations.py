@@ -13,7 +13,7 @@ from .checks import check_choice
 
 
 def concat(*vectors: Tensor) -> Tensor:
-    """Lay the vectors end to end: ``D = D_1 + ... + D_k``."""
+    """Concatenate the vectors: ``D = D_1 + ... + D_k``."""
     return torch.cat(vectors, dim=-1)
 
 
@@ -37,13 +37,13 @@ OPERATIONS = {"concat": concat, "add": add, "mult": mult, "feature": feature}
 
 
 def widths(operation: Operation, embedding_dim: int, k: int, dims: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Width ``D_j`` of each partition's table, so that ``embedding_dim`` is the width that comes out.
+    """Width ``D_j`` of each partition's table, so that the composed vector has width ``embedding_dim``.
 
     Args:
         operation: ``"concat"``, ``"add"``, ``"mult"`` or ``"feature"``.
         embedding_dim: width of the composed vector (of each vector for ``"feature"``).
         k: number of partitions.
-        dims: the widths themselves, for ``"concat"`` only; split evenly where absent.
+        dims: the widths themselves, for ``"concat"`` only; if None, ``embedding_dim`` is split evenly.
 
     Raises:
         ValueError: if the widths cannot give ``embedding_dim``.

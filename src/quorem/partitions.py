@@ -1,8 +1,8 @@
-"""Partitions of the categories 0, ..., n - 1 into buckets (section 3); a bucket is a row of a small table.
+"""Partitions of the categories 0, ..., n - 1 into buckets (section 3); each bucket has one row of a small table.
 
 Partitions are *complementary* when any two categories fall into different buckets of at least one of them, so
-that the buckets together still name the category. Every family of the paper (Shi et al., KDD 2020) is one
-closed form, ``p(i) = (i // stride) % size``, listed least significant digit first. Ids stay int64 throughout.
+that the buckets together still identify the category. Every family of the paper (Shi et al., KDD 2020) has the
+form ``p(i) = (i // stride) % size``; partitions are listed least significant digit first. Ids are int64 throughout.
 """
 
 import itertools
@@ -25,10 +25,10 @@ _ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 class Partition:
     """The buckets ``(ids // stride) % size``: one digit of each id, always int64 (section 3).
 
-    Ids are not checked against n, which a partition does not know: one past the end would alias silently.
+    A partition does not know n, so ids are not checked: an id past the end silently falls into some bucket.
 
     Raises:
-        TypeError: if ``stride`` or ``size`` is not an integer or, on a call, ``ids`` not an integer tensor.
+        TypeError: if ``stride`` or ``size`` is not an integer or, on a call, ``ids`` is not an integer tensor.
         ValueError: if ``stride`` or ``size`` is not in ``[1, 2**63)``.
 
     >>> Partition(stride=4, size=3)(torch.arange(10))
@@ -48,9 +48,9 @@ class Partition:
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class ExplicitPartition:
-    """Buckets looked up in a map: id ``i`` falls into bucket ``index[i]`` (section 3, its last paragraph).
+    """Buckets from a lookup table: id ``i`` falls into bucket ``index[i]`` (section 3, last paragraph).
 
-    The paper's cars: no two of make, year and type tell these four apart, but all three do.
+    In the paper's example of cars, no two of make, year and type distinguish all four cars, but all three together do.
 
     >>> make = ExplicitPartition.from_labels(["Ford", "Ford", "Ford", "Kia"])
     >>> year = ExplicitPartition.from_labels([2019, 2019, 2020, 2019])
@@ -106,7 +106,7 @@ class ExplicitPartition:
 
 
 def naive(n: int) -> tuple[Partition, ...]:
-    """A bucket for every category: the full table (section 3, example 1).
+    """One bucket per category: the full table (section 3, example 1).
 
     >>> naive(10)
     (Partition(stride=1, size=10),)
@@ -115,7 +115,7 @@ def naive(n: int) -> tuple[Partition, ...]:
 
 
 def hashing(n: int, m: int) -> tuple[Partition, ...]:
-    """The remainder modulo ``m`` alone: categories collide, unless ``m = n`` (section 2, algorithm 1).
+    """The remainder modulo ``m`` alone: categories collide unless ``m = n`` (section 2, algorithm 1).
 
     Raises:
         ValueError: if ``m`` is not in ``[1, n]``.
@@ -169,16 +169,17 @@ def chinese_remainder(n: int, sizes: Sequence[int]) -> tuple[Partition, ...]:
 
 
 def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partition, ...]:
-    """Mixed-radix digits that overlap, so that tables larger than ``n`` needs are used (not in the paper).
+    """Mixed-radix digits that overlap, so that rows are used even if the tables are larger than ``n`` requires.
 
-    With sizes (1000, 1000, 1000) and n = 10**6 the third digit of the generalized family is always 0. Here
-    the strides s_1 = 1, s_2, ..., s_k grow by integer factors s_(j+1) / s_j <= m_j, until s_k * m_k >= n.
-    Complementary: the last digit does not wrap, so it fixes a block of s_k ids. That block spans at most
-    m_(k-1) consecutive quotients by s_(k-1), so the digit before fixes a block of s_(k-1) ids, and so on.
+    This family is not in the paper. With sizes (1000, 1000, 1000) and n = 10**6, the third digit of the generalized
+    family is always 0. Here the strides s_1 = 1, s_2, ..., s_k grow by integer factors s_(j+1) / s_j <= m_j, until
+    s_k * m_k >= n. The partitions are complementary: the last digit does not wrap, so it fixes a block of s_k ids.
+    That block spans at most m_(k-1) consecutive quotients by s_(k-1), so the digit before it fixes a block of s_(k-1)
+    ids, and so on.
 
-    Table j uses min(m_j, ceil(n / s_j)) of its rows: more than half of min(m_j, m_k, n), and often all, since
-    s_k < 2 n / m_k unless n <= m_k (no factor is more than what was missing, so s_k overshoots less than twice).
-    Equal to ``generalized_quotient_remainder`` when the product of ``sizes`` is ``n``.
+    Table j uses min(m_j, ceil(n / s_j)) of its rows. That is more than half of min(m_j, m_k, n), and often all, since
+    s_k < 2 n / m_k unless n <= m_k (no factor exceeds what was missing, so s_k overshoots by less than a factor of 2).
+    The result equals ``generalized_quotient_remainder`` when the product of ``sizes`` is ``n``.
 
     Raises:
         ValueError: if the product of ``sizes`` is below ``n``.
@@ -188,11 +189,11 @@ def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partit
     """
     n, sizes = _covering(n, sizes)
     *lower, last = sizes
-    strides, rest = [1], ceil_div(n, last)  # rest: the factor from the newest stride to s_k, at least
+    strides, rest = [1], ceil_div(n, last)  # rest: least factor from the newest stride to s_k
     for j, size in enumerate(lower):
-        low = ceil_div(rest, math.prod(lower[j + 1 :]))  # the digits above can take no more
+        low = ceil_div(rest, math.prod(lower[j + 1 :]))  # the factors above can supply no more
         high = min(size, max(low, balanced_sizes(rest, len(lower) - j)[0]))
-        # Near the even share, the factor that overshoots least: a smaller s_k uses more rows of table k.
+        # Of the factors near the even share, take the one that overshoots least: a small s_k uses more rows of table k.
         near = range(max(low, high - min(high // 2, 999)), high + 1)
         factor = min(reversed(near), key=lambda f: f * ceil_div(rest, f))
         strides.append(strides[-1] * factor)
@@ -201,7 +202,7 @@ def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partit
 
 
 def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> bool:
-    """Whether any two of the ``n`` categories differ in some partition (section 3, definition 1). Exact.
+    """Whether any two of the ``n`` categories differ in some partition (section 3, definition 1); exact.
 
     Raises:
         ValueError: if ``n`` is below 1, or an ``ExplicitPartition`` does not map ``n`` ids.
@@ -216,7 +217,7 @@ def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> 
     if math.prod(part.size for part in parts) < n:
         return False
     ids = torch.arange(n, device="cpu")
-    key, span = torch.zeros_like(ids), 1  # the buckets so far as one mixed-radix number in [0, span)
+    key, span = torch.zeros_like(ids), 1  # key: the buckets so far as one mixed-radix number in [0, span)
     for part in parts:
         bucket, size = part(ids), part.size
         if size > n:
@@ -224,14 +225,14 @@ def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> 
         if span * size > INT64_MAX:
             key, span = _ranks(key)
         key, span = key.mul_(size).add_(bucket), span * size
-    if span <= 8 * n:  # marking the keys seen is faster than sorting, and takes no more memory
+    if span <= 8 * n:  # marking the keys is faster than sorting them, and takes no more memory
         return int(torch.zeros(span, dtype=torch.bool, device="cpu").scatter_(0, key, True).sum()) == n
     key = key.sort().values
     return not bool((key[1:] == key[:-1]).any())
 
 
 def _ranks(values: Tensor) -> tuple[Tensor, int]:
-    """The same grouping with the smallest numbers: rank among the distinct values, and how many there are."""
+    """Renumber values as their ranks among the distinct values; returns the ranks and the number of distinct values."""
     distinct, rank = torch.unique(values, return_inverse=True)
     return rank, len(distinct)
 
@@ -245,7 +246,7 @@ def _covering(n: int, sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
 
 
 def int64(name: str, values: Tensor) -> Tensor:
-    """Widened before any arithmetic, so that int32 ids cannot overflow; floats and bools are refused."""
+    """``values`` as int64, so that arithmetic on int32 ids cannot overflow; floats and bools are refused."""
     if not isinstance(values, Tensor) or values.dtype not in _ID_DTYPES:
         got = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"{name} ({got}) must be an integer tensor")

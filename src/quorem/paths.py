@@ -18,23 +18,23 @@ from .schemes import Path, TableSpec
 class PathNetworks(nn.Module):
     """The networks of one or more features whose paths have the same shape, run as batched matrix products.
 
-    Ids are sorted by network into blocks of one network each, so a weight matrix is read once per block:
+    Ids are sorted by network into blocks of one network each, so that a weight matrix is read once per block. There is
     no loop over networks and no copy of a matrix per id.
 
     Args:
         members: the features, as positions in ``table_of``.
-        names: of all tables.
-        specs: the specs of all tables; the members' have path networks of one width and shape.
+        names: the names of all tables.
+        specs: the specs of all tables; those of the members have path networks of one width and shape.
         table_of: the table that each feature reads; features of one table share its networks.
-        layout: of all features.
+        layout: the layout of all features.
     """
 
     member: Tensor  # [F]: position of each feature among the members, or -1
     features: Tensor  # [members]
-    columns: Tensor  # the members' slots
-    all_columns: Tensor  # the same, then the slots of the other features
-    network_slots: Tensor  # as ``layout.slots``, a slot per member
-    network_parts: Tensor  # as ``layout.parts``, a partition per level: its base is the member's first network
+    columns: Tensor  # slots of the members
+    all_columns: Tensor  # slots of the members, then of the other features
+    network_slots: Tensor  # like ``layout.slots``: one slot per member
+    network_parts: Tensor  # like ``layout.parts``: one partition per level, whose base is the member's first network
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class PathNetworks(nn.Module):
         self.members = tuple(members)
         self.activation = scheme.activation
         self.embedding_dim = member_specs[0].embedding_dim
-        self.tables = {names[t]: specs[t].path_sizes for t in tables}  # networks of each level, by table
+        self.tables = {names[t]: specs[t].path_sizes for t in tables}  # number of networks per level, by table
         sizes = list(zip(*self.tables.values(), strict=True))
-        self.counts = tuple(map(sum, sizes))  # networks of each level
-        self.most = tuple(map(max, sizes))  # the most that a member has
+        self.counts = tuple(map(sum, sizes))  # number of networks per level
+        self.most = tuple(map(max, sizes))  # largest number of networks of one table, per level
         widths = (self.embedding_dim, *scheme.hidden, self.embedding_dim)
         self.weights, self.biases = Layers(), Layers()
         for count in self.counts:
@@ -85,7 +85,7 @@ class PathNetworks(nn.Module):
         self.reset_parameters()
 
     def place_integers(self, device: torch.device) -> None:
-        """(Re)build the buffers that find an id's networks; they hold no learned state."""
+        """(Re)build the buffers from which an id's networks are computed; they hold no learned state."""
         for name, values in self.integers.items():
             self.register_buffer(name, values.to(device, copy=True), persistent=False)
 
@@ -97,7 +97,7 @@ class PathNetworks(nn.Module):
             init.path_(list(self.weights)[of_level], list(self.biases)[of_level], self.activation)
 
     def transform(self, vectors: Tensor, ids: Tensor, ranks: Tensor) -> Tensor:
-        """Transform the members' vectors among those ``[B, S, W]`` of ``ids`` ``[B, F]``; the others pass."""
+        """Transform the members' vectors in ``vectors`` ``[B, S, W]`` of ``ids`` ``[B, F]``; keep the others."""
         layers = [t for pair in zip(self.weights, self.biases, strict=True) for t in pair]
         per_level = len(layers) // len(self.counts)
         if not self.has_own_rows and all(
@@ -114,9 +114,9 @@ class PathNetworks(nn.Module):
         return vectors.index_copy(1, self.columns, composed.view_as(selected))
 
     def forward(self, x: Tensor, ids: Tensor, member: Tensor, ranks: Tensor) -> Tensor:
-        """Transform the row vectors ``x`` ``[N, D]`` of ``ids`` ``[N]``, each of one ``member`` ``[N]``.
+        """Transform the row vectors ``x`` ``[N, D]`` of ``ids`` ``[N]``; ``member`` ``[N]`` is the feature of each.
 
-        Ids with rows of their own keep these; padding and out-of-range ids give zeros.
+        The vectors of ids with rows of their own are not transformed; padding and out-of-range ids give zeros.
         """
         slots, parts = self.network_slots[member][:, None], self.network_parts[member][:, None]
         numbers = rows.numbers_of(ids[:, None], slots, ranks)  # [N, 1]
@@ -136,7 +136,7 @@ class PathNetworks(nn.Module):
 
 
 def path_scheme(spec: TableSpec) -> Path | None:
-    """The path scheme of a table, or of its cold ids."""
+    """The path scheme of a table, or of its cold ids; None if there is none."""
     scheme = getattr(spec.scheme, "cold", spec.scheme)
     return scheme if isinstance(scheme, Path) and spec.hidden is not None else None
 
@@ -144,10 +144,10 @@ def path_scheme(spec: TableSpec) -> Path | None:
 def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     """Sort N items into blocks of one group each.
 
-    The number of blocks depends on N and ``num_groups`` alone, so shapes stay static for the compiler.
+    The number of blocks depends only on N and ``num_groups``, so shapes are static for the compiler.
 
     Returns:
-        the position ``[N]`` of each item, the group of each block, and the size of a block.
+        The position ``[N]`` of each item, the group of each block, and the size of a block.
 
     >>> position, group_of_block, size = blocks(torch.tensor([1, 0, 1, 1]), 2)
     >>> bool((group_of_block[position // size] == torch.tensor([1, 0, 1, 1])).all())
@@ -168,7 +168,7 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
 
 
 def path_groups(specs: Sequence[TableSpec], table_of: Sequence[int]) -> list[list[int]]:
-    """Features whose path networks have one shape, and so run together."""
+    """Group the features whose path networks have the same shape, and so can run together."""
     groups: dict[Any, list[int]] = {}
     for f, t in enumerate(table_of):
         scheme = path_scheme(specs[t])

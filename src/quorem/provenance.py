@@ -1,4 +1,4 @@
-"""What made a result: versions of the packages, and the commit of the checkout."""
+"""What produced a result: versions of the packages, and the commit of the checkout."""
 
 import importlib.metadata
 import platform
@@ -15,7 +15,7 @@ COMMIT_DIGITS = 12
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of quorem, Python, torch and NumPy, and of further packages by the names they are installed under.
+    """Versions of quorem, Python, torch and NumPy, and of further packages, given by their distribution names.
 
     >>> sorted(versions())
     ['numpy', 'python', 'quorem', 'torch']
@@ -27,10 +27,10 @@ def versions(*packages: str) -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The checkout's commit when first asked, with a plus where the package differs from it.
+    """The commit of the checkout when this was first called, with a plus if the package has uncommitted changes.
 
     Returns:
-        Twelve hex digits, a plus if need be; None without a checkout or without git.
+        Twelve hex digits, and perhaps a plus; None without a checkout or without git.
     """
     package = Path(__file__).parent
 
@@ -39,7 +39,7 @@ def commit() -> str | None:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
-        if not git("ls-files", "__init__.py"):  # installed inside of a checkout of something else
+        if not git("ls-files", "__init__.py"):  # the package is installed inside another project's checkout
             return None
         head = git("rev-parse", f"--short={COMMIT_DIGITS}", "HEAD")
         return head + "+" * bool(git("status", "--porcelain", "--", ".")) if head else None

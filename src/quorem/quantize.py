@@ -1,4 +1,4 @@
-"""Rows in 8 or 4 bits, for inference."""
+"""Quantized rows, 8 or 4 bits per number, for inference."""
 
 from typing import Literal
 
@@ -12,23 +12,24 @@ BLOCK = 2**16  # rows quantized at a time
 
 
 def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
-    """Store the rows of every quorem module in ``module`` in 8 or 4 bits a number, in place, for inference.
+    """Store the rows of every quorem module in ``module`` in 8 or 4 bits per number, in place, for inference.
 
-    Each row has a scale and an integer zero point of its own: at D = 16, 20 bytes with 8 bits and 12 with 4, where
-    float32 takes 64. Rows are dequantized within the lookup. They no longer take gradients: ``stored`` holds bytes.
-    Networks of path-based tables stay as they are. ``module.half()`` and the like then change the dtype of the vectors.
+    Each row has its own scale and integer zero point. At D = 16 a row takes 20 bytes with 8 bits, 12 bytes with 4 bits,
+    and 64 bytes in float32. The lookup dequantizes rows. They no longer take gradients, since ``stored`` holds bytes.
+    Networks of path-based tables are not quantized. Afterwards ``module.half()`` and the like change the dtype of these
+    networks and of the output vectors.
 
     Args:
         module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
-        bits: of a number.
+        bits: bits per number.
 
     Returns:
         ``module``.
 
     Raises:
-        TypeError: if ``module`` is no module.
-        ValueError: if ``bits`` is neither 8 nor 4, there are no tables, or one is quantized already, updated in
-            backward, or not finite. Nothing is changed then.
+        TypeError: if ``module`` is not a module.
+        ValueError: if ``bits`` is neither 8 nor 4, there are no tables, or a table is quantized already, is updated in
+            backward, or is not finite. In these cases nothing is changed.
 
     >>> from quorem import QR, Embedding
     >>> table = quantize_(Embedding(1000, 16, QR(4)), bits=8)

@@ -16,8 +16,8 @@ from .partitions import int64
 class Permutation:
     """The bijection ``i -> (multiplier * i + shift) % n``, to renumber ids before they are partitioned.
 
-    Two integers, because n stored ones would outweigh the table that the partitions make small. It is affine: it
-    renumbers ids but does not mix them (ids a fixed distance apart stay a fixed distance apart); ``Mixing`` does.
+    It takes two integers; storing a permutation of n ids would take more memory than the compressed table. It is
+    affine, so it does not mix: ids a fixed distance apart stay a fixed distance apart. ``Mixing`` does mix.
 
     Raises:
         ValueError: if ``multiplier`` and ``n`` share a factor, ``shift`` is not in ``[0, n)``, or
@@ -43,7 +43,7 @@ class Permutation:
 
     @classmethod
     def from_seed(cls, n: int, seed: int) -> "Permutation":
-        """The permutation that ``seed`` draws; ``multiplier=1``, a rotation, only where no other fits."""
+        """A random permutation determined by ``seed``; ``multiplier`` is 1 (a rotation) only if no other fits."""
         n, draw = check_int("n", n), random.Random(check_int("seed", seed, 0))
         high = min(n, INT64_MAX // n)
         start = draw.randrange(2, high) if high > 2 else 2
@@ -57,10 +57,11 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Mixing:
-    """A bijection of ``[0, 2**bits)`` that mixes: ids with a pattern come out without one.
+    """A bijection of ``[0, 2**bits)`` that mixes: regular patterns in the ids do not survive it.
 
-    Three rounds of a shift by half the bits and an odd factor; ``MIXING_FACTORS`` are fixed, so that every device,
-    file and version mixes alike. Each step can be undone, which makes it a bijection.
+    It is three rounds of xor with the number shifted by half its bits, and multiplication by an odd factor.
+    ``MIXING_FACTORS`` are fixed, so that every device, file and version gives the same numbers. It is a bijection
+    because each step can be undone.
 
     Raises:
         ValueError: if ``bits`` is not in ``[1, 62]``.
@@ -76,7 +77,7 @@ class Mixing:
 
     @classmethod
     def covering(cls, n: int) -> "Mixing":
-        """The smallest one over at least ``n`` numbers.
+        """The ``Mixing`` with the fewest bits that covers ``n`` numbers.
 
         >>> Mixing.covering(1000)
         Mixing(bits=10)
@@ -91,7 +92,7 @@ MIXING_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)  #
 
 
 def mixed_numbers(numbers: Tensor, bits: Tensor) -> Tensor:
-    """``Mixing(bits)`` of ``numbers``, each by its own number of bits; 0 bits leave a number as it is."""
+    """``Mixing(bits)`` of ``numbers``, where ``bits`` may differ per number; 0 bits leave a number unchanged."""
     shift, mask = bits // 2 + 1, (torch.ones_like(bits) << bits) - 1
     mixed = numbers & mask
     for factor in MIXING_FACTORS:

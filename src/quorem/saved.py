@@ -1,4 +1,4 @@
-"""How the tables of a module stand in a ``state_dict``: each under its own name, with what its rows mean."""
+"""Tables of a module in a ``state_dict``: each under its own name, with a description of what its rows mean."""
 
 import warnings
 import zlib
@@ -42,7 +42,7 @@ def load_tables(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """``nn.Module._load_from_state_dict`` of ``StoredTables``: nothing is loaded where an error is added."""
+    """``nn.Module._load_from_state_dict`` of ``StoredTables``; if it adds to ``error_msgs``, it loads nothing."""
     for hook in tables._load_state_dict_pre_hooks.values():
         hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
     views = {prefix + name: table for name, table in tables.named_tables()}
@@ -99,7 +99,10 @@ def load_tables(
 
 
 class Names:
-    """Whatever attribute is asked of it, it has: names of a ``state_dict`` that are no attributes lead through it."""
+    """An object whose every attribute is the object itself.
+
+    ``torch.distributed.checkpoint`` follows the names of a ``state_dict`` as attributes, also those that are none.
+    """
 
     def __getattr__(self, name: str) -> "Names":
         if name.startswith("__") or name == "_fqn_modifiers":
@@ -108,10 +111,11 @@ class Names:
 
 
 class TransientNames(set[str]):
-    """Names that are not in a ``state_dict``.
+    """The names of buffers that are not saved in a ``state_dict``.
 
-    ``stored`` and the numbers of layers are said to be such, since they are saved by table: so
-    ``torch.distributed.checkpoint`` does not look for them. They are no members: ``torch.export`` would drop them.
+    It also claims to contain ``stored`` and the numbers of layers. These parameters are saved table by table under
+    other names, and ``torch.distributed.checkpoint`` must not look for them. They are not real members of the set,
+    since ``torch.export`` would drop them.
     """
 
     def __contains__(self, name: object) -> bool:
@@ -119,29 +123,32 @@ class TransientNames(set[str]):
 
 
 def named_entries(tables: "StoredTables") -> list[tuple[str, Tensor]]:
-    """What stands in the ``state_dict`` and is neither a parameter nor a buffer: tables, pools and ranks."""
+    """Entries of the ``state_dict`` that are neither parameters nor buffers: tables, pools and ranks."""
     return [*tables.named_tables(), *ranks(tables).items()]
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether each process has a part of it: a ``DTensor``, as ``fully_shard`` makes it. Its import takes a second."""
+    """Whether a tensor is a ``DTensor``, of which each process has a part (``fully_shard``).
+
+    The test is by attribute, since importing ``DTensor`` takes a second.
+    """
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Any) -> Any:
-    """``tensor``, gathered from all processes where it is sharded."""
+    """``tensor``, gathered from all processes if it is sharded."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def write_shards_(stored: Any, rows: Tensor) -> None:
-    """Write into each process's part of ``stored`` its share of ``rows``, which all of them have."""
+    """Write ``rows``, which every process has in full, into the sharded ``stored``."""
     from torch.distributed.tensor import distribute_tensor
 
     stored.copy_(distribute_tensor(rows, stored.device_mesh, stored.placements))
 
 
 def others(tables: "StoredTables") -> dict[str, Tensor]:
-    """Parameters and persistent buffers that are no tables: those of a subclass, or of pruning."""
+    """Parameters and persistent buffers other than ``stored``: those of a subclass, or of pruning."""
     transient = tables._non_persistent_buffers_set
     named = {**tables._parameters, **{n: b for n, b in tables._buffers.items() if n not in transient}}
     return {name: tensor for name, tensor in named.items() if tensor is not None and name != "stored"}
@@ -163,7 +170,7 @@ def ranks(tables: "StoredTables") -> dict[str, Tensor]:
 
 
 def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the shapes of ``values``, which are to be loaded into ``views``."""
+    """An error message for each of ``values`` whose shape differs from that of its view in ``views``."""
     return [
         f"{key} is {tuple(getattr(value, 'shape', ())) or type(value).__name__} in the checkpoint and"
         f" {tuple(views[key].shape)} here: was it saved under another scheme, size or embedding_dim?"
@@ -182,12 +189,12 @@ def _wrong_meanings(tables: "StoredTables", prefix: str, local_metadata: Mapping
 
 
 def meanings_of(tables: "StoredTables") -> list[str]:
-    """For each table, which rows an id takes, how they are combined, and whether ids are raw."""
+    """For each table, as text: which rows an id reads, how they are combined, and whether ids are raw."""
     return [meaning(spec) + raw * ", of raw ids" for spec, raw in zip(tables.specs, tables.raw_ids, strict=True)]
 
 
 def meaning(spec: TableSpec) -> str:
-    """Which rows an id takes and how they are combined: what a checkpoint must agree on beside shapes."""
+    """Which rows an id reads and how they are combined, as text; a checkpoint must agree on this besides shapes."""
     parts = [
         f"{p.stride}:{p.size}" if isinstance(p, Partition) else f"index {zlib.crc32(p.index.numpy().tobytes()):08x}"
         for p in spec.partitions

@@ -1,4 +1,4 @@
-"""How the networks of path-based tables stand in a ``state_dict``: by table, not by the group that they run in."""
+"""Networks of path-based tables in a ``state_dict``: saved by table, not by the group in which they run."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Layers(nn.ParameterList):
-    """Parameters that ``PathGroups`` saves; those with the names that they have here still load."""
+    """Parameters of a group. ``PathGroups`` saves them by table; entries under their names here can still be loaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Layers(nn.ParameterList):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in self._parameters:
-            if name.isdigit():  # others are those of pruning
+            if name.isdigit():  # other names come from pruning
                 del destination[prefix + name]
 
     def _load_from_state_dict(
@@ -39,18 +39,18 @@ class NetworkLayer(NamedTuple):
 
     owner: Layers
     number: str
-    name: str  # of the parameter in ``PathGroups``
-    counts: dict[str, int]  # networks of each table, by the name they are saved under
+    name: str  # name of the parameter in ``PathGroups``
+    counts: dict[str, int]  # number of networks of each table, by the name under which they are saved
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The parameter as it is now."""
+        """The current parameter; loading may replace it by another object."""
         parameter = self.owner._parameters[self.number]
         assert parameter is not None
         return parameter
 
     def views(self) -> dict[str, Tensor]:
-        """The networks of each table."""
+        """The networks of each table, as views by the name under which they are saved."""
         parts = whole(self.parameter).split(list(self.counts.values()))
         return dict(zip(self.counts, parts, strict=True))
 
@@ -59,8 +59,9 @@ class PathGroups(nn.ModuleList):
     """Networks of path-based tables, in groups that run together.
 
     In a ``state_dict`` they are ``NAME.LEVEL.LAYER.weight`` and ``.bias``: the networks of table ``NAME`` for partition
-    ``LEVEL + 1``, without the name where the module has one table. So they keep their meaning where tables are
-    added, dropped, put in another order or grouped otherwise. By group, ``GROUP.weights.N``, they were saved before.
+    ``LEVEL + 1``. ``Embedding`` and ``EmbeddingBag``, whose table has no name, leave it out. These names keep their
+    meaning when tables are added, dropped, reordered or grouped differently. Earlier versions saved by group,
+    ``GROUP.weights.N``.
     """
 
     _entries = Names()
@@ -82,7 +83,7 @@ class PathGroups(nn.ModuleList):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """As in ``Tables``: of this module alone also what ``state_dict`` names."""
+        """As in ``StoredTables``: with ``recurse=False``, also the entries of the ``state_dict``."""
         yield from super().named_buffers(prefix, recurse, remove_duplicate)
         if not recurse:
             dot = "." if prefix else ""
@@ -108,12 +109,12 @@ class PathGroups(nn.ModuleList):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, False, [], [], error_msgs)  # runs hooks
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, False, [], [], error_msgs)  # only runs hooks
         assign = local_metadata.get("assign_to_params_buffers", False)
         for layer in self.layers():
             keys = [prefix + name for name in layer.counts]
             values = {key: whole(state_dict.pop(key)) for key in keys if key in state_dict}
-            if prefix + layer.name not in state_dict:  # which ``Layers`` loads
+            if prefix + layer.name not in state_dict:  # else ``Layers`` loads it
                 missing_keys += [key for key in keys if key not in values]
                 error_msgs += _load_layer(layer, prefix, values, assign)
         if strict:
@@ -129,7 +130,7 @@ def network_layers(tables: "StoredTables") -> Iterator[NetworkLayer]:
 
 @torch.no_grad()
 def _load_layer(layer: NetworkLayer, prefix: str, values: dict[str, Any], assign: bool) -> list[str]:
-    """Load the networks of some tables, or say what is wrong with them."""
+    """Load the networks of some tables; returns error messages, in which case nothing is loaded."""
     parameter = layer.parameter
     views = {prefix + name: view for name, view in layer.views().items()}
     wrong = wrong_shapes(views, values)

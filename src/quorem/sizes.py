@@ -1,4 +1,4 @@
-"""Sizes of tables whose products reach n, or whose sums reach a number of rows: the least, and the most."""
+"""Sizes of tables: the smallest sum whose product reaches n, or the largest product for a given number of rows."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ def balanced_sizes(n: int, k: int) -> tuple[int, ...]:
     for bit in reversed(range(n.bit_length() // k + 1)):
         if (root | 1 << bit) ** k <= n:
             root |= 1 << bit
-    # For a given sum the product is largest when sizes differ by at most one (AM-GM): only root and root + 1.
+    # For a given sum, the product is largest when sizes differ by at most one (AM-GM): only root and root + 1 occur.
     larger = next(j for j in range(k + 1) if (root + 1) ** j * root ** (k - j) >= n)
     return (root + 1,) * larger + (root,) * (k - larger)
 
@@ -25,7 +25,7 @@ def balanced_sizes(n: int, k: int) -> tuple[int, ...]:
 def coprime_sizes(n: int, k: int) -> tuple[int, ...]:
     """The ``k`` pairwise coprime sizes of smallest sum whose product reaches ``n``, largest first.
 
-    Sizes of 1 are allowed, any number of them. Among equal sums, the largest product. Exact.
+    Sizes of 1 are allowed, any number of them. Among equal sums, the product is the largest. The search is exact.
 
     >>> coprime_sizes(1000, 3), coprime_sizes(10**6, 2)
     ((13, 11, 7), (1001, 1000))
@@ -55,7 +55,7 @@ def coprime_sizes_for_rows(num_rows: int, k: int) -> tuple[int, ...]:
 def _largest_product(rows: int, k: int, floor: int) -> tuple[int, ...]:
     """The ``k`` pairwise coprime sizes of sum ``rows`` and largest product; empty if all are below ``floor``.
 
-    Branch and bound, largest size first: the rest of the sum yields at most the product of its even split.
+    Branch and bound, largest size first: the remaining sum contributes at most the product of its even split.
     """
     best: tuple[int, ...] = ()
 

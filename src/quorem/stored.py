@@ -1,4 +1,4 @@
-"""The rows of a module's tables in one parameter, and its life: names, initial values, moves, copies."""
+"""The rows of a module's tables in one parameter: their names, initial values, moves between devices, and copies."""
 
 import math
 import warnings
@@ -24,10 +24,10 @@ from .schemes.frequency import Ranks, RawCounts, rank
 
 
 class StoredTables(nn.Module):
-    """All rows in one parameter ``stored`` ``[R, W]``, and the integers by which ids find them.
+    """All rows in one parameter ``stored`` ``[R, W]``, and the integers from which the rows of an id are computed.
 
     ``named_tables`` gives each table as a view, and ``state_dict`` saves each under its own name. The integers are
-    buffers that are built anew, not saved: wherever ``stored`` goes, they follow.
+    buffers. They are not saved, but rebuilt on the device of ``stored`` whenever that changes.
     """
 
     stored: nn.Parameter
@@ -39,9 +39,9 @@ class StoredTables(nn.Module):
     spans: Tensor
     ranks: Tensor
     invalid_ids: Tensor
-    id_rules: Tensor  # of each feature; only where ids are mixed or replaced
-    bits = 0  # of a number in ``stored``, where rows are quantized (``quantize_``)
-    vector_dtype: torch.dtype  # where rows are quantized, the dtype of the vectors that come out
+    id_rules: Tensor  # the rule of each feature; exists only if raw ids are hashed or unknown ids are replaced
+    bits = 0  # bits per number in ``stored`` if rows are quantized (``quantize_``), else 0
+    vector_dtype: torch.dtype  # exists only if rows are quantized: dtype of the output vectors
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class StoredTables(nn.Module):
             check_unknown(policy, spec, raw, name)
         pads = zip(padding, specs, self.raw_ids, strict=True)
         self.padding = tuple(padding_of(pad, spec.num_embeddings, raw) for pad, spec, raw in pads)
-        # As ids are given: of raw ids, ``padding`` is mixed.
+        # The padding ids as the caller gives them; ``padding`` holds ids of the table, to which raw ids are hashed.
         pairs = zip(padding, self.padding, self.raw_ids, strict=True)
         self.padding_ids = tuple(given if raw else within for given, within, raw in pairs)
         self.sparse, self.on_invalid_id = sparse, on_invalid_id
@@ -104,9 +104,9 @@ class StoredTables(nn.Module):
 
     @property
     def live_stored(self) -> nn.Parameter:
-        """``stored`` as it is: rows may lag behind. To read ``stored`` itself brings them up to date."""
+        """``stored`` as it is in memory, where rows may lag behind. Reading ``stored`` brings them up to date first."""
         stored: nn.Parameter | None = self._parameters.get("stored")
-        return self.stored if stored is None else stored  # None: pruning or a parametrization computes it
+        return self.stored if stored is None else stored  # None if pruning or a parametrization computes it
 
     def __getattr__(self, name: str) -> Any:
         if name == "stored" and "updates" in self.__dict__:
@@ -115,31 +115,31 @@ class StoredTables(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the vectors that come out."""
+        """The dtype of the output vectors."""
         return self.vector_dtype if self.bits else self.live_stored.dtype
 
     @property
     def num_parameters(self) -> int:
-        """Stored parameters: every table's, every pool's, and every path network's."""
+        """Number of stored parameters, of all tables, pools and path networks."""
         pools = sum(extent.rows * extent.pitch for extents in self.pools.values() for extent in extents)
         return sum(spec.num_parameters for spec in self.specs) + pools * self.width
 
     @property
     def compression(self) -> float:
-        """Parameters of the full tables over stored parameters."""
+        """Parameters of the full tables divided by stored parameters."""
         return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
 
     def is_full(self, table: int = 0) -> bool:
-        """Whether what is stored for a table is the table itself, row by row."""
+        """Whether a table is stored as the full table, row by row."""
         spec = self.specs[table]
         one_row = spec.permutation is None and spec.partitions == naive(spec.num_embeddings)
-        return one_row and spec.operation != "feature" and not spec.num_own  # feature has a dimension more
+        return one_row and spec.operation != "feature" and not spec.num_own  # feature has an extra dimension
 
     def reset_parameters(self, method: init.Method = "matched") -> None:
-        """Draw the tables anew.
+        """Draw new initial values for all tables and path networks.
 
         Args:
-            method: ``"matched"``, ``"symmetric"`` or ``"reference"``; ``quorem.init`` says what each is.
+            method: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``).
         """
         self.place_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
@@ -153,18 +153,21 @@ class StoredTables(nn.Module):
             group.reset_parameters()
 
     def start_std(self, members: Sequence[int]) -> float | None:
-        """The deviation that vectors are drawn with; that of raw ids does not depend on the size of the id space."""
+        """The standard deviation of initial vectors, or None for the default, which depends on the number of ids.
+
+        Raw ids have a default that does not depend on the size of the id space.
+        """
         if self.init_std is None and any(self.raw_ids[t] for t in members):
             return init.RAW_STD
         return self.init_std
 
     def tables(self, table: int = 0) -> list[Tensor]:
-        """What is stored for one table, views ``[rows, width]`` of ``stored``; rows of ids' own come first."""
+        """The stored tables of one table, as views ``[rows, width]`` of ``stored``; ids' own rows come first."""
         self.updates.flush_()
         return self._views(self.extents[table])
 
     def _views(self, extents: Sequence[Extent]) -> list[Tensor]:
-        """Some stored tables; copies, where their rows are quantized."""
+        """The stored tables at ``extents``: views, or dequantized copies if rows are quantized."""
         if not self.bits:
             return [extent.of(self.live_stored) for extent in extents]
         rows = [self.live_stored[extent.base : extent.base + extent.rows * extent.pitch] for extent in extents]
@@ -173,10 +176,10 @@ class StoredTables(nn.Module):
         return [n.view(extent.rows, -1) for n, extent in zip(numbers, extents, strict=True)]
 
     def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and view of each stored table; its bytes, where rows are quantized.
+        """Name and view of each stored table; views of bytes if rows are quantized.
 
         Args:
-            values: a tensor shaped as ``stored`` to take the views of, such as ``stored.grad``; ``stored`` if None.
+            values: a tensor in the shape of ``stored``, such as ``stored.grad``, to view instead of ``stored``.
         """
         if values is None:
             self.updates.flush_()
@@ -196,15 +199,15 @@ class StoredTables(nn.Module):
 
     @property
     def layout(self) -> Layout:
-        """The integers by which the ops find the rows of an id."""
-        buffers: dict[str, Any] = self._buffers  # an attribute of a module takes longer to find
+        """The integers from which the ops compute the rows of an id."""
+        buffers: dict[str, Any] = self._buffers  # faster than a module's attribute lookup
         layout: Layout | None = self.__dict__.get("_layout")
         if layout is None or layout.slots is not buffers["slots"] or layout.parts is not buffers["parts"]:
             layout = self.__dict__["_layout"] = Layout(*[buffers[name] for name in Layout._fields])
         return layout
 
     def place_integers(self) -> None:
-        """(Re)build the layout's buffers where ``stored`` is; they hold no learned state."""
+        """(Re)build the buffers of the layout on the device of ``stored``; they hold no learned state."""
         integers = self._storage().layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
         rules = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.table_of)
@@ -218,7 +221,7 @@ class StoredTables(nn.Module):
             group.place_integers(self.live_stored.device)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register as ``nn.Module`` does; optimizers find this module by its new ``stored``."""
+        """Register as ``nn.Module`` does; if it is ``stored``, this module joins the parameter's ``Updates``."""
         super().register_parameter(name, param)
         if name == "stored":
             self._bind_updates()
@@ -232,12 +235,12 @@ class StoredTables(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.updates.flush_()
         super()._apply(self._keeping_bytes(fn) if self.bits else fn, recurse)
-        self._bind_updates()  # the parameter may be another object
-        self.place_integers()  # which ``fn`` may have emptied, or made floats
+        self._bind_updates()  # the parameter may be a new object
+        self.place_integers()  # ``fn`` may have emptied the buffers or changed their dtype
         return self
 
     def _keeping_bytes(self, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """``fn`` that leaves quantized rows bytes: a dtype is that of the vectors, as of the networks."""
+        """``fn``, except that quantized rows stay bytes: a change of dtype applies to output vectors and networks."""
         stored = self.live_stored
         dtype = fn(torch.empty(0, dtype=self.vector_dtype, device=stored.device)).dtype
         if dtype not in DTYPES:
@@ -261,9 +264,9 @@ class StoredTables(nn.Module):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """As in ``nn.Module``; of this module alone (``recurse=False``) also what ``state_dict`` names.
+        """As in ``nn.Module``; with ``recurse=False``, also the entries of the ``state_dict`` that are no buffers.
 
-        ``torch.distributed.checkpoint`` looks for the entries of a ``state_dict`` by such calls.
+        ``torch.distributed.checkpoint`` looks up the entries of a ``state_dict`` by such calls.
         """
         yield from super().named_buffers(prefix, recurse, remove_duplicate)
         if not recurse:
@@ -280,7 +283,7 @@ class StoredTables(nn.Module):
 
 
 def padding_of(padding_idx: int | None, n: int, raw_ids: bool) -> int | None:
-    """The id of a table that stands for nothing; a raw one is mixed into the table's ids."""
+    """The padding id as an id of the table: counted from the front, or hashed if ids are raw."""
     if not isinstance(raw_ids, bool):
         raise TypeError(f"raw_ids ({raw_ids!r}) must be a bool")
     return mixed_id(padding_idx, n) if raw_ids and padding_idx is not None else check_padding(padding_idx, n)
@@ -292,4 +295,4 @@ def _warn_of_fallbacks(tables: StoredTables) -> None:
     if kept:
         constructors = sum("__init__" in vars(cls) for cls in type(tables).__mro__ if issubclass(cls, StoredTables))
         text = f"{len(kept)} of {len(tables.specs)} tables stay full: {'; '.join(kept)}"
-        warnings.warn(text, stacklevel=2 + constructors)  # where the module was made
+        warnings.warn(text, stacklevel=2 + constructors)  # point at the line that constructs the module

@@ -1,4 +1,4 @@
-"""The tables that a module stands for, and lookups in them: single ids, or bags."""
+"""Lookups of single ids and of bags, and the full tables that a module represents."""
 
 import warnings
 from typing import Any
@@ -24,19 +24,19 @@ from .stored import StoredTables
 
 
 class Tables(StoredTables):
-    """What ``Embedding``, ``EmbeddingBag`` and ``EmbeddingCollection`` share: storage and lookup.
+    """The base of ``Embedding``, ``EmbeddingBag`` and ``EmbeddingCollection``: storage and lookup.
 
-    A lookup is one op, whatever the number of tables and the mix of their schemes.
+    A lookup is one op for any number of tables and any mix of schemes; path networks add their own.
     """
 
-    ids_argument = "input"  # what ``forward`` calls the ids
-    _lookups = 0  # in which ids out of range were counted
+    ids_argument = "input"  # name of the ids in ``forward``
+    _lookups = 0  # number of lookups in which ids out of range were counted
     _warned = False
 
     def dense(self, table: int = 0) -> Tensor:
-        """The table ``[n, D]`` that the module stands for, straight from the paper's equations.
+        """The full table ``[n, D]`` that one table represents, computed directly from the paper's equations.
 
-        Differentiable. Feature generation gives ``[n, K, D]``.
+        It is ``[n, K, D]`` for feature generation. Differentiable.
         """
         spec, pad, stored = self.specs[table], self.padding[table], self.tables(table)
         place = places(spec, self.ranks_of[table]).to(self.live_stored.device)
@@ -71,7 +71,7 @@ class Tables(StoredTables):
         return dense.to(self.dtype)
 
     def _fit_(self, dense: Tensor, frequencies: Tensor | None, table: int = 0) -> None:
-        """Set what is stored for one table to the fit of ``dense``; a pool must be its own."""
+        """Fit the stored rows of one table to ``dense``; a pool that other tables share is refused."""
         spec = self.specs[table]
         if spec.pool is not None:
             sharing = [n for n, other in zip(self.names, self.specs, strict=True) if other.pool == spec.pool]
@@ -83,16 +83,16 @@ class Tables(StoredTables):
             fit_(tables, spec, dense, frequencies, padding_idx=padding, ranks=ranks)
 
     def num_duplicates(self, table: int = 0) -> int:
-        """Number of ids whose vector equals that of a lower id: 0 where each has a vector of its own.
+        """Number of ids whose vector equals that of a lower id; 0 if all vectors are distinct.
 
-        Theorem 1 promises that for ``concat`` over distinct rows; ``add`` and ``mult`` can collide, and a hash does.
-        The rest of a ``HotCold`` table shares one vector by design: ``num_rest - 1`` duplicates.
+        Theorem 1 guarantees 0 for ``concat`` over distinct rows. ``add`` and ``mult`` can collide, and ``Hash`` does.
+        The rest of a ``HotCold`` table shares one vector by design, which makes ``num_rest - 1`` duplicates.
         """
         vectors = self.dense(table).detach().flatten(1)
         return len(vectors) - len(vectors.unique(dim=0))
 
     def _row_numbers(self, ids: Tensor) -> Tensor:
-        """The rows of ``stored`` ``[B, F, K]`` that the vectors of ``ids`` ``[B, F]`` sum; -1 for none."""
+        """The rows of ``stored`` whose sums are the vectors of ``ids`` ``[B, F]``: ``[B, F, K]``; -1 for no row."""
         for name, spec in zip(self.names, self.specs, strict=True):
             title = f"table {name}: " if name else ""
             if spec.hidden is not None or (spec.operation != "add" and len(spec.partitions) > 1):
@@ -110,7 +110,7 @@ class Tables(StoredTables):
         stored = self.live_stored
         check_device(stored, self.ids_argument, ids)
         ids = self._within(ids, None)
-        invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # quicker than an attribute
+        invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
         if self.bits:
             out = autograd.lookup_quantized(ids, stored, self.layout, invalid=invalid, **self._quantized())
         else:
@@ -124,7 +124,7 @@ class Tables(StoredTables):
         return out
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
-        """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``."""
+        """Pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``; composed first."""
         stored, layout = self.live_stored, self.layout
         check_device(stored, self.ids_argument, ids, offsets, sample_weights)
         ids = self._within(ids, offsets)
@@ -135,17 +135,17 @@ class Tables(StoredTables):
         if self.bits:
             out = declare.call("bag_quantized", *inputs[:-1], mean=mean, **self._quantized())
         else:
-            transformed = sum(len(group.members) for group in self._path_networks())  # below, with their gradients
+            transformed = sum(len(group.members) for group in self._path_networks())  # _path_bag has their gradients
             with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
                 out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
-        for group in self._path_networks():  # the op pooled their rows; they have to be transformed before
+        for group in self._path_networks():  # the op pooled untransformed rows: replace its output
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
         return out
 
     def _path_bag(
         self, group: PathNetworks, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool
     ) -> Tensor:
-        """Transformed, then pooled vectors of the features of one group, ``[B, slots of the group, W]``."""
+        """Pooled vectors of the features of one group, ``[B, slots of the group, W]``; transformed before pooling."""
         stored, spans = self.live_stored, self.spans
         bag, feature = bag_and_feature(ids, offsets, spans)
         members, member = len(group.members), group.member[feature]
@@ -154,11 +154,11 @@ class Tables(StoredTables):
         slot = group.columns.view(members, -1)[member]
         reads = reads_of(ids[:, None], self.slots[slot], self.parts[slot], self.layout)
         valid = reads.valid & inside[:, None]
-        rows = torch.where(reads.used, reads.rows, 0).sum(-1)  # one is used: the id's own, or its first partition's
+        rows = torch.where(reads.used, reads.rows, 0).sum(-1)  # one is used: the id's own row, or its first partition's
         if self.bits:
             vectors = dequantize(stored[rows], self.width, self.bits).to(self.dtype).flatten(1)
         else:
-            alone = len(group.members) == len(self.features)  # torch adds no two sparse gradients in float16
+            alone = len(group.members) == len(self.features)  # torch cannot add two sparse gradients in float16
             sparse = self.sparse and (alone or stored.dtype != torch.float16)
             vectors = autograd.gather(rows, stored, self.updates, sparse).flatten(1)
         vectors = group(vectors, ids, member, self.layout.ranks)
@@ -171,7 +171,7 @@ class Tables(StoredTables):
         return pooled[: batch * members].view(batch, group.columns.shape[0], self.width).to(self.dtype)
 
     def _within(self, ids: Tensor, offsets: Tensor | None) -> Tensor:
-        """Raw ids mixed into the ids of their tables, unknown ids replaced; others as they are."""
+        """``ids`` with raw ids hashed to ids of their tables and unknown ids replaced."""
         rules: Tensor | None = self._buffers.get("id_rules")
         if rules is None:
             return ids
@@ -180,7 +180,7 @@ class Tables(StoredTables):
         return replaced(ids, feature, rules, limits, self._listed)
 
     def _signed(self, ids: Tensor) -> Tensor:
-        """Unsigned raw ids by their bits, which torch computes with."""
+        """Unsigned raw ids reinterpreted as int64, since torch does not compute with uint64."""
         is_unsigned = isinstance(ids, Tensor) and ids.dtype == torch.uint64 and any(self.raw_ids)
         return ids.view(torch.int64) if is_unsigned else ids
 
@@ -188,25 +188,25 @@ class Tables(StoredTables):
         return {"width": self.width, "bits": self.bits, "dtype": self.dtype, "names": self.titles}
 
     def _counts_invalid(self, ids: Tensor) -> bool:
-        """Whether ids out of range are counted; the CPU ops raise by themselves."""
+        """Whether ids out of range are counted; CPU ops raise instead."""
         return ids.is_cuda and self.on_invalid_id != "trust"
 
     def _report_invalid(self) -> None:
-        """Do what ``on_invalid_id`` says about the ids that were counted."""
+        """Raise or warn about the counted ids out of range, as ``on_invalid_id`` says."""
         if self.on_invalid_id == "raise":
             torch._assert_async(self.invalid_ids == 0, f"an id is out of range in {self.titles!r}")
             return
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return
-        self.__dict__["_lookups"] = self._lookups + 1  # a module's own assignment takes longer
+        self.__dict__["_lookups"] = self._lookups + 1  # faster than assigning a module's attribute
         if not self._warned and self._lookups & (self._lookups - 1) == 0:
             self._warned = self.warn_invalid_ids() > 0
 
     def warn_invalid_ids(self) -> int:
-        """Number of ids out of range that a GPU has seen so far, with a warning if there were any.
+        """Number of ids out of range so far in lookups on a GPU; warns if there were any.
 
-        Called by itself at the 1st, 2nd, 4th, 8th, ... lookup until it has warned, since reading the count waits for
-        the GPU.
+        With ``on_invalid_id="warn"`` it is called automatically at the 1st, 2nd, 4th, 8th, ... lookup until it has
+        warned. It is not called at every lookup, since reading the count waits for the GPU.
         """
         count = int(self.invalid_ids)
         if count:
@@ -216,6 +216,6 @@ class Tables(StoredTables):
 
 
 def module_of(stored: Tensor) -> Tables | None:
-    """A module whose ``stored`` this is, or None."""
+    """A module that has this parameter as its ``stored``, or None."""
     updates = updates_of(stored)
     return None if updates is None else next(iter(updates.modules), None)

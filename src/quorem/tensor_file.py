@@ -1,8 +1,9 @@
-"""A file of tensors and their description: the safetensors format, checked, sealed with checksums, memory-mapped.
+"""A file of tensors and their description, in the safetensors format with checksums; it is read as a memory map.
 
-Any safetensors reader opens it. What the format leaves open is fixed here: tensors lie in the order they are given,
-aligned, so that tables that follow each other can be mapped as one; the description is JSON in the header's metadata;
-every tensor and the header have a CRC-32. Reading allocates nothing for tensors: they are views of the mapped file.
+Any safetensors reader can open it. This module fixes what the format leaves open. Tensors are aligned and lie in the
+order in which they are given, so that adjacent tables can be mapped as one tensor. The description is JSON in the
+header's metadata. Every tensor and the header have a CRC-32. Reading allocates no memory for tensors: they are views
+of the mapped file.
 """
 
 import json
@@ -20,10 +21,10 @@ from torch import Tensor
 
 from .files import check_is_file, replacing
 
-METADATA = "__metadata__"  # safetensors' key for strings
+METADATA = "__metadata__"  # safetensors' key for the strings that describe a file
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors' own readers
 ALIGNMENT = 64
-BLOCK = 1 << 24  # bytes that are written, or summed up, at a time
+BLOCK = 1 << 24  # bytes that are written, or read for a checksum, at a time
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -50,7 +51,7 @@ class Entry(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a file holds, and the version of how it holds it: a reader refuses files of another kind or version."""
+    """What a file holds, and its format version; a reader refuses files of another kind or version."""
 
     name: str
     version: int
@@ -59,17 +60,17 @@ class Kind(NamedTuple):
 def write(
     path: str | os.PathLike[str], kind: Kind, tensors: Mapping[str, Tensor], description: Mapping[str, Any]
 ) -> None:
-    """Write tensors and their description such that the file is there whole or not at all.
+    """Write tensors and their description to a file, atomically.
 
     Args:
-        path: of the file; one that is there is replaced.
-        kind: of the file.
-        tensors: by name, on any device, in the order in which they are to lie in the file.
+        path: path of the file; an existing file is replaced.
+        kind: kind of the file.
+        tensors: tensors by name, on any device, in the order in which they are written.
         description: JSON values.
 
     Raises:
         ValueError: if a tensor has a dtype that the format does not have, or would not be aligned.
-        OSError: if the disk is full; a file that was there before stays.
+        OSError: if the disk is full; an existing file is kept.
     """
     entries: dict[str, Any] = {}
     stop = 0
@@ -98,15 +99,15 @@ def write(
 class TensorFile:
     """A file that ``write`` wrote, mapped into memory.
 
-    Tensors are private: what is written into them stays in this process and does not reach the file.
+    The mapping is private: writes into the tensors stay in this process and do not reach the file.
 
     Args:
-        path: of the file.
-        kind: that it must be of.
+        path: path of the file.
+        kind: the kind that it must have.
 
     Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if it is cut off, damaged, written by something else, or of a version that is not known.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is cut off, damaged, of another kind, or of an unknown version.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
@@ -116,7 +117,7 @@ class TensorFile:
             self.size = os.fstat(file.fileno()).st_size
             if self.size < 8:
                 raise ValueError(f"{self.path} is cut off: it has {self.size} bytes")
-            # Copy on write: tensors want writable memory, the file stays as it is.
+            # Copy on write: torch wants writable memory, and the file must not change.
             mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
         length = int.from_bytes(mapped[:8], "little")
         if length > min(self.size - 8, MAX_HEADER):
@@ -148,10 +149,10 @@ class TensorFile:
         return self._view(entry.dtype, entry.start, entry.stop).view(entry.shape)
 
     def together(self, names: Iterable[str]) -> Tensor:
-        """The elements of tensors that follow each other in the file, as one view ``[elements]``.
+        """The elements of tensors that are adjacent in the file, as one view ``[elements]``.
 
         Raises:
-            ValueError: if they do not follow each other, or differ in dtype.
+            ValueError: if they are not adjacent, or differ in dtype.
         """
         entries = [self._entry(name) for name in names]
         for before, after in pairwise(entries):
@@ -160,10 +161,10 @@ class TensorFile:
         return self._view(entries[0].dtype, entries[0].start, entries[-1].stop)
 
     def verify(self, names: Iterable[str] | None = None) -> None:
-        """Compare tensors, all unless named, with their checksums; reads them once, and keeps nothing.
+        """Compare the named tensors, or all, with their checksums; this reads each tensor once.
 
         Raises:
-            ValueError: naming those that differ.
+            ValueError: if some differ; the message names them.
         """
         wanted = {name: self._entry(name) for name in (self.entries if names is None else names)}
         flat = {name: self._view(torch.uint8, entry.start, entry.stop) for name, entry in wanted.items()}
@@ -189,7 +190,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def byte_blocks(tensor: Tensor) -> Iterable[memoryview]:
-    """A tensor's bytes, a part at a time, so that one that lies on a GPU or is strided is not copied whole."""
+    """A tensor's bytes, a part at a time, so that a strided tensor or one on a GPU is not copied as a whole."""
     rows = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()
     step = max(1, BLOCK // max(1, tensor.nbytes // max(1, len(rows)))) if rows.dim() else 1
     for start in range(0, len(rows), step):
@@ -199,11 +200,11 @@ def byte_blocks(tensor: Tensor) -> Iterable[memoryview]:
 
 
 class _ForeignError(ValueError):
-    """A file that is whole, but not one of ours, or not one for this version."""
+    """The file is intact, but of another kind or version."""
 
 
 def _opened(header: Any, kind: Kind) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Description, checksums and entries of a header, or ValueError."""
+    """Description, checksums and entries of a header; raises ValueError if the header is wrong."""
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     metadata = header.pop(METADATA, {})
@@ -226,7 +227,7 @@ def _opened(header: Any, kind: Kind) -> tuple[dict[str, Any], dict[str, int], di
 
 
 def _checked_entries(entries: dict[str, Any], size: int) -> dict[str, Entry]:
-    """The tensors that a header declares, if they fill the ``size`` bytes after it exactly."""
+    """The tensors that a header declares; raises ValueError unless they fill the ``size`` bytes after it exactly."""
     checked = {name: _checked_entry(name, entry) for name, entry in entries.items()}
     place = 0
     for name, entry in sorted(checked.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -276,7 +277,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _what_else(first: bytes, length: int, size: int, kind: Kind) -> str:
-    """What a file is whose first eight bytes are not the length of a header that it holds."""
+    """The error for a file whose first eight bytes are not a valid header length: what the file may be instead."""
     if first == b"PK\x03\x04":
         return f"is a zip archive, such as torch.save writes, and not a {kind.name} file: it is not unpickled"
     return f"is cut off, or not a {kind.name} file: a header of {length:,} bytes is declared, and it has {size:,}"

@@ -8,10 +8,11 @@ from .embeddings import Embedding
 class TiedLinear(nn.Module):
     """``nn.Linear`` whose weight is ``embedding.weight``, composed a block of ids at a time.
 
-    It refers to the embedding, which is a module of the model by itself: its rows are saved, moved and trained once.
+    The embedding is not registered as a child, since it is a module of the model already: its rows are saved, moved
+    and trained once.
 
     Args:
-        embedding: whose table it scores by.
+        embedding: the embedding whose table is the weight.
         bias: a parameter ``[n]``, or None.
 
     >>> import torch
@@ -25,7 +26,7 @@ class TiedLinear(nn.Module):
     def __init__(self, embedding: Embedding, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.embedding: Embedding
-        object.__setattr__(self, "embedding", embedding)  # no child
+        object.__setattr__(self, "embedding", embedding)  # not registered as a child
         self.in_features, self.out_features = embedding.embedding_dim, embedding.num_embeddings
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)

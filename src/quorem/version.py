@@ -1,3 +1,3 @@
-"""The version, once for all that write it into files."""
+"""The version of quorem, in a module that imports nothing."""
 
 __version__ = "0.1.0"

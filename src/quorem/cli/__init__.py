@@ -1,6 +1,6 @@
-"""The ``quorem`` command: one file a group of commands.
+"""The ``quorem`` command; each module has a group of commands.
 
-Each command imports what it runs when it runs, so that ``quorem --help`` loads neither torch nor anything else heavy.
+A command imports what it needs when it runs, so that ``quorem --help`` loads neither torch nor anything else heavy.
 """
 
 import sys

@@ -137,7 +137,7 @@ def prepare_table(
 
 
 def _names(values: list[str] | None) -> list[str]:
-    """Column names from an option that may be repeated and hold several, set apart by commas."""
+    """Column names from an option that may be repeated, and may hold several names separated by commas."""
     return [name for value in values or [] for name in value.split(",") if name]
 
 

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, in one line."""
+"""Errors that a user can fix are shown in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""``quorem reproduce``, ``quorem sweep`` and ``quorem report``: many runs, and the page about them."""
+"""``quorem reproduce``, ``quorem sweep`` and ``quorem report``: train many runs, and write a page about them."""
 
 from pathlib import Path
 from typing import Annotated, Literal

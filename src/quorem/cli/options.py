@@ -1,4 +1,4 @@
-"""Options that several commands share, and what a command line says of itself."""
+"""Options that several commands share, and helpers for them."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ import typer
 
 
 def _device(name: str) -> str:
-    """A device that is present; a usage error otherwise."""
+    """The name of a device, with ``auto`` resolved; a usage error if it is not available."""
     import torch
 
     if name == "auto":
@@ -33,15 +33,15 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder
 
 
 def command_line() -> str:
-    """The command as it was given, for files that say what made them."""
+    """The command as it was given, for files that record which command made them."""
     return shlex.join(["quorem", *sys.argv[1:]])
 
 
 def integers(name: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from ``"2,3,60"``.
+    """Whole numbers from text such as ``"2,3,60"``.
 
     Raises:
-        ValueError: if it holds anything else.
+        ValueError: if the text holds anything else.
 
     >>> integers("collisions", "4,60")
     (4, 60)

@@ -90,7 +90,7 @@ def plan(
 
 
 def model_in(path: Path) -> "nn.Module":
-    """The model that a Python file defines as ``model``, itself or a function that makes it.
+    """The model that a Python file defines as ``model``, which may also be a function that returns the model.
 
     The file runs with the meta device as the default, so that a model of any size takes no memory.
 

@@ -1,4 +1,4 @@
-"""``quorem evaluate`` and ``quorem predict``: a finished run at work."""
+"""``quorem evaluate`` and ``quorem predict``: metrics and scores of a finished run."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Click logs: prepared (``criteo``, ``table``; these need Polars), made up (``synthetic``) and read as tensors."""
+"""Click logs: preparing files (``criteo`` and ``table``, with Polars), synthetic logs, and reading them as tensors."""
 
 from .batches import Bags, Batch, Prepared
 from .synthetic import ClickLog, synthesize

@@ -1,4 +1,4 @@
-"""Prepared data as tensors: memory-mapped, split by days, in contiguous batches. Needs torch and numpy only."""
+"""Prepared data as tensors: memory-mapped, split by days, in contiguous batches. Needs only torch and NumPy."""
 
 import math
 import os
@@ -23,17 +23,17 @@ OPEN_ATTEMPTS, OPEN_SECONDS = 20, 0.05  # while another process is replacing the
 
 @dataclass(frozen=True)
 class Bags:
-    """A multi-valued feature: the ids of all rows' bags, and where each begins.
+    """A multi-valued feature: the ids of all rows' bags, one after another, and where each bag begins.
 
     Shape:
-        values ``[V]`` int32, raw ids int64; offsets ``[B + 1]`` int64.
+        values ``[V]``, int32, or int64 for raw ids; offsets ``[B + 1]``, int64.
     """
 
     values: Tensor
     offsets: Tensor
 
     def rows(self, start: int, stop: int) -> "Bags":
-        """The bags of some rows; offsets start at 0 again."""
+        """The bags of rows ``[start, stop)``; their offsets start at 0 again."""
         offsets = self.offsets[start : stop + 1]
         return Bags(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
@@ -50,9 +50,8 @@ class Batch:
     """Rows of a click log.
 
     Shape:
-        labels ``[B]`` uint8, dense ``[B, 13]`` float32, ids ``[B, F]`` int32, raw ids int64: the features with one
-        value a row.
-        ``bags`` holds those with several, by name.
+        labels ``[B]``, uint8; dense ``[B, num_dense]``, float32; ids ``[B, F]``, int32, or int64 for raw ids. ``ids``
+        holds the features with one value per row; ``bags`` holds those with several values, by name.
     """
 
     labels: Tensor
@@ -65,7 +64,7 @@ class Batch:
         return len(self.labels)
 
     def rows(self, start: int, stop: int) -> "Batch":
-        """Rows ``[start, stop)``, without a copy."""
+        """Rows ``[start, stop)``, as views."""
         kept = slice(start, stop)
         bags = {name: bag.rows(start, stop) for name, bag in self.bags.items()}
         return Batch(self.labels[kept], self.dense[kept], self.ids[kept], bags)
@@ -80,7 +79,7 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
-        """The same rows in page-locked memory, from which a GPU reads without waiting."""
+        """The same rows in page-locked memory, from which a GPU copies asynchronously."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, apply: Any) -> "Batch":
@@ -88,13 +87,13 @@ class Batch:
         return Batch(apply(self.labels), apply(self.dense), apply(self.ids), bags)
 
     def jagged(self, names: list[str]) -> tuple[Tensor, Tensor]:
-        """All features as ``EmbeddingCollection`` takes jagged input: values, and offsets ``[F * B + 1]``.
+        """All features as jagged input of an ``EmbeddingCollection``: values, and offsets ``[F * B + 1]``.
 
         Args:
-            names: every categorical feature in order; those not among ``bags`` are the columns of ``ids``.
+            names: all categorical features in order; those not in ``bags`` are the columns of ``ids``.
 
         Raises:
-            ValueError: if the names do not fit.
+            ValueError: if the names are not those of the columns and ``bags``.
         """
         single = [name for name in names if name not in self.bags]
         if len(single) != self.ids.shape[1] or len(names) != len(single) + len(self.bags):
@@ -114,11 +113,11 @@ class Batch:
         return torch.cat(values), torch.cat([ends.new_zeros(1), ends])
 
     def batches(self, size: int, *, seed: int | None = None, drop_last: bool = False) -> Iterator["Batch"]:
-        """Consecutive batches, in order or in an order that ``seed`` decides.
+        """All rows in batches, in order or shuffled.
 
         Args:
-            size: rows of a batch; the last may have fewer.
-            seed: of a shuffle; None keeps the order, as the paper trains, and copies nothing.
+            size: rows per batch; the last batch may have fewer.
+            seed: seed of the shuffle; None keeps the order, as in the paper, and copies nothing.
             drop_last: leave out a last batch with fewer rows.
 
         Raises:
@@ -143,15 +142,15 @@ class Batch:
 class Prepared:
     """A folder of prepared data, memory-mapped.
 
-    Opening it reads ``meta.json`` and the sizes of the arrays. Their blocks are compared with their checksums the first
-    time that ``split`` or ``check`` asks for their rows; ``verify`` checks every file.
+    Opening it reads ``meta.json``, the sizes of the arrays, and the offsets of bags. Other blocks are compared with
+    their checksums the first time that ``split`` or ``check`` needs their rows; ``verify`` checks every file.
 
     Args:
-        path: what ``quorem prepare`` or ``quorem synthesize`` wrote.
+        path: the folder that ``quorem prepare`` or ``quorem synthesize`` wrote.
 
     Raises:
         FileNotFoundError: if there is no such folder or one of its files is missing.
-        ValueError: if it is not prepared data, or a file does not have the size that ``meta.json`` says.
+        ValueError: if it is not prepared data, or a file does not have the size that follows from ``meta.json``.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -161,10 +160,10 @@ class Prepared:
             before = _inode(self.path)
             try:
                 self._open()
-                if _inode(self.path) == before:  # else it was replaced meanwhile: old and new may be mixed
+                if _inode(self.path) == before:  # else it was replaced meanwhile, and files of both may be open
                     return
             except (OSError, ValueError):
-                is_absent = before is None and self._replaced.exists()  # between the two renames
+                is_absent = before is None and self._replaced.exists()  # a replacement is between its two renames
                 if attempt + 1 == OPEN_ATTEMPTS or (_inode(self.path) == before and not is_absent):
                     raise
             time.sleep(OPEN_SECONDS)
@@ -203,8 +202,8 @@ class Prepared:
         """The rows of ``"train"``, ``"validation"`` or ``"test"``, as views of the files.
 
         Args:
-            name: of the split.
-            check: compare its rows with their checksums, if that was not yet done; a gigabyte takes about 0.3 s.
+            name: name of the split.
+            check: compare its rows with their checksums, unless done before; a gigabyte takes about 0.3 s.
 
         Raises:
             ValueError: if there is no split of that name, or a file is damaged.
@@ -217,7 +216,7 @@ class Prepared:
         return self.all.rows(start, stop)
 
     def check(self, start: int, stop: int) -> None:
-        """Compare the blocks that rows ``[start, stop)`` lie in with their checksums, unless that was done before.
+        """Compare the blocks that contain rows ``[start, stop)`` with their checksums, unless done before.
 
         Raises:
             ValueError: if a file is damaged.
@@ -232,7 +231,7 @@ class Prepared:
 
         Raises:
             FileNotFoundError: if a file is missing.
-            ValueError: if a file is damaged, or the data are of a version that had no checksums.
+            ValueError: if a file is damaged, or the data were prepared by a version without checksums.
         """
         if "checksums" not in self.meta:
             raise ValueError(f"{self.path} has no checksums: prepare it again")
@@ -244,7 +243,7 @@ class Prepared:
                 checked_bytes(self.path / file, checksums)
 
     def checksums(self) -> dict[str, str]:
-        """The checksums of all rows by file; worked out where the data are of a version that had none."""
+        """The checksums of all rows, by file; computed here if ``meta.json`` has none."""
         arrays = [*self._by_row, *(array for pair in self._bags for array in pair)]
         return {array.path.name: array.checksums for array in arrays}
 
@@ -263,7 +262,7 @@ class Prepared:
         return counts.array.astype(np.int64)
 
     def raw_counts(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The raw ids of a feature that the training rows have, rising, and how often each occurs.
+        """The raw ids of a feature in the training rows, in ascending order, and how often each occurs.
 
         Raises:
             ValueError: if there is no feature of that name, or its ids are not raw.
@@ -283,7 +282,7 @@ class Prepared:
         """The token of each id of a feature; None for the NULL id and the unknown id.
 
         Raises:
-            ValueError: if there is no feature of that name, or its ids are hashed or made up.
+            ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
         """
         try:
             text = self.vocabulary_text(name).decode()
@@ -293,10 +292,10 @@ class Prepared:
         return [*[None] * self.meta["first_token_id"], *tokens]
 
     def vocabulary_text(self, name: str) -> bytes:
-        """The file of a feature's vocabulary: one token a line in order of id, escaped.
+        """The contents of a feature's vocabulary file: one token per line in order of id, escaped.
 
         Raises:
-            ValueError: if there is no feature of that name, or its ids are hashed or made up.
+            ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
         """
         self._check_name(name)
         if self.meta["first_token_id"] is None:
@@ -309,7 +308,7 @@ class Prepared:
             raise ValueError(f"name ({name!r}) must be one of the categorical features {', '.join(self.names)}")
 
     def _recorded(self, file: str) -> str | None:
-        """The checksums of a file that ``meta.json`` has; None if it has none of any."""
+        """The checksums of a file from ``meta.json``; None if ``meta.json`` has no checksums at all."""
         if "checksums" not in self.meta:
             return None
         if file not in self.meta["checksums"]:
@@ -318,7 +317,7 @@ class Prepared:
         return checksums
 
     def _map(self, name: str, shape: tuple[int, ...], *dtypes: type[np.generic]) -> CheckedArray:
-        """An array of the folder, of one of the dtypes."""
+        """Map an array of the folder, which must have the given shape and one of the dtypes."""
         path = self.path / name
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: prepare the data again")
@@ -331,9 +330,9 @@ class Prepared:
 
 
 def _mapped(path: Path) -> NDArray[Any]:
-    """The array of a file, mapped copy-on-write: tensors want writable memory, the file stays as it is.
+    """The array in a file, mapped copy-on-write: torch wants writable memory, and the file must not change.
 
-    Unlike ``np.load`` it keeps no file open, of which a process may have a thousand.
+    Unlike ``np.load`` it keeps no file open: a process may have only about a thousand open files.
 
     Raises:
         ValueError: if the file is damaged.
@@ -350,7 +349,7 @@ def _mapped(path: Path) -> NDArray[Any]:
         return data.view(dtype).reshape(shape, order="F" if fortran else "C")
     except OSError:
         raise
-    except Exception as error:  # NumPy parses the header as Python, so it may be any
+    except Exception as error:  # NumPy parses the header as Python, so any exception is possible
         raise ValueError(f"{path} is damaged or cut off ({size:,} bytes): {error}") from None
 
 
@@ -362,6 +361,6 @@ def _inode(path: Path) -> int | None:
 
 
 def unescaped(token: str) -> str:
-    """A token of a vocabulary's file as it was: ``write_vocabulary`` escapes backslashes and line ends."""
+    """The original token of a line of a vocabulary file: ``write_vocabulary`` escapes backslashes and line ends."""
     parts = token.split("\\\\")
     return "\\".join(part.replace("\\n", "\n").replace("\\r", "\r") for part in parts)

@@ -1,7 +1,7 @@
-"""Checksums of prepared files: a CRC-32 of every block, made while the file is written, checked when it is first read.
+"""Checksums of prepared files: a CRC-32 of every block, computed when the block is written, checked when first read.
 
-All of a prepared Criteo log, 7 GB, is checked in about two seconds once it is in memory, and each block once only. So
-it is done where the rows are read anyway: no damage is trained on, and opening a folder still reads nothing.
+Checking a whole prepared Criteo log of 7 GB takes about two seconds once it is in memory. Each block is checked only
+once, when its rows are first read. So a model is never trained on damaged rows, and opening a folder stays quick.
 """
 
 import zlib
@@ -16,11 +16,11 @@ from torch import Tensor
 from .. import files
 
 BLOCK_BYTES = 1 << 22
-DIGITS = 8  # of a checksum, in hex
+DIGITS = 8  # hex digits of a checksum
 
 
 class BlockChecksums:
-    """The checksums of a stream of bytes.
+    """The checksums of the blocks of a stream of bytes.
 
     >>> checksums = BlockChecksums()
     >>> checksums.update(memoryview(b"123456789"))
@@ -29,11 +29,11 @@ class BlockChecksums:
     """
 
     def __init__(self) -> None:
-        self._whole: list[int] = []  # of blocks that are full
+        self._whole: list[int] = []  # checksums of full blocks
         self._last, self._filled = 0, 0
 
     def update(self, data: memoryview) -> None:
-        """Take the next bytes."""
+        """Add the next bytes of the stream."""
         while len(data):
             part = data[: BLOCK_BYTES - self._filled]
             self._last = zlib.crc32(part, self._last)
@@ -44,7 +44,7 @@ class BlockChecksums:
             data = data[len(part) :]
 
     def text(self) -> str:
-        """Eight hex digits for each block."""
+        """Eight hex digits per block, concatenated."""
         return "".join(f"{crc:0{DIGITS}x}" for crc in [*self._whole, *[self._last] * bool(self._filled)])
 
 
@@ -59,9 +59,9 @@ class CheckedArray:
     """An array of a prepared file; each of its blocks is compared with its checksum once, before it is first used.
 
     Args:
-        path: of the file, for messages.
-        array: its values.
-        checksums: what ``meta.json`` says; None for data of an earlier version, of which nothing is checked.
+        path: path of the file, for messages.
+        array: the values of the file.
+        checksums: the checksums from ``meta.json``; None for data of an earlier version, which are not checked.
     """
 
     def __init__(self, path: Path, array: NDArray[Any], checksums: str | None) -> None:
@@ -72,7 +72,7 @@ class CheckedArray:
             raise ValueError(f"{path}: meta.json is damaged: it has checksums of another number of blocks")
 
     def check(self, start: int, stop: int) -> None:
-        """Check the blocks that rows ``[start, stop)`` lie in, as far as they are not yet checked.
+        """Check the blocks that contain rows ``[start, stop)``, except those that are checked already.
 
         Raises:
             ValueError: if a block differs from its checksum.
@@ -94,12 +94,12 @@ class CheckedArray:
 
     @property
     def checksums(self) -> str:
-        """The checksums that ``meta.json`` has; where it has none, those of the values."""
+        """The checksums from ``meta.json``; if it has none, computed from the values."""
         return of_bytes(self._data) if self._checksums is None else self._checksums
 
 
 def damaged(path: Path) -> ValueError:
-    """The error of a file that is not what was written."""
+    """The error for a file that differs from what was written."""
     return ValueError(
         f"{path} differs from its checksum: it is damaged, or was replaced while in use; prepare it again"
     )
@@ -109,7 +109,7 @@ def checked_bytes(path: Path, checksums: str | None) -> bytes:
     """The bytes of a file.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is no such file.
         ValueError: if they differ from their checksums.
     """
     files.check_is_file(path)

@@ -1,8 +1,9 @@
-"""A categorical column under construction, set aside group by group of rows.
+"""A categorical column under construction, kept in scratch files, one group of rows after another.
 
-Of each group, the codes of its values are kept, and the words that the codes stand for, in order of first appearance
-and with a null in front. A group fits in memory however long the file is, and so do all groups' words. Once the last
-group is there, the words of all groups are numbered together, and a group's ids are its codes looked up.
+For each group, two files are written. One holds the group's words: its distinct values, a null first and then in order
+of first appearance. The other holds the code of each value: the position of its word. Memory holds one group at a time,
+however long the file is, and finally the words of all groups. After the last group, the words of all groups are given
+ids together, and the ids of a group's values are looked up by their codes.
 """
 
 from collections.abc import Sequence
@@ -23,17 +24,17 @@ class Column:
     """One column.
 
     Args:
-        name: of the column.
-        folder: for what is set aside.
+        name: name of the column.
+        folder: folder for the scratch files.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.path = name, folder / file_name(name)
-        self.num_values: list[int] = []  # of each group
+        self.num_values: list[int] = []  # per group
         self.num_words: list[int] = []
 
     def add(self, parts: Sequence[pl.Series]) -> None:
-        """Set a group aside, given as parts in order."""
+        """Write a group of values, given as parts in order, to scratch files."""
         codes, tokens = by_appearance(joined(parts))
         counts = count_ids(codes, len(tokens) + 1)
         words = pl.concat([pl.Series("word", [None], dtype=tokens.dtype), tokens.alias("word")])
@@ -45,7 +46,7 @@ class Column:
         self.num_words.append(len(words))
 
     def number(self, num_train: int, config: IdConfig) -> Numbered:
-        """Give the words of all groups their ids; the first ``num_train`` values are those of the training days."""
+        """Give the words of all groups their ids; the first ``num_train`` values belong to the training days."""
         groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
         counts = self._training_counts(groups, num_train)
         word, tokens = by_appearance(joined([group["word"] for group in groups]))
@@ -56,7 +57,7 @@ class Column:
         return numbered
 
     def number_raw(self, num_train: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Give the words of each group their raw ids; return the ids of the training days, rising, and their counts."""
+        """Give the words of each group their raw ids; returns the sorted ids of the training days, and their counts."""
         groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
         counts = np.concatenate(self._training_counts(groups, num_train))
         ids = np.concatenate([raw_ids(group["word"]) for group in groups])
@@ -81,7 +82,7 @@ class Column:
             file.write(ids.data)
 
     def reordered(self, order: NDArray[np.int64], folder: Path) -> "Column":
-        """The column with its values in another order, as if they had been set aside so."""
+        """A column with the same values in another order, written to scratch files in ``folder``."""
         groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
         word, tokens = by_appearance(joined([group["word"] for group in groups]))
         first = np.cumsum([0, *self.num_words])
@@ -97,7 +98,7 @@ class Column:
         return np.fromfile(self._file(group, "codes"), self._dtype(self.num_words[group]))
 
     def ids_of_words(self, group: int) -> NDArray[Any]:
-        """The id of each code of a group, once they are numbered."""
+        """The id of each word of a group; ``number`` or ``number_raw`` must have been called."""
         path, first = self.path.with_name(self.path.name + ".ids"), sum(self.num_words[:group])
         return np.fromfile(path, self.id_dtype, self.num_words[group], offset=self.id_dtype.itemsize * first)
 

@@ -29,15 +29,15 @@ def prepare_criteo(
     """Turn the Criteo file into memory-mapped arrays, vocabularies and ``meta.json``.
 
     Args:
-        raw: lines of a label, 13 integers and 26 tokens, tab-separated, empty where missing; plain or gzip.
+        raw: plain or gzip file; each line has a label, 13 integers and 26 tokens, separated by tabs, empty if missing.
         out: folder to write; it appears under this name only once it is complete.
         config: ids, vocabulary, days and the limit of malformed lines.
-        overwrite: replace prepared data of that name.
-        progress: called with the stage, the part of it that is done, and the rows so far.
-        block_bytes: text parsed at a time; changes memory and speed, not the result.
+        overwrite: replace prepared data in ``out``.
+        progress: called with the stage, the fraction of it that is done, and the rows so far.
+        block_bytes: bytes of text parsed at a time; changes memory and speed, not the result.
 
     Raises:
-        FileExistsError: if ``out`` exists and is not to be, or must not be, overwritten.
+        FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
         ValueError: if the file is empty, damaged, or has more malformed lines than the limit.
         OSError: if the disk is full.
     """
@@ -51,7 +51,7 @@ def prepare_criteo(
 def read_features(
     raw: str | os.PathLike[str], malformed: Malformed, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[ParsedRows]:
-    """The rows of a file of Criteo's form, with or without label, a block at a time, for an ``Encoder``.
+    """The rows of a file in Criteo's format, with or without labels, a block at a time, for an ``Encoder``.
 
     Raises:
         ValueError: if the file is empty, damaged, or has more malformed lines than the limit.

@@ -1,4 +1,4 @@
-"""Dense features: from the numbers of a table to what a network takes."""
+"""Dense features: the transforms from the numbers of a table to the inputs of a network."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,13 +11,13 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Dense:
-    """Turns columns of numbers into an array, each by its transform; a missing number is 0.
+    """Turns columns of numbers into an array, applying a transform to each; a missing number becomes 0.
 
     Args:
-        names: of the columns.
-        transform: ``"log"``, ``log(max(x, 0) + 1)``: the paper's, which makes numbers below 0 into 0; ``"signed_log"``,
-            ``sign(x) log(|x| + 1)``, the same for other numbers; or ``"none"``.
-        transforms: those of single columns.
+        names: names of the columns.
+        transform: ``"log"``, the paper's ``log(max(x, 0) + 1)``, which turns numbers below 0 into 0;
+            ``"signed_log"``, ``sign(x) log(|x| + 1)``, which is the same for numbers of at least 0; or ``"none"``.
+        transforms: exceptions to ``transform``, by column.
 
     Raises:
         ValueError: if ``transforms`` names a column that is not dense.
@@ -54,7 +54,7 @@ class Dense:
         return values.astype(np.float32)
 
     def malformed(self, frame: pl.DataFrame) -> dict[str, pl.Expr]:
-        """By reason, which rows have a number that no float32 holds."""
+        """Conditions for rows with a number that float32 cannot represent, by the reason to report."""
         reasons = {}
         for name, kind in self.kinds.items():
             if frame[name].dtype.is_float():
@@ -66,7 +66,7 @@ class Dense:
 
 
 def transformed(numbers: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
-    """Numbers under one of ``TRANSFORMS``."""
+    """Numbers after one of ``TRANSFORMS``."""
     if kind == "log":
         return np.log1p(np.maximum(numbers, 0))
     if kind == "signed_log":

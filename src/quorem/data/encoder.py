@@ -1,7 +1,7 @@
 """Raw rows as a batch of ids and numbers, by the encoding of prepared data. Needs Polars.
 
-A vocabulary is an index of 64-bit hashes, sorted, with the id of each; the distinct values of a block are searched in
-it together, and a value that is found is compared with its token, so that a hash that two strings share does no harm.
+A vocabulary is a sorted index of 64-bit hashes with the id of each. The distinct values of a block are searched for in
+it together. A value whose hash is found is also compared with the token, so that two strings with one hash do no harm.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from .ids import NULL, crc32, raw_ids
 
 
 class UnknownTokenError(ValueError):
-    """A value that the vocabulary does not have, where it has no id for such."""
+    """A value is not in the vocabulary, and the data have no id for unknown values."""
 
 
 class Vocabulary:
     """The ids of a column's tokens.
 
     Args:
-        text: one token a line, in order of id, as ``prepare`` wrote it.
+        text: the bytes of the vocabulary file that ``prepare`` wrote: one token per line, in order of id.
         first: id of the first token.
     """
 
@@ -45,7 +45,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def ids(self, values: pl.Series, unknown: int) -> NDArray[np.int32]:
-        """The id of each text; ``unknown`` for those that are no token.
+        """The id of each value; ``unknown`` for those that are not in the vocabulary.
 
         >>> text = torch.frombuffer(bytearray(b"a\\nb\\n"), dtype=torch.uint8)
         >>> Vocabulary(text, first=1).ids(pl.Series(["b", "c", "a"]), unknown=-1).tolist()
@@ -67,15 +67,16 @@ class Encoder:
     """Turns raw rows into the ids and numbers that a model was trained on.
 
     Args:
-        encoding: of the prepared data.
-        texts: of the vocabularies, by column.
-        unknown: what a token that the vocabulary does not have is: ``"error"``, or ``"missing"``, taken for a missing
-            value and counted in ``unknown_counts``. Where the data have an id for unknown tokens it is that id.
-        policies: of columns whose tables take unknown ids (``id_rules``), by name: ``"rest"`` or ``"hash"``. Unknown
-            tokens then have negative ids: -1, or ``-1 - h``, where h are the low 31 bits of ``hash_strings``.
+        encoding: the encoding of the prepared data.
+        texts: the bytes of each vocabulary, by column.
+        unknown: how a token that is not in the vocabulary is treated: ``"error"``, or ``"missing"``, as a missing value
+            that is counted in ``unknown_counts``. If the data have an id for unknown tokens, they get that id instead.
+        policies: ``"rest"`` or ``"hash"`` for columns whose tables accept unknown ids (``id_rules``), by name. Unknown
+            tokens of these columns get negative ids: -1 for ``"rest"``, and ``-1 - h`` for ``"hash"``, where h is the
+            low 31 bits of ``hash_strings``.
 
     Raises:
-        ValueError: if ``unknown`` is another, or a vocabulary does not have the size that it must have.
+        ValueError: if ``unknown`` has another value, or a vocabulary has the wrong size.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class Encoder:
                 raise ValueError(f"the vocabulary of {name} has {len(self.vocabularies[name])} tokens for {size} ids")
 
     def __call__(self, rows: Mapping[str, Any] | pl.DataFrame) -> Batch:
-        """The rows as a batch, without labels.
+        """The rows as a batch whose labels are all 0.
 
         Args:
-            rows: values by column: texts or numbers, lists of them in columns with several values a row, None where
-                one is missing. Columns that the model does not know are left aside.
+            rows: values by column: strings or numbers, or lists of them in columns with several values per row; None
+                if a value is missing. Other columns are ignored.
 
         Raises:
-            TypeError: if the rows are neither a mapping nor a frame.
+            TypeError: if ``rows`` is neither a mapping nor a Polars frame.
             ValueError: if a column is missing or has values of the wrong type.
             UnknownTokenError: if a value is not in the vocabulary, with ``unknown="error"``.
         """
@@ -142,7 +143,7 @@ class Encoder:
         return Bags(torch.from_numpy(self._ids(name, inner)), torch.from_numpy(offsets))
 
     def _ids(self, name: str, values: pl.Series) -> NDArray[Any]:
-        """The ids of one column's values; ``NULL`` where one is missing."""
+        """The ids of one column's values; ``NULL`` for a missing value."""
         if values.dtype == pl.List:
             raise ValueError(f"{name} holds lists but must hold one value a row")
         if self.encoding.ids == "none":
@@ -189,12 +190,12 @@ def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:
     try:
         return pl.DataFrame({name: pl.Series(name, values, strict=True) for name, values in columns.items()})
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        reason = str(error).partition("\n")[0]  # Polars adds where it was
+        reason = str(error).partition("\n")[0]  # Polars appends where the error occurred
         raise ValueError(f"rows must be columns of one length and of one type each: {reason}") from None
 
 
 def _lines(text: Tensor) -> pl.Series:
-    """The tokens of a vocabulary's text."""
+    """The tokens in the bytes of a vocabulary file."""
     data = text.numpy().tobytes()
     if not data:
         return pl.Series([], dtype=pl.String)

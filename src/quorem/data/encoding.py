@@ -1,7 +1,7 @@
-"""How prepared data turned raw columns into numbers, in one file, so that a trained model can do it again.
+"""A file that records how prepared data turned raw columns into numbers, so that a trained model can repeat it.
 
-The file holds the names of the columns, the transforms, and the vocabulary of each categorical column as it was
-written: one token a line, in order of id. It is read as a memory map; neither writing nor reading it needs Polars.
+The file holds the names of the columns, the transforms, and the vocabulary file of each categorical column: one token
+per line, in order of id. It is read as a memory map. Neither writing nor reading it needs Polars.
 """
 
 import os
@@ -15,34 +15,35 @@ from ..tensor_file import Kind, TensorFile, write
 from .batches import Prepared
 
 KIND = Kind("quorem-encoding", 1)
-KINDS = {"log", "signed_log", "none"}  # of transforms, as in ``dense``, which needs Polars
+KINDS = {"log", "signed_log", "none"}  # transforms: a copy of ``dense.TRANSFORMS``, since ``dense`` needs Polars
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
     """Columns and transforms of prepared data.
 
-    ``ids`` is how ids were given: ``"vocabulary"`` (a token's line), ``"hash"`` (``1 + crc32(token) % buckets``), or
-    ``"none"`` for made-up data, whose columns hold the ids themselves; or ``"raw"``, ``hash_strings`` of a token.
+    ``ids`` says how tokens were given ids: ``"vocabulary"`` (by their line in the vocabulary), ``"hash"``
+    (``1 + crc32(token) % buckets``) or ``"raw"`` (``hash_strings`` of the token). It is ``"none"`` for synthetic data,
+    whose columns hold the ids themselves.
     """
 
     data: str  # identity of the prepared data
-    folder: str  # where they were
+    folder: str  # folder of the prepared data
     dense: list[str]
     categorical: list[str]
-    bags: list[str]  # those of categorical with several values a row
+    bags: list[str]  # the categorical columns with several values per row
     cardinalities: list[int]
-    transforms: dict[str, str]  # of the dense columns
+    transforms: dict[str, str]  # transform of each dense column
     ids: str
     buckets: int | None
     first_token: int  # id of the first line of a vocabulary
-    unknown: int | None  # id of a token that the vocabulary does not have, where there is one
-    separator: str = ","  # between the fields of the CSV file that was prepared
-    multi_separator: str = "|"  # between the values of a field with several
+    unknown: int | None  # id of all tokens that are not in the vocabulary; None if there is no such id
+    separator: str = ","  # separator between the fields of the CSV file that was prepared
+    multi_separator: str = "|"  # separator between the values of a multi-valued field
 
     @classmethod
     def of(cls, prepared: Prepared, data: str) -> "Encoding":
-        """The encoding of prepared data, whose identity is ``data``."""
+        """The encoding of prepared data with the identity ``data``."""
         meta, config = prepared.meta, prepared.meta["config"]
         kind = config.get("ids") if config.get("ids") in ("hash", "raw") else None
         return cls(
@@ -63,11 +64,11 @@ class Encoding:
 
 
 def write_encoding(path: str | os.PathLike[str], prepared: Prepared, data: str) -> None:
-    """Write the encoding of prepared data, whose identity is ``data``.
+    """Write the encoding of prepared data with the identity ``data``.
 
     Raises:
         ValueError: if the data are damaged.
-        OSError: if the disk is full; a file that was there before stays.
+        OSError: if the disk is full; an existing file is kept.
     """
     encoding = Encoding.of(prepared, data)
     tensors = {}
@@ -80,8 +81,8 @@ def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple
     """The encoding that ``write_encoding`` wrote, and the text of each vocabulary, uint8 ``[bytes]``.
 
     Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if the file is cut off, damaged, or another file.
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is cut off, damaged, or of another kind.
     """
     file = TensorFile(path, KIND)
     try:
@@ -128,7 +129,7 @@ def _checked(values: dict[str, Any]) -> Encoding:
 
 
 def _transforms(prepared: Prepared) -> dict[str, str]:
-    """The transform of each dense column; numbers of made-up data are what a network takes."""
+    """The transform of each dense column; the numbers of synthetic data are transformed already."""
     if "transforms" in prepared.meta:
         return dict(prepared.meta["transforms"])
     made_up = "synthetic" in prepared.meta["config"]

@@ -1,8 +1,8 @@
 """A folder of arrays that appears under its name only once it is complete.
 
-Everything is written into ``NAME.partial`` beside it, synced, and renamed at the end, so a run that is killed at any
-moment leaves nothing that looks finished. What is overwritten is ``NAME.replaced`` for a moment; if the run is killed
-then, the next one gives the old data its name again.
+Everything is written into ``NAME.partial`` beside it, synced, and renamed at the end, so that a run that is killed at
+any moment leaves nothing that looks finished. An overwrite first renames the old folder to ``NAME.replaced``. If the
+run is killed before the new folder has its name, the next run renames the old one back.
 """
 
 import errno
@@ -24,16 +24,16 @@ from .. import files
 from .checksums import BlockChecksums, checked_bytes, of_bytes
 from .meta import FORMAT, FORMAT_VERSION
 
-MARK = ".quorem-partial"  # in folders that may be removed
+MARK = ".quorem-partial"  # a file that marks folders that may be removed
 ARRAYS = ("labels.npy", "dense.npy", "categorical.npy")
 FOLDERS = ("bags", "counts", "raw_ids", "vocabulary")
-COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # of occurrences: the smallest that holds them
+COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # the smallest that holds all counts is used
 
-Progress = Callable[[str, float, int], None]  # stage, part of it that is done, rows so far
+Progress = Callable[[str, float, int], None]  # stage, fraction of it that is done, rows so far
 
 
 class ArrayFile:
-    """A ``.npy`` file written row by row, of a length known only at the end; it is open only while it is written to."""
+    """A ``.npy`` file to which rows are appended; it is open only during a write, and ``close`` sets its length."""
 
     def __init__(self, path: Path, dtype: DTypeLike, row: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.row = path, np.dtype(dtype), row
@@ -52,7 +52,7 @@ class ArrayFile:
         """Add rows at the end.
 
         Raises:
-            ValueError: if the rows have another shape than the file's.
+            ValueError: if the rows do not have the shape of the file's rows.
         """
         if rows.shape[1:] != self.row:
             raise ValueError(f"rows of {self.path.name} have shape {rows.shape[1:]} but must have {self.row}")
@@ -69,19 +69,19 @@ class ArrayFile:
 
 
 class Folder:
-    """The folder under construction; a context manager that removes it again if the run fails.
+    """A folder under construction: a context manager that removes it if the run fails.
 
     Args:
-        path: name under which it appears.
-        overwrite: replace a prepared folder of that name.
+        path: path of the finished folder.
+        overwrite: replace prepared data at ``path``.
 
     Raises:
-        FileExistsError: if ``path`` exists and is not to be, or must not be, replaced.
+        FileExistsError: if ``path`` exists and ``overwrite`` is False, or if it is not prepared data.
         RuntimeError: if another run is writing it.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self.path = Path(os.path.realpath(path))  # through a symbolic link, the folder that it leads to
+        self.path = Path(os.path.realpath(path))  # the folder that a symbolic link points to
         self.partial = self.path.with_name(self.path.name + ".partial")
         self.replaced = replaced(self.path)
         self.overwrite = overwrite
@@ -90,7 +90,7 @@ class Folder:
         self._lock: files.Lock | None = None
 
     def __enter__(self) -> "Folder":
-        """Claim the name: check what is there, drop what a killed run left."""
+        """Lock the path, check what exists there, and remove what a killed run left."""
         self._check_target()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         message = f"{self.path} is being written by another run"
@@ -110,7 +110,7 @@ class Folder:
         return self
 
     def _bring_back(self) -> None:
-        """Undo the first half of an overwrite that was killed between its two renames."""
+        """Undo the first rename of an overwrite that was killed between its two renames."""
         if not self.path.exists() and self.replaced.exists() and not (self.replaced / MARK).exists():
             os.rename(self.replaced, self.path)
             warnings.warn(
@@ -131,7 +131,7 @@ class Folder:
             )
 
     def array(self, name: str, dtype: DTypeLike, row: tuple[int, ...] = ()) -> ArrayFile:
-        """A new array file in the folder, closed by ``commit``."""
+        """A new array file in the folder; ``commit`` closes it."""
         path = self.partial / name
         path.parent.mkdir(exist_ok=True)
         self.arrays[name] = ArrayFile(path, dtype, row)
@@ -158,7 +158,7 @@ class Folder:
         self.save(f"counts/{file_name(name)}.npy", counts.astype(dtype))
 
     def commit(self, meta: dict[str, Any]) -> None:
-        """Write ``meta.json`` with the checksums of all files, sync everything and give the folder its name."""
+        """Write ``meta.json`` with the checksums of all files, sync everything and rename the folder."""
         for array in self.arrays.values():
             array.close()
         checksums = {name: array.checksums.text() for name, array in self.arrays.items()}
@@ -183,7 +183,7 @@ class Folder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what was written if the run failed; say what is missing if the disk is full."""
+        """Remove what was written if the run failed; if the disk is full, say how many bytes are needed."""
         message = self._disk_full_message() if files.is_disk_full(error) else None
         if self.partial.exists():
             _empty(self.partial)
@@ -201,10 +201,10 @@ class Folder:
         return f"disk full: {written:,} bytes were written, {free:,} are free{needed}"
 
     def check_space(self) -> None:
-        """Raise before the disk is full, where ``bytes_needed`` already tells.
+        """Raise as soon as ``bytes_needed`` shows that the disk is too small, before it is full.
 
         Raises:
-            OSError: if more bytes are needed than are free or written.
+            OSError: if more bytes are needed than are written and free.
         """
         if self.bytes_needed is None:
             return
@@ -214,7 +214,7 @@ class Folder:
 
 
 def file_name(column: str) -> str:
-    """A file name for a column of any name.
+    """A valid file name for a column name.
 
     >>> file_name("C1"), file_name("a/b")
     ('C1', 'a%2Fb')
@@ -223,12 +223,12 @@ def file_name(column: str) -> str:
 
 
 def replaced(path: Path) -> Path:
-    """Where the data of a folder are while they are overwritten."""
+    """Where the old data of a folder are while it is overwritten."""
     return path.with_name(path.name + ".replaced")
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder is prepared data, finished or not, or empty."""
+    """Whether a folder is empty, or holds prepared data, finished or not."""
     if not path.is_dir():
         return False
     if (path / MARK).exists() or not any(path.iterdir()):
@@ -237,7 +237,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """What ``meta.json`` says, of whatever version and however damaged, or nothing."""
+    """The contents of ``meta.json`` in any version, without checks; empty if it cannot be read."""
     try:
         values = json.loads(files.read(path / "meta.json"))
     except (OSError, ValueError, RecursionError):
@@ -246,22 +246,22 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _names_in(folder: Path) -> set[str]:
-    """The files below a folder, by their paths in it."""
+    """The files below a folder, as paths relative to it."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
 def _written(folder: Path) -> set[str]:
-    """The files of prepared data that quorem wrote."""
+    """The files that quorem wrote into a folder of prepared data."""
     recorded = _read_meta(folder).get("checksums")
     if isinstance(recorded, dict):
         return {"meta.json", MARK, *recorded}
-    names = _names_in(folder)  # an earlier version, which kept no list
+    names = _names_in(folder)  # an earlier version, which wrote no list of files
     arrays = {name for name in names if name.partition("/")[0] in FOLDERS and name.endswith((".npy", ".txt"))}
     return {"meta.json", MARK, *ARRAYS} | arrays
 
 
 def _strangers(folder: Path) -> list[str]:
-    """Files in a folder of prepared data that are someone else's."""
+    """Files in a folder of prepared data that quorem did not write."""
     return sorted(_names_in(folder) - _written(folder)) if not (folder / MARK).exists() else []
 
 
@@ -272,7 +272,10 @@ def _empty(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove prepared data; stopped halfway, they can still be told from others'. Files of others stay, with a word."""
+    """Remove prepared data, but keep and warn about files that quorem did not write.
+
+    The folder is marked first, so that it can be recognized if the removal is interrupted.
+    """
     with suppress(OSError):  # the disk may be full
         (folder / MARK).touch()
     for name in sorted(_written(folder) - {"meta.json", MARK}):

@@ -1,4 +1,4 @@
-"""From the values of one column to ids: NULL is 0, then by frequency, by first appearance or by hash."""
+"""Ids for the values of one column: 0 for NULL, others by frequency, by first appearance, by hash, or raw hashes."""
 
 import zlib
 from collections.abc import Sequence
@@ -13,24 +13,25 @@ from numpy.typing import NDArray
 from ..hashing import hash_strings
 
 NULL = 0  # the id of a missing value, in every feature
-RAW_BITS = 40  # of the id space of raw ids
+RAW_BITS = 40  # default of ``id_bits``
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdConfig:
-    """How ids are given.
+    """How tokens are given ids.
 
     Args:
-        ids: ``"frequency"`` (most frequent over the training days first; of equals, the first to appear; tokens that
-            only later days have come last), ``"appearance"`` (in order of first appearance, as the public reference
-            code does), ``"hash"`` (``1 + crc32(token) % buckets``) or ``"raw"`` (``hash_strings`` of each token as
-            text, 64-bit integers without a vocabulary: ``Table(raw_ids=True)``).
-        vocabulary: ``"all"`` days, or ``"train"``: tokens that only later days have share id 1.
-        buckets: number of hashed ids of each feature.
-        id_bits: with raw ids, tables take them as one of ``2 ** id_bits`` ids; 40 where None.
+        ids: ``"frequency"`` (by falling frequency in the training days, ties in order of first appearance; tokens that
+            occur only in later days come last), ``"appearance"`` (in order of first appearance, as in the public
+            reference code), ``"hash"`` (``1 + crc32(token) % buckets``) or ``"raw"`` (``hash_strings`` of each token as
+            text: 64-bit integers without a vocabulary, for ``Table(raw_ids=True)``).
+        vocabulary: ``"all"`` has the tokens of all days; ``"train"`` has those of the training days, and all others
+            share id 1.
+        buckets: number of hashed ids per feature, with ``ids="hash"``.
+        id_bits: with ``ids="raw"``, tables have ``2 ** id_bits`` ids; 40 if None.
 
     Raises:
-        ValueError: if a value is unknown or the options do not go together.
+        ValueError: if a value is unknown, or options contradict each other.
     """
 
     ids: Literal["appearance", "frequency", "hash", "raw"] = "frequency"
@@ -60,12 +61,12 @@ class IdConfig:
 
     @property
     def first_token(self) -> int:
-        """The id of the first token: after NULL and, with a training vocabulary, the unknown token."""
+        """The id of the first token. NULL and, with a training vocabulary, the unknown token come before it."""
         return 2 if self.vocabulary == "train" else 1
 
 
 class Numbered(NamedTuple):
-    """Ids of a feature: of NULL and each token by appearance; training counts and tokens, in order of id."""
+    """Ids of NULL and of each token, in order of first appearance; training counts and tokens, in order of id."""
 
     ids: NDArray[np.int32]
     counts: NDArray[np.int64]
@@ -73,7 +74,7 @@ class Numbered(NamedTuple):
 
 
 def number(tokens: pl.Series, counts: NDArray[np.int64], config: IdConfig) -> Numbered:
-    """Ids for tokens, given in order of first appearance. NULL and then each token occurs ``counts`` times in training.
+    """Ids for tokens, which are in order of first appearance; ``counts`` are those of NULL and each token in training.
 
     >>> numbered = number(pl.Series(["b", "a", "c"]), np.array([1, 1, 2, 0]), IdConfig(vocabulary="train"))
     >>> numbered.ids.tolist(), numbered.counts.tolist(), numbered.tokens.to_list()  # "a" is the more frequent
@@ -85,7 +86,7 @@ def number(tokens: pl.Series, counts: NDArray[np.int64], config: IdConfig) -> Nu
         shared = np.zeros(config.buckets + 1, np.int64)
         np.add.at(shared, ids, counts)
         return Numbered(ids, shared, None)
-    # Tokens that only later days have come last by appearance: a training vocabulary is a prefix.
+    # Tokens that occur only in later days appear last, so a training vocabulary is a prefix.
     known = int(np.count_nonzero(counts[1:])) if config.vocabulary == "train" else len(tokens)
     order = np.arange(known)
     if config.ids == "frequency":
@@ -101,7 +102,7 @@ def number(tokens: pl.Series, counts: NDArray[np.int64], config: IdConfig) -> Nu
 
 
 def raw_ids(words: pl.Series) -> NDArray[np.int64]:
-    """The raw id of each word: ``hash_strings`` of it as text, and ``NULL`` of a missing one.
+    """The raw id of each word: ``hash_strings`` of the word as text, or ``NULL`` if it is missing.
 
     >>> raw_ids(pl.Series(["", "a", None])).tolist() == [*hash_strings(["", "a"]).tolist(), 0]
     True
@@ -112,7 +113,7 @@ def raw_ids(words: pl.Series) -> NDArray[np.int64]:
 
 
 def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
-    """Ids from 1 in order of first appearance, 0 where a value is missing; and the distinct values in that order.
+    """Ids from 1 in order of first appearance, 0 for missing values; and the distinct values in that order.
 
     >>> ids, tokens = by_appearance(pl.Series(["b", None, "a", "b"]))
     >>> ids.tolist(), tokens.to_list()
@@ -131,7 +132,7 @@ def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
 
 
 def count_ids(ids: NDArray[np.int32], size: int) -> NDArray[np.int64]:
-    """How often each of ``size`` ids occurs, counted in parts because NumPy widens the ids first.
+    """How often each of ``size`` ids occurs; counted in parts, because NumPy first widens the ids to int64.
 
     >>> count_ids(np.array([1, 0, 1], np.int32), 3).tolist()
     [1, 2, 0]
@@ -144,7 +145,7 @@ def count_ids(ids: NDArray[np.int32], size: int) -> NDArray[np.int64]:
 
 
 def packed(tokens: pl.Series) -> pl.Series:
-    """Tokens of eight bytes, as all of Criteo's are, as one UInt64 each; others unchanged.
+    """Tokens as one UInt64 each if all have eight bytes, as Criteo's do; otherwise unchanged.
 
     >>> packed(pl.Series(["0000000a", None])).dtype, packed(pl.Series(["0000000a", "b"])).dtype
     (UInt64, String)
@@ -154,7 +155,7 @@ def packed(tokens: pl.Series) -> pl.Series:
 
 
 def crc32(tokens: pl.Series, step: int = 1 << 20) -> NDArray[np.int64]:
-    """The CRC-32 of each token's UTF-8 bytes: a hash that any language has."""
+    """The CRC-32 of each token's UTF-8 bytes, a hash that is available in every language."""
     hashes = np.empty(len(tokens), np.int64)
     for start in range(0, len(tokens), step):
         hashes[start : start + step] = [zlib.crc32(t.encode()) for t in as_text(tokens[start : start + step]).to_list()]
@@ -162,14 +163,14 @@ def crc32(tokens: pl.Series, step: int = 1 << 20) -> NDArray[np.int64]:
 
 
 def joined(parts: Sequence[pl.Series]) -> pl.Series:
-    """Parts of one column, as text if some are numbers and others are not."""
+    """The parts of one column as one series, converted to text if their types differ."""
     if len({part.dtype for part in parts}) > 1:
         parts = [as_text(part) for part in parts]
     return pl.concat(parts)
 
 
 def as_text(tokens: pl.Series) -> pl.Series:
-    """Tokens as text, whatever they are kept as.
+    """Tokens as text, whether they are text, integers or ``packed``.
 
     >>> as_text(packed(pl.Series(["0000000a", None]))).to_list()
     ['0000000a', None]
@@ -183,7 +184,7 @@ def as_text(tokens: pl.Series) -> pl.Series:
 
 
 def write_vocabulary(path: Path, tokens: pl.Series, step: int = 1 << 20) -> None:
-    """One token a line in order of id; backslash, line feed and carriage return are escaped with a backslash."""
+    """Write one token per line in order of id; backslash, line feed and carriage return are escaped by a backslash."""
     with open(path, "wb") as file:
         for start in range(0, len(tokens), step):
             part = tokens[start : start + step]

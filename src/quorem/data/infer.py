@@ -1,4 +1,4 @@
-"""What the columns of a table are, judged by its first rows: numbers, categories or lists of categories."""
+"""Infer from the first rows of a table whether columns hold numbers, categories or lists of categories."""
 
 import re
 from collections.abc import Iterable
@@ -6,16 +6,16 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-ROWS = 100_000  # that are looked at
-FEW = 32  # distinct whole numbers, at most, that are categories
-LISTS = 0.1  # share of texts with a separator in them, at least, that makes lists
+ROWS = 100_000  # rows that are examined
+FEW = 32  # whole numbers with at most this many distinct values are categories
+LISTS = 0.1  # text is lists if at least this share of values contains a separator
 ID_NAME = re.compile(r"(^|[_\W])(id|ids|code|zip)$|[a-z](Id|ID)$", re.IGNORECASE)
 
 Kind = Literal["number", "category", "list", "none"]
 
 
 class Inferred(NamedTuple):
-    """What a column is taken for, and why."""
+    """The inferred kind of a column, and the reason."""
 
     name: str
     kind: Kind
@@ -23,12 +23,12 @@ class Inferred(NamedTuple):
 
 
 def infer(frame: pl.DataFrame, names: Iterable[str], multi_separator: str = "|") -> list[Inferred]:
-    """What the columns of a table are.
+    """Infer the kind of columns.
 
     Args:
-        frame: its first rows, as text (of a CSV file) or typed (of a Parquet file).
-        names: the columns in question.
-        multi_separator: between the values of a list.
+        frame: the first rows of the table, as text (CSV) or typed (Parquet).
+        names: the columns to infer.
+        multi_separator: separator between the values of a list.
 
     >>> frame = pl.DataFrame({"price": ["2.5", ""], "user_id": ["17", "4"], "tags": ["a|b", "c"]})
     >>> [(column.name, column.kind) for column in infer(frame, frame.columns)]

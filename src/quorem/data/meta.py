@@ -1,4 +1,4 @@
-"""``meta.json`` of prepared data: what it must hold, and which versions of it are read."""
+"""``meta.json`` of prepared data: reading it, checking its contents, and which versions are supported."""
 
 import json
 import warnings
@@ -14,11 +14,11 @@ SPLITS = ("train", "validation", "test")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What ``meta.json`` of a folder holds, found to be what was written.
+    """The contents of a folder's ``meta.json``, after checks.
 
     Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if it is damaged, or of a version that is not read.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is damaged, or of an unsupported version.
     """
     path = folder / "meta.json"
     if not path.exists():
@@ -57,7 +57,7 @@ def _are_names(values: Any) -> bool:
 
 
 def is_raw(config: Any) -> bool:
-    """Whether the data hold raw ids, 64-bit integers that no vocabulary has."""
+    """Whether the data hold raw ids: 64-bit integers without a vocabulary."""
     return isinstance(config, dict) and config.get("ids") == "raw"
 
 

@@ -1,4 +1,4 @@
-"""Rows in the order of their times, where a file has them in another."""
+"""Sorting rows by time, if the file has them in another order."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 from .column import Column
 from .folder import Folder, Progress, file_name
 
-TIMES = "times.npy"  # of the rows as they were read, among what is set aside
+TIMES = "times.npy"  # scratch file with the times of the rows, in the order of the file
 
 
 def by_time(
     folder: Folder, name: str, parts: dict[str, Column], bags: Sequence[str], report: Progress
 ) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """Sort the rows that are set aside by time, unless they are in order; rows of one time stay in theirs.
+    """Sort the rows by time, unless they are in order already; rows with equal times keep their order.
 
-    It takes memory for the order and for one column at a time: some twenty bytes a row.
+    It needs memory for the order and for one column at a time: some twenty bytes per row.
 
     Args:
-        folder: with labels, dense features, offsets of bags, and the times.
-        name: of the column of times.
-        parts: the categorical columns; those that are sorted are replaced.
-        bags: those with several values a row.
-        report: called as each is sorted.
+        folder: folder with labels, dense features, offsets of bags, and the times.
+        name: name of the time column.
+        parts: the categorical columns; sorting replaces them in this mapping.
+        bags: the categorical columns with several values per row.
+        report: called after each column.
 
     Returns:
-        The times in order, and what ``meta.json`` says of them.
+        The sorted times, and a summary of them for ``meta.json``.
     """
     scratch = folder.partial / "scratch"
     times: NDArray[np.float64] = np.load(scratch / TIMES)
@@ -47,7 +47,7 @@ def by_time(
 
 
 def _reorder_bags(folder: Folder, name: str, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Write the offsets of bags in another order of rows; return the order that their values have then."""
+    """Rewrite the offsets of a column of bags for another order of rows; returns the new order of its values."""
     file = f"bags/{file_name(name)}.offsets.npy"
     old = np.load(folder.arrays[file].path)
     lengths = np.diff(old)[order]

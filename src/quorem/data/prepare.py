@@ -1,8 +1,9 @@
-"""From parsed rows to a folder of arrays: labels, dense features and ids are written, block by block.
+"""Write parsed rows, block by block, into a folder of arrays: labels, dense features and ids.
 
-The file is parsed once. Labels and dense features go straight to their arrays. Categories are set aside as codes,
-each group of rows with its own words (``column``), because the training days are known only at the end; then the words
-are given ids, and the codes become rows of ids. So memory holds a group of rows or a vocabulary, never the file.
+The file is parsed once. Labels and dense features are written to their arrays at once. Categories are written to
+scratch files as codes, with separate words for each group of rows (``column``), because the training days are known
+only at the end. Then the words are given ids, and the codes are replaced by ids. So memory holds a group of rows or a
+vocabulary, never the whole file.
 """
 
 import shutil
@@ -34,14 +35,14 @@ class PrepareConfig(ids.IdConfig):
     """How a click log is prepared.
 
     Args:
-        days: equal parts of the log; all but the last train, the last is halved into validation and test.
-        max_malformed: malformed lines that are left out before the run stops.
-        transform: of dense features: ``"log"``, ``log(max(x, 0) + 1)`` as in the paper; ``"signed_log"``,
-            ``sign(x) log(|x| + 1)``; or ``"none"``. By default the first for Criteo and the second for other tables.
-        transforms: of single dense features, by name.
+        days: number of equal parts of the log. The last part is halved into validation and test; the others train.
+        max_malformed: number of malformed lines that may be left out; with one more, the run stops.
+        transform: transform of dense features: ``"log"``, ``log(max(x, 0) + 1)`` as in the paper; ``"signed_log"``,
+            ``sign(x) log(|x| + 1)``; or ``"none"``. None means ``"log"`` for Criteo, ``"signed_log"`` for other tables.
+        transforms: exceptions to ``transform``, by name of the dense feature.
 
     Raises:
-        ValueError: if a value is out of range or unknown, or as ``IdConfig`` says.
+        ValueError: if a value is out of range or unknown, or for a reason that ``IdConfig`` lists.
     """
 
     days: int = 7
@@ -64,9 +65,10 @@ class PrepareConfig(ids.IdConfig):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what: ``bags`` are the categorical ones with several values a row, ``time`` orders the rows.
+    """The roles of columns.
 
-    ``separator`` stands between the fields of a line, ``multi_separator`` between the values of a bag.
+    ``bags`` are the categorical columns with several values per row, and ``time`` is the column by which rows are
+    sorted. ``separator`` separates the fields of a line, ``multi_separator`` the values of a bag.
     """
 
     label: str
@@ -90,7 +92,7 @@ class Columns:
 
     @property
     def single(self) -> tuple[str, ...]:
-        """The categorical columns with one value a row."""
+        """The categorical columns with one value per row."""
         return tuple(name for name in self.categorical if name not in self.bags)
 
 
@@ -108,7 +110,7 @@ def write(
     """Write the prepared folder ``out``.
 
     Raises:
-        FileExistsError: if ``out`` exists and is not to be, or must not be, overwritten.
+        FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
         ValueError: if there is no row, or too many lines are malformed.
         OSError: if the disk is full; the message says how many bytes are needed.
     """
@@ -169,7 +171,7 @@ def _set_aside(
     dense: Dense,
     report: Progress,
 ) -> int:
-    """Write labels, dense features and the bags' offsets, set categories aside; return the number of rows."""
+    """Write labels, dense features and offsets of bags, and categories to scratch files; returns the number of rows."""
     labels = folder.array("labels.npy", np.uint8)
     numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
     times = ArrayFile(folder.partial / "scratch" / ordering.TIMES, np.float64)
@@ -177,7 +179,7 @@ def _set_aside(
     for array in offsets.values():
         array.append(np.zeros(1, np.int64))
     ends = dict.fromkeys(columns.bags, 0)
-    row_bytes = 1 + 4 * len(columns.dense) + 8 * len(columns.single)  # ids, and codes of up to four bytes
+    row_bytes = 1 + 4 * len(columns.dense) + 8 * len(columns.single)  # 8: an id, and a code of up to four bytes
     done = 0.0
     folder.bytes_needed = lambda: round((row_bytes * labels.rows + 8 * sum(ends.values())) / done) if done else 0
     threads = pl.thread_pool_size()
@@ -201,7 +203,7 @@ def _set_aside(
 
 
 class Groups:
-    """Gathers values into groups of rows, which other threads set aside while the next group is read."""
+    """Collects values into groups of rows; other threads write a group to scratch files while the next is read."""
 
     def __init__(self, parts: Mapping[str, Column], threads: int) -> None:
         self.parts, self.pool = list(parts.values()), ThreadPoolExecutor(threads)
@@ -210,7 +212,7 @@ class Groups:
         self.running: list[Future[None]] = []
 
     def add(self, values: list[pl.Series], rows: int) -> None:
-        """Take the values of some rows, column by column."""
+        """Add the values of some rows, one series per column."""
         self.waiting.append(values)
         self.rows += rows
         if self.rows >= GROUP_ROWS:
@@ -227,11 +229,11 @@ class Groups:
             future.result()
 
     def __enter__(self) -> "Groups":
-        """Take values until the end."""
+        """Return the object itself; ``__exit__`` writes the last group."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Set the last group aside, unless the run has failed."""
+        """Write the last group, unless the run has failed."""
         with self.pool:
             if kind is None:
                 if self.rows:
@@ -240,7 +242,10 @@ class Groups:
 
 
 def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malformed) -> ParsedRows:
-    """The rows whose label is 0, 1 or missing, whose dense features are finite or missing, and that have a time."""
+    """The well-formed rows: the label is 0, 1 or missing, dense features are finite or missing, and there is a time.
+
+    Other rows are added to ``malformed``.
+    """
     frame, numbers, done = batch
     reasons = {f"{columns.label} is neither 0 nor 1": (pl.col(columns.label) != 0) & (pl.col(columns.label) != 1)}
     reasons |= dense.malformed(frame)
@@ -255,7 +260,7 @@ def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malfo
 
 
 def compact(values: pl.Series) -> pl.Series:
-    """Categories as they are set aside: integers, packed tokens or text; of bags, one after another."""
+    """Categories in the form in which a ``Column`` stores them: integers, packed tokens or text; bags are flattened."""
     if values.dtype == pl.List:
         values = values.filter(values.list.len() > 0).explode()
     if values.dtype.is_integer() and values.dtype != pl.UInt64:
@@ -264,7 +269,7 @@ def compact(values: pl.Series) -> pl.Series:
 
 
 def _number(folder: Folder, bags: Sequence[str], num_train: int, config: PrepareConfig, column: Column) -> int:
-    """Give a column its ids, write its counts, its vocabulary and, of a bag, its values; return its cardinality."""
+    """Give a column its ids; write its counts, its vocabulary and the values of bags; returns its cardinality."""
     plain = file_name(column.name)
     if column.name in bags:
         num_train = int(np.load(folder.partial / "bags" / f"{plain}.offsets.npy", mmap_mode="r")[num_train])
@@ -287,7 +292,7 @@ def _number(folder: Folder, bags: Sequence[str], num_train: int, config: Prepare
 
 
 def _write_bags(folder: Folder, column: Column, bags: Sequence[str]) -> None:
-    """Write the values of a column, if it is one of the bags."""
+    """Write the ids of a column if it is one of the bags."""
     if column.name in bags:
         values = folder.array(f"bags/{file_name(column.name)}.values.npy", column.id_dtype)
         for group in range(len(column.num_values)):
@@ -295,7 +300,7 @@ def _write_bags(folder: Folder, column: Column, bags: Sequence[str]) -> None:
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, dtype: np.dtype[Any], report: Progress) -> None:
-    """Write the ids of the columns as rows ``[N, F]``."""
+    """Write the ids of all columns as one array ``[N, F]``."""
     array = folder.array("categorical.npy", dtype, (len(columns),))
     if not columns:
         array.append(np.empty((num_rows, 0), dtype))
@@ -309,7 +314,7 @@ def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, dtype: np.d
 
 
 def _rows(columns: Sequence[tuple[NDArray[Any], NDArray[Any]]], start: int) -> NDArray[Any]:
-    """The ids that the codes of some rows stand for."""
+    """The ids ``[rows, F]`` of at most ``WEAVE_ROWS`` rows from ``start``; a column is its words' ids and its codes."""
     rows = np.empty((min(WEAVE_ROWS, len(columns[0][1]) - start), len(columns)), columns[0][0].dtype)
     for k, (ids_of_words, codes) in enumerate(columns):
         rows[:, k] = ids_of_words.take(codes[start : start + len(rows)])

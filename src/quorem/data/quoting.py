@@ -1,10 +1,10 @@
-"""Quotes in CSV text: which line breaks end a row, and what a stray quote is.
+"""Quotes in CSV text: which line breaks end a row, and what a stray quote means.
 
-A quote opens a field only at its start; inside, two stand for one, and one before a separator or a line end closes it.
-Any other quote is a character of an unquoted field (``19" monitor``). Text in which all quotes are of the first kind
-is *regular*: what lies between an odd and the next even quote is quoted, which NumPy finds quickly, and Polars reads it
-so. Other text is taken apart row by row and made regular: fields with stray quotes are quoted, and a line that is no
-row, because a field is not closed or goes on after its closing quote, is blanked and reported.
+A quote at the start of a field opens a quoted field. Inside it, two quotes mean one, and a quote before a separator or
+a line end closes it. Any other quote is stray: a character of an unquoted field (``19" monitor``). Text without stray
+quotes is *regular*: the text between an odd quote and the next even quote is quoted. NumPy finds such text quickly,
+and Polars reads it the same way. Other text is made regular row by row: fields with stray quotes are quoted. A line
+that is not a row, because a field is not closed or continues after its closing quote, is blanked and reported.
 """
 
 import re
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 NEWLINE = ord("\n")
 RETURN = ord("\r")
 QUOTE = ord('"')
-MOST_QUOTED = 1 << 16  # bytes between two quotes: a quote that is not closed is found out after so many
+MOST_QUOTED = 1 << 16  # most bytes between two quotes; beyond that, a quote counts as not closed
 
 
 class Cut(NamedTuple):
-    """Whole rows of a text, the rest, and which lines of the rows (from 0) are none."""
+    """Whole rows of a text, the remaining text, and which lines (from 0) were not rows and are blanked."""
 
     rows: bytes
     rest: bytes
@@ -32,9 +32,9 @@ def cut(text: bytes, separator: str, *, is_end: bool = False) -> Cut:
     """Cut regular whole rows off the start of a text that begins with a row.
 
     Args:
-        text: CSV.
+        text: CSV text.
         separator: one ASCII character.
-        is_end: whether the text ends here, in a line break; nothing is then left.
+        is_end: whether this is the end of the file; the text must end with a line break, and ``rest`` is empty.
 
     >>> cut(b'1,"a\\nb"\\n2,19" screen\\n3,"c', ",")
     Cut(rows=b'1,"a\\nb"\\n2,"19"" screen"\\n', rest=b'3,"c', broken=())
@@ -53,7 +53,7 @@ def cut(text: bytes, separator: str, *, is_end: bool = False) -> Cut:
 
 
 def fields(row: bytes, separator: str) -> list[bytes]:
-    """The fields of one row, with its line end, without their quotes.
+    """The fields of one row, without quotes; the row must end with a line break.
 
     >>> fields(b'a,"b ""c"" d",e\\r\\n', ",")
     [b'a', b'b "c" d', b'e']
@@ -68,12 +68,12 @@ def fields(row: bytes, separator: str) -> list[bytes]:
 
 
 def outside(places: NDArray[np.int64], quotes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Positions in regular text that are not quoted: an even number of quotes is before them."""
+    """The positions in regular text that are not quoted, which have an even number of quotes before them."""
     return places[np.searchsorted(quotes, places) % 2 == 0] if len(quotes) else places
 
 
 def _is_regular(data: NDArray[np.uint8], quotes: NDArray[np.int64], separator: int) -> bool:
-    opening, closing = quotes[0::2], quotes[1::2]  # of fields, and of what is before and after a doubled quote
+    opening, closing = quotes[0::2], quotes[1::2]  # a doubled quote closes and opens again
     if (closing - opening[: len(closing)] - 1 > MOST_QUOTED).any():
         return False
     ended = np.concatenate([data, np.array([NEWLINE, NEWLINE], np.uint8)]) if len(quotes) else data
@@ -108,7 +108,7 @@ def _cut_rows(text: bytes, separator: str, is_end: bool) -> Cut:
 
 @cache
 def _patterns(separator: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes], re.Pattern[bytes]]:
-    """A row; a field of a row, and what ends it; the start of a row. No part of a text is matched in two ways."""
+    """Patterns of a row, of a field with its end, and of the start of a row; none can match a text in two ways."""
     end = re.escape(separator).encode()
     opened = rb'"[^"]{0,%d}+(?:""[^"]{0,%d}+)*+' % (MOST_QUOTED, MOST_QUOTED)
     quoted = opened + rb'"(?=' + end + rb"|\r?\n)"
@@ -120,7 +120,7 @@ def _patterns(separator: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes], re.
 
 
 def _regular(row: bytes, field: re.Pattern[bytes]) -> bytes:
-    """A row with its fields that have stray quotes quoted."""
+    """A row in which fields with stray quotes are quoted."""
     pieces = []
     for text, end in field.findall(row):
         if b'"' in text and not text.startswith(b'"'):

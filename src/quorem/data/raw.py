@@ -24,12 +24,12 @@ def write_raw(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Write the first rows of a log as lines of label, counts and tokens, tab-separated, empty where missing.
+    """Write the first rows of a log as lines of label, counts and tokens, separated by tabs; missing ones are empty.
 
-    A token is eight hex digits, a different one for every id of a feature. A name that ends in ``.gz`` is compressed.
+    A token is eight hex digits, different for every id of a feature. A file whose name ends in ``.gz`` is compressed.
 
     Raises:
-        FileExistsError: if ``path`` exists and is not to be overwritten.
+        FileExistsError: if ``path`` exists and ``overwrite`` is False.
         ValueError: if ``num_rows`` is below 1.
     """
     path = Path(path)
@@ -51,7 +51,7 @@ def write_raw(
 
 
 def lines(chunk: Chunk) -> bytes:
-    """The text of some rows: characters side by side in a matrix ``[B, W]``, less those that are not there."""
+    """The text of some rows, built as a matrix of characters ``[B, W]`` from which unused positions are dropped."""
     label = chunk.labels.numpy().astype(np.uint8)[:, None] + ord("0")
     fields = [(label, np.ones_like(label, bool))]
     fields += [decimal(count) for count in chunk.counts.numpy()]
@@ -66,7 +66,7 @@ def lines(chunk: Chunk) -> bytes:
 
 
 def token(ids: NDArray[np.int64], feature: int) -> NDArray[np.uint32]:
-    """A 32-bit number for each id of a feature; distinct ids have distinct ones, since every step can be undone.
+    """A 32-bit number for each id of a feature; distinct ids have distinct numbers, since every step can be undone.
 
     >>> len(set(token(np.arange(1000), 3).tolist()))
     1000
@@ -87,7 +87,7 @@ def hex_digits(numbers: NDArray[np.uint32]) -> NDArray[np.uint8]:
 
 
 def decimal(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """A sign and the decimal digits of each number ``[B, W]``, and which characters are there; none if missing.
+    """The sign and decimal digits of each number ``[B, W]``, and which of them are used: none for a missing number.
 
     >>> text, there = decimal(np.array([-12, 305, MISSING]))
     >>> [row[here].tobytes().decode() for row, here in zip(text, there)]

@@ -10,7 +10,7 @@ DENSE_NAMES = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL_NAMES = tuple(f"C{i}" for i in range(1, 27))
 COLUMN_NAMES = ("label", *DENSE_NAMES, *CATEGORICAL_NAMES)
 
-# Distinct tokens of each categorical feature over the seven days, without the NULL row.
+# Number of distinct tokens of each categorical feature over the seven days, without NULL.
 NUM_TOKENS = (
     *(1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 8351592, 3194),
     *(27, 14992, 5461305, 10, 5652, 2172, 3, 7046546, 17, 15, 286180, 104, 142571),
@@ -20,7 +20,7 @@ NUM_ROWS = 45_840_617
 
 
 def scaled_cardinalities(scale: float, least: int = 100) -> tuple[int, ...]:
-    """The 26 cardinalities times ``scale``; those at or under ``least`` stay, larger ones stay at or above it.
+    """The 26 cardinalities times ``scale``, but at least ``least``; those below ``least`` are not scaled.
 
     Raises:
         ValueError: if ``scale`` is not in ``(0, 1]`` or ``least`` is below 1.
@@ -36,9 +36,9 @@ def scaled_cardinalities(scale: float, least: int = 100) -> tuple[int, ...]:
 
 
 def day_starts(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> list[int]:
-    """First row of each day, and ``num_rows``: days of equal row counts, up to one row.
+    """The first row of each day, then ``num_rows``. All days have the same number of rows, up to one.
 
-    With the rows' ``times``, which ascend, a day begins where the time changes, if it does nearby.
+    If the ascending ``times`` of the rows are given, the start of a day is moved to a row where the time changes.
 
     >>> day_starts(10, 4), day_starts(10, 4, np.array([1, 1, 1, 1, 2, 2, 2, 2, 3, 3]))
     ([0, 3, 6, 8, 10], [0, 4, 8, 8, 10])
@@ -48,7 +48,7 @@ def day_starts(num_rows: int, days: int = 7, times: NDArray[np.float64] | None =
 
 
 def day_split(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> dict[str, tuple[int, int]]:
-    """Rows ``[start, stop)`` of each split: all days but the last train, the last is halved (section 5.2).
+    """Rows ``[start, stop)`` of each split: the last day is halved into validation and test (section 5.2).
 
     Raises:
         ValueError: if ``days`` is below 2.
@@ -64,7 +64,10 @@ def day_split(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = 
 
 
 def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | None) -> int:
-    """The next row in ``(first, stop)`` at which the time changes, or else the last before; ``row`` if none does."""
+    """The first row from ``row`` on where the time changes, or else the last before it; ``row`` if it never changes.
+
+    Only changes within ``(first, stop)`` count.
+    """
     if times is None or row in (first, stop):
         return row
     after = int(np.searchsorted(times, times[row - 1], "right"))
@@ -73,7 +76,7 @@ def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | Non
 
 
 def check_names(names: Sequence[str], what: str) -> None:
-    """Raise ValueError unless ``names`` are unique and not empty strings."""
+    """Raise ValueError unless ``names`` are unique and not empty."""
     repeated = sorted(name for name, count in Counter(names).items() if not name or count > 1)
     if repeated:
         raise ValueError(f"{what} ({', '.join(map(repr, repeated))}) must be unique and not empty")

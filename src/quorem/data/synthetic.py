@@ -1,8 +1,9 @@
-"""A synthetic click log with Criteo's shape and a planted signal, on any device. Needs torch and numpy only.
+"""A synthetic click log with Criteo's shape and a planted signal, on any device. Needs only torch and NumPy.
 
-Everything follows from ``(seed, row, column)`` by a counter-based generator, so any rows can be drawn, in chunks of
-any size. A category's hidden effect is a hash of ``(feature, id)``: no table, whatever the cardinality, and no two
-categories alike, so two that share an embedding cost accuracy. Sums of effects are taken in integers.
+A counter-based generator computes every value from ``(seed, row, column)``, so that any rows can be drawn, in chunks of
+any size. A category's hidden effect is a hash of ``(feature, id)``. This needs no table, whatever the cardinality, and
+gives each category its own effect, so that categories that share an embedding cost accuracy. Effects are summed as
+integers, which is exact.
 """
 
 import os
@@ -21,35 +22,36 @@ from .batches import Batch, Prepared
 from .folder import Folder, Progress
 from .shape import CARDINALITIES, day_split, day_starts
 
-GOLDEN = 0x9E3779B97F4A7C15  # of splitmix64
+GOLDEN = 0x9E3779B97F4A7C15  # increment of splitmix64
 CALIBRATION_ROWS = 1 << 14
-CPU_CHUNK_ROWS = 1 << 12  # stays in the cache
+CPU_CHUNK_ROWS = 1 << 12  # fits in the cache
 GPU_CHUNK_ROWS = 1 << 18
 WRITE_ROWS = 1 << 17
 LOG_UNIT = 1 << 20
-MISSING = -(2**31)  # among the counts
-NORMAL_DEVIATION = 2 * ((8192**2 - 1) / 3) ** 0.5  # of what _normals gives
+MISSING = -(2**31)  # marks a missing count
+NORMAL_DEVIATION = 2 * ((8192**2 - 1) / 3) ** 0.5  # standard deviation of the results of _normals
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClickLog:
-    """The hidden model and the frequencies of a log; rows come from ``draw``.
+    """The hidden model and the frequencies of a log; ``draw`` gives its rows.
 
     Ids are Zipf distributed (log-uniform): id k > 0 has probability ``log((k + 1) / k) / log(n)``; id 0 is NULL.
-    Dense features are heavy-tailed counts. The log-odds of a click are the sum of an effect of every category, of the
-    product of two hidden factors for every pair of neighbouring features, and of the dense features' logarithms.
+    Dense features are heavy-tailed counts. The log-odds of a click are a sum of three parts: an effect of every
+    category; for every pair of neighbouring features the product of two hidden factors; and a weighted sum of the
+    logarithms of the dense features.
 
     Args:
         cardinalities: number of ids of each feature, NULL included.
         num_dense: number of dense features.
         click_rate: mean probability of a click.
         missing: probability that a category or a count is missing.
-        categories: standard deviation of the log-odds that the categories' effects give.
-        pairs: that which the pairs give.
-        dense: that which the dense features give.
-        seed: of everything.
+        categories: standard deviation of the categories' part of the log-odds.
+        pairs: standard deviation of the pairs' part.
+        dense: standard deviation of the dense features' part.
+        seed: seed of all random numbers.
 
     Raises:
         ValueError: if a value is out of range.
@@ -82,7 +84,7 @@ class ClickLog:
             raise ValueError(f"seed ({self.seed}) must be in [0, 2**31)")
 
     def draw(self, start: int, stop: int, device: torch.device | str = "cpu") -> "Draw":
-        """Rows ``[start, stop)``, the same whatever the chunks (on one kind of device).
+        """Rows ``[start, stop)``. On one kind of device, a row is the same in every call that includes it.
 
         >>> log = ClickLog(cardinalities=(10, 1000), num_dense=2)
         >>> log.draw(0, 4).batch.ids.shape, bool((log.draw(2, 4).batch.ids == log.draw(0, 4).batch.ids[2:]).all())
@@ -112,7 +114,10 @@ class ClickLog:
         return Draw(Batch(labels, dense, ids), probability)
 
     def _chunk(self, start: int, device: torch.device) -> "Chunk":
-        """Always a whole chunk: on a CPU, functions of the last elements of a tensor may be rounded otherwise."""
+        """The rows of a whole chunk from ``start`` on.
+
+        It is never cut: on a CPU, functions may round the last elements of a tensor differently.
+        """
         stop = start + (CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
         scales = _calibration(self)
         bits = self._bits(start, stop, device)
@@ -126,7 +131,7 @@ class ClickLog:
         return Chunk(_uniform(bits[-1]) < probability, counts, logs, ids, probability)
 
     def _bits(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """64 random bits for each column and row, ``[F + num_dense + 1, B]``."""
+        """64 random bits per column and row, ``[F + num_dense + 1, B]``."""
         columns = len(self.cardinalities) + self.num_dense + 1
         row = torch.arange(start, stop, device=device) * columns
         return _hash(row + torch.arange(columns, device=device)[:, None], self.seed)
@@ -145,10 +150,10 @@ class ClickLog:
         return counts.masked_fill_(self._is_missing(bits), MISSING)
 
     def _is_missing(self, bits: Tensor) -> Tensor:
-        return (bits & 2047) < round(self.missing * 2048)  # the bits that _uniform leaves
+        return (bits & 2047) < round(self.missing * 2048)  # the bits that _uniform does not use
 
     def _effects(self, ids: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Effect of the categories, of the pairs and of the dense features in log-odds, up to scale, in integers."""
+        """The unscaled parts of the log-odds from categories, pairs and dense features, as integers."""
         feature = torch.arange(len(ids), device=ids.device)[:, None]
         own, factor = _normals(_hash(ids + (feature << 32), self.seed + (1 << 32)))
         unit = (logs * LOG_UNIT).long()
@@ -164,7 +169,7 @@ class Draw(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Rows column by column: ``[B]``, ``[num_dense, B]`` twice, ``[F, B]`` and ``[B]``."""
+    """Rows by column: labels and probability ``[B]``, counts and their logs ``[num_dense, B]``, ids ``[F, B]``."""
 
     labels: Tensor
     counts: Tensor
@@ -174,7 +179,7 @@ class Chunk(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What turns the integer effects into log-odds."""
+    """The factors and the bias that turn integer effects into log-odds."""
 
     effects: tuple[float, float, float]
     bias: float
@@ -182,9 +187,9 @@ class Scales(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _calibration(log: ClickLog) -> Scales:
-    """Scales and bias that give the wanted deviations and click rate on the log's own first rows.
+    """Scales and bias that give the wanted standard deviations and click rate on the first rows of the log.
 
-    Always found on the CPU and rounded, so that every device has the same.
+    They are always computed on the CPU and rounded, so that all devices use the same values.
     """
     bits = log._bits(0, CALIBRATION_ROWS, torch.device("cpu"))
     ids = log._ids(bits[: len(log.cardinalities)])
@@ -205,7 +210,10 @@ def _calibration(log: ClickLog) -> Scales:
 
 
 def in_threads(work: Callable[[int], T], starts: Sequence[int]) -> list[T]:
-    """A chunk a thread: faster than all threads on each of a chunk's hundred short operations."""
+    """Run ``work`` for each start, one chunk per thread.
+
+    This is faster than running each of a chunk's hundred short operations on all threads.
+    """
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -223,7 +231,7 @@ def _signed(x: int) -> int:
 
 
 def _hash(counter: Tensor, stream: int) -> Tensor:
-    """splitmix64 at the given counters, as signed 64-bit integers: shifts keep the sign, so it is masked off."""
+    """splitmix64 at the given counters, as signed 64-bit integers; shifts copy the sign bit, which is masked off."""
     start = _signed(int(_mixed(np.uint64(stream))))
     x = (counter + 1).mul_(_signed(GOLDEN)).add_(start)
     x ^= (x >> 30).bitwise_and_((1 << 34) - 1)
@@ -243,12 +251,15 @@ def _mixed(x: np.uint64) -> np.uint64:
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """Uniform in [0, 1) from the upper 53 bits."""
+    """Uniform numbers in [0, 1) from the upper 53 bits."""
     return (bits >> 11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
 
 
 def _normals(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Two uncorrelated, nearly normal integers from the upper 52 bits: sums of four uniform ones, two signs apart."""
+    """Two uncorrelated, nearly normal integers from the upper 52 bits.
+
+    Both are sums of the same four uniform integers; in the second, two of them are subtracted.
+    """
     first, second, third, fourth = ((bits >> (12 + 13 * k)).bitwise_and_(8191) for k in range(4))
     first += second
     third += fourth
@@ -264,21 +275,21 @@ def synthesize(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Write the first rows of a log as a prepared folder, with the best log loss any model can have.
+    """Write the first rows of a log as a prepared folder, with the best log loss that any model can reach.
 
-    ``meta.json`` holds, for each split, the expected log loss of the true probabilities (``bayes_log_loss``) and their
-    log loss on the labels drawn (``true_log_loss``).
+    For each split, ``meta.json`` holds the expected log loss of the true probabilities (``bayes_log_loss``) and their
+    log loss on the drawn labels (``true_log_loss``).
 
     Args:
         log: the hidden model.
-        num_rows: of the log.
+        num_rows: number of rows.
         out: folder to write; it appears under this name only once it is complete.
-        days: equal parts; all but the last train, the last is halved into validation and test.
-        overwrite: replace prepared data of that name.
-        progress: called with the stage, the part of it that is done, and the rows so far.
+        days: number of equal parts. The last part is halved into validation and test; the others train.
+        overwrite: replace prepared data in ``out``.
+        progress: called with the stage, the fraction of it that is done, and the rows so far.
 
     Raises:
-        FileExistsError: if ``out`` exists and is not to be, or must not be, overwritten.
+        FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
         ValueError: if ``num_rows`` is below 1.
         OSError: if the disk is full.
     """

@@ -19,7 +19,7 @@ from .text import BLOCK_BYTES, Malformed, ParsedRows, TextBlock, TextLayout, blo
 
 PARQUET_ROWS = 1 << 18
 SEPARATORS = (",", ";", "\t", "|")
-TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # with T for the space, Z or an offset too
+TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # also with T for the space, Z, or an offset
 
 
 def prepare_table(
@@ -45,20 +45,20 @@ def prepare_table(
         out: folder to write; it appears under this name only once it is complete.
         label: column of 0 and 1, or of true and false.
         dense: numeric columns.
-        categorical: columns of any text or integers; an empty text is missing. Without these and ``dense``, all
-            columns are taken for what ``infer_columns`` says.
-        multi: those among ``categorical`` with several values a row: lists in Parquet, text to split elsewhere.
-            List columns are found without being named. A missing list is an empty bag.
-        time: column of numbers, dates or times, by which the rows are split; they are sorted if they are not in order.
-        multi_separator: between the values of a row.
-        separator: between the fields of a CSV file.
+        categorical: columns of text or integers; empty text is a missing value. If neither this nor ``dense`` is
+            given, ``infer_columns`` decides for all columns.
+        multi: the columns of ``categorical`` with several values per row: lists, or text that is split. List columns
+            of a Parquet file need not be named. A missing list is an empty bag.
+        time: column of numbers, dates or times by which the rows are split; rows are sorted if they are not in order.
+        multi_separator: separator between the values of a multi-valued field.
+        separator: separator between the fields of a CSV file.
         config: ids, vocabulary, days, the dense transforms and the limit of malformed lines.
-        overwrite: replace prepared data of that name.
-        progress: called with the stage, the part of it that is done, and the rows so far.
-        block_bytes: text parsed at a time; changes memory and speed, not the result.
+        overwrite: replace prepared data in ``out``.
+        progress: called with the stage, the fraction of it that is done, and the rows so far.
+        block_bytes: bytes of text parsed at a time; changes memory and speed, not the result.
 
     Raises:
-        FileExistsError: if ``out`` exists and is not to be, or must not be, overwritten.
+        FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
         ValueError: if a column is missing or has the wrong type, or too many lines are malformed.
         OSError: if the disk is full.
     """
@@ -112,13 +112,13 @@ def infer_columns(
     separator: str = ",",
     multi_separator: str = "|",
 ) -> list[Inferred]:
-    """What the columns of a table look like, judged by its first 100,000 rows.
+    """Infer the kind of a table's columns from its first rows, at most 100,000.
 
     Args:
         file: CSV with a header line (plain or gzip), or Parquet.
-        names: of the columns in question; all where None.
-        separator: between the fields of a CSV file.
-        multi_separator: between the values of a row.
+        names: the columns to infer; all if None.
+        separator: separator between the fields of a CSV file.
+        multi_separator: separator between the values of a multi-valued field.
 
     Raises:
         ValueError: if the file is empty or damaged, or has no column of such a name.
@@ -148,7 +148,7 @@ def _check_separators(separator: str, multi_separator: str) -> None:
 
 
 def _header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], TextBlock]:
-    """The names of a CSV file's columns, and its first block without them."""
+    """The names of a CSV file's columns, and its first block without the header line."""
     head = next(blocks(path, separator=separator, size=block_bytes), None)
     if head is None:
         raise ValueError(f"{path} is empty")
@@ -172,7 +172,7 @@ def read_features(
     multi_separator: str = "|",
     block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[ParsedRows]:
-    """The rows of a table without label, a block at a time, for an ``Encoder``; arguments as of ``prepare_table``.
+    """The rows of a table without labels, a block at a time, for an ``Encoder``; arguments as in ``prepare_table``.
 
     Raises:
         ValueError: if a column is missing or has the wrong type, or too many lines are malformed.
@@ -192,9 +192,9 @@ def read_features(
 
 
 def separator_of(file: str | os.PathLike[str], label: str) -> str:
-    """What stands between the fields of a CSV file: of the usual characters the one that makes ``label`` a column.
+    """The separator of a CSV file: the first of ``SEPARATORS`` with which ``label`` is a column.
 
-    A comma where none does, or the file is Parquet.
+    It is a comma if none is, or if the file is Parquet.
     """
     source = Path(file)
     if source.suffix != ".parquet":
@@ -254,7 +254,7 @@ def _list_columns(path: Path) -> list[str]:
 
 
 def check_present(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
-    """Raise ValueError unless all the wanted columns are among the names."""
+    """Raise ValueError unless all wanted columns are among the names."""
     if missing := sorted(set(wanted) - set(names)):
         shown = ", ".join(n if n.isprintable() else ascii(n) for n in (name[:40] for name in names[:20]))
         shown += ", ..." * (len(names) > 20)
@@ -262,7 +262,7 @@ def check_present(path: Path, wanted: Iterable[str], names: Sequence[str]) -> No
 
 
 def _typed(frame: pl.DataFrame, columns: Columns, multi_separator: str) -> pl.DataFrame:
-    """Numbers as floats, categories as integers or text without empty ones, bags as lists of such text."""
+    """Cast numbers to floats, categories to integers or text, and bags to lists of text; empty text becomes null."""
     typed = [_label(frame.schema[columns.label], columns.label)]
     typed += _features(frame, columns.dense, columns.categorical, columns.bags, multi_separator)
     if columns.time is not None:
@@ -290,7 +290,7 @@ def _text(values: pl.Expr) -> pl.Expr:
 
 
 def _label(dtype: pl.DataType, name: str) -> pl.Expr:
-    """A label as a float; one that is missing, or neither a number nor true or false, is not a number."""
+    """A label as a float; NaN if it is missing, or neither a number nor true or false."""
     values = pl.col(name)
     if dtype == pl.String:
         text = values.str.strip_chars().str.to_lowercase()
@@ -299,7 +299,7 @@ def _label(dtype: pl.DataType, name: str) -> pl.Expr:
 
 
 def _time(dtype: pl.DataType, name: str) -> pl.Expr:
-    """A time as a float: a number as it is, an ISO date or time in microseconds; null where it is none."""
+    """A time as a float: numbers are unchanged, ISO dates and times become microseconds, anything else null."""
     values = pl.col(name)
     if dtype == pl.String:
         number = values.str.strip_chars().cast(pl.Float64, strict=False)

@@ -1,8 +1,8 @@
-"""Delimited text in blocks of whole lines; malformed lines are counted and left out, never guessed at.
+"""Delimited text, parsed in blocks of whole lines; malformed lines are counted and left out, never repaired.
 
-Polars parses each block. It reads a line with too few fields as one with missing values, so a block is handed
-to it only where the number of separators says that every line is whole; a block with a flaw is taken apart
-line by line.
+Polars parses each block. It would read a line with too few fields as one with missing values. So a block is passed to
+it directly only if the number of separators shows that every line is complete; otherwise malformed lines are removed
+first.
 """
 
 import os
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 @dataclass
 class Malformed:
-    """Count of the lines left out, and where the first ones are.
+    """The number of lines left out, and the first of them with the reasons.
 
     Args:
         source: the file, for messages.
-        limit: the run stops when there are more.
-        unit: what the numbers count, ``"line"`` or ``"row"``, from 1.
+        limit: number of malformed lines that are tolerated; with one more, ``add`` raises.
+        unit: what is numbered, ``"line"`` or ``"row"``, from 1.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Malformed:
     first: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, numbers: NDArray[np.int64], reasons: list[str]) -> None:
-        """Note malformed lines.
+        """Add malformed lines.
 
         Raises:
             ValueError: if there are now more than ``limit``.
@@ -63,18 +63,18 @@ class Malformed:
 
 
 class TextBlock(NamedTuple):
-    """Whole lines of a file, the number of the first one, their line breaks, and the part of the file read so far."""
+    """Whole lines of a file, the first one's number, the number of line breaks, and the fraction of the file read."""
 
     data: bytes
     first_line: int
     num_breaks: int
     done: float
     cut: bool  # the file ends without a line break
-    broken: tuple[int, ...] = ()  # numbers of lines that were no rows, because of their quotes, and are blank now
+    broken: tuple[int, ...] = ()  # numbers of lines that were blanked because their quotes are wrong
 
 
 class ParsedRows(NamedTuple):
-    """Parsed rows, the number of the line or row each came from, and the part of the file read so far."""
+    """Parsed rows, the number of each one's line or row in the file, and the fraction of the file read so far."""
 
     frame: pl.DataFrame
     numbers: NDArray[np.int64]
@@ -83,7 +83,7 @@ class ParsedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class TextLayout:
-    """Columns of a text file, the types of those that are wanted, and how fields are set apart."""
+    """The columns of a text file, the types of those that are wanted, the separator, and whether fields are quoted."""
 
     names: Sequence[str]
     types: Mapping[str, type[pl.DataType]]
@@ -92,13 +92,14 @@ class TextLayout:
 
 
 def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
-    """Blocks of about ``size`` bytes of a plain or gzip file, cut at line ends; the next is read ahead.
+    """Blocks of about ``size`` bytes of a plain or gzip file, cut at line ends; the next block is read ahead.
 
     Args:
         path: the file.
-        separator: of a file with quoted fields, whose line breaks end no line; its quotes are then ``quoting.cut``'s.
-        skip: lines to leave out at the start.
-        size: bytes of a block.
+        separator: separator of a file with quoted fields, whose quotes ``quoting.cut`` handles; None if no field is
+            quoted.
+        skip: number of lines to skip at the start.
+        size: bytes per block.
 
     Raises:
         ValueError: if it is not a file, if the gzip stream is damaged or cut off, or a line is longer than a block.
@@ -137,7 +138,7 @@ def _block(made: quoting.Cut, line: int, done: float, *, is_cut: bool) -> TextBl
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in another thread while the one before is used."""
+    """The same items, each produced by another thread while the previous one is used."""
     packed = ((item,) for item in items)
     with ThreadPoolExecutor(1) as maker:
         coming = maker.submit(next, packed, None)
@@ -147,7 +148,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
-    """Pieces of the text, each with the part of the file read so far."""
+    """Pieces of the text, each with the fraction of the file read so far."""
     total = max(os.fstat(file.fileno()).st_size, 1)
     gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
@@ -158,7 +159,7 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
     end = 0
     while end < total:
         start = file.seek(end + size)
-        end = start + len(file.readline(2 * size))  # up to a line end, so that nothing has to be joined
+        end = start + len(file.readline(2 * size))  # extend to a line end, so that no line is split
         file.seek(start - size)
         if not (data := file.read(end - start + size)):
             return
@@ -166,7 +167,7 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
 
 
 def _decompressed(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The text of a gzip file of one or more members in pieces of ``size`` bytes, however well it is packed.
+    """The text of a gzip file of one or more members, in pieces of ``size`` bytes at any compression ratio.
 
     Raises:
         EOFError: if the end of the stream is missing.
@@ -178,7 +179,7 @@ def _decompressed(file: BinaryIO, size: int) -> Iterator[bytes]:
         while data or (is_end and not is_whole):
             part = member.decompress(data, size - filled)
             data, is_whole = member.unconsumed_tail, member.eof
-            if member.eof:  # zeros may fill up a tape, another member may follow
+            if member.eof:  # padding zeros or another member may follow
                 data, member = member.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31)
             elif is_end and not part:
                 raise EOFError("the end of the stream is missing")
@@ -193,7 +194,7 @@ def _decompressed(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def without_head(block: TextBlock, skip: int, separator: str | None) -> TextBlock:
-    """The block without its first lines; ``separator`` as in ``blocks``."""
+    """The block without its first ``skip`` lines; ``separator`` as in ``blocks``."""
     if skip == 0:
         return block
     ends = line_ends(block.data, separator is not None)
@@ -205,11 +206,11 @@ def without_head(block: TextBlock, skip: int, separator: str | None) -> TextBloc
 
 
 def parse(block: TextBlock, layout: TextLayout, malformed: Malformed) -> ParsedRows:
-    """The block's well-formed lines; the others go to ``malformed``.
+    """Parse the well-formed lines of a block; the others are added to ``malformed``.
 
-    A line is malformed if it has another number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
-    closed, or a field that is not of its column's type. Both line ends, ``\\n`` and ``\\r\\n``, are accepted; an empty
-    field is missing.
+    A line is malformed if it has the wrong number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
+    closed, or a field that is not of its column's type. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty
+    field is a missing value.
     """
     if not block.broken and b"\0" not in block.data and _all_whole(block, layout):
         with suppress(pl.exceptions.PolarsError):
@@ -221,7 +222,7 @@ def parse(block: TextBlock, layout: TextLayout, malformed: Malformed) -> ParsedR
 
 
 def _all_whole(block: TextBlock, layout: TextLayout) -> bool:
-    """Whether all lines have the right number of fields, provided that none has too many (which Polars refuses)."""
+    """Whether all lines have the right number of fields, assuming that none has too many, which Polars refuses."""
     if not (layout.quoted and b'"' in block.data):
         return _count(block.data, ord(layout.separator)) == (len(layout.names) - 1) * block.num_breaks
     ends = line_ends(block.data, layout.quoted)
@@ -258,7 +259,7 @@ def _parse_lines(block: TextBlock, layout: TextLayout, malformed: Malformed) -> 
 def _typed(
     text: pl.DataFrame, numbers: NDArray[np.int64], layout: TextLayout, malformed: Malformed, block: TextBlock
 ) -> ParsedRows:
-    """The rows of which every field is of its column's type."""
+    """The rows whose fields all have their columns' types; the others are added to ``malformed``."""
     frame, reasons = text, np.full(len(numbers), "", object)
     for name, dtype in layout.types.items():
         if dtype != pl.String:
@@ -295,7 +296,7 @@ def _num_fields(data: bytes, ends: NDArray[np.int64], layout: TextLayout) -> NDA
 
 
 def _line_numbers(block: TextBlock, ends: NDArray[np.int64], quoted: bool) -> NDArray[np.int64]:
-    """Number of each line; of its first one, where a quoted field has line breaks."""
+    """The number of each line; if quoted fields contain line breaks, that of the row's first line."""
     if len(ends) == block.num_breaks:
         return np.arange(block.first_line, block.first_line + block.num_breaks)
     breaks = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NEWLINE)
@@ -303,21 +304,21 @@ def _line_numbers(block: TextBlock, ends: NDArray[np.int64], quoted: bool) -> ND
 
 
 def line_ends(data: bytes, quoted: bool) -> NDArray[np.int64]:
-    """Where the lines of a text end; in quoted, regular text those line breaks count that are not quoted."""
+    """The positions of line ends; in regular text with quotes, line breaks within quotes do not count."""
     array = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(array == NEWLINE)
     return quoting.outside(ends, np.flatnonzero(array == quoting.QUOTE)) if quoted else ends
 
 
 def _has_any(places: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which lines hold one of the places."""
+    """Which lines contain one of the positions."""
     has = np.zeros(len(ends), bool)
     has[np.searchsorted(ends, places)] = True
     return has
 
 
 def _not_utf8(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A place in each line that is not UTF-8."""
+    """The position of the first wrong byte of each line that is not UTF-8."""
     places: list[int] = []
     start = 0
     while True:
@@ -330,7 +331,7 @@ def _not_utf8(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _cut(rest: bytes, chunk: bytes, separator: str | None, *, is_end: bool = False) -> quoting.Cut:
-    """The whole lines of ``rest`` and ``chunk`` together, and what is left."""
+    """The whole lines of ``rest + chunk``, and the remaining text."""
     if separator is not None and (b'"' in rest or b'"' in chunk):
         return quoting.cut(rest + chunk, separator, is_end=is_end)
     end = chunk.rfind(b"\n") + 1
@@ -342,6 +343,6 @@ def _cut(rest: bytes, chunk: bytes, separator: str | None, *, is_end: bool = Fal
 
 
 def _count(data: bytes, byte: int, step: int = 1 << 18) -> int:
-    # In pieces that stay in the cache, several times faster than bytes.count for a frequent byte.
+    # In pieces that fit in the cache; several times faster than bytes.count for a frequent byte.
     array = np.frombuffer(data, np.uint8)
     return sum(int(np.count_nonzero(array[first : first + step] == byte)) for first in range(0, len(array), step))

@@ -1,1 +1,1 @@
-"""After training: exported graphs and programs, scoring."""
+"""After training: loading, inspecting, scoring, and exporting to ONNX and ``torch.export``."""

@@ -1,8 +1,8 @@
-"""Features whose tables are stored alike as one group: what an exported program needs to look them all up together.
+"""Groups of features whose tables are stored alike: all that an exported program needs to look them up together.
 
-The tables of a group share the operation, the number of partitions, the widths and the networks' shape, so that their
-ids ``[N, G]`` go through one chain of operators with a constant per feature. The rows of their j-th tables follow each
-other. ``ops.rows`` is the meaning of every step.
+The tables of a group share the operation, the number of partitions, the widths and the shape of their networks, so that
+their ids ``[N, G]`` go through one chain of operators with one constant per feature. The j-th stored tables of all
+features are concatenated. ``ops.rows`` defines what every step computes.
 """
 
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ from ..schemes import AnyPartition, TableSpec
 from ..store.model_file import tables_of
 from ..tables import Tables
 
-Unknown = Literal["nan", "zeros"]  # the vector of an id that is outside of its table
+Unknown = Literal["nan", "zeros"]  # the vector of an id outside its table
 
 
 @dataclass(frozen=True)
 class JoinedTables:
-    """Stored tables that follow each other; two with one name are the same."""
+    """Stored tables to be concatenated; two objects with the same name hold the same tables."""
 
     name: str
-    tables: list[Tensor]  # numbers [rows, width]; where they are quantized, bytes [rows, pitch * bytes of a piece]
-    starts: list[int] | None  # first row of each feature's table; None where all are 0
-    pitch: int  # pieces of a row that are quantized alone
+    tables: list[Tensor]  # numbers [rows, width]; if quantized, bytes [rows, pitch * bytes of a piece]
+    starts: list[int] | None  # first row of each feature's table; None if all are 0
+    pitch: int  # number of pieces of a row that are quantized separately
 
 
 @dataclass(frozen=True)
 class Buckets:
     """One partition of each feature: ``(number // stride) % size``, or ``maps[number]``.
 
-    None stands for what no feature of the group needs: a stride of 1, a remainder that changes nothing.
+    A field is None if no feature of the group needs it: all strides are 1, or no remainder changes anything.
     """
 
     strides: list[int] | None
@@ -48,23 +48,23 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Level:
-    """One level of path networks (section 4.1): which network an id takes, and the layers of all of them."""
+    """One level of path networks (section 4.1): which network an id goes through, and the layers of all networks."""
 
     buckets: Buckets
-    weights: list[JoinedTables]  # of each layer: [networks, in, out]
+    weights: list[JoinedTables]  # per layer: [networks, in, out]
     biases: list[JoinedTables]
 
 
 @dataclass(frozen=True)
 class OwnRows:
-    """Ids with rows of their own: hot ids, and one row for the rest (``schemes.HotCold``)."""
+    """Rows that are not composed: one per hot id, and one for the rest (``schemes.HotCold``)."""
 
     rows: JoinedTables
     num_hot: list[int]
     has_rest: list[int]  # 0 or 1
-    rest_from: list[int]  # number of ids that are not of the rest
+    rest_from: list[int]  # number of ids that do not belong to the rest
     num_composed: list[int]
-    hot: JoinedTables | None  # rising lists of ids; None where ids come by frequency
+    hot: JoinedTables | None  # sorted lists of ids; None if ids are numbered by frequency
     cold: JoinedTables | None
 
 
@@ -72,17 +72,17 @@ class OwnRows:
 class FeatureGroup:
     """Features whose tables are stored alike."""
 
-    features: list[int]  # as positions in the module
+    features: list[int]  # positions in the module
     limits: list[int]  # number of ids
-    raw: bool  # any id is taken, and mixed into the table's
-    unknown: str  # what an id outside the table is (``id_rules``)
+    raw: bool  # whether ids are raw, and hashed to ids of the table
+    unknown: str  # how an id outside the table is treated (``id_rules``)
     num_composed: list[int]
-    padding: list[int] | None  # -1 for a table without; of raw ids, mixed
+    padding: list[int] | None  # -1 for a table without padding; an id of the table even if ids are raw
     own: OwnRows | None
     permutation: tuple[list[int], list[int], list[int]] | None  # multiplier, shift and modulus
-    mixing: tuple[list[int], int] | None  # of a pool: what is added to each number, and the bits that are mixed
+    mixing: tuple[list[int], int] | None  # for a pool: the offset added to each table's numbers, and the mixed bits
     operation: str
-    width: int  # columns that come out of a table
+    width: int  # output columns of a table
     buckets: list[Buckets]
     rows: list[JoinedTables]
     levels: list[Level]
@@ -90,7 +90,7 @@ class FeatureGroup:
 
 
 def groups_of(tables: Tables) -> list[FeatureGroup]:
-    """The groups of a module, in the order of each one's first feature."""
+    """The groups of a module, ordered by their first features."""
     alike: dict[object, list[int]] = {}
     for feature, t in enumerate(tables.table_of):
         spec = tables.specs[t]
@@ -107,11 +107,11 @@ def groups_of(tables: Tables) -> list[FeatureGroup]:
 
 
 def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
-    """Some features of a module, whose tables must be stored alike, as a group."""
+    """The group of some features of a module, whose tables must be stored alike."""
     members = [tables.table_of[feature] for feature in features]
     specs = [tables.specs[t] for t in members]
     padding = [-1 if (pad := tables.padding[t]) is None else pad for t in members]
-    first = 1 if specs[0].num_own else 0  # what is stored for a table begins with its own rows
+    first = 1 if specs[0].num_own else 0  # the first stored table holds the ids' own rows
     spec = specs[0]
     networks = [n for n in tables.paths if isinstance(n, PathNetworks) and features[0] in n.members]
     mixing = None
@@ -141,7 +141,7 @@ def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
 
 
 def columns_in_order(groups: Sequence[FeatureGroup]) -> list[int]:
-    """Where the columns of each feature, in order, lie among the groups' columns end to end."""
+    """For each output column, with features in order, its position in the concatenated columns of the groups."""
     columns, place = {}, 0
     for group in groups:
         for feature in group.features:
@@ -163,7 +163,7 @@ def check_options(model: nn.Module, unknown: str, jagged: bool, sample_weights: 
 
 
 def output_shape(tables: Tables) -> list[int]:
-    """The shape of a module's output after the batch."""
+    """The shape of a module's output without the batch dimension."""
     if isinstance(tables, EmbeddingCollection):
         dims = tables.embedding_dims
         return [len(dims), dims[0]] if len(set(dims)) == 1 else [sum(dims)]
@@ -198,7 +198,7 @@ def _permutation(specs: Sequence[TableSpec]) -> tuple[list[int], list[int], list
 
 
 def _pool(tables: Tables, members: Sequence[int]) -> tuple[tuple[list[int], int], list[Buckets], list[JoinedTables]]:
-    """What is added to the numbers of each table of a pool and the bits that are mixed; its partitions; its rows."""
+    """``mixing``, ``buckets`` and ``rows`` of a group whose tables share a pool."""
     key = pool_key(tables.pools, tables.specs[members[0]])
     sharing = [t for t, spec in enumerate(tables.specs) if pool_key(tables.pools, spec) == key]
     counts = [tables.specs[t].num_composed for t in sharing]
@@ -213,7 +213,7 @@ def _pool(tables: Tables, members: Sequence[int]) -> tuple[tuple[list[int], int]
 
 
 def _stored(tables: Tables, members: Sequence[int], j: int) -> JoinedTables:
-    """The j-th stored table of each member; one that several features read is there once."""
+    """The j-th stored table of each member; a table that several features read is included once."""
     views = {t: _view(tables, tables.extents[t][j]) for t in members}
     return _joined(f"tables_{members[0]}_{j}", views, members, tables.extents[members[0]][j].pitch)
 
@@ -224,7 +224,7 @@ def _view(tables: Tables, extent: Extent) -> Tensor:
 
 
 def _joined(name: str, parts: dict[int, Tensor], members: Sequence[int], pitch: int = 1) -> JoinedTables:
-    """Tensors by table, end to end, and where that of each member begins."""
+    """Join one tensor per table, and note where the tensor of each member's table begins."""
     starts, end = {}, 0
     for t, part in parts.items():
         starts[t], end = end, end + len(part)

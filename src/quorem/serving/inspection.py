@@ -1,4 +1,4 @@
-"""What a run, a saved model or prepared data hold, as JSON values: ``quorem inspect``."""
+"""``quorem inspect``: the contents of a run, a saved model or prepared data, as JSON values."""
 
 import os
 from collections.abc import Mapping
@@ -27,25 +27,26 @@ from ..training.run import ENCODING, RESULT, read_result
 from ..training.trained import KIND as LAYERS_KIND
 from ..training.trained import LAYERS, MODEL
 
-MOST_COUNTED = 2**22  # ids of a table of one's own partitions whose combinations of rows are counted one by one
+MOST_COUNTED = 2**22  # largest number of composed ids of a custom scheme whose combinations of rows are enumerated
 Counts = Mapping[str, tuple[NDArray[np.int64] | None, NDArray[np.int64]]]  # ids (None: all, in order) and their counts
 
 
 def inspect(
     path: str | os.PathLike[str], *, data: str | os.PathLike[str] | None = None, verify: bool = False
 ) -> dict[str, Any]:
-    """What there is at a path.
+    """Describe what is at a path.
 
     Args:
         path: the folder of a run or of prepared data, or a file of ``quorem.save``.
-        data: prepared data whose training rows say how often ids occur; of a run, its own where they still are.
+        data: prepared data, from whose training rows it is counted how often ids occur. For a run the default is its
+            own data, if they still exist.
         verify: compare every file with its checksums.
 
     Returns:
         JSON values; ``"kind"`` is ``"data"``, ``"run"`` or ``"model"``.
 
     Raises:
-        FileNotFoundError: if there is nothing of that name, or something is missing.
+        FileNotFoundError: if the path does not exist, or a file is missing.
         ValueError: if it is none of these, or damaged.
     """
     path = Path(path)
@@ -174,7 +175,7 @@ def _pool(tables: Tables, name: str) -> dict[str, Any]:
 
 
 def num_distinct(spec: TableSpec) -> int | None:
-    """Ids of a table that have a combination of rows of their own, the rest counted as one; None if not known.
+    """Number of distinct combinations of rows among the ids of a table; None if it is too expensive to count.
 
     >>> num_distinct(QR(4).spec(1000, 16)), num_distinct(Hash(4).spec(1000, 16))
     (1000, 250)
@@ -193,7 +194,7 @@ def num_distinct(spec: TableSpec) -> int | None:
 
 
 def _with_traffic(facts: dict[str, Any], path: Path, prepared: Prepared | None) -> dict[str, Any]:
-    """The facts with the share of training lookups of hot ids, cold ids and the rest, of ``HotCold`` tables."""
+    """Add to ``HotCold`` tables the shares of training lookups that go to hot ids, cold ids and the rest."""
     if prepared is None:
         return facts
     tables = model_file.tables_of(model_file.load(path, verify=False))
@@ -212,7 +213,7 @@ def _with_traffic(facts: dict[str, Any], path: Path, prepared: Prepared | None) 
 
 
 def _traffic(tables: Tables, t: int, prepared: Prepared, feature: str) -> NDArray[np.float64]:
-    """Lookups of hot ids, cold ids and the rest of a table by one feature of the training rows."""
+    """Number of lookups of hot ids, cold ids and the rest of a table, by one feature in the training rows."""
     spec, ranks = tables.specs[t], tables.ranks_of[t]
     if not prepared.has_raw_ids:
         counts = torch.from_numpy(prepared.frequencies(feature))

@@ -1,4 +1,4 @@
-"""``quorem.load``: a saved file, or the folder of a run."""
+"""``quorem.load``: load a saved file, or the folder of a run."""
 
 import os
 from pathlib import Path
@@ -19,20 +19,21 @@ def load(
     unknown: Literal["error", "missing"] = "error",
     verify: bool = True,
 ) -> "nn.Module | Scorer":
-    """The module or network that ``save`` wrote; or, for the folder of a run, its model as one that scores raw rows.
+    """The module or network that ``save`` wrote; for the folder of a run, a ``Scorer`` that scores raw rows.
 
-    The parameters are the mapped file until they are written to.
+    The parameters are views of the mapped file; memory is copied only where they are written to.
 
     Args:
-        path: of the file, or of the folder of a finished run.
-        table: load this table of a collection alone, as an ``Embedding``; not of a run.
-        unknown: of a run, what a token is that no training row had, where the data have no id for such: ``"error"``, or
-            ``"missing"``, taken for a missing value.
-        verify: compare every tensor with its checksum, which reads the file once; False maps it and reads nothing.
+        path: path of the file, or of the folder of a finished run.
+        table: load only this table of a collection, as an ``Embedding``; must be None for a run.
+        unknown: for a run, how a token that is not in the vocabulary is treated if the data have no id for unknown
+            tokens: ``"error"``, or ``"missing"``, as a missing value.
+        verify: compare every tensor with its checksum, which reads the file once; False maps the file and reads
+            nothing.
 
     Raises:
         FileNotFoundError: if there is no such file, or the run is not finished.
-        ValueError: if a file is cut off, damaged, of something else or of an unknown version, or has no such table.
+        ValueError: if a file is cut off, damaged, of another kind or of an unknown version, or has no such table.
 
     >>> import quorem, tempfile
     >>> path = tempfile.mkdtemp() + "/items.safetensors"

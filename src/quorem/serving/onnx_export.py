@@ -1,4 +1,4 @@
-"""A module or a network as one ONNX model."""
+"""Export a module or a network as an ONNX model."""
 
 import os
 
@@ -36,22 +36,22 @@ def export_onnx(
     DLRM, DCN, DeepFM    dense ``[B, num_dense]``, then as the collection          logits, probabilities ``[B]``
     ==================== ========================================================= ===========================
 
-    Ids are int64. Bags are composed, then pooled; ``offsets`` is what the module takes. Tables in half precision stay
-    so in the file; everything is computed and given out in float32 (float64 for float64 tables).
+    Ids are int64. Vectors of bags are composed, then pooled; ``offsets`` is as in the module's ``forward``. Tables in
+    half precision are stored so, but computation and outputs are in float32 (float64 for float64 tables).
 
     Args:
-        model: as ``save`` takes it.
-        path: of the ``.onnx`` file; one that is there is replaced.
-        unknown: what an id outside of its table gives, since a graph cannot raise: ``"nan"``, a vector of NaN, and so
-            a score of NaN that cannot be taken for one; or ``"zeros"``, and in a bag nothing, as on a GPU.
+        model: a module or network that ``save`` accepts.
+        path: path of the ``.onnx`` file; an existing file is replaced.
+        unknown: the vector of an id outside its table, since a graph cannot raise: ``"nan"``, so that the score is NaN
+            and the error shows; or ``"zeros"``, with which the id is left out of a bag, as on a GPU.
         jagged: bags of any length, given by offsets.
-        sample_weights: bags take ``per_sample_weights`` too.
-        external_bytes: from how many bytes of weights on these lie in a file beside it.
+        sample_weights: add ``per_sample_weights`` as an input.
+        external_bytes: if the weights have at least this many bytes, they are written to a second file beside it.
 
     Raises:
-        TypeError: if the model is of another class.
+        TypeError: if ``save`` does not accept the class of the model.
         ValueError: if an option does not fit the model.
-        OSError: if the disk is full; a file that was there before stays.
+        OSError: if the disk is full; an existing file is kept.
     """
     tables = tables_of(model)
     check_options(model, unknown, jagged, sample_weights)
@@ -74,7 +74,10 @@ def export_onnx(
 
 
 def _vectors(graph: Graph, nodes: TableNodes, jagged: bool, sample_weights: bool, columns: int | None = None) -> str:
-    """Inputs of ids, and their vectors ``[B, sum W]``; a single table within a network takes several ``columns``."""
+    """Add the inputs of ids; returns their vectors ``[B, sum W]``.
+
+    A network with a single ``Embedding`` has ids with several ``columns``, all for that table.
+    """
     tables = nodes.tables
     name = tables.ids_argument
     if isinstance(tables, EmbeddingBag):
@@ -103,6 +106,6 @@ def _vectors(graph: Graph, nodes: TableNodes, jagged: bool, sample_weights: bool
 
 
 def _offsets(graph: Graph, ids: str, include_last: bool) -> str:
-    """The input ``offsets`` of ``EmbeddingBag``, with the number of ids at its end."""
+    """Add the input ``offsets`` of an ``EmbeddingBag``; returns offsets that end with the number of ids."""
     offsets = graph.input("offsets", torch.int64, ["offsets"])
     return offsets if include_last else str(graph.op("Concat", offsets, graph.op("Shape", ids), axis=0))

@@ -1,6 +1,6 @@
-"""An ONNX graph under construction: nodes of plain operators, constants, and weights that may lie in a file beside it.
+"""An ONNX graph under construction: nodes of plain operators, constants, and weights, perhaps in a separate file.
 
-Everything is of the default operator set, so any runtime that has opset 18 runs it.
+All operators are of the default operator set, so any runtime that supports opset 18 can run it.
 """
 
 import os
@@ -25,9 +25,9 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('ONNX graphs need onnx: pip install "quorem[export]"', name=error.name) from None
 
-OPSET = 18  # the first whose ScatterND and ScatterElements take a maximum
-IR_VERSION = 8  # of that opset's release
-EXTERNAL_BYTES = 2**31 - 2**20  # a protobuf message ends at 2 GiB; larger weights go to a file beside it
+OPSET = 18  # the first in which ScatterND and ScatterElements can reduce by maximum
+IR_VERSION = 8  # IR version of the release that introduced this opset
+EXTERNAL_BYTES = 2**31 - 2**20  # a protobuf message is limited to 2 GiB; larger weights go to a separate file
 DTYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float64: onnx.TensorProto.DOUBLE,
@@ -46,29 +46,29 @@ class Graph:
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
-        self.weights: dict[str, list[Tensor]] = {}  # rows that follow each other make one tensor
+        self.weights: dict[str, list[Tensor]] = {}  # the parts of each weight, to be concatenated
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
 
     def input(self, name: str, dtype: torch.dtype, shape: Shape) -> str:
-        """An input of the graph; a string is a size that differs from call to call, no shape is any."""
+        """Add an input of the graph. A string in ``shape`` names a dynamic size; None means any shape."""
         self._inputs.append(helper.make_tensor_value_info(name, DTYPES[dtype], shape))
         return name
 
     def output(self, name: str, value: str, dtype: torch.dtype, shape: Shape) -> None:
-        """Give a value out under a name."""
+        """Make a value an output of the graph, under a name."""
         self.nodes.append(helper.make_node("Identity", [value], [name]))
         self._outputs.append(helper.make_tensor_value_info(name, DTYPES[dtype], shape))
 
     def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node; the name of its output, or a list of names where it has several."""
+        """Add a node; returns the name of its output, or a list of names if it has several."""
         names = [f"{kind.lower()}_{len(self.nodes)}" + (f"_{i}" if outputs > 1 else "") for i in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return names[0] if outputs == 1 else names
 
     def constant(self, values: ArrayLike, dtype: Any = np.int64) -> str:
-        """A small constant; equal ones are stored once."""
+        """Add a small constant; equal constants are stored once."""
         array: NDArray[Any] = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -76,19 +76,19 @@ class Graph:
         return str(self._constants[key].name)
 
     def scalar(self, value: float, like: torch.dtype) -> str:
-        """A floating-point number of a dtype, float32 or float64."""
+        """Add a floating-point constant with the dtype ``like``, float32 or float64."""
         return self.constant(value, np.float64 if like == torch.float64 else np.float32)
 
     def weight(self, name: str, rows: Sequence[Tensor]) -> str:
-        """A weight, given as tensors that are joined along their first axis when they are written.
+        """Add a weight, given as tensors that are concatenated along their first axis when they are written.
 
-        One that is there under the name is taken for the same.
+        If there is a weight of that name already, it is assumed to be the same.
         """
         self.weights.setdefault(name, list(rows))
         return name
 
     def cast(self, value: str, dtype: torch.dtype) -> str:
-        """A value in another dtype."""
+        """Convert a value to another dtype."""
         return str(self.op("Cast", value, to=DTYPES[dtype]))
 
     def write(
@@ -98,19 +98,19 @@ class Graph:
         metadata: Mapping[str, str] | None = None,
         external_bytes: int = EXTERNAL_BYTES,
     ) -> None:
-        """Write the model; weights of ``external_bytes`` or more in all go to ``NAME.CHECKSUM.data`` beside it.
+        """Write the model; if all weights have at least ``external_bytes``, they go to ``NAME.CHECKSUM.data``.
 
-        Both files are there whole or not at all. The data file comes first and has its checksum in its name, so a
-        model that was there before keeps its own until it is replaced.
+        Both files are written atomically. The data file is written first and has its checksum in its name, so that an
+        existing model keeps its own data file until the model itself is replaced.
 
         Raises:
-            OSError: if the disk is full; a model that was there before stays.
+            OSError: if the disk is full; an existing model is kept.
         """
         path = Path(path)
         sizes = {name: sum(row.nbytes for row in rows) for name, rows in self.weights.items()}
         external = sum(sizes.values()) >= external_bytes
         data = self._write_data(path) if external else None
-        offset, initializers = 0, list(self._constants.values())  # shape inference reads them: they stay in the graph
+        offset, initializers = 0, list(self._constants.values())  # constants stay in the graph, for shape inference
         for name, rows in self.weights.items():
             shape = rows[0].shape if len(rows) == 1 else (sum(len(row) for row in rows), *rows[0].shape[1:])
             tensor = onnx.TensorProto(name=name, data_type=DTYPES[rows[0].dtype], dims=shape)
@@ -139,7 +139,7 @@ class Graph:
                 old.unlink()
 
     def _write_data(self, path: Path) -> Path:
-        """Write all weights one after another, aligned."""
+        """Write all weights to the data file, aligned; returns its path."""
         rows = [row for rows in self.weights.values() for row in rows]
         checksum = 0
         for row in rows:

@@ -1,4 +1,4 @@
-"""DLRM, DCN (section 5.1) and DeepFM as ONNX nodes: from dense features and vectors already looked up to logits."""
+"""DLRM, DCN (section 5.1) and DeepFM as ONNX nodes: from dense features and looked-up vectors to logits."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ class NetworkNodes:
     """The layers of a network as nodes of a graph.
 
     Args:
-        graph: that the nodes go to.
+        graph: the graph to which nodes are added.
         compute: dtype of the layers, float32 or float64.
     """
 
@@ -19,7 +19,7 @@ class NetworkNodes:
         self.graph, self.compute = graph, compute
 
     def logits(self, model: DLRM | DCN | DeepFM, dense: str, vectors: str) -> str:
-        """Logits ``[B]`` of dense features and vectors ``[B, sum D]``."""
+        """Logits ``[B]`` of a network, from dense features and vectors ``[B, sum D]``."""
         if isinstance(model, DLRM):
             return self.dlrm(model, dense, vectors)
         return self.dcn(model, dense, vectors) if isinstance(model, DCN) else self.deepfm(model, dense, vectors)
@@ -41,7 +41,7 @@ class NetworkNodes:
         return self._flat(self._linear(model.output, top, "output"))
 
     def dcn(self, model: DCN, dense: str, vectors: str) -> str:
-        """Logits ``[B]``; the cross layers as ``models.DCN`` folds them, their constants worked out beforehand."""
+        """Logits ``[B]``; the cross layers are folded as in ``models.DCN``, and their constants computed beforehand."""
         graph, num_cross = self.graph, len(model.cross_weight)
         x0 = graph.op("Concat", dense, vectors, axis=1)
         width = model.cross_weight.shape[1]
@@ -61,7 +61,7 @@ class NetworkNodes:
         return self._flat(graph.op("Add", cross, deep))
 
     def deepfm(self, model: DeepFM, dense: str, vectors: str) -> str:
-        """Logits ``[B]``; the sum over pairs from the sum of all vectors and the sum of their squares."""
+        """Logits ``[B]``; the sum over pairs is computed from the sum of all vectors and the sum of their squares."""
         graph = self.graph
         features = graph.op("Concat", dense, vectors, axis=1)
         stacked = graph.op("Reshape", vectors, graph.constant([0, len(model.embedding_dims), model.embedding_dim]))

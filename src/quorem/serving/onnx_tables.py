@@ -1,10 +1,10 @@
-"""Composed lookups as ONNX nodes, group by group of tables that are stored alike.
+"""Composed lookups as ONNX nodes, one group of tables that are stored alike at a time.
 
-Shapes: N ids of each feature, G features of a group, V ids of a jagged batch, B bags, W columns out of a table.
+Shapes: N ids of each feature, G features of a group, V ids of a jagged batch, B bags, W output columns of a table.
 
-An id outside ``[0, n)`` takes the row of the rest or a composed vector, as ``unknown`` of its table says. Else it reads
-no row: it is replaced by 0 before the arithmetic, and its vector by NaN or zeros after it. Without that ``Gather``
-would read -1 as the last row, and an id past n can pass the arithmetic.
+An id outside ``[0, n)`` gets the row of the rest or a composed vector if ``unknown`` of its table says so. Otherwise it
+is clamped into the table before the arithmetic, and its vector is replaced by NaN or zeros afterwards. Without
+clamping, ``Gather`` would read -1 as the last row, and an id past n could give some valid row.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ from .onnx_graph import Graph
 
 
 class ComposedVectors(NamedTuple):
-    """Composed vectors ``[N, G, W]``, and names of masks ``[N, G]``."""
+    """Names of values in the graph: composed vectors ``[N, G, W]``, and masks ``[N, G]``."""
 
     vectors: str
-    in_range: str | None  # None where each id has its vector, NaN included
-    is_padding: str | None  # None where no id can be padding
+    in_range: str | None  # None if the vectors of ids out of range are final already
+    is_padding: str | None  # None if no table has padding
 
 
 class TableNodes:
     """The tables of a module as nodes of a graph.
 
     Args:
-        graph: that the nodes go to.
+        graph: the graph to which nodes are added.
         tables: the module.
-        unknown: what an id out of range gives.
+        unknown: the vector of an id out of range, ``"nan"`` or ``"zeros"``.
     """
 
     def __init__(self, graph: Graph, tables: Tables, unknown: Unknown) -> None:
@@ -64,8 +64,8 @@ class TableNodes:
     def _compose(self, ids: str, group: FeatureGroup, with_nan: bool = False) -> ComposedVectors:
         """Vectors of int64 ``ids`` ``[N, G]`` of one group.
 
-        Those out of range give another id's; or NaN, ``with_nan`` and where rows are added or multiplied: they then
-        read a row of NaN, which costs less than to replace their vectors.
+        Ids out of range give the vector of another id, which the caller replaces. With ``with_nan``, and if rows are
+        added or multiplied, they read a row of NaN instead, which costs less than replacing their vectors.
         """
         graph, zero = self.graph, self.graph.constant(0)
         if group.raw:
@@ -75,7 +75,7 @@ class TableNodes:
             last = graph.constant([limit - 1 for limit in group.limits])
             number = graph.op("Min", graph.op("Max", ids, zero), last)
             in_range = graph.op("Equal", number, ids)
-        inside = "" if in_range is None else in_range  # of tables with a policy, which do not take raw ids
+        inside = "" if in_range is None else in_range  # used only with a policy for unknown ids, which excludes raw ids
         hashed = None
         if group.unknown == "hash":
             hashed = graph.op("Mod", self._mixed_raw(ids), graph.constant(group.num_composed))
@@ -101,7 +101,7 @@ class TableNodes:
         return ComposedVectors(vectors, None if by_row or group.unknown != "error" else in_range, is_padding)
 
     def _composed(self, number: str, group: FeatureGroup, in_range: str | None = None) -> str:
-        """Vectors of the numbers that partitions divide; NaN where they are not ``in_range``, if that is given."""
+        """Composed vectors of numbers, the arguments of the partitions; NaN where ``in_range`` is given and False."""
         graph = self.graph
         if group.permutation is not None:
             multiplier, shift, modulus = (graph.constant(values) for values in group.permutation)
@@ -120,7 +120,7 @@ class TableNodes:
         return self._paths(vectors, number, group) if group.levels else vectors
 
     def _place(self, ids: str, own: OwnRows) -> tuple[str, str]:
-        """The place of each id, those with rows of their own first, and how many places these have."""
+        """The place of each id in its table, where own rows come first; and the number of own rows."""
         graph = self.graph
         hot, rest = graph.constant(own.num_hot), graph.constant(own.has_rest)
         num_own = graph.constant([hot + rest for hot, rest in zip(own.num_hot, own.has_rest, strict=True)])
@@ -138,7 +138,7 @@ class TableNodes:
         return graph.op("Where", is_hot, below_hot, cold), num_own
 
     def _search(self, ids: str, lists: JoinedTables, lengths: Sequence[int]) -> tuple[str, str]:
-        """How many entries of its rising list are below each id, and whether the id is in it; by bisection."""
+        """For each id, how many entries of its sorted list are below it, and whether the list has it; by bisection."""
         graph, size = self.graph, sum(len(part) for part in lists.tables)
         if not size:
             return graph.op("Mul", ids, graph.constant(0)), graph.op("Less", ids, graph.constant(0))
@@ -159,7 +159,7 @@ class TableNodes:
         return below, found
 
     def _mixed(self, number: str, bits: int) -> str:
-        """``renumbering.mixed_numbers`` of numbers in ``[0, 2**bits)``; a shift of them is a division."""
+        """``renumbering.mixed_numbers`` of numbers in ``[0, 2**bits)``; shifts are done as divisions."""
         graph = self.graph
         mask, divisor = graph.constant(2**bits - 1), graph.constant(2 ** (bits // 2 + 1))
         for factor in MIXING_FACTORS:
@@ -168,7 +168,7 @@ class TableNodes:
         return str(graph.op("BitwiseXor", number, graph.op("Div", number, divisor)))
 
     def _mixed_raw(self, ids: str) -> str:
-        """The low 63 bits of ``hashing.mix``; only unsigned integers can be shifted with zeros from the left."""
+        """The low 63 bits of ``hashing.mix``; shifts are done on unsigned integers, which ONNX requires."""
         graph = self.graph
 
         def shifted(value: str, bits: int) -> str:
@@ -185,7 +185,7 @@ class TableNodes:
     def _gathered(self, rows: JoinedTables, row: str, in_range: str | None = None) -> str:
         """Rows ``[N, G, w]`` of the stored tables, as numbers; ``row`` counts from the start of each table.
 
-        Where ids are not ``in_range``, if that is given, the row is one of NaN, after all others.
+        If ``in_range`` is given, ids for which it is False read a row of NaN that is appended to the tables.
         """
         graph = self.graph
         row = row if rows.starts is None else graph.op("Add", row, graph.constant(rows.starts))
@@ -198,7 +198,7 @@ class TableNodes:
         return str(numbers if self.tables.stored.dtype == self.compute else graph.cast(numbers, self.compute))
 
     def _dequantized(self, rows: JoinedTables, row: str, with_nan: bool = False) -> str:
-        """Codes, scales and zero points are tensors of their own, since a graph cannot take bytes for a float16."""
+        """Dequantized rows. Codes, scales and zero points become separate weights: a graph cannot reinterpret bytes."""
         graph, width, bits = self.graph, self.tables.width, self.tables.bits
         size = code_bytes(width, bits)
         pieces = [table.view(len(table), rows.pitch, size + 4) for table in rows.tables]
@@ -224,7 +224,7 @@ class TableNodes:
         return str(graph.op("Reshape", numbers, graph.constant([0, 0, rows.pitch * width])))
 
     def _buckets(self, number: str, buckets: Buckets) -> str:
-        """Rows, or networks, ``[N, G]`` from the start of each table."""
+        """The rows or networks ``[N, G]`` of numbers, counted from the start of each table."""
         graph, maps = self.graph, buckets.maps
         if maps is not None:
             number = number if maps.starts is None else graph.op("Add", number, graph.constant(maps.starts))
@@ -234,7 +234,7 @@ class TableNodes:
         return number if buckets.sizes is None else graph.op("Mod", number, graph.constant(buckets.sizes))
 
     def _paths(self, vectors: str, number: str, group: FeatureGroup) -> str:
-        """Vectors after the networks of section 4.1: each id's weights are gathered, one product a layer."""
+        """Vectors after the path networks (section 4.1): the weights of each id are gathered, one product per layer."""
         graph, inner = self.graph, self.graph.constant([2])
         activation = {"relu": "Relu", "sigmoid": "Sigmoid"}[str(group.activation)]
         vectors = graph.op("Unsqueeze", vectors, inner)  # [N, G, 1, D]
@@ -252,7 +252,7 @@ class TableNodes:
         return str(graph.op("Squeeze", vectors, inner))
 
     def _filled(self, composed: ComposedVectors) -> str:
-        """The vectors, with zeros for padding and what ``unknown`` says for ids out of range."""
+        """The vectors, with zeros for padding, and NaN or zeros (``unknown``) for ids out of range."""
         graph, vectors = self.graph, composed.vectors
         if composed.in_range is not None:
             fill = graph.scalar(float("nan") if self.unknown == "nan" else 0.0, self.compute)
@@ -282,20 +282,20 @@ class TableNodes:
         return str(pooled[0] if len(pooled) == 1 else graph.op("Concat", *pooled, axis=1))
 
     def bag_of_rows(self, ids: str, weights: str | None, mode: str) -> str:
-        """Pooled vectors ``[B, W]`` of the only table's ids ``[B, L]``: each row is a bag."""
+        """Pooled vectors ``[B, W]`` of ids ``[B, L]`` of the only table; each row is a bag."""
         graph, column = self.graph, self.graph.constant([-1])
         batch, length = graph.op("Split", graph.op("Shape", ids), outputs=2, axis=0, num_outputs=2)
         flat = graph.op("Reshape", ids, column)
         last = graph.op("Mul", batch, length)
         scalars = [graph.constant(0), graph.op("Squeeze", last, graph.constant([0])), graph.constant(1)]
-        longer = graph.op("Max", length, graph.constant([1]))  # empty rows have no place to divide
+        longer = graph.op("Max", length, graph.constant([1]))  # do not divide by 0 where bags are empty
         bag = graph.op("Div", graph.op("Range", *scalars), longer)
         composed = self._compose(graph.op("Unsqueeze", flat, graph.constant([1])), group_of(self.tables, [0]))
         flat_weights = None if weights is None else graph.op("Reshape", weights, column)
         return self._pooled(composed, bag, batch, flat_weights, mode)
 
     def _bag_numbers(self, ids: str, offsets: str, features: int) -> tuple[str, str]:
-        """The bag of each id ``[V]``, which is how many bags end before it, and the batch size ``[1]``."""
+        """The bag of each id ``[V]``, computed as the number of bags that end before it; and the batch size ``[1]``."""
         graph = self.graph
         one, end = graph.constant([1]), graph.constant([2**62])
         ends = graph.op("Slice", offsets, one, end)
@@ -308,9 +308,9 @@ class TableNodes:
         return bag, graph.op("Div", bags, graph.constant([features]))
 
     def _pooled(self, composed: ComposedVectors, bag: str, batch: str, weights: str | None, mode: str) -> str:
-        """Pool the vectors ``[V, 1, W]`` of one table into ``[B, W]``; ids past the last bag count for nothing."""
+        """Pool the vectors ``[V, 1, W]`` of one table into ``[B, W]``; ids past the last bag are ignored."""
         graph, one, zero = self.graph, self.graph.constant([1]), self.graph.scalar(0.0, self.compute)
-        bags = graph.op("Add", batch, one)  # and one for ids past the last
+        bags = graph.op("Add", batch, one)  # plus one for ids past the last bag
         index = graph.op("Unsqueeze", bag, one)
 
         def scattered(values: str, start: str, columns: str, reduction: str) -> str:
@@ -342,6 +342,6 @@ class TableNodes:
 
 
 def _is_sum_or_product(group: FeatureGroup) -> bool:
-    """Whether a row of NaN among those of an id makes its vector NaN, and no other table has that row."""
+    """Whether a NaN row in the first stored table makes the vector NaN, and no other group reads that table."""
     alone = group.own is None and group.mixing is None and not group.levels
     return alone and (len(group.rows) == 1 or group.operation in ("add", "mult"))

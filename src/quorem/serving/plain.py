@@ -1,6 +1,6 @@
-"""Models in plain torch operators, without quorem's own: what ``torch.export`` turns into programs.
+"""Models in plain torch operators, without quorem's own ops, for ``torch.export``.
 
-Shapes: N ids, G tables of a group, V ids of a jagged batch, B bags, W columns that come out of a table.
+Shapes: N ids, G features of a group, V ids of a jagged batch, B bags, W output columns of a table.
 """
 
 import copy
@@ -20,7 +20,7 @@ from .plain_groups import ComposedVectors, PlainGroup, constant
 
 
 class PlainTables(nn.Module):
-    """The tables of a module: ``forward`` looks up ids ``[B, F]``, ``bag`` pools jagged ones."""
+    """The tables of a module: ``forward`` looks up ids ``[B, F]``, ``bag`` pools jagged ids."""
 
     columns: Tensor | None
 
@@ -55,7 +55,10 @@ class PlainTables(nn.Module):
         return self.pool(ids, bag, batch, weights, mode)
 
     def pool(self, ids: Tensor, bag: Tensor, batch: int, weights: Tensor | None, mode: str) -> Tensor:
-        """Pooled vectors of ids ``[V]`` whose ``bag``, feature by feature, is known; ids past the last are left out."""
+        """Pooled vectors ``[B, sum W]`` of ids ``[V]``; ``bag`` is the bag of each id, numbered feature by feature.
+
+        Ids past the last bag are ignored.
+        """
         size = torch.sym_max(batch, 1)
         feature = bag // size
         parts = []
@@ -65,7 +68,7 @@ class PlainTables(nn.Module):
             inside = (feature < self.num_features) & (member >= 0)
             member = member.clamp(min=0)
             composed = group(torch.where(inside, ids, 0), member)
-            row = torch.where(inside, bag % size, batch)  # one more than there are, for ids that are not of the group
+            row = torch.where(inside, bag % size, batch)  # an extra row, for ids that are not of the group
             parts.append(self._pooled(composed, (row, member), batch, weights, mode, group).flatten(1))
         return self._ordered(parts)
 
@@ -78,7 +81,7 @@ class PlainTables(nn.Module):
         mode: str,
         group: PlainGroup,
     ) -> Tensor:
-        """Vectors ``[B, G, W]``; ``bag`` is the row and the table of each id, and row B is left out."""
+        """Pooled vectors ``[B, G, W]``; ``bag`` is the row and the feature of each id, and row B is dropped."""
         tables = len(group.features)
 
         def count(mask: Tensor) -> Tensor:
@@ -89,7 +92,7 @@ class PlainTables(nn.Module):
         start = -torch.inf if mode == "max" else 0.0
         vectors = torch.where(counted[:, None], composed.vectors, start)
         vectors = vectors if weights is None else vectors * weights[:, None]
-        if mode == "max":  # of EmbeddingBag, which has one table
+        if mode == "max":  # only EmbeddingBag, which has one table
             lowest = vectors.new_full((batch + 1, group.width), start)
             pooled = lowest.scatter_reduce(0, bag[0][:, None].expand(vectors.shape), vectors, "amax")[:-1, None]
             pooled = torch.where(count(counted) > 0, pooled, 0.0)
@@ -109,11 +112,11 @@ class PlainTables(nn.Module):
 
 
 class PlainModel(nn.Module):
-    """A module or a network in plain operators; ``forward`` takes what ``export_onnx`` says, and gives the same.
+    """A module or a network in plain operators; inputs and outputs are those of ``export_onnx``.
 
     Args:
-        model: as ``save`` takes it.
-        unknown: what an id out of range gives.
+        model: a module or network that ``save`` accepts.
+        unknown: the vector of an id out of range, ``"nan"`` or ``"zeros"``.
         jagged: bags of any length, given by offsets.
     """
 
@@ -135,8 +138,8 @@ class PlainModel(nn.Module):
         """Outputs by name.
 
         Args:
-            inputs: dense features, where there is a network; ids; offsets, where they are jagged; then sample weights,
-                where these were asked for.
+            inputs: dense features, if there is a network; ids; offsets, if ids are jagged; then sample weights, if
+                these were exported.
         """
         given = list(inputs)
         dense = given.pop(0) if self.network is not None else None

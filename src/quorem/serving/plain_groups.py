@@ -1,7 +1,7 @@
-"""Groups of tables in plain torch operators: ids in, composed vectors out.
+"""Groups of tables in plain torch operators: from ids to composed vectors.
 
-Shapes: N ids, G features of a group, W columns that come out of a table. ``member`` says which feature of its group an
-id belongs to, and has the shape of the ids or broadcasts to it.
+Shapes: N ids, G features of a group, W output columns of a table. ``member`` is the position in the group of the
+feature that an id belongs to; it has the shape of the ids or broadcasts to it.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows
 
 
 class ComposedVectors(NamedTuple):
-    """Composed vectors ``[..., W]``, and which ids are in range and which are padding ``[...]``."""
+    """Composed vectors ``[..., W]``, and masks ``[...]`` of the ids in range and of padding."""
 
     vectors: Tensor
     in_range: Tensor
@@ -25,24 +25,24 @@ class ComposedVectors(NamedTuple):
 
 
 class PlainRows(nn.Module):
-    """Tables end to end."""
+    """Concatenated tables."""
 
     starts: Tensor | None
 
     def __init__(self, rows: JoinedTables, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         constant(self, "starts", rows.starts)
-        # A copy, since an exported program keeps whole storages, and rows are views of one that all tables share.
+        # Copied, since an exported program keeps whole storages, and the tables are views of one shared storage.
         values = torch.cat(rows.tables).to(dtype or rows.tables[0].dtype)
         self.values = nn.Parameter(values, requires_grad=False)
 
     def forward(self, row: Tensor, member: Tensor) -> Tensor:
-        """The rows, counted from the start of the table of each ``member``."""
+        """The rows at ``row``, counted from the start of the table of each ``member``."""
         return self.values[row if self.starts is None else row + self.starts[member]]
 
 
 class QuantizedRows(nn.Module):
-    """Tables of quantized rows end to end: codes, scales and zero points of their pieces (``ops.quantized``)."""
+    """Concatenated tables of quantized rows: codes, scales and zero points of their pieces (``ops.quantized``)."""
 
     starts: Tensor | None
 
@@ -57,7 +57,7 @@ class QuantizedRows(nn.Module):
         self.scales, self.zeros = nn.Parameter(scales, requires_grad=False), nn.Parameter(zeros, requires_grad=False)
 
     def forward(self, row: Tensor, member: Tensor) -> Tensor:
-        """The numbers of rows, counted from the start of the table of each ``member``."""
+        """The dequantized rows at ``row``, counted from the start of the table of each ``member``."""
         row = row if self.starts is None else row + self.starts[member]
         codes = self.codes[row]
         if self.bits == 4:
@@ -67,7 +67,7 @@ class QuantizedRows(nn.Module):
 
 
 class PlainBuckets(nn.Module):
-    """Which row, or network, a number takes."""
+    """The row or network of a number under one partition."""
 
     strides: Tensor | None
     sizes: Tensor | None
@@ -79,7 +79,7 @@ class PlainBuckets(nn.Module):
         self.maps = None if buckets.maps is None else PlainRows(buckets.maps)
 
     def forward(self, number: Tensor, member: Tensor) -> Tensor:
-        """Rows from the start of the table of each ``member``."""
+        """Rows, counted from the start of the table of each ``member``."""
         if self.maps is not None:
             number = self.maps(number, member)
         if self.strides is not None:
@@ -88,7 +88,7 @@ class PlainBuckets(nn.Module):
 
 
 class PlainPlaces(nn.Module):
-    """The place of an id among those with rows of their own, and behind them those that are composed."""
+    """The place of an id in a ``HotCold`` table: own rows come first, then composed ids."""
 
     num_hot: Tensor
     has_rest: Tensor
@@ -105,7 +105,7 @@ class PlainPlaces(nn.Module):
         self.hot, self.cold = (None if lists is None else PlainRows(lists) for lists in (own.hot, own.cold))
 
     def forward(self, ids: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-        """The place of each id, and how many places have rows of their own."""
+        """The place of each id, and the number of own rows of its table."""
         hot, rest = self.num_hot[member], self.has_rest[member]
         if self.hot is None or self.cold is None:
             place = torch.where(ids < hot, ids, ids + rest)
@@ -118,7 +118,7 @@ class PlainPlaces(nn.Module):
 
 
 def _search(ids: Tensor, lists: PlainRows, length: Tensor, member: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """How many entries of its rising list are below each id, and whether the id is in it; by bisection."""
+    """For each id, how many entries of its sorted list are below it, and whether the list has it; by bisection."""
     below = torch.zeros_like(ids)
     if not len(lists.values):
         return below, below > 0
@@ -132,7 +132,7 @@ def _search(ids: Tensor, lists: PlainRows, length: Tensor, member: Tensor, steps
 
 
 class PlainGroup(nn.Module):
-    """The features of one group."""
+    """The lookup of one group of features."""
 
     limits: Tensor
     num_composed: Tensor | None
@@ -174,7 +174,7 @@ class PlainGroup(nn.Module):
         self.activation = torch.sigmoid if group.activation == "sigmoid" else torch.relu
 
     def forward(self, ids: Tensor, member: Tensor) -> ComposedVectors:
-        """Vectors of ``ids``, each of the feature ``member`` of the group; those out of range give the id 0's."""
+        """Vectors of ``ids``; ids out of range give the vector of id 0, unless the table has a policy for them."""
         ids = mixed_ids(ids, self.limits[member]) if self.raw else ids
         in_range = (ids >= 0) & (ids < self.limits[member])
         number = torch.where(in_range, ids, 0)
@@ -196,7 +196,7 @@ class PlainGroup(nn.Module):
         return ComposedVectors(vectors, known, is_padding)
 
     def _composed(self, number: Tensor, member: Tensor) -> Tensor:
-        """Vectors of the numbers that partitions divide."""
+        """Composed vectors of numbers, the arguments of the partitions."""
         if self.multipliers is not None:
             number = (number * self.multipliers[member] + self.shifts[member]) % self.moduli[member]
         if self.offsets is not None and self.mixing is not None:
@@ -211,7 +211,7 @@ class PlainGroup(nn.Module):
         return self._paths(total, number, member)
 
     def _paths(self, vectors: Tensor, number: Tensor, member: Tensor) -> Tensor:
-        """Vectors after the networks of section 4.1, each id with its own weights."""
+        """Vectors after the path networks (section 4.1); the weights are gathered for each id."""
         layers = len(self.weights) // max(len(self.networks), 1)
         for level, buckets in enumerate(self.networks):
             network = buckets(number, member)
@@ -223,7 +223,7 @@ class PlainGroup(nn.Module):
 
 
 def _mixed(numbers: Tensor, bits: int) -> Tensor:
-    """``renumbering.mixed_numbers`` with one number of bits."""
+    """``renumbering.mixed_numbers`` with the same ``bits`` for all numbers."""
     shift, mask = bits // 2 + 1, 2**bits - 1
     for factor in MIXING_FACTORS:
         numbers = ((numbers ^ (numbers >> shift)) * factor) & mask
@@ -231,5 +231,5 @@ def _mixed(numbers: Tensor, bits: int) -> Tensor:
 
 
 def constant(module: nn.Module, name: str, values: list[int] | None) -> None:
-    """Integers of a module, or None."""
+    """Register integers as a buffer of a module, or None."""
     module.register_buffer(name, None if values is None else torch.tensor(values, device="cpu"), persistent=True)

@@ -1,4 +1,4 @@
-"""``quorem predict``: the scores of a file of any size, a block at a time."""
+"""``quorem predict``: score a file of any size, a block at a time."""
 
 import os
 import time
@@ -16,11 +16,11 @@ from ..data.text import Malformed, ParsedRows, ahead
 from ..files import check_is_file, replacing
 from .scorer import Scorer
 
-BLOCK_BYTES = 1 << 22  # of text: a few blocks are on their way at a time, each ten times as large as its text
+BLOCK_BYTES = 1 << 22  # bytes of text; a few blocks are in memory at a time, each about ten times as large as its text
 
 
 class Predicted(NamedTuple):
-    """What came of a file: rows that were scored, lines left out, values that no training row had, and the time."""
+    """Counts of scored rows, of malformed lines left out and, by column, of unknown values; and the time in seconds."""
 
     rows: int
     malformed: int
@@ -38,23 +38,23 @@ def predict(
     max_malformed: int = 0,
     progress: Progress | None = None,
 ) -> Predicted:
-    """Write the probability of a click of every row of a file, in its order and in bounded memory.
+    """Write the probability of a click for every row of a file, in order and in bounded memory.
 
     Args:
-        scorer: of a run.
-        file: CSV with a header line (plain or gzip) or Parquet, with the run's columns; for a run on Criteo's file also
-            a file of that form, with or without label.
-        out: CSV, or Parquet if its name ends in ``.parquet``: the number of each line (of a Parquet file, row), counted
-            from 1 and the header included, and its probability. It is there whole or not at all.
-        separator: between the fields of a CSV file; None takes that of the file that was prepared.
-        multi_separator: between the values of a field with several; None likewise.
-        max_malformed: malformed lines that are left out before it stops.
-        progress: called with the stage, the part of it that is done, and the rows so far.
+        scorer: the scorer of a run.
+        file: CSV with a header line (plain or gzip) or Parquet, with the run's columns. For a run on Criteo's file,
+            also a file in that format, with or without labels.
+        out: file to write, atomically: Parquet if its name ends in ``.parquet``, else CSV. It holds the number and the
+            probability of each line (of a Parquet file: row). Numbers start at 1, and the header line counts.
+        separator: separator between the fields of a CSV file; None means that of the file that was prepared.
+        multi_separator: separator between the values of a multi-valued field; None likewise.
+        max_malformed: number of malformed lines that may be left out; with one more, it stops.
+        progress: called with the stage, the fraction of it that is done, and the rows so far.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a column is missing, a value is not known, too many lines are malformed, or ``out`` is ``file``.
-        OSError: if the disk is full; a file that was there before stays.
+        ValueError: if a column is missing, a value is unknown, too many lines are malformed, or ``out`` is ``file``.
+        OSError: if the disk is full; an existing file is kept.
     """
     source, began = Path(file), time.perf_counter()
     check_is_file(source)
@@ -108,7 +108,7 @@ def _rows(
 
 
 def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
-    """Line numbers, encoded rows and the part of the file that is done; rows without a finite number are left out."""
+    """Line numbers, encoded rows and the fraction of the file that is done, without rows with malformed numbers."""
     for frame, numbers, done in ahead(rows):
         for reason, condition in encoder.dense.malformed(frame).items():
             wrong = frame.select(condition.fill_null(False)).to_series()
@@ -119,7 +119,7 @@ def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed)
 
 
 def _write_parquet(frames: Iterator[pl.DataFrame], unit: str, sink: Any) -> None:
-    """Write frames as they come; Polars would wrap an error of theirs, so it is kept and raised again."""
+    """Write frames as they are produced. Polars would wrap an error of the producer, so it is kept and raised again."""
     from polars.io.plugins import register_io_source
 
     failure: list[BaseException] = []

@@ -20,20 +20,21 @@ from ..training.model import data_identity
 from ..training.run import ENCODING, RESULT
 from ..training.trained import MODEL, read_model
 
-BATCH_ROWS = 4096  # whose activations stay in a CPU's cache
+BATCH_ROWS = 4096  # so few that the activations fit in a CPU's cache
 
 
 class Scorer:
-    """The model of a run: raw rows in, probabilities out.
+    """The model of a run, which computes probabilities from raw rows.
 
     Args:
         run: the folder of a finished run.
-        unknown: what a token is that no training row had, where neither the data have an id for such nor the table a
-            policy (``RunConfig.unknown``): ``"error"``, or ``"missing"``, taken for a missing value.
+        unknown: how a token that is not in the vocabulary is treated: ``"error"``, or ``"missing"``, as a missing
+            value. It has no effect if the data have an id for unknown tokens, or the table has a policy for them
+            (``RunConfig.unknown``).
         verify: compare every file with its checksums.
 
     Raises:
-        FileNotFoundError: if there is no such folder, or the run is not finished, or it did not keep its model.
+        FileNotFoundError: if there is no such folder, the run is not finished, or it did not keep its model.
         ValueError: if a file is damaged.
     """
 
@@ -55,7 +56,7 @@ class Scorer:
 
     @property
     def encoder(self) -> Any:
-        """Turns raw rows into batches; the index of its vocabularies is built when it is first used."""
+        """The ``Encoder`` that turns raw rows into batches. It is built, with its vocabularies, on first use."""
         if self._encoder is None:
             try:
                 from ..data.encoder import Encoder
@@ -69,24 +70,24 @@ class Scorer:
         return self._encoder
 
     def __call__(self, rows: Mapping[str, Any]) -> Tensor:
-        """The probability of a click of each row, float32 ``[N]``.
+        """The probability of a click for each row, float32 ``[N]``.
 
         Args:
-            rows: values by column: texts or numbers, lists of them in columns with several values a row, None where
-                one is missing.
+            rows: values by column: strings or numbers, or lists of them in columns with several values per row; None
+                if a value is missing.
 
         Raises:
-            ValueError: if a column is missing, has values of the wrong type, or a value that is not known.
+            ValueError: if a column is missing, or has values of the wrong type or an unknown value.
         """
         return self.probabilities(self.encoder(rows))
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """The probability of a click of each row of an encoded batch."""
+        """The probability of a click for each row of an encoded batch."""
         parts = [self.logits(part).sigmoid() for part in batch.batches(BATCH_ROWS)]
         return torch.cat(parts) if parts else torch.empty(0)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits ``[B]`` in float32, in the precision that the run was trained in."""
+        """Logits ``[B]`` as float32, computed in the precision of the run's training."""
         ids = batch.jagged(self.encoding.categorical) if batch.bags else (batch.ids,)
         half = self.config.precision == "bfloat16"
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -94,7 +95,7 @@ class Scorer:
         return logits.float()
 
     def evaluate(self, prepared: Prepared, split: str = "test") -> Metrics:
-        """The metrics of a split of the data that the run was trained on.
+        """The metrics on a split of the data on which the run was trained.
 
         Raises:
             ValueError: if the data are not those of the run, or there is no such split.
@@ -110,7 +111,7 @@ class Scorer:
         return evaluation.compute()
 
     def quantize_(self, bits: Literal[8, 4] = 8) -> "Scorer":
-        """Store the rows of the tables in 8 or 4 bits a number (see ``quorem.quantize_``)."""
+        """Store the rows of the tables in 8 or 4 bits per number (see ``quorem.quantize_``)."""
         quantize_(self.model, bits)
         return self
 

@@ -1,4 +1,4 @@
-"""A module or a network as a ``torch.export`` program that runs where quorem is not installed."""
+"""Export a module or a network as a ``torch.export`` program that runs without quorem."""
 
 import os
 import warnings
@@ -16,7 +16,7 @@ from ..store.model_file import tables_of
 from .groups import Unknown, check_options
 from .plain import PlainModel
 
-BATCH = 3  # of the example that is traced: torch takes sizes of 0 and 1 for constants
+BATCH = 3  # batch size of the example that is traced: torch treats sizes 0 and 1 as constants
 
 
 def export_program(
@@ -24,40 +24,40 @@ def export_program(
 ) -> ExportedProgram:
     """A model as an exported program of torch's own operators, for any batch size.
 
-    Inputs, outputs and options are those of ``export_onnx``: inputs in that order, outputs by name.
+    Inputs, outputs and options are those of ``export_onnx``; inputs are positional, outputs are a dict.
 
     Raises:
-        TypeError: if the model is of another class.
+        TypeError: if ``save`` does not accept the class of the model.
         ValueError: if an option does not fit the model.
     """
     check_options(model, unknown, jagged, sample_weights)
     plain = PlainModel(model, unknown=unknown, jagged=jagged).eval()
     inputs, sizes = _example(model, plain, jagged, sample_weights)
-    # Without it a batch size that follows from the length of the offsets could not be 1.
+    # Without backed_size_oblivious, a batch size derived from the length of the offsets could not be 1.
     with torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         return torch.export.export(plain, tuple(inputs), dynamic_shapes=(tuple(sizes),))
 
 
 def write_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
-    """Write an exported program for ``torch.export.load``, such that the file is there whole or not at all.
+    """Write an exported program for ``torch.export.load``, atomically.
 
     Raises:
-        OSError: if the disk is full; a file that was there before stays.
+        OSError: if the disk is full; an existing file is kept.
     """
     with replacing(path) as file:
         torch.export.save(program, file)
 
 
 def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
-    """Compile an exported program to machine code for ``torch._inductor.aoti_load_package``, with AOTInductor.
+    """Compile an exported program to machine code with AOTInductor, for ``torch._inductor.aoti_load_package``.
 
-    The package holds a shared library for machines like this one, which loading it runs: load none that you do not
-    trust. The file is there whole or not at all.
+    The package holds a shared library for machines like this one. Loading a package runs its code, so load only those
+    that you trust. The file is written atomically.
 
     Raises:
-        ValueError: if the name does not end in ``.pt2``, which the loader asks for.
+        ValueError: if the name does not end in ``.pt2``, which the loader requires.
         RuntimeError: if there is no C++ compiler.
-        OSError: if the disk is full; a file that was there before stays.
+        OSError: if the disk is full; an existing file is kept.
     """
     if not os.fspath(path).endswith(".pt2"):
         raise ValueError(f"path ({os.fspath(path)}) must end in .pt2 for AOTInductor")
@@ -71,7 +71,7 @@ def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> N
 def _example(
     model: nn.Module, plain: PlainModel, jagged: bool, sample_weights: bool
 ) -> tuple[list[Tensor], list[dict[int, Dim]]]:
-    """Inputs to trace with, and which of their sizes differ from call to call."""
+    """Example inputs for tracing, and their dynamic sizes."""
     tables, batch = tables_of(model), Dim("batch")
     inputs: list[Tensor] = []
     sizes: list[dict[int, Dim]] = []

@@ -1,1 +1,1 @@
-"""Files of modules and networks: safetensors with a description, checked and memory-mapped."""
+"""Files of modules and networks: safetensors with a description and checksums, read as a memory map."""

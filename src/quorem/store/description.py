@@ -1,7 +1,8 @@
-"""Tables as JSON values and back: what a file says beside the numbers.
+"""Convert tables to JSON values and back: the description that a file holds besides the tensors.
 
-A table's partitions are written out, not only its scheme: a file means the same rows in every version, whatever the
-search for good sizes becomes, and opening one takes no search. Index maps and lists of ids are tensors of the file.
+A table's partitions are written out, not only its scheme. So a file keeps its meaning even if a later version chooses
+other sizes for the scheme, and opening it needs no search for sizes. Index maps and lists of ids are tensors of the
+file.
 """
 
 import json
@@ -30,7 +31,7 @@ TABLE_NAMES = {
 
 @dataclass(frozen=True, repr=False)
 class Known(Scheme):
-    """A scheme that gives one table's spec as it was saved, so that a module's constructor builds it from there."""
+    """A scheme that returns a saved spec, so that a module's constructor uses that spec."""
 
     table: TableSpec | None = None
 
@@ -41,7 +42,7 @@ class Known(Scheme):
 
 
 def of_table(tables: Tables, t: int) -> dict[str, Any]:
-    """What one table of a module is, as JSON values."""
+    """The description of one table of a module, as JSON values."""
     spec, padding = tables.specs[t], tables.padding_ids[t]
     return {
         "name": tables.names[t],
@@ -71,7 +72,7 @@ def map_name(tables: Tables, t: int, partition: int) -> str:
 
 
 def maps_of(tables: Tables) -> dict[str, Tensor]:
-    """The index maps of a module's tables, by name; as int32 where their buckets fit."""
+    """The index maps of a module's tables, by name; int32 if the buckets fit."""
     maps = {}
     for t, spec in enumerate(tables.specs):
         for j, partition in enumerate(spec.partitions):
@@ -84,13 +85,13 @@ def maps_of(tables: Tables) -> dict[str, Tensor]:
 def table_spec(
     values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], maps: Mapping[str, Tensor], bits: int
 ) -> TableSpec:
-    """The spec that ``of_table`` wrote, checked against what the file holds before anything of its size is made.
+    """The spec that ``of_table`` described. It is checked against the file before memory of its size is allocated.
 
     Args:
-        values: of one table.
-        shapes: of the file's tensors, by the names that a module gives them.
-        maps: the file's index maps.
-        bits: of a stored number, where rows are quantized; else 0.
+        values: the description of one table.
+        shapes: the shapes of the file's tensors, by their names in the module's ``state_dict``.
+        maps: the file's index maps, by name.
+        bits: bits per stored number if rows are quantized, else 0.
 
     Raises:
         ValueError: if the values do not describe a table, or not one that the file holds.
@@ -145,14 +146,17 @@ def table_spec(
 
 
 def _check_shape(name: str, shape: tuple[int, ...], rows: int, width: int, bits: int) -> None:
-    """Raise ValueError unless the file has so many rows of so many numbers; exactly, once the module is built."""
+    """Raise ValueError unless the file has ``rows`` rows that can hold ``width`` numbers.
+
+    The exact shape of quantized rows is checked when the module is built.
+    """
     least = code_bytes(width, bits) if bits else width
     if len(shape) != 2 or shape[0] != rows or (shape[1] < least if bits else shape[1] != width):
         raise ValueError(f"{name} is {shape or 'missing'} and must hold {rows} rows of {width} numbers")
 
 
 def _fits(composing: Scheme | Pool, partitions: tuple[AnyPartition, ...], operation: str, num_composed: int) -> bool:
-    """Whether a scheme can have given these partitions; their sizes are compared with the stored tables."""
+    """Whether these partitions can come from the scheme; their sizes are not checked here."""
     if isinstance(composing, Pool) or not num_composed:
         return not partitions and operation == "add"
     closed = all(isinstance(p, Partition) for p in partitions)
@@ -182,7 +186,7 @@ def _of_scheme(scheme: Scheme | Pool) -> dict[str, Any]:
 
 
 def _scheme(values: dict[str, Any], partitions: tuple[AnyPartition, ...]) -> Scheme:
-    """The scheme that ``_of_scheme`` wrote; a ``Custom`` one, also within ``HotCold``, takes the table's partitions."""
+    """The scheme that ``_of_scheme`` wrote; ``Custom``, also within ``HotCold``, gets the table's partitions."""
     options = {name: value for name, value in values.items() if name != "scheme"}
     try:
         if values.get("scheme") == "Custom":
@@ -194,7 +198,7 @@ def _scheme(values: dict[str, Any], partitions: tuple[AnyPartition, ...]) -> Sch
                 return HotCold(**(options | {"cold": Pool(**pool)}))
             return HotCold(**(options | {"cold": _scheme(cold, partitions)}))
         return schemes.from_json(json.dumps(values))
-    except TypeError as error:  # an option of another type, or of another name
+    except TypeError as error:  # an option has the wrong type or an unknown name
         raise ValueError(str(error)) from None
 
 
@@ -212,7 +216,7 @@ def _partition(entry: Any, n: int, maps: Mapping[str, Tensor]) -> AnyPartition:
 
 
 def taken(values: Mapping[str, Any], name: str, kind: type) -> Any:
-    """A value of a kind that JSON has, or ValueError."""
+    """The value of that name; raises ValueError unless it has the type ``kind``."""
     if name not in values or type(values[name]) is not kind:
         given = repr(values[name])[:80] if name in values else "missing"
         raise ValueError(f"{name} ({given}) must be {_KINDS[kind]}")
@@ -220,7 +224,7 @@ def taken(values: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def at_least(values: Mapping[str, Any], name: str, least: int) -> int:
-    """An integer in ``[least, 2**63)``, or ValueError."""
+    """The value of that name; raises ValueError unless it is an integer in ``[least, 2**63)``."""
     value = int(taken(values, name, int))
     if not least <= value < 2**63:
         raise ValueError(f"{name} ({value}) must be in [{least}, 2**63)")
@@ -228,7 +232,7 @@ def at_least(values: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def check_known(values: Mapping[str, Any], names: set[str], what: str) -> None:
-    """Raise ValueError for a name that this version does not write: ignoring it might change what comes out."""
+    """Raise ValueError for a name that this version does not know: ignoring it could change the result."""
     unknown = sorted(values.keys() - names)
     if unknown:
         raise ValueError(f"{what} has {', '.join(unknown)}, which this version of quorem does not know")

@@ -1,7 +1,7 @@
 """Builds the module or network that a file describes.
 
-The module is built on the meta device, its names and shapes are compared with the file's, and only then do its
-parameters become the mapped file.
+The module is built on the meta device, and its names and shapes are compared with the file's. Only then are its
+parameters replaced by views of the mapped file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from .description import Known, check_known, taken
 
 EMBEDDINGS = "embeddings."  # prefix of a network's tables
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
-# Options of all classes of tables, and of each, with their types in JSON.
+# Options of all classes of tables, and options of each class with their JSON types.
 COMMON = ("type", "sparse", "on_invalid_id", "bits", "dtype")
 OPTIONS: dict[str, dict[str, type]] = {
     "Embedding": {},
@@ -43,8 +43,8 @@ class Loader:
     """Builds what a file describes.
 
     Args:
-        file: opened, its header checked.
-        verify: compare the tensors that are used with their checksums.
+        file: the open file, whose header is checked.
+        verify: compare the tensors that are loaded with their checksums.
     """
 
     def __init__(self, file: TensorFile, verify: bool) -> None:
@@ -70,7 +70,7 @@ class Loader:
         return model
 
     def table(self, name: str) -> Embedding:
-        """One table of a collection."""
+        """One table of a collection, as an ``Embedding``."""
         tables = self._tables()
         self._check_names(tables, tables, self.prefix)
         names = [known for known in tables.names if known]
@@ -109,7 +109,7 @@ class Loader:
         return module
 
     def _tables(self) -> Tables:
-        """The tables' module on the meta device, without numbers; lists of ids are there."""
+        """The module of the tables, on the meta device; only its lists of ids are loaded."""
         values, kind = self.table_values, taken(self.table_values, "type", str)
         if kind not in OPTIONS:
             raise ValueError(f"type ({kind!r}) must be one of {', '.join((*OPTIONS, *NETWORKS))}")
@@ -123,7 +123,7 @@ class Loader:
         entries = taken(values, "tables", list)
         if not entries or not all(isinstance(entry, dict) for entry in entries):
             raise ValueError("tables must be one or more objects")
-        entries = [{"raw_ids": False, "unknown": "error"} | entry for entry in entries]  # of files before these options
+        entries = [{"raw_ids": False, "unknown": "error"} | entry for entry in entries]  # for old files
         cut = len(self.prefix)
         shapes = {n[cut:]: entry.shape for n, entry in self.file.entries.items() if n.startswith(self.prefix)}
         maps = {n: self.file.tensor(n) for n in self.file.entries if n.startswith("maps.")}
@@ -161,7 +161,7 @@ class Loader:
         return module
 
     def _check_pools(self, specs: Sequence[TableSpec], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError unless the file has rows for every pool, before their sizes are worked out."""
+        """Raise ValueError unless the file has rows for every pool; this comes before the search for their sizes."""
         rows = {name: shape[0] for name, shape in shapes.items() if name.startswith("pools.") and len(shape) == 2}
         for pool in {spec.pool for spec in specs if spec.pool is not None}:
             mine = [size for name, size in rows.items() if name.startswith(f"pools.{pool.name}.")]
@@ -169,7 +169,7 @@ class Loader:
                 raise ValueError(f"pool {pool.name!r} has {len(mine)} tables of {sum(mine)} rows, not {pool}")
 
     def _ranks(self, entry: Mapping[str, Any], spec: TableSpec) -> Ranks | None:
-        """The hot and cold ids of a table, where it keeps them."""
+        """The lists of hot and cold ids of a table, or None if it has none."""
         if not taken(entry, "ranked", bool):
             return None
         if not spec.num_own:
@@ -181,19 +181,19 @@ class Loader:
         return Ranks(*(self.file.tensor(name) for name in names))
 
     def _network(self, tables: Tables) -> nn.Module:
-        """The network around the tables: compared with the file on the meta device, then built and mapped."""
+        """The network around the tables: checked against the file on the meta device, then built and mapped."""
         values, kind = self.values, self.values["type"]
         check_known(values, {"type", "num_dense", "embedding_dims", "embeddings", *NETWORKS[kind][1]}, kind)
         options: dict[str, Any] = {name: taken(values, name, kind) for name, kind in NETWORKS[kind][1].items()}
         options["num_dense"] = taken(values, "num_dense", int)
         options["embedding_dims"] = taken(values, "embedding_dims", list)
         build: Callable[..., nn.Module] = NETWORKS[kind][0]
-        if kind == "DLRM":  # whose pairs of vectors are numbered when it is built
+        if kind == "DLRM":  # its constructor lists all pairs of vectors, so check their number first
             vectors, top = len(options["embedding_dims"]) + 1, self.file.entries.get("top.0.weight")
             if top is None or len(top.shape) != 2 or top.shape[1] < (vectors - 1) * (vectors - 2) // 2:
                 raise ValueError(f"top.0.weight is too small for the dot products of {vectors - 1} vectors")
         self._check_names(tables, build(tables, **options, device="meta"), "")
-        with torch.random.fork_rng(devices=[]):  # the start that is drawn is replaced at once
+        with torch.random.fork_rng(devices=[]):  # its initial values are replaced below
             network = build(tables, **options)
         for name, _ in list(network.named_parameters()):
             if not name.startswith(EMBEDDINGS):
@@ -201,17 +201,20 @@ class Loader:
         return network
 
     def _check_names(self, tables: Tables, module: nn.Module, prefix: str) -> None:
-        """Raise ValueError unless the file has just the tensors of a module around ``tables``, in its shapes."""
+        """Raise ValueError unless the file has exactly the tensors of ``module``, in its shapes.
+
+        ``tables`` are the tables of ``module``, or the module itself.
+        """
         shapes = {prefix + name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         stored = {name: entry.shape for name, entry in self.file.entries.items() if not name.startswith("maps.")}
         for layer in network_layers(tables):
             group = stored.pop(f"{self.prefix}paths.{layer.name}", None)
-            if group is not None:  # of all tables of the group
+            if group is not None:  # an earlier version saved all tables of the group in one tensor
                 if group != layer.parameter.shape:
                     rule = f"must be {tuple(layer.parameter.shape)}"
                     raise ValueError(f"{self.prefix}paths.{layer.name} is {group} and {rule}")
                 stored |= {f"{self.prefix}paths.{name}": (n, *group[1:]) for name, n in layer.counts.items()}
-        if prefix:  # a network's own layers are compared with it
+        if prefix:  # the layers of a network are compared in _network
             stored = {name: shape for name, shape in stored.items() if name.startswith(prefix)}
         if wrong := sorted(stored.keys() ^ shapes.keys()):
             where = "missing" if wrong[0] in shapes else "not part of the model"
@@ -234,7 +237,10 @@ class Loader:
         tables.place_integers()
 
     def _networks(self, tables: Tables) -> dict[str, tuple[str, slice]]:
-        """Which rows of which tensor are the networks of each table, by name: files had one tensor for a group."""
+        """For the networks of each table, by name, the file's tensor and the rows of it that hold them.
+
+        Earlier versions saved the networks of a whole group in one tensor.
+        """
         found = {}
         for layer in network_layers(tables):
             group, first = f"{self.prefix}paths.{layer.name}", 0
@@ -251,7 +257,7 @@ def _embedding(cls: type[Embedding], spec: TableSpec, padding: Any, options: Map
 
 
 def _assign(module: nn.Module, name: str, values: Tensor) -> None:
-    """Let a parameter be a tensor as it is."""
+    """Replace a parameter by one that shares the memory of ``values``."""
     parent, _, leaf = name.rpartition(".")
     owner = module.get_submodule(parent)
     setattr(owner, leaf, nn.Parameter(values, requires_grad=values.is_floating_point()))

@@ -1,7 +1,7 @@
-"""``quorem.save`` and ``quorem.load``: a module or a network in one file, without pickle.
+"""``quorem.save``, and ``load`` for its files: a module or a network in one file, without pickle.
 
 The description names the class and its options; the tensors have the names of ``state_dict``. Loading builds the module
-on the meta device, compares names and shapes with the file, and only then lets the parameters be the mapped file.
+on the meta device, compares names and shapes with the file, and only then maps the file as its parameters.
 """
 
 import os
@@ -23,17 +23,17 @@ KIND = Kind("quorem-model", 1)
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a module or a network to one file, for ``load``; it is there whole or not at all.
+    """Write a module or a network to one file for ``load``, atomically.
 
     The file is in the safetensors format: tensors by the names of ``state_dict``, and a description in its header.
 
     Args:
         model: ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a network of ``models``.
-        path: of the file; one that is there is replaced.
+        path: path of the file; an existing file is replaced.
 
     Raises:
-        TypeError: if the model is of another class; its ``state_dict`` can be saved, or its modules one by one.
-        OSError: if the disk is full; a file that was there before stays.
+        TypeError: if the model is of another class. Save its ``state_dict`` instead, or its modules one by one.
+        OSError: if the disk is full; an existing file is kept.
 
     >>> import quorem, tempfile
     >>> path = tempfile.mkdtemp() + "/user.quorem"
@@ -52,31 +52,34 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], *, table: str | None = None, verify: bool = True) -> nn.Module:
-    """The module or network that ``save`` wrote; its parameters are the mapped file until they are written to.
+    """The module or network that ``save`` wrote.
+
+    Its parameters are views of the mapped file; memory is copied only where they are written to.
 
     Args:
-        path: of the file.
-        table: load this table of a collection alone, as an ``Embedding``.
-        verify: compare every tensor with its checksum, which reads the file once; False maps it and reads nothing.
+        path: path of the file.
+        table: load only this table of a collection, as an ``Embedding``.
+        verify: compare every tensor with its checksum, which reads the file once; False maps the file and reads
+            nothing.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is cut off, damaged, of something else or of an unknown version, or has no such table.
+        ValueError: if the file is cut off, damaged, of another kind or of an unknown version, or has no such table.
     """
     file = TensorFile(path, KIND)
     try:
         loader = Loader(file, verify)
         return loader.model() if table is None else loader.table(table)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also what torch says of absurd sizes
-        text = str(error).partition("\n")[0]  # torch adds a stack
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch raises the last two for absurd sizes
+        text = str(error).partition("\n")[0]  # torch appends a stack trace
         raise ValueError(text if str(file.path) in text else f"{file.path} is damaged: {text}") from None
 
 
 def tables_of(model: nn.Module) -> Tables:
-    """The tables of a model of a class that ``save`` knows.
+    """The tables of a model whose class ``save`` accepts.
 
     Raises:
-        TypeError: if it is of another class.
+        TypeError: if the model is of another class.
     """
     tables = model.embeddings if type(model) in (DLRM, DCN, DeepFM) else model
     if type(tables) not in (Embedding, EmbeddingBag, EmbeddingCollection):

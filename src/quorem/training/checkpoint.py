@@ -1,4 +1,4 @@
-"""Checkpoints: one file each, complete or absent, whose checksums tell damage from data."""
+"""Checkpoints: one file each, written atomically, with checksums that reveal damage."""
 
 import re
 import warnings
@@ -15,11 +15,11 @@ NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
 class CorruptCheckpointError(ValueError):
-    """A checkpoint that is cut off, damaged, or no checkpoint at all."""
+    """The file is cut off, damaged, or not a checkpoint."""
 
 
 class Checkpoint(NamedTuple):
-    """Tensors after a step, and JSON values beside them."""
+    """The tensors after a step, and JSON values."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -27,14 +27,14 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint of a step beside the earlier ones, then drop all but the last ``keep``.
+    """Write the checkpoint of a step, then remove all but the last ``keep`` checkpoints.
 
     Args:
-        folder: of the checkpoints; made if absent.
-        step: that the tensors are the state after.
-        tensors: by name, on any device.
-        meta: JSON values that ``load`` gives back.
-        keep: how many to keep, so that one damaged later does not lose the run.
+        folder: folder of the checkpoints, which is created if absent.
+        step: the step after which the tensors were taken.
+        tensors: tensors by name, on any device.
+        meta: JSON values that ``load`` returns.
+        keep: number of checkpoints to keep. With several, the run is not lost if the last one is damaged later.
 
     Raises:
         ValueError: if ``keep`` is below 1.
@@ -61,7 +61,7 @@ def load(path: Path) -> Checkpoint:
     """The checkpoint in a file.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is no such file.
         CorruptCheckpointError: if the file is cut off, damaged, or not a checkpoint.
     """
     try:
@@ -72,15 +72,15 @@ def load(path: Path) -> Checkpoint:
         file.verify()
     except ValueError as error:
         raise CorruptCheckpointError(str(error)) from None
-    tensors = {name: file.tensor(name).clone() for name in file.entries}  # aligned, which torch's generators ask for
+    tensors = {name: file.tensor(name).clone() for name in file.entries}  # aligned, as torch's generators require
     return Checkpoint(step, tensors, meta)
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The latest checkpoint that is whole; a warning for each later one that is not. None if there are none at all.
+    """The latest intact checkpoint, with a warning for each later one that is damaged; None if there are none at all.
 
     Raises:
-        CorruptCheckpointError: if there are some, and none is whole.
+        CorruptCheckpointError: if there are checkpoints, but none is intact.
     """
     paths = [path for _, path in saved(folder)]
     for path in paths:

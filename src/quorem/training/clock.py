@@ -1,4 +1,4 @@
-"""How long a run has trained, and when it is time to save and to report."""
+"""How long a run has trained, and when a checkpoint or a report is due."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ class Clock:
     """Seconds of training, without pauses, and when the next checkpoint and report are due.
 
     Args:
-        before: seconds of earlier attempts.
+        before: seconds of training in earlier attempts.
         checkpoint_seconds: least time between two checkpoints.
     """
 
@@ -32,7 +32,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time that is not training."""
+        """Do not count the time within this context as training."""
         began = time.perf_counter()
         try:
             yield
@@ -41,7 +41,7 @@ class Clock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Time that a checkpoint takes."""
+        """Measure how long a checkpoint takes; the time does not count as training."""
         with self.paused():
             began = time.perf_counter()
             yield
@@ -49,11 +49,11 @@ class Clock:
             self.cost = self.saved - began
 
     def save_is_due(self) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Whether a checkpoint is due; saving takes at most a tenth of the time."""
         return time.perf_counter() - self.saved >= max(self.checkpoint_seconds, 9 * self.cost)
 
     def report_is_due(self) -> bool:
-        """Whether it is time for a report; it then counts as given."""
+        """Whether a report is due; if so, the time until the next one starts now."""
         seconds = time.perf_counter()
         due = seconds - self.reported >= REPORT_SECONDS
         self.reported = seconds if due else self.reported

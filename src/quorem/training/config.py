@@ -23,28 +23,29 @@ class RunConfig:
     """One training run (section 5.2). Two runs with equal configurations are the same run.
 
     Args:
-        data: identity of the prepared data, not its path: the same data elsewhere is the same run.
+        data: identity of the prepared data (``data_identity``); it does not depend on their path.
         network: ``"dcn"``, ``"dlrm"``, ``"deepfm"``, or your own as ``"FILE.py:FUNCTION#DIGEST"`` (``models.pinned``).
         preset: architecture of the network, ``"text"`` or ``"table1"`` (see ``models.build``).
         scheme: how tables are stored.
         threshold: tables of at most this many ids stay full.
-        plan: instead of ``scheme`` and ``threshold``, the scheme of each table by its name, such as a ``quorem.plan``;
-            kept as pairs in order of the names.
-        unknown: what an id is that a table does not have: ``"error"``, ``"rest"`` in tables with a rest, or ``"hash"``
-            in composed tables (see ``Embedding``); in other tables it stays an error.
-        bits: 8 or 4: rows are stored in so many bits a number once trained, and metrics are those of the stored rows.
-        row_dtype: of the tables in training: ``"float32"``, or ``"bfloat16"`` or ``"float16"``, whose updates are
-            rounded at random (``quorem.ops.rounding``); the optimizer's state is float32 in any case.
-        embedding_dim: width of a stored row, D; ``concat`` gives vectors of several (see ``tables_of``).
-        optimizer: ``"adagrad"`` or ``"amsgrad"``, otherwise at torch's defaults.
-        lr: learning rate; torch's default for the optimizer where None.
-        batch_size: samples a step.
+        plan: instead of ``scheme`` and ``threshold``, the scheme of each table by its name, for example from
+            ``quorem.plan``; stored as pairs, sorted by name.
+        unknown: how an id that a table does not have is treated: ``"error"``, ``"rest"`` in tables with a rest, or
+            ``"hash"`` in composed tables (see ``Embedding``). In tables that do not support the option, it is an error.
+        bits: 8 or 4: after training, rows are stored in so many bits per number, and the final metrics are measured
+            with these rows. None keeps ``row_dtype``.
+        row_dtype: dtype of the rows in training: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` with stochastic
+            rounding of updates (``quorem.ops.rounding``). The optimizer's state is always float32.
+        embedding_dim: width of a stored row, D; with ``concat``, vectors are several rows wide (see ``tables_of``).
+        optimizer: ``"adagrad"`` or ``"amsgrad"``, with torch's defaults for all options but ``lr``.
+        lr: learning rate; if None, torch's default for the optimizer.
+        batch_size: samples per step.
         epochs: passes over the training rows.
-        seed: of the starting values, and of the order of the samples where these are shuffled.
-        shuffle: train in a random order, another in each epoch; False keeps the order of the log.
-        precision: of the matrix products: ``"float32"``, ``"tf32"``, or ``"bfloat16"`` under autocast.
-        validate_every: steps between two validations; None validates at the end only.
-        max_rows: train on the first rows only; None takes all.
+        seed: seed of the initial values and of the shuffle.
+        shuffle: train in a random order that differs per epoch; False keeps the order of the log.
+        precision: precision of matrix products: ``"float32"``, ``"tf32"``, or ``"bfloat16"`` under autocast.
+        validate_every: steps between two validations; None validates only at the end.
+        max_rows: train only on the first rows, at most this many; None uses all.
 
     Raises:
         TypeError: if an option has the wrong type.
@@ -123,10 +124,10 @@ class RunConfig:
         return DEFAULT_LRS[self.optimizer] if self.lr is None else self.lr
 
     def to_json(self) -> str:
-        """The configuration as JSON text, every option written out; equal configurations give equal text.
+        """The configuration as JSON text with every option; equal configurations give equal text.
 
-        ``plan``, ``unknown``, ``bits`` and ``row_dtype`` are left out where they change nothing, so that runs of
-        versions without them keep their names.
+        ``plan``, ``unknown``, ``bits`` and ``row_dtype`` are left out if they have their defaults, so that runs of
+        earlier versions, which did not have these options, keep their keys.
         """
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         options["scheme"] = json.loads(schemes.to_json(self.scheme))
@@ -157,15 +158,15 @@ class RunConfig:
         return cls(**options)
 
     def key(self) -> str:
-        """Sixteen hex digits that name the run: the start of the SHA-256 of ``to_json()``.
+        """Sixteen hex digits that identify the run: the start of the SHA-256 of ``to_json()``.
 
-        The same in every process and on every machine; any option that differs gives another key.
+        The key is the same in every process and on every machine; if any option differs, the key differs.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
 
 def _checked_plan(plan: Any) -> tuple[tuple[str, Scheme], ...]:
-    """A mapping of names to schemes, or pairs of them, as pairs in order of the names."""
+    """A mapping of names to schemes, or pairs of them, as pairs sorted by name."""
     try:
         pairs = tuple(sorted(dict(plan).items()))
     except (TypeError, ValueError):

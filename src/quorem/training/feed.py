@@ -1,4 +1,4 @@
-"""Batches for a run: rows resident on the GPU where they fit, else read ahead by a thread."""
+"""Batches for a run: all rows are kept on the GPU if they fit, else a thread reads ahead."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +10,8 @@ from ..data.batches import Batch, Prepared
 from ..data.meta import SPLITS
 from .config import RunConfig
 
-BLOCK_ROWS = 1 << 16  # read ahead at a time
-RESIDENT = 0.5  # of the GPU's free memory that rows may take
+BLOCK_ROWS = 1 << 16  # rows that are read ahead at a time
+RESIDENT = 0.5  # rows are kept on the GPU if they take at most this share of its free memory
 
 
 class Feed:
@@ -19,7 +19,7 @@ class Feed:
 
     Args:
         prepared: the data.
-        device: where the batches are wanted.
+        device: device of the batches.
     """
 
     def __init__(self, prepared: Prepared, device: torch.device | str = "cpu") -> None:
@@ -33,13 +33,13 @@ class Feed:
     def training(
         self, config: RunConfig, first_step: int = 0, together: int = 1, due: Sequence[int | None] = ()
     ) -> Iterator[Batch]:
-        """The batches of a run from a step on: the same for that step however often the run was interrupted.
+        """The batches of a run from a step on. The batch of a step is the same if the run was interrupted.
 
         Args:
-            config: of the run.
-            first_step: to begin with.
-            together: give so many batches at a time, as one.
-            due: numbers of which no multiple is passed over: batches given together end there.
+            config: configuration of the run.
+            first_step: number of steps that are done already.
+            together: yield up to this many batches at a time, as one ``Batch``.
+            due: periods in steps; batches that are yielded together end at every multiple of each.
         """
         step = first_step
         rows = self.rows["train"]
@@ -74,7 +74,7 @@ class Feed:
             yield rows.take(order[skip:].to(self.device))
 
     def _ahead(self, split: str, rows: Batch, size: int, skip: int, order: Tensor | None) -> Iterator[Batch]:
-        """Blocks of whole batches; while one is used the next is read, and is on its way to the GPU."""
+        """Blocks of whole batches; while one is used, a thread reads the next, for a GPU into page-locked memory."""
         step = max(size, BLOCK_ROWS // size * size)
         first = self.prepared.meta["split"][split][0]
 
@@ -92,17 +92,17 @@ class Feed:
                 yield block.to(self.device, non_blocking=True)
 
     def _checked(self, rows: Batch) -> Batch:
-        """The rows, once their labels and ids are found to be in range.
+        """The rows, after checking that their labels and ids are in range.
 
         Raises:
-            ValueError: if a label or an id is not.
+            ValueError: if a label or an id is out of range.
         """
         if len(rows) and (label := int(rows.labels.max())) > 1:
             raise ValueError(f"{self.prepared.path} has a label {label} but labels must be 0 or 1")
         single = [name for name in self.prepared.names if name not in rows.bags]
         columns = {**dict(zip(single, rows.ids.unbind(1), strict=True)), **{n: b.values for n, b in rows.bags.items()}}
         filled = {name: ids for name, ids in columns.items() if len(ids)}
-        if not filled or self.prepared.has_raw_ids:  # which may be any
+        if not filled or self.prepared.has_raw_ids:  # any 64-bit integer is a valid raw id
             return rows
         bounds = torch.stack([torch.stack(ids.aminmax()) for ids in filled.values()]).tolist()
         sizes = dict(zip(self.prepared.names, self.prepared.cardinalities, strict=True))
@@ -119,12 +119,12 @@ def steps_per_epoch(config: RunConfig, num_rows: int) -> int:
 
 
 def epoch_order(config: RunConfig, epoch: int, num_rows: int) -> Tensor:
-    """The order of the rows in a shuffled epoch, by seed and epoch alone."""
+    """The order of the rows in a shuffled epoch, which depends only on the seed and the epoch."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
     return torch.randperm(num_rows, generator=generator)
 
 
 def num_bytes(rows: Batch) -> int:
-    """Bytes of all tensors."""
+    """Bytes of all tensors of some rows."""
     bags = [tensor for bag in rows.bags.values() for tensor in (bag.values, bag.offsets)]
     return sum(tensor.nbytes for tensor in (rows.labels, rows.dense, rows.ids, *bags))

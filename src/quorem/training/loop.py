@@ -1,4 +1,4 @@
-"""The training loop: one epoch of log loss, with checkpoints, validation and the final test (section 5.2)."""
+"""The training loop: epochs of log loss, with checkpoints, validation and the final test (section 5.2)."""
 
 import contextlib
 import dataclasses
@@ -27,18 +27,18 @@ from .run import RunFolder
 from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
-EVALUATION_ROWS = {"cpu": 4096, "cuda": 1 << 16}  # of a batch
+EVALUATION_ROWS = {"cpu": 4096, "cuda": 1 << 16}  # rows per batch
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is, for whoever watches it."""
+    """The progress of a run, for ``Options.report``."""
 
     config: RunConfig
     step: int
     steps: int
     rows_per_second: float
-    loss: float | None  # training loss of the last LOG_EVERY steps
+    loss: float | None  # mean training loss of the last LOG_EVERY steps
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Options:
     """What a run does besides training; none of it changes the result.
 
     Args:
-        checkpoint_seconds: least time between two checkpoints; saving takes a tenth of the time at most.
-        keep: checkpoints kept.
-        report: called a few times a second with the status of the run.
+        checkpoint_seconds: least time between two checkpoints; saving takes at most a tenth of the time.
+        keep: number of checkpoints to keep.
+        report: called a few times per second with the status of the run.
         tensorboard: also write the metrics for TensorBoard, which must be installed.
         keep_model: write the trained model at the end.
     """
@@ -70,23 +70,23 @@ def train(
     stop: threading.Event | None = None,
     make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial] = Trial,
 ) -> dict[str, Any]:
-    """Train a model as ``config`` says, from where an earlier attempt in ``out`` was interrupted.
+    """Train a model as ``config`` says. A run that was interrupted is resumed from its last checkpoint in ``out``.
 
     Args:
-        config: the run; ``config.data`` must be ``data_identity`` of the data.
-        data: prepared data, or a ``Feed`` of it that several runs share.
-        out: the run's folder, which may be locked already; None keeps nothing.
-        device: where to train; that of the feed, if one is given.
+        config: configuration of the run; ``config.data`` must be the ``data_identity`` of the data.
+        data: prepared data, or a ``Feed`` of them that several runs share.
+        out: folder of the run, which may be locked already; None writes nothing.
+        device: where to train; ignored if ``data`` is a ``Feed``, which has a device.
         options: checkpoints and reports.
         stop: once set, the run writes a checkpoint after the current step and raises KeyboardInterrupt.
-        make_trial: how the model is trained: ``Trial``, or ``sharded.ShardedTrial`` on several ranks, of which only the
+        make_trial: what trains the model: ``Trial``, or ``sharded.ShardedTrial`` on several ranks, of which only the
             first has a folder.
 
     Returns:
-        What ``result.json`` holds: configuration, final metrics of validation and test, sizes, speed and versions.
+        The contents of ``result.json``: configuration, final metrics of validation and test, sizes, speed and versions.
 
     Raises:
-        KeyboardInterrupt: if stopped; the same call goes on from there.
+        KeyboardInterrupt: if stopped; the same call resumes the run.
         FloatingPointError: if the loss is no longer finite.
         ValueError: if the data or the folder belong to another run.
         OSError: if the disk is full.
@@ -192,28 +192,28 @@ def train_many(
     stop: threading.Event | None = None,
     workers: int = 1,
 ) -> list[dict[str, Any]]:
-    """Train several runs in one process over rows that are loaded once.
+    """Train several runs in one process; the rows are loaded once.
 
     Args:
-        configs: of the runs.
-        data: prepared data, or a ``Feed`` of it.
-        outs: the runs' folders.
+        configs: configurations of the runs.
+        data: prepared data, or a ``Feed`` of them.
+        outs: folders of the runs; None writes nothing.
         device: where to train.
-        options: of every run.
+        options: options of every run.
         stop: as in ``train``, for all runs.
-        workers: how many train at a time, each in a thread and on a GPU in a stream of its own. On a CPU each has one
-            thread of torch, which uses the cores better than all threads on the small products of one run.
+        workers: number of runs that train at a time, each in its own thread, and on a GPU in its own stream. On a CPU
+            each worker uses one torch thread: several runs use the cores better than one run with small matrices does.
 
     Returns:
         The results, in the order of ``configs``.
 
     Raises:
-        ValueError: if ``workers`` is below 1, or above 1 with precisions that torch cannot keep apart, or there are not
-            as many folders as configurations.
+        ValueError: if ``workers`` is below 1, or above 1 though only some runs are in tf32, or there are not as many
+            folders as configurations.
         KeyboardInterrupt: if stopped.
     """
     outs = [None] * len(configs) if outs is None else outs
-    with contextlib.suppress(ImportError):  # before there are threads: two that import parts of it can lock each other
+    with contextlib.suppress(ImportError):  # before threads start: two threads that import it can deadlock
         import numba  # noqa: F401
     if workers < 1:
         raise ValueError(f"workers ({workers}) must be at least 1")
@@ -233,7 +233,7 @@ def train_many(
             with torch.cuda.stream(torch.cuda.Stream(feed.device)):
                 return train(config, feed, out, options=options, stop=stop)
         except BaseException:
-            stop.set()  # the others save what they have
+            stop.set()  # the other runs write a checkpoint and stop
             raise
 
     if workers == 1:
@@ -245,7 +245,7 @@ def train_many(
             futures = [pool.submit(one, config, out) for config, out in zip(configs, outs, strict=True)]
             errors = [future.exception() for future in futures]
             for error in sorted(filter(None, errors), key=lambda error: isinstance(error, KeyboardInterrupt)):
-                raise error  # what stopped the others, before their being stopped
+                raise error  # the original error first, not the KeyboardInterrupt of runs that it stopped
             return [future.result() for future in futures]
     finally:
         torch.set_num_threads(threads)
@@ -253,7 +253,7 @@ def train_many(
 
 @torch.no_grad()
 def evaluate(trial: Trial, feed: Feed, split: str) -> Metrics:
-    """The metrics of a split under the model as it is."""
+    """The metrics of the current model on a split."""
     evaluation = Evaluation()
     for batch in feed.evaluation(split, EVALUATION_ROWS.get(feed.device.type, 4096)):
         evaluation.update(trial.logits(batch), batch.labels.float())
@@ -261,10 +261,10 @@ def evaluate(trial: Trial, feed: Feed, split: str) -> Metrics:
 
 
 def sizes(trial: Trial) -> dict[str, int]:
-    """Parameters and bytes of the model and its tables; tables that their scheme would not have shrunk."""
+    """Parameters and bytes of the model and its tables; number of tables that their scheme would not shrink."""
     tables = trial.embeddings
     parameters = sum(p.numel() for p in trial.model.parameters())
-    if tables.bits:  # the stored parameter then holds bytes
+    if tables.bits:  # ``stored`` holds bytes then
         parameters += tables.num_parameters - tables.stored.numel()
     lists = tables.ranks.nbytes
     return {
@@ -278,7 +278,7 @@ def sizes(trial: Trial) -> dict[str, int]:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets; a second Ctrl-C interrupts at once. For the main thread."""
+    """An event that Ctrl-C or SIGTERM sets; a second signal interrupts at once. Use it only in the main thread."""
     stop = threading.Event()
 
     def handle(number: int, frame: Any) -> None:
@@ -296,7 +296,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 @contextmanager
 def _matrix_products(precision: str) -> Iterator[None]:
-    """Products of float32 matrices in tf32 or not, whatever was set before."""
+    """Set whether float32 matrices are multiplied in tf32; restore the previous setting afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -307,7 +307,10 @@ def _matrix_products(precision: str) -> Iterator[None]:
 
 @contextmanager
 def _board(folder: RunFolder | None, options: Options, done: int) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """Writes metrics for TensorBoard, if asked to; those of steps after ``done``, taken again, replace the old."""
+    """A function that writes metrics for TensorBoard, or does nothing if that is not wanted.
+
+    Steps after ``done`` are repeated when a run is resumed, so their old metrics are purged.
+    """
     if not options.tensorboard or folder is None:
         yield lambda step, values: None
         return

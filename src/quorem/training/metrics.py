@@ -1,4 +1,4 @@
-"""Metrics of click prediction: log loss, AUC, accuracy, calibration; on any device, without waiting for it."""
+"""Metrics of click prediction: log loss, AUC, accuracy, calibration. Updates do not wait for the device."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What ``Evaluation.compute`` finds.
+    """The result of ``Evaluation.compute``.
 
     Args:
         rows: number of samples.
         log_loss: mean binary cross-entropy, in nats.
         auc: probability that a positive sample scores above a negative one, ties counted half.
-        accuracy: share of samples on the right side of probability 1/2 (a probability of exactly 1/2 says 1).
-        calibration: mean prediction over mean label; one is calibrated.
+        accuracy: share of samples on the right side of probability 1/2 (a probability of exactly 1/2 predicts 1).
+        calibration: mean prediction divided by mean label; 1 is ideal.
         calibration_error: mean distance between prediction and label frequency over bins of equal width, weighted by
             the bins' samples (expected calibration error).
     """
@@ -32,13 +32,13 @@ class Metrics:
 
 
 class Evaluation:
-    """Collects logits and labels batch by batch, then gives the metrics of all of them.
+    """Collects logits and labels batch by batch, then computes the metrics of all of them.
 
-    Log loss, accuracy and calibration are sums in float64. AUC and the calibration error need the logits in order, so
-    these are kept where they are: five bytes a row.
+    Log loss, accuracy and calibration are sums in float64. AUC and the calibration error need sorted logits, so logits
+    and labels are kept on their device: five bytes per row in float32.
 
     Args:
-        bins: of ``calibration_error``.
+        bins: number of bins of ``calibration_error``.
 
     Raises:
         ValueError: if ``bins`` is below 1.
@@ -57,11 +57,11 @@ class Evaluation:
         self.bins = bins
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
-        self._sums: Tensor | None = None  # float64 [4]: loss, right, predicted, labels that are neither 0 nor 1
+        self._sums: Tensor | None = None  # float64 [4]: loss, right, predicted, invalid labels
 
     @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch, logits and labels ``[B]``; nothing is read back from the device.
+        """Add a batch of logits and labels ``[B]``; nothing is read back from the device.
 
         Raises:
             ValueError: if the shapes differ.
@@ -80,7 +80,7 @@ class Evaluation:
         self._sums = sums if self._sums is None else self._sums + sums
 
     def compute(self) -> Metrics:
-        """The metrics of all batches so far; not a number where one has no meaning (AUC of a single class).
+        """The metrics of all batches so far; NaN where a metric is undefined (AUC of a single class).
 
         Raises:
             ValueError: if there are no samples, or labels other than 0 and 1.
@@ -106,13 +106,13 @@ class Evaluation:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """Exact area under the ROC curve: the share of (positive, negative) pairs in the right order, ties half.
+    """Exact area under the ROC curve: the share of (positive, negative) pairs in the right order; ties count half.
 
-    Counted in integers after one sort, so the result is the correctly rounded quotient. Not a number if all labels
-    are equal or a score is not a number.
+    Pairs are counted in integers after one sort, so the result is the correctly rounded quotient. It is NaN if all
+    labels are equal or a score is NaN.
 
     Args:
-        scores: ``[N]``, any order-preserving score.
+        scores: ``[N]``, probabilities or any increasing function of them.
         labels: ``[N]``, boolean or 0 and 1.
 
     Raises:
@@ -133,16 +133,19 @@ def _auc_in_order(ordered: Tensor, labels: Tensor) -> float:
     negatives = len(labels) - positives
     if not positives or not negatives or bool(ordered[-1].isnan()):
         return nan
-    last = F.pad(ordered[1:] != ordered[:-1], (0, 1), value=True)  # of each group of equal scores
+    last = F.pad(ordered[1:] != ordered[:-1], (0, 1), value=True)  # last of each group of equal scores
     negative = torch.arange(1, len(labels) + 1, device=labels.device) - positive
     above = positive[last].diff(prepend=positive.new_zeros(1))  # positives of each group
-    below = negative[last]  # negatives up to the end of each group, and so before the next
+    below = negative[last]  # negatives up to the end of each group
     twice = (above * (below + F.pad(below[:-1], (1, 0)))).sum()
     return int(twice) / (2 * positives * negatives)
 
 
 def _calibration_error_in_order(ordered: Tensor, labels: Tensor, bins: int) -> float:
-    """Sums over slices, since a bin's samples lie side by side: no scatter, hence the same result on every run."""
+    """The expected calibration error of sorted logits.
+
+    The samples of a bin are adjacent, so they are summed by slices. A scatter could give different results per run.
+    """
     p = ordered.double().sigmoid()
     bin_of = (p * bins).nan_to_num(bins).long().clamp(max=bins - 1)
     ends = torch.searchsorted(bin_of, torch.arange(bins, device=bin_of.device), right=True).tolist()

@@ -1,4 +1,4 @@
-"""The model of a run, from its configuration and the data's cardinalities; and the name of the data."""
+"""The model of a run, built from its configuration and the data's cardinalities; and the identity of the data."""
 
 import dataclasses
 import hashlib
@@ -17,24 +17,24 @@ from ..schemes.frequency import comes_by_frequency
 from .config import RunConfig
 from .tables import tables_of_run
 
-MOST_RAW_PARAMETERS = 2**33  # of a table; more is a scheme that was made for a vocabulary
-NETWORK = 2**63  # added to the seed of a run for its network, which so starts alike whatever the tables are
-_seeding = threading.Lock()  # of torch's global generator
+MOST_RAW_PARAMETERS = 2**33  # per table of raw ids; a scheme that needs more was meant for a vocabulary
+NETWORK = 2**63  # added to the seed for the network, whose initial values so do not depend on the tables
+_seeding = threading.Lock()  # guards torch's global generator
 
 
 def build_model(config: RunConfig, prepared: Prepared, device: torch.device | str = "cpu") -> nn.Module:
-    """The network of a run around its tables, started from the seed.
+    """The network of a run with its tables, with initial values drawn from the seed.
 
-    The same configuration and data give the same bits on one kind of device, and one seed the same network around any
-    tables. The global generator is left as it was.
+    The same configuration and data give the same bits on one kind of device. With the same seed, the network's initial
+    values are the same for any tables. The state of the global generator is restored.
 
     Args:
         config: network, scheme and threshold or plan, width, dtype of the rows and seed.
-        prepared: names and cardinalities of the features, and the number of dense ones.
-        device: where the model is.
+        prepared: prepared data, for the names, cardinalities and frequencies of the features.
+        device: device of the model.
 
     Raises:
-        ValueError: if ``config.data`` is not the name of ``prepared``.
+        ValueError: if ``config.data`` is not the identity of ``prepared``.
     """
     if config.data != (name := data_identity(prepared)):
         raise ValueError(f"config.data ({config.data!r}) must be the identity of {prepared.path}, {name!r}")
@@ -44,7 +44,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
-        # Ids are checked as they are read: the lookup need not look again on a GPU.
+        # Ids are checked when they are read from the files, so the lookup on a GPU need not check them again.
         dtype = getattr(torch, config.row_dtype)
         embeddings = EmbeddingCollection(tables, device=device, dtype=dtype, on_invalid_id="trust")
         num_dense = len(prepared.dense_names)
@@ -53,7 +53,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
 
 
 def _raw_table(table: Table, prepared: Prepared) -> Table:
-    """A table that takes raw ids; a ``HotCold`` one ranks them by how often the training rows have them."""
+    """The table with raw ids; a ``HotCold`` table ranks them by how often they occur in the training rows."""
     spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
     if spec.num_parameters > MOST_RAW_PARAMETERS:
         raise ValueError(
@@ -68,7 +68,7 @@ def _raw_table(table: Table, prepared: Prepared) -> Table:
 
 
 def _ranked(table: Table, prepared: Prepared) -> Table:
-    """A ``HotCold`` table with its frequencies in training, unless its ids come by frequency."""
+    """A ``HotCold`` table with its training frequencies, unless its ids are numbered by frequency; others unchanged."""
     if not isinstance(table.scheme, HotCold):
         return table
     counts = torch.from_numpy(prepared.frequencies(table.name))
@@ -76,9 +76,9 @@ def _ranked(table: Table, prepared: Prepared) -> Table:
 
 
 def data_identity(prepared: Prepared) -> str:
-    """A name for prepared data, the same wherever the folder lies and whatever prepared it.
+    """The identity of prepared data, which does not depend on where the folder is or on what version prepared it.
 
-    Hashed are the names, cardinalities and split, and the checksums of all rows.
+    It is a hash of the names, cardinalities and split, and of the checksums of all rows.
     """
     meta = {key: prepared.meta[key] for key in ("num_rows", "dense", "categorical", "bags", "cardinalities", "split")}
     text = json.dumps([meta, prepared.checksums()], sort_keys=True)

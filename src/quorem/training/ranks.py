@@ -1,4 +1,4 @@
-"""Several processes that train one model: started together, ended together."""
+"""Start and end the processes (ranks) that train one model together."""
 
 import logging
 import multiprocessing
@@ -17,26 +17,26 @@ import torch.distributed as dist
 
 from .loop import stop_on_signal
 
-TIMEOUT = timedelta(minutes=5)  # that a rank waits for another which neither answers nor ends
+TIMEOUT = timedelta(minutes=5)  # how long a rank waits for another that neither answers nor ends
 
 
 def run_ranks(target: Callable[..., None], ranks: int, *arguments: Any) -> None:
-    """Run ``target(*arguments)`` in so many processes, which are the ranks of a gloo group; all end if one does.
+    """Run ``target(*arguments)`` in several processes, the ranks of a gloo group; if one fails, all are ended.
 
     Ctrl-C and SIGTERM are passed on to the ranks.
 
     Args:
-        target: a function of a module, since it is called in new processes.
+        target: a module-level function, since it is called in new processes.
         ranks: number of processes.
-        arguments: of the function, to be pickled.
+        arguments: arguments of the function; they are pickled.
 
     Raises:
         RuntimeError: if a rank was killed.
         KeyboardInterrupt: if the ranks were interrupted.
-        Exception: what the first rank raised that failed.
+        Exception: the exception of the first rank that failed.
     """
     context = multiprocessing.get_context("spawn")
-    alive, lifeline = context.Pipe(duplex=False)  # closed as this process ends, even if it is killed
+    alive, lifeline = context.Pipe(duplex=False)  # closed when this process ends, even if it is killed
     receivers, processes = [], []
     with tempfile.TemporaryDirectory() as folder, stop_on_signal() as stop:
         for rank in range(ranks):
@@ -59,7 +59,7 @@ def run_ranks(target: Callable[..., None], ranks: int, *arguments: Any) -> None:
 
 
 def _first_failure(processes: list[Any], stop: threading.Event) -> int | None:
-    """Wait until all ranks have ended well, or one has not: its number."""
+    """Wait until a rank has failed, and return its number; None if all ranks have ended without a failure."""
     running, told = set(range(len(processes))), False
     while running:
         wait([processes[rank].sentinel for rank in running], timeout=0.2)
@@ -70,7 +70,7 @@ def _first_failure(processes: list[Any], stop: threading.Event) -> int | None:
         ended = {rank for rank in running if processes[rank].exitcode is not None}
         running -= ended
         failed = [rank for rank in ended if processes[rank].exitcode]
-        if failed:  # one that was killed before one that could not reach it
+        if failed:  # prefer a rank that was killed to one that only could not reach it
             return min(failed, key=lambda rank: processes[rank].exitcode)
     return None
 
@@ -97,7 +97,7 @@ def _rank(
     arguments: tuple[Any, ...],
 ) -> None:
     if hasattr(os, "setsid"):
-        os.setsid()  # a terminal's Ctrl-C comes once, from the process that started the ranks
+        os.setsid()  # Ctrl-C in a terminal then reaches only the starting process, which passes it on
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
     logging.disable(logging.WARNING)  # TorchRec logs its plan
@@ -109,7 +109,7 @@ def _rank(
         target(*arguments)
         dist.barrier()
         sys.stdout.flush()
-        os._exit(0)  # threads of gloo and FBGEMM may abort an interpreter that ends by itself
+        os._exit(0)  # in a normal exit, threads of gloo and FBGEMM may abort the interpreter
     except KeyboardInterrupt as error:
         dist.barrier()  # the first rank may still be saving
         _fail(sender, error)
@@ -118,7 +118,7 @@ def _rank(
 
 
 def _fail(sender: Connection, error: BaseException) -> None:
-    """Hand an error to the process that started the ranks, and end at once: others may be waiting for this one."""
+    """Send an error to the process that started the ranks, and exit at once: other ranks may be waiting."""
     try:
         sender.send(error)
     except Exception:  # it cannot be pickled
@@ -127,7 +127,7 @@ def _fail(sender: Connection, error: BaseException) -> None:
 
 
 def _end_with(alive: Connection) -> None:
-    """End this process as soon as the one that started it has ended."""
+    """Exit as soon as the process that started this one has ended."""
     try:
         alive.recv()
     except (EOFError, OSError):

@@ -1,11 +1,11 @@
-"""A run's folder: what is being trained, its checkpoints, its metrics line by line, and at the end its result.
+"""The folder of a run: its configuration, metrics, checkpoints and, at the end, the model and the result.
 
-run.json              configuration
-metrics.jsonl         one JSON object a line: step, training loss or metrics of a split, and a checksum
-checkpoints/          the last few, each one file
+run.json              the configuration
+metrics.jsonl         one JSON object per line: step, training loss or metrics of a split, and a checksum
+checkpoints/          the last few checkpoints, one file each
 model.safetensors     the trained model, as ``quorem.save`` writes it (``trained``)
 encoding.safetensors  columns, transforms and vocabularies of the data, so that the model can score raw rows
-result.json           written last: with it the run is finished
+result.json           the result, which is written last: if it exists, the run is finished
 """
 
 import dataclasses
@@ -33,25 +33,25 @@ ENCODING, RESULT = "encoding.safetensors", "result.json"
 
 
 class RunFolder:
-    """The folder of one run, in which one process at a time trains: a context manager.
+    """The folder of one run, in which only one process at a time can train: a context manager.
 
     Args:
-        path: made if absent.
-        config: of the run; a folder of another run is refused.
+        path: path of the folder, which is created if absent.
+        config: configuration of the run; a folder of another run is refused.
 
     Raises:
         ValueError: if the folder belongs to a run with another configuration or other data.
-        FileExistsError: if it has files, and none that say whose run it is.
+        FileExistsError: if the folder is not empty, but has no ``run.json``.
         LockedError: if another process is training in it.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: RunConfig) -> None:
         self.path, self.config = Path(path), config
         self._lock: files.Lock | None = None
-        self._num_lines = 0  # of metrics
+        self._num_lines = 0  # lines in metrics.jsonl
 
     def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
-        """Keep other processes out until ``unlock``.
+        """Lock the folder against other processes until ``unlock``.
 
         Raises:
             LockedError: if another process is training in the folder.
@@ -61,13 +61,13 @@ class RunFolder:
         self._lock = files.Lock(self.path / ".lock", message, attempts=attempts)
 
     def unlock(self) -> None:
-        """Let another process have the folder."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def __enter__(self) -> "RunFolder":
-        """Check whose run it is, and open it; lock it, if that was not done before."""
+        """Lock the folder unless it is locked already, check that it is of this run, and open its metrics."""
         self._unlock_at_exit = self._lock is None
         if self._lock is None:
             self.lock()
@@ -98,7 +98,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the run, and unlock it unless it was locked before."""
+        """Close the metrics, and unlock the folder unless it was locked before ``__enter__``."""
         self.metrics.close()
         self._release()
 
@@ -113,19 +113,19 @@ class RunFolder:
         self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
 
     def result(self) -> dict[str, Any] | None:
-        """The result, if the run is finished.
+        """The result if the run is finished, else None.
 
         Raises:
-            ValueError: if it is damaged.
+            ValueError: if the result is damaged.
         """
         path = self.path / RESULT
         return read_result(path) if path.exists() else None
 
     def resume(self, trial: Trial) -> tuple[int, dict[str, Any]]:
-        """Put the trial into the state of the latest whole checkpoint; its step and progress, or 0 and nothing.
+        """Restore the trial from the latest intact checkpoint; returns its step and progress, or 0 and an empty dict.
 
         Raises:
-            CorruptCheckpointError: if there are checkpoints, and none is whole.
+            CorruptCheckpointError: if there are checkpoints, but none is intact.
             ValueError: if the checkpoint is of another run.
         """
         last = checkpoint.latest(self.path / "checkpoints")
@@ -143,7 +143,7 @@ class RunFolder:
         return last.step, progress
 
     def _forget_after(self, step: int, num_lines: int) -> None:
-        """Drop the metrics of steps that are about to be taken again; say if some of those before are lost."""
+        """Drop the metrics of steps after ``step``, which will be repeated; warn if some of the others are lost."""
         path = self.path / "metrics.jsonl"
         lines = [values for values in read_metrics(path).lines if values["step"] <= step]
         if lost := num_lines - len(lines):
@@ -156,7 +156,7 @@ class RunFolder:
         self._num_lines = len(lines)
 
     def save(self, trial: Trial, step: int, progress: dict[str, Any], *, keep: int = 2) -> None:
-        """Write a checkpoint; metrics up to it are on the disk before it is.
+        """Write a checkpoint; the metrics up to it are synced to the disk first.
 
         Raises:
             OSError: if the disk is full.
@@ -174,7 +174,7 @@ class RunFolder:
         self._num_lines += 1
 
     def finish(self, model: nn.Module | None, prepared: Prepared, result: dict[str, Any]) -> None:
-        """Write the trained model, if one is given, with the encoding of its data, and the result; drop checkpoints.
+        """Write the trained model and its encoding, unless ``model`` is None, and the result; remove all checkpoints.
 
         Raises:
             OSError: if the disk is full.
@@ -189,7 +189,7 @@ class RunFolder:
 
 
 def _values_of(meta: dict[str, Any]) -> tuple[RunConfig, int, dict[str, Any]]:
-    """Configuration, number of metrics lines and progress in a checkpoint, or ValueError."""
+    """Configuration, number of metrics lines and progress in a checkpoint; raises ValueError if they are wrong."""
     config, num_lines, progress = (meta.get(name) for name in ("config", "metrics_lines", "progress"))
     if not isinstance(config, str) or type(num_lines) is not int or not isinstance(progress, dict):
         raise ValueError("config must be text, metrics_lines an integer, progress an object")
@@ -199,7 +199,7 @@ def _values_of(meta: dict[str, Any]) -> tuple[RunConfig, int, dict[str, Any]]:
 
 
 class MetricsFile(NamedTuple):
-    """The lines of a ``metrics.jsonl``, the numbers of those that are damaged, and whether the final one is there."""
+    """The intact lines of ``metrics.jsonl``, the numbers of damaged lines, and whether the final line is there."""
 
     lines: list[dict[str, Any]]
     damaged: list[int]
@@ -210,12 +210,12 @@ def read_metrics(path: Path) -> MetricsFile:
     """Read a ``metrics.jsonl``.
 
     Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if it is not a file.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a regular file.
     """
     files.check_is_file(path)
     lines, damaged, text = [], [], path.read_bytes()
-    has_checksums = f'"{files.CHECKSUM}"'.encode() in text  # those of earlier versions have none
+    has_checksums = f'"{files.CHECKSUM}"'.encode() in text  # earlier versions wrote none
     for number, line in enumerate(text.splitlines(), 1):
         try:
             values = files.unsealed(json.loads(line), required=has_checksums)
@@ -241,11 +241,11 @@ def read_result(path: Path) -> dict[str, Any]:
     """Read a ``result.json``.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is no such file.
         ValueError: if it is damaged.
     """
     result = files.read_json(path)
-    result.pop("format", None)  # earlier versions wrote none, and no checksum
+    result.pop("format", None)  # earlier versions wrote neither a format nor a checksum
     try:
         numbers = [result[name] for name in RESULT_NUMBERS]
         numbers += [result["validation"]["log_loss"], result["test"]["log_loss"], result["test"]["auc"]]

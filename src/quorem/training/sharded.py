@@ -1,7 +1,7 @@
-"""A model in training on several ranks: its tables are sharded by TorchRec, its layers are replicated.
+"""Training a model on several ranks: TorchRec shards its tables, and its layers are replicated.
 
-Every rank also has the model as one process has it, for checkpoints, the result and the file of the trained model: so a
-run may go on with another number of ranks, and with one process.
+Every rank also has a copy of the model as it is in a single process, for checkpoints, the result and the model file. So
+a run can be resumed with another number of ranks, or with one process.
 """
 
 import copy
@@ -26,11 +26,11 @@ from .config import RunConfig
 from .trial import Trial
 
 CPU = torch.device("cpu")
-EPS = 1e-10  # torch's for Adagrad; TorchRec has another
+EPS = 1e-10  # torch's default for Adagrad; TorchRec has another
 
 
 class ShardedTables(EmbeddingBagCollection):
-    """TorchRec's tables that take what ``quorem.EmbeddingCollection`` takes."""
+    """TorchRec's tables with the ``forward`` of ``quorem.EmbeddingCollection``."""
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Vectors ``[B, F', D]`` of ids ``[B, F]``, or of values ``[V]`` with offsets ``[F * B + 1]``."""
@@ -48,9 +48,10 @@ class ShardedTables(EmbeddingBagCollection):
 
 
 class ShardedTrial(Trial):
-    """A ``Trial`` on several ranks, each of which has a share of every batch.
+    """A ``Trial`` on several ranks, each of which computes a share of every batch.
 
-    On the CPU and with Adagrad. ``model`` and its optimizers are those of one process: up to date after ``gather``.
+    It runs on the CPU and with Adagrad only. ``model`` and its optimizers are the single-process copy, which ``gather``
+    brings up to date.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, names: list[str]) -> None:
@@ -60,7 +61,7 @@ class ShardedTrial(Trial):
         tables = ShardedTables(
             tables_of(self.embeddings), mode=self.embeddings.mode, num_shards=self.ranks, device="meta"
         )
-        network = copy.deepcopy(model, {id(self.embeddings): tables})  # with TorchRec's tables for quorem's
+        network = copy.deepcopy(model, {id(self.embeddings): tables})  # TorchRec's tables replace quorem's
         updated = [*(tables.bags.parameters() if tables.bags is not None else ()), *tables.vectors.parameters()]
         options: dict[str, Any] = {"lr": config.learning_rate, "eps": EPS}
         apply_optimizer_in_backward(torch.optim.Adagrad, updated, dict(options))  # a copy: TorchRec writes into it
@@ -78,7 +79,7 @@ class ShardedTrial(Trial):
         self.rest = torch.optim.Adagrad(rest, **options)  # layers, path networks and replicated tables
 
     def begin(self, step: int, progress: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Let all ranks start from the state of the first, after ``step``; returns its step and progress."""
+        """Let all ranks start from the state of the first rank; returns the step and progress of the first rank."""
         said: list[Any] = [step, progress]
         dist.broadcast_object_list(said)
         step, progress = said
@@ -88,14 +89,14 @@ class ShardedTrial(Trial):
                 dist.broadcast(tensors[name], 0)
             self.restore(tensors)
         if self.rank:
-            self.loss_sum.zero_()  # the sum over ranks counts
+            self.loss_sum.zero_()  # the sum over ranks is the total
         copy_state_(
             self.sharded, self.model, target_optimizers=[self.rest], source_optimizers=[self.tables, self.dense]
         )
         return step, progress
 
     def agreed(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag on all ranks, if it is set on any."""
+        """The flags combined over all ranks: each is set if it is set on any rank."""
         values = torch.tensor(flags, dtype=torch.int32)
         dist.all_reduce(values, dist.ReduceOp.MAX)
         return tuple(map(bool, values.tolist()))
@@ -123,7 +124,7 @@ class ShardedTrial(Trial):
             self.loss_sum.zero_()
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits ``[B]`` of a batch that all ranks have; each computes its share."""
+        """Logits ``[B]`` of a batch that all ranks have; each rank computes a share, and all get the result."""
         bounds = [len(batch) * rank // self.ranks for rank in range(self.ranks + 1)]
         sizes = [last - first for first, last in pairwise(bounds)]
         logits = self._share_logits(batch.rows(bounds[self.rank], bounds[self.rank + 1]))
@@ -137,7 +138,7 @@ class ShardedTrial(Trial):
         errors = F.binary_cross_entropy_with_logits(self._share_logits(share), share.labels.float(), reduction="sum")
         loss = errors / len(batch)
         self.rest.zero_grad()
-        (loss * self.ranks).backward()  # gradients are averaged over ranks
+        (loss * self.ranks).backward()  # since gradients are averaged over ranks
         self.rest.step()
         self.loss_sum += loss.detach()
 

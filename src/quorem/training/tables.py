@@ -1,4 +1,4 @@
-"""The tables of the paper's experiments (section 5): one method for all features, and a threshold."""
+"""The tables of a run: by a plan, or as in the paper (section 5), one scheme for all features and a threshold."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +18,9 @@ def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64, force: 
 
     Args:
         method: ``"full"``, ``"hash"``, an operation of the quotient-remainder trick, or ``"path"``.
-        num_collisions: ids that share a row; without meaning for ``"full"``.
-        hidden: width of the hidden layer of each network of ``"path"``.
-        force: compress a table even where that does not shrink it, as in the paper.
+        num_collisions: number of ids that share a row; has no effect for ``"full"``.
+        hidden: width of the hidden layer of the networks of ``"path"``.
+        force: compress a table even if that does not shrink it, as in the paper.
 
     Raises:
         ValueError: if ``method`` is unknown.
@@ -47,17 +47,17 @@ def tables_of(
     embedding_dim: int = 16,
     names: Sequence[str] | None = None,
 ) -> list[Table]:
-    """One table per feature, all stored by ``scheme`` but those of at most ``threshold`` ids, which stay full.
+    """One table per feature, stored by ``scheme``; tables of at most ``threshold`` ids stay full.
 
-    ``concat`` lays K rows of width ``embedding_dim`` end to end, so every table is then K times as wide, the full
-    ones too (section 5.1).
+    ``concat`` concatenates K rows of width ``embedding_dim``, so all tables are K times as wide, including the full
+    ones (section 5.1).
 
     Args:
         cardinalities: number of ids of each feature.
         scheme: how the tables above the threshold are stored.
         threshold: largest table that stays full.
         embedding_dim: width of a row, D.
-        names: of the features; ``C1``, ``C2``, ... where absent.
+        names: names of the features; ``C1``, ``C2``, ... if None.
 
     Raises:
         ValueError: if ``threshold`` is negative, or ``names`` are not as many as ``cardinalities``.
@@ -80,7 +80,7 @@ def tables_of(
 
 
 def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequence[str] | None = None) -> list[Table]:
-    """The tables of a run: as its plan has them, or all by one scheme and threshold.
+    """The tables of a run: by its plan, or by one scheme and threshold.
 
     Raises:
         ValueError: if the plan does not name exactly the features.
@@ -93,7 +93,7 @@ def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequen
 
 
 def _with_unknown(table: Table, unknown: str) -> Table:
-    """The table with a policy for unknown ids, if it can have it."""
+    """The table with the option ``unknown``, if it supports it; else unchanged."""
     spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
     able = {"rest": spec.num_rest > 0, "hash": not isinstance(spec.scheme, Full) and spec.num_composed > 0}
     return replace(table, unknown=cast(UnknownIds, unknown)) if able.get(unknown) else table

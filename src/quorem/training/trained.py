@@ -1,7 +1,7 @@
 """The trained model in a run's folder.
 
-model.safetensors    as ``quorem.save`` writes it; of a network of your own its tables alone
-layers.safetensors   of a network of your own: everything else, which needs the network's file to be loaded
+model.safetensors    the model as ``quorem.save`` writes it; for a custom network only its tables
+layers.safetensors   for a custom network: everything else; loading it needs the network's Python file
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
 
 
 def read_model(folder: Path, config: RunConfig, num_dense: int, *, verify: bool = True) -> nn.Module:
-    """The model that ``write_model`` wrote. The file of a network of your own is run as Python.
+    """The model that ``write_model`` wrote. For a custom network, this runs the network's Python file.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -57,6 +57,6 @@ def read_model(folder: Path, config: RunConfig, num_dense: int, *, verify: bool 
 
 
 def _prefixes(model: nn.Module, tables: nn.Module) -> tuple[str, ...]:
-    """What the names of the tables' tensors begin with in the state of the model."""
+    """The prefixes of the names of the tables' tensors in the model's ``state_dict``."""
     named = model.named_modules(remove_duplicate=False)
     return tuple(f"{name}." for name, module in named if module is tables)

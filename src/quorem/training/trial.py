@@ -1,4 +1,4 @@
-"""A model in training: its step, plain or as a CUDA graph, and all tensors that decide how it goes on."""
+"""A model in training: its step, run directly or as a CUDA graph, and the state from which training can be resumed."""
 
 import threading
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ..dense.step import FusedStep
 
 OPTIMIZER_CLASSES = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
-WARM_UP = 3  # steps before a graph is captured: kernels are compiled and memory is found in them
-TOGETHER = 10  # steps of a graph, so that filling and launching it costs a step little
+WARM_UP = 3  # steps before a graph is captured, in which kernels are compiled and memory is allocated
+TOGETHER = 10  # steps per graph, so that filling its buffers and launching it costs little per step
 
-capturing = threading.Lock()  # one graph at a time, and no other's plain steps or random numbers meanwhile
+capturing = threading.Lock()  # while a graph is captured, no other run may capture, warm up or draw random numbers
 
 
 @dataclass
 class Captured:
-    """One or more steps as a CUDA graph over buffers; None until they have run plainly."""
+    """One or more steps as a CUDA graph over buffers; ``graph`` is None during the steps before the capture."""
 
     buffers: Batch
     steps_before: int
@@ -38,17 +38,18 @@ class Captured:
 class Trial:
     """One model, its optimizers and its step.
 
-    Tables are updated within the backward pass, so no gradient of theirs is ever stored; everything else has an
-    optimizer of its own, fused: torch's on a CPU, ``quorem.optim``'s on a GPU. There, at a small batch, the network's
-    layers are updated within the pass too, and the optimizer only holds their state.
+    Tables are updated within the backward pass, so their gradients are never stored. All other parameters have a
+    separate, fused optimizer: torch's on a CPU, that of ``quorem.optim`` on a GPU. If the network has a fused step
+    (``dense.limits.can_fuse``: on a GPU, at small batch sizes), its layers are updated within the backward pass too,
+    and the optimizer only holds their state.
 
     Args:
         config: optimizer, learning rate, batch size and precision.
-        model: a network of ``models``.
-        names: of the categorical features, in order.
+        model: a network of ``models``, or a custom one.
+        names: names of the categorical features, in order.
 
     Raises:
-        ValueError: if the device does not have the precision.
+        ValueError: if the device does not support the precision.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, names: list[str]) -> None:
@@ -73,27 +74,27 @@ class Trial:
             from ..dense import step  # needs Triton
 
             self.layers = step.FusedStep(model, self.dense, config.precision)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # of the steps since it was last read
-        self._captured: dict[int, Captured] = {}  # by rows
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # since mean_loss was last called
+        self._captured: dict[int, Captured] = {}  # by number of rows
 
     def begin(self, step: int, progress: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Called before the first step; returns the step to begin after and its progress, which ranks must share."""
+        """Called before the first step with the restored step and progress; returns those that all ranks agree on."""
         return step, progress
 
     def agreed(self, *flags: bool) -> tuple[bool, ...]:
-        """The flags, each set where it is on any rank."""
+        """The flags combined over all ranks: each is set if it is set on any rank."""
         return flags
 
     def gather(self) -> None:
-        """Bring ``model`` up to date where ranks have parts of it."""
+        """Bring ``model`` up to date if ranks hold parts of it."""
 
     @property
     def together(self) -> int:
-        """How many batches ``step`` had best be given at a time."""
+        """The best number of batches to pass to ``step`` at a time."""
         return TOGETHER if self.device.type == "cuda" else 1
 
     def step(self, batches: Batch) -> int:
-        """Train on a batch, or on several one after another; on a GPU as captured graphs, after a few plain steps.
+        """Train on a batch, or on several in sequence; on a GPU as captured graphs, after a few direct steps.
 
         Returns:
             The number of steps.
@@ -116,7 +117,7 @@ class Trial:
             vectors = self.layers.model.embeddings(*self._ids(batch))
             self.dense.zero_grad()
             vectors.backward(self.layers(batch.dense, vectors.detach(), batch.labels, self.loss_sum))
-            self.dense.step()  # of what is not a layer: path networks
+            self.dense.step()  # updates what is not a layer: path networks
             return
         loss = F.binary_cross_entropy_with_logits(self.logits(batch), batch.labels.float())
         self.dense.zero_grad()
@@ -125,7 +126,7 @@ class Trial:
         self.loss_sum += loss.detach()
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits ``[B]`` in float32."""
+        """Logits ``[B]`` as float32."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             logits: Tensor = self.model(batch.dense, *self._ids(batch))
         return logits.float()
@@ -139,13 +140,13 @@ class Trial:
         quantize_(self.embeddings, 8 if bits == 8 else 4)
 
     def mean_loss(self, steps: int) -> float:
-        """Mean loss of the last ``steps`` steps, which must be all since this was last asked."""
+        """Mean loss of the last ``steps`` steps, which must be all steps since the last call."""
         mean = float(self.loss_sum) / steps
         self.loss_sum.zero_()
         return mean
 
     def _replay(self, batches: Batch) -> None:
-        """Whole batches through their graph; until there is one, plainly on the stream that it is captured on."""
+        """Train on full batches by replaying their graph; before it is captured, run directly on a side stream."""
         captured = self._captured.get(len(batches))
         if captured is None:
             captured = Captured(batches.take(torch.arange(len(batches), device=self.device)), WARM_UP)
@@ -181,13 +182,13 @@ class Trial:
             self._step(batch)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that decides how training goes on, by name, as it is: no row is brought up to date for it."""
+        """The complete state of training, by name. Rows that lag behind are saved as they are, with their state."""
         stored = self.embeddings.live_stored
         rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(stored.detach())}
         layers = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not stored}
         state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[stored])}
         for values in self.dense.state.values():
-            values["step"].fill_(self.steps)  # of a layer that is updated within the pass, nothing else counts it
+            values["step"].fill_(self.steps)  # not counted for layers that are updated in backward
         dense = {
             f"dense.{i}.{key}": value
             for i, values in self.dense.state_dict()["state"].items()
@@ -200,7 +201,7 @@ class Trial:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up the state that ``tensors`` gave, before the first step.
+        """Restore a state that ``tensors`` returned; call it before the first step.
 
         Raises:
             ValueError: if a tensor is missing or has another shape.
