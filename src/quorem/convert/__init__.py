@@ -40,30 +40,30 @@ def compress_(
 ) -> Report:
     """Replace every ``nn.Embedding`` and ``nn.EmbeddingBag`` in ``model`` by a composed one, in place.
 
-    A collection of TorchRec's, not yet sharded, is replaced by that of ``quorem.integrations.torchrec``; its tables are
-    named by the path of their module, as all others.
+    A TorchRec collection that is not yet sharded is replaced by one of ``quorem.integrations.torchrec``. Its tables
+    are named by the path of their module, like all others.
 
     Shared modules and tied weights stay shared; ``padding_idx``, mode, dtype, device, ``sparse``, ``requires_grad``,
-    hooks and training mode are kept. A linear layer whose weight is an embedding's becomes a ``TiedLinear``. What
-    cannot be replaced stays, and the report says why. Lists, tuples, dicts and attributes of modules, and the
-    optimizer, that hold a replaced module or parameter are given the new one, and the report says so.
+    hooks and training mode are kept. A linear layer whose weight is an embedding's becomes a ``TiedLinear``. Tables
+    that cannot be replaced stay, and the report says why. References to a replaced module or parameter in lists,
+    tuples, dicts and attributes of modules, and in the optimizer, are updated and listed in the report.
 
     Args:
         model: the model; works on the meta device too.
         scheme_or_plan: one scheme for all tables, or a mapping of module name to scheme, such as a ``quorem.plan``.
-        budget: instead, bytes that all tables and their optimizer state may take, as a number or such as "2GB"; tables
-            that cannot be replaced count too.
+        budget: instead of ``scheme_or_plan``, bytes that all tables and their optimizer state may take, as a number or
+            a string such as "2GB"; tables that cannot be replaced count too.
         threshold: tables of at most this many ids stay as they are.
-        filter_fn: called with name and module; tables for which it is false stay as they are.
-        fit: fit the stored rows to the trained tables (least squares); else they are drawn anew, with the deviation of
-            the table that they replace.
-        optimizer: the optimizer of the model, whose parameters and state follow; for a budget also its name, such as
-            "adagrad", or None for the tables alone.
-        frequencies: how often each id occurs, by module name: weights of a plan and of the fit, and for a scheme that
-            is given the ranks of ``HotCold``.
+        filter_fn: called with name and module; tables for which it returns false stay as they are.
+        fit: whether to fit the stored rows to the trained tables (least squares). Otherwise they are drawn at random,
+            with the standard deviation of the table that they replace.
+        optimizer: the optimizer of the model; its parameters and state are converted. With a budget it may also be a
+            name, such as "adagrad", or None to count the tables alone.
+        frequencies: how often each id occurs, by module name. A plan and the fit use them as weights, and ``HotCold``
+            schemes rank ids by them.
 
     Returns:
-        What became of each table.
+        A report of what was done with each table.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -100,23 +100,23 @@ def compress_(
         choices = choices_planned(groups, budget, kind, frequencies or {})
     report = Report()
     replaced = _replace(model, groups, collections, choices, fit, frequencies or {}, optimizer, kind, report)
-    del groups, collections  # they hold what was replaced
+    del groups, collections  # they have references to the replaced modules
     _check_freed(replaced, report)
     report.references += out_of_reach(model)
     return report
 
 
 def decompress_(model: nn.Module) -> Report:
-    """Replace every composed ``Embedding`` and ``EmbeddingBag`` in ``model`` by the ``torch.nn`` module it stands for.
+    """Replace every composed ``Embedding`` and ``EmbeddingBag`` in ``model`` by the equivalent ``torch.nn`` module.
 
-    Collections of ``quorem.integrations.torchrec`` become TorchRec's own. A ``TiedLinear`` becomes a linear layer whose
-    weight is the embedding's again.
+    Collections of ``quorem.integrations.torchrec`` become TorchRec's own. A ``TiedLinear`` becomes a linear layer that
+    shares the weight of the embedding again.
 
     Args:
-        model: the model, which is changed.
+        model: the model, changed in place.
 
     Returns:
-        What became of each table.
+        A report of what was done with each table.
 
     >>> from quorem import QR
     >>> model = nn.Sequential(nn.Embedding(10_000, 16))
@@ -174,7 +174,7 @@ def _replace(
     kind: Optimizer | None,
     report: Report,
 ) -> dict[str, "weakref.ref[Tensor]"]:
-    """Replace the embeddings of the groups; returns references to the old weights by name, none of which keeps it."""
+    """Replace the embeddings of the groups; returns weak references to the old weights, by name."""
     modules: dict[nn.Module, nn.Module] = {}
     by_weight: dict[Tensor, Embedding] = {}
     watched: dict[str, weakref.ref[Tensor]] = {}
@@ -234,12 +234,12 @@ def _replace(
 
 
 def _torchrec() -> Any:
-    """The module that knows TorchRec's collections; None where TorchRec is not loaded, hence in no model."""
+    """The module ``convert.torchrec``; None if TorchRec is not imported, so that no model can contain its modules."""
     return import_module(".torchrec", __package__) if "torchrec.modules.embedding_modules" in sys.modules else None
 
 
 def _check_freed(replaced: Mapping[str, "weakref.ref[Tensor]"], report: Report) -> None:
-    """Report weights that something still holds, so that their memory is not free."""
+    """Report old weights that something still references, so that their memory is not freed."""
     gc.collect()
     for name, reference in replaced.items():
         weight = reference()

@@ -1,4 +1,4 @@
-"""The module that takes the place of another: composed for one of ``torch.nn``, and back."""
+"""Build the module that replaces another: a composed one for a ``torch.nn`` one, and the reverse."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .swap import keep_
 def composed_module(
     module: Any, choice: Choice, counts: Tensor | None, fit: bool, shared: Embedding | None
 ) -> Embedding:
-    """The module that takes the place of an ``nn.Embedding`` or ``nn.EmbeddingBag``."""
+    """The composed module that replaces an ``nn.Embedding`` or ``nn.EmbeddingBag``; it uses the rows of ``shared``."""
     weight = module.weight
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
     options |= {"device": weight.device, "dtype": choice.dtype or weight.dtype}
@@ -38,7 +38,7 @@ def composed_module(
 
 
 def plain_module(module: Embedding, weight: nn.Parameter) -> nn.Module:
-    """The module of ``torch.nn`` that a composed one stands for."""
+    """The ``torch.nn`` module that replaces a composed one."""
     n, d = module.num_embeddings, module.embedding_dim
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": "meta"}
     new: nn.Embedding | nn.EmbeddingBag

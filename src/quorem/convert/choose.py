@@ -1,4 +1,4 @@
-"""How each table of a model is to be stored: as it was asked, or by a plan; and the bytes that it then takes."""
+"""How each table of a model will be stored, as the caller asks or by a plan, and how many bytes it will take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from ..planner.footprint import Optimizer, Storage
 from ..schemes import Full, Scheme
 from .groups import WeightGroup
 
-MOST_TABLES = 4  # that a planned table is stored in
+MOST_TABLES = 4  # the most stored tables of a planned table
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How one table is to be stored, and why."""
+    """How one table will be stored, and why."""
 
     scheme: Scheme
     why: str = ""
-    dtype: torch.dtype | None = None  # that of the table where None
-    ranked: bool = True  # whether frequencies, where given, rank its ids
+    dtype: torch.dtype | None = None  # None keeps the dtype of the table
+    ranked: bool = True  # whether the ids are ranked by frequencies, if these are given
 
 
 def choices_given(
     scheme_or_plan: Any, groups: list[WeightGroup], names: list[str], frequencies: Mapping[str, Tensor]
 ) -> dict[str, Choice]:
-    """The choice of each group, by its first name."""
+    """The choice of each group, by the name of the group, for a scheme or mapping that the caller gave."""
     if isinstance(scheme_or_plan, Scheme):
         return {group.name: Choice(scheme_or_plan) for group in groups}
     if not isinstance(scheme_or_plan, Mapping):
@@ -60,10 +60,10 @@ def choices_given(
 def choices_planned(
     groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, frequencies: Mapping[str, Tensor]
 ) -> dict[str, Choice]:
-    """A plan for the tables that can be replaced, in what the others leave of the budget."""
+    """Plan the tables that can be replaced, with the part of the budget that the other tables leave."""
     replaceable = {group.name: group.first for group in groups if not group.reason}
     reserved = sum(sum(kept_bytes(group.first, kind)) for group in groups if group.reason)
-    # Modules that share a weight have a layout each; the plan counts the first one's.
+    # Modules that share a weight have a layout each; the plan counts only the layout of the first.
     extra = [module for group in groups if not group.reason for module in list(group.members.values())[1:]]
     reserved += sum(_storage(module, kind).layout(MOST_TABLES) for module in extra)
     counts = {group.name: count for group in groups if (count := counts_of(group, frequencies)) is not None}
@@ -79,7 +79,7 @@ def choices_planned(
 
 
 def choice_of(group: WeightGroup, choices: Mapping[str, Choice]) -> tuple[Choice | None, str]:
-    """How a group is to be stored, or None and why it stays as it is."""
+    """How a group will be stored; or None, and why it stays as it is."""
     choice = choices.get(group.name)
     if group.reason:
         return None, group.reason
@@ -100,7 +100,7 @@ def choice_of(group: WeightGroup, choices: Mapping[str, Choice]) -> tuple[Choice
 
 
 def counts_of(group: WeightGroup, frequencies: Mapping[str, Tensor]) -> Tensor | None:
-    """The frequencies of a group's ids, given for any of its members."""
+    """The frequencies of a group's ids, which may be given for any of its members; None if they are not given."""
     return next((frequencies[name] for name in group.members if name in frequencies), None)
 
 
@@ -111,7 +111,7 @@ def kept_bytes(module: Any, kind: Optimizer | None) -> tuple[int, int]:
 
 
 def _storage(module: Any, kind: Optimizer | None) -> Storage:
-    """How an ``nn.Embedding`` stores its table."""
+    """The storage of an ``nn.Embedding``."""
     return Storage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
 
 

@@ -1,4 +1,4 @@
-"""The rows of a collection in place of trained tables: fitted to them, or drawn with their deviation."""
+"""Fill the rows of a collection that replaces trained tables: fit them, or draw them with the same deviation."""
 
 from collections.abc import Mapping
 
@@ -20,14 +20,22 @@ def fill_(
     counts: Mapping[str, Tensor],
     fit: bool,
 ) -> None:
-    """Give a collection the tables, or draw those of ``schemes`` with the same deviation."""
+    """Fill a collection from trained tables.
+
+    Args:
+        single: the collection.
+        trained: the trained tables, by name.
+        schemes: schemes of the tables that are composed; all others are copied.
+        counts: how often the ids of a table occur, by name.
+        fit: whether composed tables are fitted; otherwise they are drawn with the deviation of the trained table.
+    """
     for t, (name, spec) in enumerate(zip(single.names, single.specs, strict=True)):
         if name not in schemes:
             with torch.no_grad():
                 single.tables(t)[0].copy_(trained[name])
         elif fit:
             stored = single.tables(t)
-            pool = [torch.empty_like(table) for table in _pool_tables(single, t)]  # filled for all its tables below
+            pool = [torch.empty_like(table) for table in _pool_tables(single, t)]  # a dummy: the pool is filled below
             fit_(stored + pool, spec, trained[name], counts.get(name), ranks=single.ranks_of[t])
         else:
             init.init_(single.tables(t), spec, std=init.deviation(trained[name]))
@@ -61,7 +69,7 @@ def _fill_pool_(
 
 
 def _pool_tables(single: EmbeddingCollection, table: int) -> list[Tensor]:
-    """What is stored for the pool of a table; empty if it has none."""
+    """The stored tables of a table's pool; empty if it has no pool."""
     return [
         extent.of(single.stored.detach())
         for extent in single.pools.get(pool_key(single.pools, single.specs[table]), ())
@@ -69,7 +77,7 @@ def _pool_tables(single: EmbeddingCollection, table: int) -> list[Tensor]:
 
 
 def _cold_ids(single: EmbeddingCollection, table: int) -> Tensor:
-    """The composed ids of a table, by their number among these."""
+    """The composed ids of a table, in the order of their numbers."""
     spec = single.specs[table]
     place = places(spec, single.ranks_of[table]).to(single.stored.device)
     ids = (place >= spec.num_own).nonzero().flatten()

@@ -1,8 +1,9 @@
-"""What becomes of an optimizer's state: that which the stored rows would have had.
+"""Convert an optimizer's state from a full table to the stored rows.
 
-A row's gradient is the sum of those of the ids that read it, times the other factors where rows are multiplied. So
-averages of gradients are added up over these ids, times the factors, and averages or sums of squares, times the squares
-of the factors: exact where no two ids of a row were in one batch, and the table was what it is fitted by.
+The gradient of a row is the sum of the gradients of the ids that read it, times the other factors where rows are
+multiplied. So the new average of gradients is the sum of the ids' averages times the factors, and the new average or
+sum of squares is the sum of theirs times the squares of the factors. This is exact if no two ids of a row were in one
+batch, and the fit of the table is exact.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from ..planner.footprint import Optimizer
 
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq")
 FIRST = ("exp_avg", "momentum_buffer")
-BLOCK = 2**20  # numbers of a state that are worked on at a time
+BLOCK = 2**20  # numbers of a state that are processed at a time
 NAMES: dict[str, Optimizer] = {
     "SGD": "sgd",
     "Adagrad": "adagrad",
@@ -54,7 +55,7 @@ def name_of(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
 
 
 def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -> list[str]:
-    """Give an optimizer the new parameters in place of the old, with their state; returns what was done."""
+    """Replace the old parameters in an optimizer by the new ones, with their state; returns what was done."""
     done = []
     by_row = optimizer if isinstance(optimizer, RowOptimizer) else None
     if by_row is not None:
@@ -79,10 +80,10 @@ def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -
 
 
 def converted_state(name: str, value: Any, weight: Tensor, module: Embedding) -> Any:
-    """One entry of a parameter's state."""
+    """One entry of a parameter's state, converted from the table ``weight`` to the stored rows of ``module``."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    if value.shape == weight.shape[:1]:  # a number a row
+    if value.shape == weight.shape[:1]:  # one number for each row
         value = value[:, None].expand(weight.shape)
     if value.shape != weight.shape or name not in (*SQUARES, *FIRST):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The embeddings of a model: those that share a weight together, and why some cannot be replaced."""
+"""The embeddings of a model, grouped by shared weight, and why some cannot be replaced."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ from torch.nn.utils import parametrize
 from ..checks import DTYPES
 
 KINDS = (nn.Embedding, nn.EmbeddingBag)
-# Methods that a subclass may have of its own: they make the weight, which is there already, or show the module.
+# Methods that a subclass may override: they only initialize the weight, which exists already, or describe the module.
 HARMLESS = {"reset_parameters", "_fill_padding_idx_with_zero", "from_pretrained", "extra_repr"}
 
 
 @dataclass(eq=False)
 class WeightGroup:
-    """Embeddings with one weight, by name; and why they are left as they are, if they are."""
+    """Embeddings that share one weight."""
 
-    members: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
-    collection: Any = None  # of TorchRec's, that holds them
+    members: dict[str, Any] = field(default_factory=dict)  # the modules by name
+    reason: str = ""  # why they stay as they are; empty if they can be replaced
+    collection: Any = None  # the TorchRec collection that contains them, if any
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class WeightGroup:
 
 
 def groups_in(model: nn.Module) -> list[WeightGroup]:
-    """The embeddings of a model, shared modules once."""
+    """The embeddings of a model, grouped by weight; a shared module is listed once."""
     groups: dict[int, WeightGroup] = {}
     for name, module in model.named_modules():
         if isinstance(module, KINDS):
@@ -49,7 +49,7 @@ def leave_out(
     threshold: int,
     filter_fn: Callable[[str, nn.Module], bool] | None,
 ) -> None:
-    """Note why groups are to stay as they are."""
+    """Set ``reason`` of the groups that stay as they are."""
     holders: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
         for parameter in module._parameters.values():
@@ -63,7 +63,7 @@ def leave_out(
 
 
 def _reason(name: str, module: Any, threshold: int, filter_fn: Any) -> str:
-    """Why an embedding is not to be replaced, or cannot be; empty if it can."""
+    """Why an embedding must not or cannot be replaced; empty if it can."""
     if module.num_embeddings <= threshold:
         return f"{module.num_embeddings} ids are at most the threshold ({threshold})"
     if filter_fn is not None and not filter_fn(name, module):
@@ -98,7 +98,7 @@ def _own_methods(kind: type) -> list[str]:
 
 
 def _holder(module: Any, holders: dict[int, list[tuple[str, nn.Module]]]) -> str:
-    """Another module that holds the weight, and cannot be given something in its place; empty if there is none."""
+    """Which other module uses the weight and cannot be replaced, in words; empty if there is none."""
     weight: Tensor = module.weight
     for name, other in holders[id(weight)]:
         if not isinstance(other, KINDS) and not (type(other) is nn.Linear and other.weight is weight):

@@ -8,17 +8,17 @@ from ..schemes import Scheme
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one table.
+    """What was done with one table.
 
     Args:
-        name: of its module.
+        name: name of its module.
         num_embeddings: number of ids.
         embedding_dim: width of its vectors.
-        bytes_before: of the table; 0 where it is that of a module before it.
-        bytes_after: of what is stored instead, layout included.
-        state_bytes: of the state that the optimizer keeps for it then.
+        bytes_before: bytes of the table; 0 if an earlier module has the same weight.
+        bytes_after: bytes of what is stored instead, layout included.
+        state_bytes: bytes of the optimizer's state for it afterwards.
         scheme: how it is stored; None if it was left as it was.
-        why: it is stored so, or was left as it was.
+        why: the reason for the scheme, or for leaving the table as it was.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Report:
     """What ``compress_`` or ``decompress_`` did. ``print`` shows it as a table."""
 
     entries: list[Entry] = field(default_factory=list)
-    references: list[str] = field(default_factory=list)  # to what was replaced: rewritten, or still there
+    references: list[str] = field(default_factory=list)  # other references to replaced objects, updated or not
 
     @property
     def bytes_before(self) -> int:
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state that the optimizer keeps for all tables after."""
+        """Bytes of the optimizer's state for all tables after."""
         return sum(entry.state_bytes for entry in self.entries)
 
     @property

@@ -1,4 +1,4 @@
-"""Put new modules in place of old ones, wherever they or their parameters are held."""
+"""Replace old modules by new ones, wherever they or their parameters are referenced."""
 
 import types
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-DEPTH = 6  # of containers in containers that are looked through
+DEPTH = 6  # how deep nested containers are searched
 OTHERS = (nn.Module, Tensor, optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
 def keep_(old: nn.Module, new: nn.Module) -> None:
-    """Give ``new`` the hooks, the mode and the attributes that ``old`` was given beside those of its class."""
+    """Copy to ``new`` the hooks and training mode of ``old``, and the attributes that were added to ``old``."""
     for hooks in HOOKS:
         getattr(new, hooks).update(getattr(old, hooks))
     for name in ("_is_full_backward_hook",):
@@ -36,9 +36,9 @@ def keep_(old: nn.Module, new: nn.Module) -> None:
 
 
 def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Tensor, Tensor]) -> list[str]:
-    """Replace modules and parameters; returns where they were held beside the model's own structure.
+    """Replace modules and parameters; returns where else they were referenced than as children of modules.
 
-    Looked through are the children of modules, their attributes, lists, tuples, dicts and sets in these, and the
+    It searches the children and attributes of modules, lists, tuples, dicts and sets in these attributes, and the
     attributes of plain objects, such as descriptions of features.
     """
     new: dict[int, Any] = {id(old): module for old, module in modules.items()}
@@ -64,9 +64,9 @@ def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: 
 
 
 def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], depth: int = DEPTH) -> tuple[Any, int]:
-    """``value`` with what was replaced, within containers and plain objects too; and how often it was there.
+    """``value`` with replaced objects exchanged, also inside containers and plain objects; and how many there were.
 
-    ``objects`` are those that were looked through already, and how deep.
+    ``objects`` maps the ids of plain objects that were searched already to the depth of that search.
     """
     if id(value) in new:
         return new[id(value)], 1
@@ -102,12 +102,12 @@ def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], dept
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether ``value`` is an object with attributes, and no module, tensor, optimizer, class or function."""
+    """Whether ``value`` is an object with attributes, but not a module, tensor, optimizer, class or function."""
     return not isinstance(value, OTHERS) and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def out_of_reach(model: nn.Module) -> list[str]:
-    """Embeddings that were not swapped because the model does not list them as its own, or they are compiled."""
+    """Embeddings that were not replaced because they are scripted or not registered as submodules, in words."""
     listed, names = set(model.modules()), []
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):

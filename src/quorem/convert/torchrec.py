@@ -1,7 +1,7 @@
-"""TorchRec's collections in a model: one that has a table to compose is replaced as a whole, by quorem's.
+"""TorchRec's collections in a model: if one table of a collection is to be composed, quorem's replaces the collection.
 
-Loaded only where TorchRec is. Tables are named by the path of their ``nn.Embedding`` or ``nn.EmbeddingBag``, as all
-others are: ``sparse.embedding_bags.user``.
+Imported only if TorchRec is. Tables are named by the path of their ``nn.Embedding`` or ``nn.EmbeddingBag``, like all
+others: ``sparse.embedding_bags.user``.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ from .swap import keep_
 from .torchrec_follow import follow_
 
 POOLED, UNPOOLED = stock.EmbeddingBagCollection, stock.EmbeddingCollection
-Chosen = tuple[Any, str]  # a Choice, or None and why the table stays as it is
+Chosen = tuple[Any, str]  # a Choice; or None, and why the table stays as it is
 OURS = (integration.EmbeddingBagCollection, integration.EmbeddingCollection)
 
 
 @dataclass(eq=False)
 class Collection:
-    """A stock collection, and the group of each of its tables by the table's name."""
+    """A collection of TorchRec's, and the group of each of its tables by the table's name."""
 
     name: str
     module: Any
@@ -48,13 +48,13 @@ class Collection:
         return self.module.embedding_bag_configs() if pooled else self.module.embedding_configs()
 
     def leave_out(self) -> None:
-        """Note why the tables have to stay as they are, if they have to."""
+        """Set ``reason`` of the tables' groups if the collection cannot be replaced."""
         if reason := _reason(self):
             for group in self.groups.values():
                 group.reason = group.reason or reason
 
     def checked(self, group: WeightGroup, choice: Any, reason: str) -> Chosen:
-        """The choice of a table, or None and the reason where TorchRec's kernels cannot hold it."""
+        """The choice of a table; or None and the reason, if TorchRec's kernels do not support it."""
         if choice is None:
             return None, reason
         module = group.first
@@ -68,19 +68,19 @@ class Collection:
     def replacement(
         self, chosen: Mapping[str, Chosen], counts: Mapping[str, Tensor | None], fit: bool
     ) -> dict[nn.Module, nn.Module]:
-        """quorem's collection by TorchRec's; nothing where no table is composed.
+        """A mapping of TorchRec's collection to quorem's; empty if no table is composed.
 
         Args:
-            chosen: the choice of each table, by the name of its group; None where it stays as it is.
-            counts: how often its ids occur, likewise.
-            fit: whether rows are fitted to the tables; else they are drawn, with the deviation of the table.
+            chosen: the choice of each table, by the name of its group; None if the table stays as it is.
+            counts: how often the ids of each table occur, by the name of its group.
+            fit: whether rows are fitted to the tables; else they are drawn with the deviation of the table.
         """
         choices = {name: choice for name, group in self.groups.items() if (choice := chosen[group.name][0])}
         known = {name: c for name, group in self.groups.items() if (c := counts[group.name]) is not None}
         return {self.module: _composed(self, choices, known, fit)} if choices else {}
 
     def entries(self, chosen: Mapping[str, Chosen], new: Ours | None, kind: Optimizer | None) -> list[Entry]:
-        """What became of each table, ``new`` being quorem's collection."""
+        """What was done with each table; ``new`` is quorem's collection, or None if there is none."""
         sizes = {} if new is None else _sizes(new, kind)
         entries = []
         for name, group in self.groups.items():
@@ -99,9 +99,10 @@ class Collection:
 
 
 def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[Collection]:
-    """The stock collections of a model. Tables within quorem's collections, which are composed, leave ``groups``.
+    """TorchRec's collections in a model. Tables inside quorem's collections are composed already and leave ``groups``.
 
     Raises:
+        TypeError: if the model itself is a collection.
         ValueError: if the model is sharded.
     """
     if isinstance(model, (POOLED, UNPOOLED, *OURS)):
@@ -198,7 +199,7 @@ def _composed(collection: Collection, choices: Mapping[str, Any], counts: Mappin
 
 
 def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
-    """Bytes stored for each table, and those of the optimizer's state; a pool's count for the first of its tables."""
+    """Bytes of each table and of its optimizer state; the bytes of a pool count for the first of its tables."""
     dtype = next(new.parameters()).dtype
     sizes: dict[str, tuple[int, int]] = {}
     pools: set[str] = set()
@@ -219,7 +220,7 @@ def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
 
 
 def decompress(model: nn.Module, modules: dict[nn.Module, nn.Module]) -> list[Entry]:
-    """Add to ``modules`` TorchRec's collection for each of quorem's; returns what became of each table."""
+    """Add to ``modules`` TorchRec's collection for each of quorem's; returns what was done with each table."""
     entries = []
     for path, module in model.named_modules():
         if not isinstance(module, OURS):
@@ -237,7 +238,7 @@ def decompress(model: nn.Module, modules: dict[nn.Module, nn.Module]) -> list[En
 
 
 def _not_plain(module: Any) -> str:
-    """Why quorem's collection stands for none of TorchRec's; empty if it does."""
+    """Why quorem's collection has no equivalent of TorchRec's; empty if it has one."""
     specs = {feature.table: feature.spec for feature in module.rows.features}
     if several := [name for name, spec in specs.items() if spec.num_vectors > 1]:
         return f"TorchRec has no table that gives several vectors an id ({', '.join(several)})"
@@ -250,7 +251,7 @@ def _not_plain(module: Any) -> str:
 
 
 def _plain(module: Any) -> nn.Module:
-    """TorchRec's collection of the tables that quorem's stands for."""
+    """TorchRec's collection with the full tables that are equivalent to quorem's."""
     first = next(module.parameters())
     dense = {} if first.is_meta else integration.to_collection(module).to_dense()
     options = [

@@ -1,4 +1,4 @@
-"""An optimizer's parameters and state, where quorem's collection takes the place of TorchRec's."""
+"""Convert an optimizer's parameters and state where quorem's collection replaces TorchRec's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,16 +16,16 @@ from .follow import converted_state
 
 
 def follow_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tensor], new: Ours) -> list[str]:
-    """Give an optimizer the parameters of ``new`` for the ``old`` weights, by table; returns what was done.
+    """Replace the ``old`` weights, by table, in an optimizer by the parameters of ``new``; returns what was done.
 
-    The state of a table's rows is computed as in ``follow``, of a pool's rows not: these start without.
+    The state of a table's rows is computed as in ``follow``; the rows of pools start without state.
     """
     table_of = {id(weight): name for name, weight in old.items()}
     parameters = dict(new.named_parameters())
-    of_table: dict[str, list[str]] = {name: [] for name in old}  # parameters by the table they follow
+    of_table: dict[str, list[str]] = {name: [] for name in old}  # names of the new parameters of each table
     for key, rows in table_rows(new).items():
         of_table[next(part.split(".")[1] for part in rows if part.startswith("tables."))].append(key)
-    rest = [key for key in parameters if key not in table_rows(new)]  # networks, which had no parameter before
+    rest = [key for key in parameters if key not in table_rows(new)]  # path networks, which replace no old parameter
     states, moved = {}, 0
     for param_group in optimizer.param_groups:
         kept: list[Tensor] = []
@@ -47,12 +47,12 @@ def follow_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tensor], new: Ou
 
 
 def _move_state_(optimizer: torch.optim.Optimizer, new: Ours, states: Mapping[str, tuple[Tensor, Any]]) -> str:
-    """Set the optimizer's state of the stored rows by that of the tables; returns what was done."""
+    """Compute the optimizer's state of the stored rows from that of the tables; returns what was done."""
     if isinstance(optimizer, RowOptimizer):
         return "the optimizer's state of these tables starts anew"
     current, lists = weights(new), rank_lists(new)
     converted: dict[str, dict[str, Tensor]] = {}  # by name of the part and key of the state
-    numbers: dict[str, Any] = {}  # such as a count of steps
+    numbers: dict[str, Any] = {}  # such as the number of steps
     for feature in new.rows.features:
         table = feature.table
         p, state = states.get(table, (None, {}))

@@ -1,4 +1,4 @@
-"""Steps on parameters with dense gradients in few launches, on a GPU."""
+"""Optimizer steps on parameters with dense gradients, in few launches on a GPU."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from . import rules
 
 
 class StepState(NamedTuple):
-    """The state of one parameter as the kernel takes it: up to three averages, and the counter."""
+    """The state of one parameter as the kernel takes it: up to three averages, and the step counter."""
 
     average0: Tensor | None
     average1: Tensor | None
@@ -20,10 +20,10 @@ class StepState(NamedTuple):
 
 
 class Foreach:
-    """What an optimizer keeps to step several parameters in one launch, beside their state."""
+    """Steps of an optimizer on several parameters in one launch, and what it caches for them."""
 
     def __init__(self) -> None:
-        # Of each parameter: the tensors of its optimizer's state by name, and the same as the kernel takes them.
+        # For each parameter: the tensors of its optimizer state by name, and the same as the kernel takes them.
         self._states: dict[Tensor, tuple[dict[str, Tensor], StepState]] = {}
         self._lrs: dict[tuple[int, int], DeviceScalar] = {}  # by group and device
 
@@ -31,7 +31,7 @@ class Foreach:
         """Take the step of ``optimizer.torch_class`` on ``params`` of the group at ``index``.
 
         Returns:
-            The parameters that are left as they are, since no kernel takes them.
+            The parameters that were not updated, since no kernel supports them.
         """
         if not params or torch.compiler.is_compiling() or not gpu.kernels():
             return params
@@ -61,12 +61,12 @@ class Foreach:
         return left
 
     def set_lr(self, lr: float | Tensor) -> None:
-        """Set the learning rate that steps in a CUDA graph read."""
+        """Set the learning rate that steps captured in a CUDA graph read."""
         for scalar in self._lrs.values():
             scalar.set(lr)
 
     def _state_of(self, optimizer: Any, p: Tensor, averages: tuple[str, ...]) -> StepState | None:
-        """The state of ``p``; None where it does not fit the kernel."""
+        """The state of ``p`` for the kernel; None if the kernel does not support it."""
         if not averages:
             return StepState(None, None, None, None)
         state = optimizer.state[p]
@@ -91,10 +91,10 @@ class Foreach:
 
 
 def takes(tensor: Tensor) -> bool:
-    """Whether the kernel takes a parameter, gradient or average."""
+    """Whether the kernel supports this parameter, gradient or average."""
     return on_gpu(tensor) and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether a tensor lies on a GPU and is no subclass, whose address may not be its elements'."""
+    """Whether a tensor is on a GPU and not of a subclass, whose address may not be that of its elements."""
     return tensor.is_cuda and type(tensor) in (nn.Parameter, Tensor)

@@ -1,7 +1,7 @@
 """An optimizer's step on several parameters with dense gradients in one launch; ``torch.optim`` is the plain version.
 
-Each parameter has a counter, float32 ``[2]``: the steps taken, and how many programs of a launch have read them. The
-last to do so counts the step, so none reads a number that is already the next one's, and a CUDA graph may advance it.
+Each parameter has a counter, float32 ``[2]``: the number of steps, and how many programs of a launch have read it. The
+last program to read it adds the step, so no program reads the number of the next step, and a CUDA graph can advance it.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from ..ops.gpu.launch import cdiv, launch
 from ..ops.gpu.rules import move, pace
 from ..ops.state import Constants
 
-MOST = 8  # parameters of a launch
+MOST = 8  # the most parameters of a launch
 BLOCK = 512  # elements that a program takes at a time, 16 bytes a thread
-PROGRAMS = 2048  # of a parameter at most, about as many as a large GPU holds at once
+PROGRAMS = 2048  # the most programs of a parameter, about as many as a large GPU runs at once
 
 
 class StepInput(NamedTuple):
-    """One parameter of a launch; averages that the rule does not have are None."""
+    """The arguments for one parameter of a launch; averages that the rule does not have are None."""
 
     parameter: Tensor
     grad: Tensor
@@ -114,17 +114,17 @@ def eight_kernel(
 
 
 def programs(size: int) -> int:
-    """Number of programs for a parameter of ``size`` elements; at least one, which counts the step."""
+    """Number of programs for a parameter of ``size`` elements; at least one, to count the step."""
     return max(min(cdiv(size, BLOCK), PROGRAMS), 1)
 
 
 def foreach_update_(inputs: Sequence[StepInput], lr: Tensor, constants: Constants, rule: str) -> None:
-    """A step of ``rule`` on each parameter, which all lie on ``lr``'s device; counters are advanced.
+    """Take a step of ``rule`` on each parameter, and advance its counter. All are on the device of ``lr``.
 
     Args:
-        inputs: of tensors that ``foreach.takes`` accepts.
-        lr: float64 scalar.
-        constants: of the rule.
+        inputs: the parameters; ``foreach.takes`` is true for their tensors.
+        lr: learning rate, a float64 scalar.
+        constants: constants of the rule.
         rule: ``"sgd"``, ``"adagrad"``, ``"adam"`` or ``"amsgrad"``.
     """
     rule_constants = on_device(constants, lr.device)

@@ -1,6 +1,6 @@
-"""What DLRM and DCN do between their layers, one launch each way: dot products of all pairs, and cross layers.
+"""DLRM's dot products of all pairs and DCN's cross layers, each one launch forward and one launch backward.
 
-``models.dlrm`` and ``models.dcn`` are the plain versions and explain the sums.
+``models.dlrm`` and ``models.dcn`` are the plain versions and explain the formulas.
 """
 
 import triton
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .layers import BackwardPass, Cross, rows_of, use_gradient
 
-CROSS_COLUMNS = 32  # of a program of cross_backward_kernel
+CROSS_COLUMNS = 32  # columns of a program of cross_backward_kernel
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def interact(low: Tensor | None, vectors: Tensor, beside: Tensor | None) -> Tens
 def interact_backward(grad: Tensor, low: Tensor | None, vectors: Tensor, raw: bool) -> tuple[Tensor | None, Tensor]:
     """Backward of ``interact``: gradients of the input of the ReLU whose output is ``low``, and of ``vectors``.
 
-    ``raw``: the raw dense features stood beside the dot products, not ``low``.
+    ``raw``: whether the raw dense features, not ``low``, were placed beside the dot products.
     """
     count, width = vectors.shape[1] + (low is not None), vectors.shape[2]
     dlow = None if low is None else rows_of(vectors, width)
@@ -160,7 +160,12 @@ def interact_backward(grad: Tensor, low: Tensor | None, vectors: Tensor, raw: bo
 
 
 def cross(dense: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor, output: Tensor) -> tuple[Tensor, Cross]:
-    """x0, ``dense`` and ``vectors`` ``[B, M]`` side by side; and the cross layers, with room for their gradients."""
+    """Forward through the cross layers.
+
+    Returns:
+        x0, which is ``dense`` and ``vectors`` ``[B, M]`` side by side; and the results of the cross layers, with
+        uninitialized tensors for their gradients.
+    """
     layers, columns = weight.shape
     x0 = rows_of(vectors, columns)
     scales, dots, shares, shifts = (vectors.new_empty(len(vectors), layers + 1) for _ in range(4))
@@ -176,9 +181,9 @@ def cross(dense: Tensor, vectors: Tensor, weight: Tensor, bias: Tensor, output: 
 def cross_backward(
     backward: BackwardPass, x0: Tensor, cross: Cross, weight: list[Tensor], bias: list[Tensor], output: list[Tensor]
 ) -> None:
-    """Update weights and biases of the cross layers and the output unit's share of x0.
+    """Update weights and biases of the cross layers, and the output unit's weights for them.
 
-    Each is a parameter and its three tensors, as in ``LayerUpdate``.
+    ``weight``, ``bias`` and ``output`` are each a parameter and its three tensors, as in ``LayerUpdate``.
     """
     layers, columns = weight[0].shape
     cross_backward_kernel[(triton.cdiv(columns, CROSS_COLUMNS),)](

@@ -21,7 +21,7 @@ from ..ops.gpu.rules import move, pace
 
 @dataclass
 class Tile:
-    """Rows and columns of a program's products; its warps, and the depth each takes at a time; stages of its loads."""
+    """A program's tile: rows and columns of its product, depth of one step of a warp, warps, and pipeline stages."""
 
     rows: int
     columns: int
@@ -30,10 +30,10 @@ class Tile:
     stages: int = 3
 
 
-# Of 128 samples and layers of 256 to 512 units, tiles that make about as many programs as a large GPU has processors.
+# With 128 samples and layers of 256 to 512 units, a launch has about as many tiles as a large GPU has multiprocessors.
 FORWARD, INPUT, WEIGHT = Tile(16, 32, 32, 4), Tile(16, 32, 32, 4), Tile(16, 32, 16, 8, 2)
-PRECISION = "tf32x3"  # three products of TF32 parts on the tensor cores; "ieee" takes float32 units
-OUTPUT_ROWS = 2  # samples of a program of output_kernel
+PRECISION = "tf32x3"  # three products of TF32 parts on the tensor cores; "ieee" would use the slower float32 units
+OUTPUT_ROWS = 2  # samples for each program of output_kernel
 
 
 @triton.jit
@@ -207,13 +207,14 @@ def output_kernel(
 
 
 class LayerUpdate(NamedTuple):
-    """The weight and bias of one layer, in the order in which a kernel takes them.
+    """The arguments for the update of one layer's weight and bias, in the order in which a kernel takes them.
 
-    Each has three tensors like it: the averages of the rule, or the gradient to write, and itself for the rest.
+    Weight and bias each come with three tensors of the same shape: the averages of the rule, or the gradient to write.
+    The parameter itself fills the unused places.
     """
 
-    grad: Tensor  # [B, N], of the layer's output
-    x: Tensor  # [B, K], its input
+    grad: Tensor  # [B, N], gradient of the layer's output
+    x: Tensor  # [B, K], the layer's input
     weight: Tensor  # [N, K]
     weight_state0: Tensor
     weight_state1: Tensor
@@ -235,13 +236,13 @@ class LayerUpdate(NamedTuple):
 
 
 def layer_update(grad: Tensor, x: Tensor, weight: list[Tensor], bias: list[Tensor]) -> LayerUpdate:
-    """``weight`` and ``bias`` are each a parameter and its three tensors."""
+    """Make a ``LayerUpdate``; ``weight`` and ``bias`` are each a parameter and its three tensors."""
     strides = (grad.stride(0), x.stride(0), weight[0].stride(0))
     return LayerUpdate(grad, x, *weight, *bias, *weight[0].shape, *strides)
 
 
 def rows_of(like: Tensor, columns: int) -> Tensor:
-    """Fresh ``[B, columns]``; rows begin at multiples of 64 bytes, so that they are read in whole vectors."""
+    """An uninitialized tensor ``[B, columns]``; rows start at multiples of 64 bytes, so that loads are vectorized."""
     return like.new_empty(len(like), triton.cdiv(columns, 16) * 16)[:, :columns]
 
 
@@ -257,24 +258,24 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> Tensor:
 
 
 class Cross(NamedTuple):
-    """DCN's cross layers for one batch, in the words of ``models.dcn``; the output unit counts as the last of L + 1."""
+    """DCN's cross layers for one batch, as named in ``models.dcn``; the output unit counts as the last of L + 1."""
 
     scales: Tensor  # [B, L + 1]: a[l]
     dots: Tensor  # [B, L + 1]: x0 . w[l]
-    products: Tensor  # [B]: their part of the logits
+    products: Tensor  # [B]: what they add to the logits
     shares: Tensor  # [B, L + 1]: the gradients of the dots
     shifts: Tensor  # [B, L + 1]: the gradients of c[l] . w[l]
 
 
 @dataclass
 class BackwardPass:
-    """What all launches of one backward pass share."""
+    """The arguments that all launches of one backward pass share."""
 
-    rule: str  # of the optimizer; "none" stores gradients
+    rule: str  # the optimizer's rule; "none" stores gradients
     lr: Tensor  # float64
-    constants: Tensor  # float64, of the rule
-    step: Tensor  # int64, steps taken
-    paces: Tensor  # float32 [2], of this step
+    constants: Tensor  # float64, constants of the rule
+    step: Tensor  # int64, number of steps taken
+    paces: Tensor  # float32 [2]: what ``ops.gpu.rules.pace`` gives for this step
     losses: Tensor  # [B]
     precision: str
 
@@ -286,9 +287,15 @@ class BackwardPass:
         update: LayerUpdate,
         cross: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """``grad weight``, zero where the ReLU that gave ``below`` was closed; and the update of another layer.
+        """Backward through one layer: ``grad weight``; the same launch performs ``update``, which is another layer's.
 
-        ``cross``: shares ``[B, L + 1]`` of the gradient that go to the rows of a second weight ``[L, K]`` and ``[K]``.
+        Args:
+            grad: gradient of the layer's output.
+            weight: the layer's weight.
+            below: the layer's input, if that is the output of a ReLU: the result is zero where it is zero.
+            update: the update of another layer.
+            cross: ``Cross.shares`` ``[B, L + 1]``, and the weights of the cross layers ``[L, K]`` and of the output
+                unit ``[K]``: their product is added to the result.
         """
         (units, columns), t, w = weight.shape, INPUT, WEIGHT
         out = grad.new_empty(len(grad), columns) if below is None and cross else rows_of(grad, columns)
@@ -304,7 +311,7 @@ class BackwardPass:
         return out
 
     def finish(self, first: LayerUpdate, second: LayerUpdate | None, loss_sum: Tensor) -> None:
-        """The last updates; the mean loss is added to ``loss_sum``, and the step is counted."""
+        """Perform the last updates, add the mean loss to ``loss_sum``, and count the step."""
         split, w = first.num_programs, WEIGHT
         last_kernel[(split + (0 if second is None else second.num_programs),)](
             tuple(first), tuple(second or first), self.losses, loss_sum, self.step, self.paces, self.constants, split,
@@ -315,9 +322,9 @@ class BackwardPass:
     def output(
         self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, cross: Cross | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The gradients of the logits ``[B, 1]`` and of the input of the ReLU that gave ``x``; losses are stored.
+        """The gradients of the logits ``[B, 1]`` and of the input of the ReLU that gave ``x``; fills ``losses``.
 
-        With ``cross`` the logits have its products added, and its shares and shifts are filled in.
+        If ``cross`` is given, its products are added to the logits, and its shares and shifts are filled.
         """
         out, dlogits = rows_of(x, x.shape[1]), x.new_empty(len(x), 1)
         output_kernel[(triton.cdiv(len(x), OUTPUT_ROWS),)](

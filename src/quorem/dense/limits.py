@@ -7,13 +7,13 @@ from ..models.dcn import DCN
 from ..models.dlrm import DLRM
 from ..ops import gpu
 
-LARGEST_BATCH = 1024  # beyond it the products, which cuBLAS does better, take longer than the launches
-MOST_VECTORS, WIDEST_VECTOR = 128, 128  # of DLRM
-WIDEST_INPUT, MOST_LAYERS = 4096, 32  # columns that a program holds of a sample; cross layers of DCN
+LARGEST_BATCH = 1024  # for larger batches the products, which cuBLAS does faster, take longer than the launches
+MOST_VECTORS, WIDEST_VECTOR = 128, 128  # for DLRM
+WIDEST_INPUT, MOST_LAYERS = 4096, 32  # inputs of the output unit, all in one program; cross layers of DCN
 
 
 def can_fuse(model: nn.Module, batch_size: int) -> bool:
-    """Whether ``step.FusedStep`` takes the model and is the faster way: on a GPU, in float32, at a small batch."""
+    """Whether ``step.FusedStep`` supports the model and is faster: on a GPU, in float32, with a small batch."""
     if type(model) not in (DLRM, DCN) or batch_size > LARGEST_BATCH or not gpu.kernels():
         return False
     if any(not p.is_cuda or p.dtype != torch.float32 for p in model.parameters()):

@@ -12,7 +12,9 @@ UNSUPPORTED = ("weight_decay", "momentum", "maximize", "decoupled_weight_decay",
 
 
 def rule_of(torch_class: type, group: dict[str, Any]) -> tuple[str, Constants, tuple[str, ...]]:
-    """The rule of a group without unsupported options, its constants, and the names of its averages.
+    """The rule of a parameter group, its constants, and the names of its averages.
+
+    The group must not use one of the ``UNSUPPORTED`` options.
 
     >>> rule_of(torch.optim.Adagrad, {"lr_decay": 0, "eps": 1e-10})
     ('adagrad', AdagradConstants(lr_decay=0.0, eps=1e-10), ('sum',))

@@ -15,22 +15,22 @@ from .layers import PRECISION, BackwardPass, LayerUpdate, layer, layer_update
 
 
 class FusedStep:
-    """Forward and backward pass of a network, from its vectors to the mean log loss and back, without autograd.
+    """Forward and backward pass of a network, from the embedding vectors to the mean log loss, without autograd.
 
     The plain version is ``binary_cross_entropy_with_logits(model.logits(dense, vectors), labels).backward()`` and then
-    ``optimizer.step()``. With an optimizer each layer's parameters are updated as soon as their gradients are complete,
-    which are never stored. Its state is kept in the optimizer, the number of steps in ``steps``. Other parameters that
-    it holds are left to its own ``step``.
+    ``optimizer.step()``. With an optimizer each layer's parameters are updated as soon as their gradients are complete;
+    the gradients are never stored. The averages are kept in the optimizer's state, the number of steps in ``steps``.
+    Other parameters of the optimizer are left to its own ``step``.
 
     Args:
         model: a ``DLRM`` or ``DCN``, on a GPU and in float32.
         optimizer: SGD, Adagrad or Adam of ``torch.optim`` or one of ``quorem.optim``, with one group; without one, each
             parameter gets a ``.grad``.
-        precision: of the products, ``"float32"`` or ``"tf32"``.
+        precision: precision of the products, ``"float32"`` or ``"tf32"``.
 
     Raises:
-        TypeError: if the model is another, or the optimizer has no fused version.
-        ValueError: if it has several groups, or an option without a fused version.
+        TypeError: if the model is not a DLRM or DCN, or the optimizer has no fused version.
+        ValueError: if the optimizer has several groups, or an option without a fused version.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FusedStep:
                     optimizer.state[p].update(rules.initial_state(optimizer.defaults, p, self.averages))
 
     def __call__(self, dense: Tensor, vectors: Tensor, labels: Tensor, loss_sum: Tensor) -> Tensor:
-        """One step on features ``[B, num_dense]``, the embeddings' vectors and labels ``[B]`` of any dtype.
+        """Take one step on features ``[B, num_dense]``, embedding vectors, and labels ``[B]`` of any dtype.
 
         The mean loss is added to ``loss_sum``, a float64 scalar.
 
@@ -123,7 +123,7 @@ class FusedStep:
         return dvectors
 
     def _forward(self, x: Tensor, layers: list[nn.Linear]) -> list[Tensor]:
-        """The input of the first layer, and the output of each."""
+        """The input of the first layer, then the output of each layer."""
         values = [x]
         for linear in layers:
             values.append(layer(values[-1], linear.weight, linear.bias, self.precision))
@@ -149,12 +149,12 @@ class FusedStep:
         return grad, update
 
     def _update(self, grad: Tensor, x: Tensor, linear: nn.Linear, first: int = 0) -> LayerUpdate:
-        """The update of a layer's weight, from its column ``first`` on, and bias."""
+        """The update of a layer's bias and of its weight from column ``first`` on."""
         weight = [t[:, first:] for t in self._with_state(linear.weight)]
         return layer_update(grad, x, weight, self._with_state(linear.bias))
 
     def _with_state(self, p: Tensor) -> list[Tensor]:
-        """A parameter and three tensors like it, as in ``LayerUpdate``."""
+        """A parameter and its three tensors, as in ``LayerUpdate``."""
         state: list[Any] = [p.grad]
         if self.optimizer is not None:
             state = [self.optimizer.state[p][name] for name in self.averages]
@@ -169,7 +169,7 @@ def _rule_of(optimizer: torch.optim.Optimizer | None) -> tuple[str, Constants, t
     """The rule's name, its constants, and the names of its averages."""
     if optimizer is None:
         return "none", SGDConstants(), ()
-    torch_class = getattr(optimizer, "torch_class", type(optimizer))  # quorem.optim's say whose steps they take
+    torch_class = getattr(optimizer, "torch_class", type(optimizer))  # quorem.optim's classes have it
     if torch_class not in rules.RULES:
         raise TypeError(f"optimizer ({type(optimizer).__name__}) must be torch.optim's SGD, Adagrad or Adam")
     if len(optimizer.param_groups) != 1:

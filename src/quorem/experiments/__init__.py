@@ -1,1 +1,1 @@
-"""The paper's figures and table, one file each."""
+"""The paper's figures and table, one module each, and the commands that run, plan and report experiments."""

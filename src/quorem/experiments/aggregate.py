@@ -1,4 +1,4 @@
-"""From finished runs to the numbers of a figure: mean and deviation over trials, the optimizer chosen by validation."""
+"""Aggregate finished runs to a figure's numbers: mean and deviation over trials, optimizer chosen by validation."""
 
 import csv
 import dataclasses
@@ -48,7 +48,7 @@ def aggregate(plan: FigurePlan, folder: Path) -> Figure:
 
 
 class FinishedRun(NamedTuple):
-    """A run with its result, and its folder, which has the metrics while it trained."""
+    """A finished run: its configuration, its result, and its folder, which has the metrics of the training."""
 
     config: RunConfig
     result: dict[str, Any]
@@ -71,12 +71,12 @@ def finished_run(config: RunConfig, folder: Path) -> FinishedRun | None:
 
 
 def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: str) -> Result:
-    """The numbers of a point from its finished runs: those with the optimizer of the lower mean validation loss.
+    """The numbers of a point: those of its finished runs with the optimizer that has the lower mean validation loss.
 
     Args:
-        series: name of its line.
-        x: where on the line.
-        runs: of any optimizer and seed.
+        series: name of the point's line.
+        x: the point's x coordinate on the line.
+        runs: finished runs, with any optimizer and seed.
         data: folder of the data, for the command.
     """
     by_optimizer: dict[str, list[FinishedRun]] = {}
@@ -115,7 +115,7 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
 
 
 def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
-    """A point of which only the parameters are known."""
+    """A point without trained runs, for which only the parameters are counted."""
     tables = tables_of_run(config, data["cardinalities"])
     embeddings = EmbeddingCollection(tables, device="meta", dtype=getattr(torch, config.row_dtype))
     model = models.build(
@@ -136,7 +136,7 @@ def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
 
 
 def figure_of_run(folder: Path) -> Figure:
-    """The figure of one run of ``quorem train``: its losses while it trained.
+    """The figure of one run of ``quorem train``: its losses during training.
 
     Raises:
         ValueError: if the run is not finished, or a file of it is damaged.
@@ -147,7 +147,7 @@ def figure_of_run(folder: Path) -> Figure:
         raise ValueError(f"{folder} holds a run that is not finished: the command that began it goes on")
     point = result_of(words.scheme(without_seed(config)), None, [run], "DATA")
     y_label = "validation log loss"
-    if not point.curve:  # the run was not validated while it trained
+    if not point.curve:  # the run was not validated during training
         losses = [
             [line["step"], line["loss"], None]
             for line in read_metrics(folder / "metrics.jsonl").lines
@@ -190,7 +190,7 @@ def curve(metrics: Sequence[Path]) -> list[list[float | None]]:
             raise ValueError(f"{path} is damaged: remove its folder, and the next command trains the run again")
         trials.append({line["step"]: line["validation"]["log_loss"] for line in lines if "validation" in line})
     steps = sorted(set.intersection(*map(set, trials)))
-    if len(steps) < 2:  # the final validation alone is no curve
+    if len(steps) < 2:  # the final validation alone does not make a curve
         return []
     return [[step, *mean_and_deviation([trial[step] for trial in trials])] for step in steps]
 
@@ -219,7 +219,7 @@ CSV_COLUMNS = (
 
 
 def write_csv(figure: Figure, path: Path) -> None:
-    """One line a point; a deviation is empty for a single trial, which has none."""
+    """Write one line for each point; the deviation of a single trial is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

@@ -1,8 +1,8 @@
 """Beyond the paper: more than two tables, at equal budgets down to a thousandth of the parameters.
 
-Two tables cannot have fewer than 2 sqrt(n) rows; three or four can. At one budget there are hashing, the
-quotient-remainder trick (one large table and one small), and generalized quotient-remainder and Chinese remainder
-with 2, 3 or 4 tables of equal size.
+Two tables cannot have fewer than 2 sqrt(n) rows; three or four can. The figure compares, at each budget, hashing, the
+quotient-remainder trick (one large and one small table), and generalized quotient-remainder and Chinese remainder with
+2, 3 or 4 tables of equal size.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
 from .figures import Axes, Point
 from .settings import Study
 
-SHARES = (4, 16, 60, 250, 1000)  # full rows for each row that is stored
+SHARES = (4, 16, 60, 250, 1000)  # rows of the full table for each stored row
 AXES = Axes(
     name="budgets",
     title="Beyond the paper: 2, 3 and 4 tables at equal budgets",
@@ -25,7 +25,7 @@ AXES = Axes(
 
 
 def schemes(share: int) -> dict[str, Scheme]:
-    """Ways to spend ``1 / share`` of the rows; where that does not cover the ids, the fewest that do."""
+    """Schemes that store ``1 / share`` of the rows; or the fewest that cover the ids, if those are more."""
     result: dict[str, Scheme] = {"hash": Hash(share), "mult": QR(share)}
     for k in (2, 3, 4):
         result[f"generalized, k={k}"] = GeneralizedQR(k, num_collisions=share)
@@ -34,7 +34,7 @@ def schemes(share: int) -> dict[str, Scheme]:
 
 
 def points(study: Study) -> list[Point]:
-    """Every scheme at every share; one that already was as small as it can be is not repeated."""
+    """Every scheme at every share; a scheme that has reached its smallest size is not repeated."""
     result, seen = study.points("full"), set()
     for share in SHARES:
         for series, scheme in schemes(share).items():
@@ -47,7 +47,7 @@ def points(study: Study) -> list[Point]:
 
 
 def rows_of(scheme: Scheme, cardinalities: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Rows of each table of each feature.
+    """Number of rows of each stored table, for each feature.
 
     >>> rows_of(GeneralizedQR(3, num_collisions=60), [10**6, 1000])
     ((5556, 5556, 5555), (10, 10, 10))

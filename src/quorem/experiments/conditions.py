@@ -1,4 +1,4 @@
-"""What runs must share to be compared: their data, and how many rows, epochs and rows a step they were trained with."""
+"""The conditions that runs must share to be compared: data, number of rows and epochs, and batch size."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Conditions(NamedTuple):
         return f"{rows}, {self.epochs} epoch{'s' * (self.epochs != 1)}, batch {self.batch_size}"
 
     def file_suffix(self) -> str:
-        """For names of files that only these tell apart.
+        """A suffix for file names that differ only by the conditions.
 
         >>> Conditions("log", 3000, 2, 128).file_suffix()
         '-3000-rows-2-epochs-batch-128-log'
@@ -35,7 +35,7 @@ class Conditions(NamedTuple):
 
 
 def dataset_of(made: Mapping[str, Any], identity: str | None) -> Mapping[str, Any]:
-    """What is known of the data with that identity; of a figure's only data where it has no such entry."""
+    """The description of the data with that identity; or of the figure's only data, if there is no such entry."""
     datasets = made.get("datasets")
     if isinstance(datasets, Mapping) and isinstance(dataset := datasets.get(identity), Mapping):
         return dataset
@@ -44,7 +44,7 @@ def dataset_of(made: Mapping[str, Any], identity: str | None) -> Mapping[str, An
 
 
 def conditions_of(point: Result, made: Mapping[str, Any]) -> Conditions:
-    """Under which conditions a point was trained."""
+    """The conditions under which a point was trained."""
     config = point.config
     data = dataset_of(made, config.get("data"))
     splits = data.get("rows")
@@ -62,10 +62,10 @@ def all_conditions(figure: Figure) -> list[Conditions]:
 
 
 def split(figure: Figure) -> list[Figure]:
-    """The figure, or one for each of its conditions, so that runs under unlike conditions are never compared.
+    """The figure, or one figure for each of its conditions, so that runs under different conditions are never compared.
 
-    A figure stays whole if its conditions change along x alone, as where x is the number of rows: then no two points
-    at one x differ in them, and nothing is drawn across all x.
+    A figure stays whole if its conditions change along x alone, such as when x is the number of rows: then all points
+    at one x have the same conditions, and no horizontal line is drawn across all x.
     """
     parts: dict[Conditions, list[Result]] = {}
     by_x: dict[float | None, set[Conditions]] = {}
@@ -80,12 +80,12 @@ def split(figure: Figure) -> list[Figure]:
 
 
 def _made_of(figure: Figure, points: Sequence[Result]) -> dict[str, Any]:
-    """What a part of a figure says of its making: its own data first."""
+    """``made`` for a part of a figure: that of the figure, with the part's own data."""
     return {**figure.made, "data": dict(dataset_of(figure.made, points[0].config.get("data")))}
 
 
 def file_names(figures: Sequence[Figure]) -> list[str]:
-    """A name for the files of each figure: its own, with the conditions where several figures share one."""
+    """A name for the files of each figure: the figure's name, with the conditions if several figures have that name."""
     names = [figure.axes.name for figure in figures]
     return [
         name if names.count(name) == 1 else name + all_conditions(figure)[0].file_suffix()

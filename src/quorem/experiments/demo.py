@@ -1,4 +1,4 @@
-"""The library at work: one click log, DLRM trained with tables of several sizes, and the page about what each cost."""
+"""The demo: one click log, DLRM trained with tables of several sizes, and a page that compares size and loss."""
 
 import shlex
 import shutil
@@ -31,8 +31,8 @@ from .figures import Axes, Figure, Result
 from .reproduce import describe
 from .watch import watching
 
-ROWS, SCALE = 100_000, 0.002  # of the log that is made up, and its cardinalities relative to Criteo's
-POINTS = 12  # of a curve
+ROWS, SCALE = 100_000, 0.002  # rows of the synthetic log, and its cardinalities relative to Criteo's
+POINTS = 12  # points of a curve
 PLAN = "plan, as small as mult, 60 collisions"
 WORKERS = 2  # models that train at a time on a CPU
 
@@ -57,7 +57,7 @@ def show(
     console: Console, out: Path, *, data: Path | None, seed: int, rows: int | None = None, device: str = "cpu"
 ) -> Figure:
     """Run the demo: data, training with progress, a table on the terminal and a page in ``out``."""
-    from .report import page  # before training: if it cannot be written, say so now
+    from .report import page  # before training, so that a missing library is reported at once
 
     if data is None:
         console.print(f"Making up a click log of {rows or ROWS:,} rows ...", highlight=False)
@@ -101,9 +101,9 @@ def configs_of(prepared: Prepared, seed: int, max_rows: int | None = None) -> di
 
 
 def plan_of(prepared: Prepared) -> Plan:
-    """A plan by counts with the bytes of the smallest composed tables."""
+    """A plan by counts whose budget is the size of the smallest composed tables."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tables that stay full
+        warnings.simplefilter("ignore")  # about tables that stay full
         alike = EmbeddingCollection(tables_of(prepared.cardinalities, QR(60)), device="meta")
     budget = sum(tensor.nbytes for tensor in (*alike.parameters(), *alike.buffers()))
     tables = [
@@ -121,7 +121,7 @@ def train_all(
     device: str = "cpu",
     report: Callable[[Status], None] | None = None,
 ) -> Figure:
-    """Train every model; the figure of their curves, the largest tables first."""
+    """Train every model; returns the figure of their curves, the largest tables first."""
     outs = [folder / config.key() for config in configs]
     options = Options(checkpoint_seconds=float("inf"), report=report, keep_model=False)
     workers = WORKERS if device == "cpu" else 1
@@ -153,7 +153,7 @@ TABLE_COLUMNS = ("tables", "size", "times smaller", "log loss", "against full", 
 
 
 def cells(points: Sequence[Result]) -> list[tuple[str, ...]]:
-    """The table, a row a model; sizes are those of the embedding tables."""
+    """The cells of the table, one row for each model; sizes are those of the embedding tables."""
     full = points[0]
     rows: list[tuple[str, ...]] = []
     for point in points:
@@ -173,7 +173,7 @@ def cells(points: Sequence[Result]) -> list[tuple[str, ...]]:
 
 
 def print_table(console: Console, points: Sequence[Result], best: float | None) -> None:
-    """The table, and what its columns are."""
+    """Print the table, and an explanation of its columns."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in TABLE_COLUMNS:
         table.add_column(column, justify="left" if column == "tables" else "right")
@@ -205,7 +205,7 @@ def headline(points: Sequence[Result]) -> str:
 
 
 def next_commands(data: Path, out: Path) -> list[str]:
-    """Three commands to go on with."""
+    """Three commands to try next."""
     options = ["--networks", "dlrm", "--optimizers", "adagrad", "--trials", 2]
     commands = [
         ["train", "--data", data, "--out", out / "mult", "--scheme", "mult", "--collisions", 4],
@@ -216,7 +216,7 @@ def next_commands(data: Path, out: Path) -> list[str]:
 
 
 def program() -> str:
-    """How this program was called, to be pasted again: ``quorem`` where that finds the same one."""
+    """The command that runs this program again: ``quorem`` if that is the same program on the PATH."""
     called = Path(sys.argv[0])
     if called.name != "quorem":
         return shlex.join([_short(Path(sys.executable)), "-m", "quorem"])
@@ -225,6 +225,6 @@ def program() -> str:
 
 
 def _short(path: Path) -> str:
-    """Relative to the current folder, if it is in there."""
+    """The path relative to the current folder, if it is inside."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -3,7 +3,7 @@
 from .figure6 import points
 from .figures import Axes
 
-__all__ = ["AXES", "points"]  # the same settings, counted
+__all__ = ["AXES", "points"]  # the points are those of figure 6; only their parameters are counted
 
 AXES = Axes(
     name="figure7",

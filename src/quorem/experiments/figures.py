@@ -1,7 +1,7 @@
-"""What a figure is: how its axes read, the points it asks for, and, once trained, the numbers of each point.
+"""A figure: its axes, the points to train, and, once they are trained, the numbers of each point.
 
-A point is one setting of one network, trained several times with each optimizer. ``FigurePlan`` says what to train,
-``Figure`` what came out; both are files of a sweep's folder, so that anything that draws needs no training code.
+A point is one setting of one network, trained several times with each optimizer. ``FigurePlan`` says what to train;
+``Figure`` has the results. Both are files in a sweep's folder, so that drawing needs no training code.
 """
 
 import dataclasses
@@ -19,26 +19,26 @@ from ..training.config import RunConfig
 PLAN_FORMAT = "quorem-plan-1"
 
 
-Number = int | float | None  # in a file: None where it is not known
+Number = int | float | None  # a number in a file; None where it is not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """How to draw a figure; one panel a network, one line a series.
+    """How to draw a figure; it has one panel for each network, and one line for each series.
 
     Args:
-        name: such as ``"figure5"``; also the name of its files.
-        title: one line.
-        x: what is to the right: ``"x"`` (of the point), ``"parameters"``, ``"embedding_bytes"`` or ``"step"``, which
-            draws the curves of validation loss over training.
-        x_label: in words.
-        x_column: what stands before a number of x at the head of a table's column.
-        y: what is above: ``"test"`` or ``"validation"`` (log loss, with its deviation), or ``"parameters"``.
-        y_label: in words.
-        x_log: logarithmic to the right.
-        y_log: logarithmic above.
-        paper: what the paper says of this figure, in our words.
-        baseline: a series drawn as a horizontal line where x does not apply to it.
+        name: name of the figure and its files, such as ``"figure5"``.
+        title: title, in one line.
+        x: the x axis: ``"x"`` (of the point), ``"parameters"``, ``"embedding_bytes"`` or ``"step"``, which draws the
+            curves of validation loss over training.
+        x_label: label of the x axis.
+        x_column: text before a value of x in the column heads of tables.
+        y: the y axis: ``"test"`` or ``"validation"`` (log loss, with its deviation), or ``"parameters"``.
+        y_label: label of the y axis.
+        x_log: whether the x axis is logarithmic.
+        y_log: whether the y axis is logarithmic.
+        paper: what the paper says about this figure, in our words.
+        baseline: a series that is drawn as a horizontal line, because x does not apply to it.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Point:
     """One setting: ``options`` of ``RunConfig`` without data, optimizer and seed.
 
     Args:
-        series: name of its line.
-        x: where on the line; None for a baseline.
-        options: such as ``{"network": "dcn", "scheme": QR(4)}``.
-        data: folder of prepared data, where not that of the sweep.
+        series: name of the point's line.
+        x: the point's x coordinate; None for a baseline.
+        options: options of the run, such as ``{"network": "dcn", "scheme": QR(4)}``.
+        data: folder of prepared data, if it is not that of the sweep.
     """
 
     series: str
@@ -85,16 +85,17 @@ class Result:
     """A point once trained: means and standard deviations (n - 1) over its trials with the chosen optimizer.
 
     Args:
-        optimizer: the one with the lower mean validation loss.
-        others: mean validation and test loss with each optimizer, the chosen one among them.
-        test_losses: of each trial.
-        curve: ``[step, mean, deviation]`` of the validation loss during training; empty if it was not followed.
-            Here as in ``test_sd`` and its like, the deviation of a single trial is None.
-        trials: how many were finished; ``missing`` (of any optimizer) are not, ``failed`` among them. With none, as
-            where a figure only counts parameters, means and deviations are None.
-        config: of the runs, without seed.
-        runs: their keys, which name their folders.
-        command: trains the first trial by itself.
+        optimizer: the chosen optimizer, with the lower mean validation loss.
+        others: mean validation and test loss with each optimizer, including the chosen one.
+        test_losses: test loss of each trial.
+        curve: ``[step, mean, deviation]`` of the validation loss during training; empty if it was not measured.
+            As in ``test_sd``, ``validation_sd`` and ``auc_sd``, the deviation of a single trial is None.
+        trials: number of finished trials. ``missing`` trials (with any optimizer) are not finished, of which
+            ``failed`` failed. Without finished trials, as in a figure that only counts parameters, means and
+            deviations are None.
+        config: configuration of the runs, without the seed.
+        runs: keys of the runs, which are the names of their folders.
+        command: the command that trains the first trial alone.
     """
 
     network: str
@@ -123,7 +124,7 @@ class Result:
     failed: int = 0
 
 
-# What the fields of a result are in a file.
+# The types of a result's fields in a file.
 KINDS: dict[str, tuple[type | UnionType, str]] = {
     **dict.fromkeys(("network", "series", "optimizer", "command"), (str, "text")),
     **dict.fromkeys(("parameters", "bytes", "embedding_parameters", "embedding_bytes"), (int, "an integer")),
@@ -137,7 +138,7 @@ KINDS: dict[str, tuple[type | UnionType, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure with its numbers; ``made`` says by what: command, data, device, versions, commit and trials."""
+    """A figure with its numbers; ``made`` says how they were made: command, data, device, versions, commit, trials."""
 
     axes: Axes
     made: dict[str, Any]
@@ -152,7 +153,7 @@ class Figure:
         """The figure that ``write`` wrote.
 
         Raises:
-            ValueError: if the file holds no figure.
+            ValueError: if the file does not contain a figure.
         """
         try:
             values = files.read_json(path)
@@ -180,9 +181,9 @@ def _check(point: Result) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FigurePlan:
-    """A figure and the runs behind each of its points; ``made`` as in ``Figure``.
+    """A figure and the runs for each of its points; ``made`` is as in ``Figure``.
 
-    ``runs[i]`` are the configurations of ``points[i]``, every optimizer and seed.
+    ``runs[i]`` are the configurations for ``points[i]``, with every optimizer and seed.
     """
 
     axes: Axes
@@ -204,7 +205,7 @@ class FigurePlan:
         """The plan that ``write`` wrote.
 
         Raises:
-            ValueError: if the file holds no plan.
+            ValueError: if the file does not contain a plan.
         """
         try:
             values = files.read_json(path)

@@ -1,4 +1,4 @@
-"""What ``quorem inspect`` shows of a run or a saved model."""
+"""What ``quorem inspect`` shows about a run or a saved model."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from rich.table import Table
 
 from ..planner.budget import show_bytes
 
-LEAST_WIDTH = 200  # of a file or a pipe, where nothing is to be cut off
+LEAST_WIDTH = 200  # width of the output to a file or a pipe, where nothing should be cut off
 DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def model(facts: dict[str, Any], console: Console) -> None:
-    """One line a table, and the sums."""
+    """Print one line for each table, and the totals."""
     lines = [
         f"{facts['path']}: {facts['model']}, {len(facts['tables'])} tables,"
         f" {show_bytes(facts['bytes_on_disk'])} on disk, {show_bytes(facts['bytes_in_memory'])} in memory"
@@ -49,7 +49,7 @@ def _stored_as(table: dict[str, Any]) -> str:
 
 
 def _cells(table: dict[str, Any]) -> dict[str, str]:
-    """A table's line by column; a column that is empty for all tables is left out."""
+    """The cells of a table's line, by column; a column that is empty for all tables is left out."""
     traffic = table["traffic"]
     shares = "" if traffic is None else "/".join(f"{100 * traffic[kind]:.1f}" for kind in ("hot", "cold", "rest"))
     return {

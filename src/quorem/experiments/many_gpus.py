@@ -10,13 +10,13 @@ from ..planner.budget import show_bytes
 
 
 def describe(named: Mapping[str, Sequence[Table]], world_size: int, *, batch_size: int, optimizer: Optimizer) -> str:
-    """Memory, bytes and time of a GPU in a step, a line for each way to store the tables; and what to replicate.
+    """Memory, sent bytes and step time of one GPU, a line for each way to store the tables; and what to replicate.
 
     Args:
-        named: tables by what they are called.
+        named: the tables, by a name for each way to store them.
         world_size: number of GPUs.
-        batch_size: samples of each GPU.
-        optimizer: whose state is in memory beside the rows.
+        batch_size: batch size of each GPU.
+        optimizer: the optimizer, whose state is in memory beside the rows.
 
     >>> tables = [Table("user", 1_000_000, 16), Table("day", 7, 16)]
     >>> print(describe({"full": tables}, 8, batch_size=4096, optimizer="adagrad"))

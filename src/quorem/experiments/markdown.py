@@ -1,4 +1,4 @@
-"""A figure's numbers as Markdown tables, one a network: for documents, which a test holds to the files."""
+"""A figure's numbers as Markdown tables, one for each network; a test compares the documents with the files."""
 
 from . import words
 from .conditions import all_conditions
@@ -9,10 +9,10 @@ NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad.\nTrained 
 
 
 def markdown(figure: Figure) -> str:
-    """The tables, a line a series and a column a place on the axis.
+    """The tables: a line for each series, and a column for each value of x.
 
-    Of a figure about parameters these are the cells; of other figures the loss that it draws, with the size where sizes
-    differ within a column.
+    The cells have the parameters if the figure is about parameters. Otherwise they have the loss that the figure draws,
+    and the size if sizes differ within a column.
     """
     axes, text = figure.axes, []
     for network in dict.fromkeys(point.network for point in figure.points):
@@ -51,7 +51,7 @@ def cell(figure: Figure, point: Result | None) -> str:
 
 
 def note(figure: Figure) -> str:
-    """What the cells are, and what the models were trained on."""
+    """A note that explains the cells, and says what the models were trained on."""
     trials = sorted({point.trials for point in figure.points})
     many = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
     what = "One trial" if trials == [1] else f"Mean and standard deviation over {many} trials"

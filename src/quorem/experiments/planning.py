@@ -1,4 +1,4 @@
-"""``quorem plan`` for prepared data: by the counts of its training rows, and with a search by training."""
+"""``quorem plan`` for prepared data: plan by the counts in its training rows, or search for a plan by training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from ..training.loop import train_many
 from ..training.model import data_identity
 
 PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=3), Rule(rarely=5))
-ROW_DTYPES = (torch.float32, torch.bfloat16)  # the second where not every id that counts has a row in the first
-SEARCH_ROWS = 200_000  # at most, and half of the training rows
+ROW_DTYPES = (torch.float32, torch.bfloat16)  # the second if not all ids seen more than once get a row in the first
+SEARCH_ROWS = 200_000  # the most rows of a search, which also uses at most half of the training rows
 WORKERS = 2  # models that train at a time
 
 
@@ -30,14 +30,14 @@ def plan(
     dtypes: Sequence[torch.dtype] = ROW_DTYPES,
     rule: Rule = Rule(),  # noqa: B008
 ) -> Plan:
-    """A plan for the features of prepared data by their counts in the training rows.
+    """Plan the tables of prepared data by how often ids occur in the training rows.
 
     Args:
         prepared: the data.
         budget: bytes, or a string such as ``"2MB"``.
         embedding_dim: width of a row.
-        optimizer: whose state counts; None plans for serving, where rows are float32 or have 8 or 4 bits.
-        dtypes: that rows may have in training.
+        optimizer: the optimizer whose state counts; None plans for serving, with rows in float32, 8 bits or 4 bits.
+        dtypes: dtypes that rows may have in training.
         rule: how the budget is divided.
     """
     tables = [
@@ -49,7 +49,7 @@ def plan(
 
 
 def _counts(prepared: Prepared, name: str) -> torch.Tensor | RawCounts:
-    """How often each id of a feature occurs in the training rows; of raw ids, those that do."""
+    """How often each id of a feature occurs in the training rows; for raw ids, only ids that occur."""
     if not prepared.has_raw_ids:
         return torch.from_numpy(prepared.frequencies(name))
     ids, counts = prepared.raw_counts(name)
@@ -57,7 +57,7 @@ def _counts(prepared: Prepared, name: str) -> torch.Tensor | RawCounts:
 
 
 def options_of(planned: Plan) -> dict[str, Any]:
-    """What a plan says of a run, as options of ``RunConfig``."""
+    """The options of ``RunConfig`` that a plan determines."""
     dtype = planned.tables[0].dtype
     return {"plan": dict(planned), "row_dtype": str(dtype).removeprefix("torch."), "bits": planned.bits}
 
@@ -71,7 +71,7 @@ def search(
     dtypes: Sequence[torch.dtype] = ROW_DTYPES,
     console: Console,
 ) -> Plan:
-    """The best of a few plans around the rule: DLRM is trained on a part of the rows, the validation rows decide."""
+    """The best of a few plans with different rules: DLRM is trained on a part of the rows, and validation decides."""
     plans: dict[Rule, Plan] = {}
     for rule in PLAN_RULES:
         planned = plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, rule=rule)

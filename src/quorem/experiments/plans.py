@@ -1,6 +1,6 @@
 """Beyond the paper: plans by counts against hashing and the quotient-remainder trick, at equal bytes.
 
-Bytes are those of the tables as they are served: a plan in float32, and, stored so after training, in 8 and 4 bits.
+Bytes are those of the tables in serving: plans in float32, and plans whose rows have 8 or 4 bits after training.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from ..schemes import QR, Hash
 from .figures import Axes, Point
 from .settings import Study
 
-SHARES = (4, 16, 60, 250, 1000)  # bytes of full tables for each byte that is served
+SHARES = (4, 16, 60, 250, 1000)  # bytes of the full tables for each byte in serving
 DIM = 16
 AXES = Axes(
     name="plans",
@@ -26,7 +26,7 @@ AXES = Axes(
 
 
 def points(study: Study) -> list[Point]:
-    """Hashing, quotient-remainder, and plans in 32, 8 and 4 bits at every share; those too small to exist are left out.
+    """Hashing, quotient-remainder, and plans in 32, 8 and 4 bits at every share, where such a plan exists.
 
     Raises:
         ValueError: if the study has no frequencies.
@@ -44,9 +44,9 @@ def points(study: Study) -> list[Point]:
         for series, bits in {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}.items():
             try:
                 planned = plan(tables, full // share, optimizer=None, bits=bits)
-            except ValueError:  # a row a table is more than that
+            except ValueError:  # the budget is below one row for each table
                 continue
-            if planned.bits == (bits or (None,))[0]:  # in more bits all ids have rows: that series has the point
+            if planned.bits == (bits or (None,))[0]:  # else all ids have rows in more bits: another series
                 settings[series] = {"plan": dict(planned), "bits": planned.bits}
         for series, options in settings.items():
             more = {**options, "max_rows": study.max_rows}

@@ -1,4 +1,4 @@
-"""What ``quorem prepare``, ``synthesize`` and ``inspect`` show: a bar with rows a second, and what a folder holds."""
+"""What ``quorem prepare``, ``synthesize`` and ``inspect`` show: a progress bar, and what is in a folder."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # these load polars
     from ..data.infer import Inferred
     from ..data.prepare import PrepareConfig
 
-RATE_SECONDS = 0.5  # below, rows a second are noise
+RATE_SECONDS = 0.5  # in a shorter time, the number of rows per second is noise
 LINE_SECONDS = 10.0  # between two lines of a stage, where there is no terminal
 
 
 def need_polars() -> None:
-    """Say what to install where polars is missing.
+    """Check that polars is installed.
 
     Raises:
-        ModuleNotFoundError: then.
+        ModuleNotFoundError: if it is missing; the message says what to install.
     """
     try:
         import polars  # noqa: F401
@@ -62,7 +62,7 @@ def table(
     overwrite: bool,
     console: Console,
 ) -> None:
-    """Prepare a CSV or Parquet file; columns that are not named are inferred, if asked for or if none are named."""
+    """Prepare a CSV or Parquet file; columns that are not named are inferred if ``infer``, or if none is named."""
     from ..data.table import check_present, column_names, infer_columns, prepare_table, separator_of
 
     if separator is None:
@@ -102,7 +102,7 @@ def table(
 
 
 def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
-    """What each column is taken for, and why."""
+    """Print the inferred kind of each column, and the reason."""
     table = Table("column", "taken for", "why", box=None, pad_edge=False)
     words = {"number": "numbers", "category": "categories", "list": "lists", "none": "nothing, left out"}
     for column in columns:
@@ -126,7 +126,7 @@ def synthetic(log: ClickLog, rows: int, out: Path, *, days: int, raw: bool, over
 
 @contextmanager
 def bar(console: Console) -> Iterator[Report]:
-    """A progress bar, as the function that reports to it; one line a stage. Without a terminal, lines at intervals."""
+    """Show a progress bar for each stage, or lines if there is no terminal; yields the function to report to."""
     if not console.is_terminal:
         yield _lines(console)
         return
@@ -169,12 +169,12 @@ def _lines(console: Console) -> Report:
 
 
 def rows_of(stage: str, done: float, rows: int) -> int:
-    """Rows that a stage has done; parsing and drawing count them, since they do not know how many will come."""
+    """Rows that a stage has finished. Parsing and drawing report this as ``rows``, since they do not know the total."""
     return rows if stage in ("parse", "draw") else round(done * rows)
 
 
 def rate(rows: int, seconds: float) -> str:
-    """Rows a second, once there is something to measure.
+    """Rows per second as text; empty while the time is too short to measure.
 
     >>> rate(50_000, 2.0), rate(50_000, 0.001)
     ('25,000 rows/s', '')
@@ -183,7 +183,7 @@ def rate(rows: int, seconds: float) -> str:
 
 
 def features(prepared: Prepared, console: Console) -> None:
-    """The categorical features, the largest first: ids, and how the training rows are spread over them."""
+    """Print the categorical features, the largest first: ids, and how the training rows are distributed over them."""
     table = Table("feature", "ids", "seen in training", "most frequent id, % of values", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -195,7 +195,7 @@ def features(prepared: Prepared, console: Console) -> None:
 
 
 def summary(prepared: Prepared, console: Console) -> None:
-    """Rows, splits, ids and malformed lines of prepared data."""
+    """Print rows, splits, ids and malformed lines of prepared data."""
     meta = prepared.meta
     split = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in meta["split"].items())
     size = sum(path.stat().st_size for path in prepared.path.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""A sweep while it trains: what is done, running and left, and the time left; without a terminal, in plain lines."""
+"""The progress of a sweep: which runs are done, running and left, and the time left; plain lines without a terminal."""
 
 import json
 import time
@@ -21,7 +21,7 @@ LINE_SECONDS = 30.0  # between two lines, where there is no terminal
 
 @contextmanager
 def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any], None]]:
-    """Show a sweep until the block ends; what is yielded takes the reports of ``sweep.run``."""
+    """Show a sweep until the block ends; yields a function for the ``report`` argument of ``sweep.run``."""
     view = View(sweep)
     if not console.is_terminal:
         with _lines(console, view) as report:
@@ -40,7 +40,7 @@ def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any]
 
 @contextmanager
 def _lines(console: Console, view: "View") -> Iterator[Callable[[str, int, Any], None]]:
-    """A line at the beginning, every ``LINE_SECONDS`` if it says something new, and at the end."""
+    """Print a line at the beginning, every ``LINE_SECONDS`` if it has changed, and at the end."""
     shown, printed = "", float("-inf")
 
     def show() -> None:
@@ -61,7 +61,7 @@ def _lines(console: Console, view: "View") -> Iterator[Callable[[str, int, Any],
 
 
 class View:
-    """What is known of a sweep: counts from its folder, other processes' runs among them, and own runs by report."""
+    """The state of a sweep: counts from its folder, which include other processes' runs, and reports of own workers."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
@@ -74,19 +74,19 @@ class View:
         self.before = self.done
 
     def take(self, kind: str, worker: int, value: Any) -> None:
-        """One report of a worker."""
+        """Handle one report of a worker."""
         runs = self.running.setdefault(worker, {})
         if kind == "status":
             runs[value.config] = value
         elif kind == "settled":
             runs.pop(value, None)
         elif kind == "ended":
-            runs.clear()  # however it ended: what it trained is no longer running
+            runs.clear()  # whether it succeeded or not, its runs are no longer running
         if time.monotonic() - self.surveyed > SURVEY_SECONDS:
             self.survey()
 
     def survey(self) -> None:
-        """Look into the folder."""
+        """Update the counts from the folder."""
         self.open = [config for config in self.open if not self.sweep.is_done(config)]
         self.failed = [config for config in self.open if self.sweep.has_failed(config)]
         self.done = self.total - len(self.open)
@@ -94,13 +94,13 @@ class View:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate so far; None before the first run is done."""
+        """Estimated seconds until the sweep is done, at the rate so far; None before the first run is done."""
         trained = self.done - self.before
         left = len(self.open) - len(self.failed)
         return (time.monotonic() - self.began) / trained * left if trained else None
 
     def current(self) -> dict[RunConfig, Any]:
-        """The runs that own workers train, with their status."""
+        """The runs that workers of this process are training, with their status."""
         return {config: status for runs in self.running.values() for config, status in runs.items()}
 
     def head(self) -> str:

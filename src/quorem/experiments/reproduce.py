@@ -1,4 +1,4 @@
-"""From figures to runs and back: plan them, train what is missing, and write numbers, pictures and the page."""
+"""Reproduce figures: plan their runs, train what is missing, and write numbers, pictures and the page."""
 
 import dataclasses
 import datetime
@@ -29,7 +29,7 @@ FIGURES = PAPER | {"budgets": budgets, "plans": plans}
 def plan(
     axes: Axes, points: Sequence[Point], data: Path | None, *, trials: int, optimizers: Sequence[str], command: str
 ) -> FigurePlan:
-    """A figure's runs: each point with each optimizer and seeds 0, 1, ..., by optimizer and then by seed.
+    """The runs of a figure: each point with each optimizer and seeds 0, 1, ..., ordered by optimizer, then by seed.
 
     Raises:
         ValueError: if there are no trials, an optimizer is unknown, or a point has no data.
@@ -69,13 +69,13 @@ def plan(
 
 
 def _pinned(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a point, with a digest of the file where the network is one of your own."""
+    """The options of a point; if the network comes from a user's file, its name gets a digest of the file."""
     network = options.get("network")
     return {**options, "network": models.pinned(network)} if isinstance(network, str) else dict(options)
 
 
 def describe(path: Path, identity: str) -> dict[str, Any]:
-    """What the page says of prepared data."""
+    """What the page says about prepared data."""
     prepared = Prepared(path)
     return {
         "name": path.absolute().name,
@@ -88,7 +88,7 @@ def describe(path: Path, identity: str) -> dict[str, Any]:
 
 
 def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequence[str], command: str) -> FigurePlan:
-    """The plan of a Python file: ``POINTS``, and ``AXES`` if more than a name is wanted.
+    """The plan in a Python file that defines ``POINTS`` and optionally ``AXES``.
 
     Raises:
         ValueError: if the file does not run, or has no points.
@@ -122,12 +122,12 @@ def run(
         plans: what to train.
         out: folder of the runs.
         device: where to train.
-        workers: processes; by default one a core, or one for a GPU.
+        workers: number of processes; by default one for each core, or one for a GPU.
         train_only: leave the writing to ``quorem report``.
         console: for progress.
     """
     if not train_only:
-        from .report import page  # before training: if it cannot be written, say so now
+        from .report import page  # before training, so that a missing library is reported at once
     workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
     try:
         failed = train(plans, out, device=device, workers=workers, console=console)
@@ -144,18 +144,18 @@ def run(
 
 
 def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, console: Console) -> int:
-    """Train what the plans need and the folder does not have; figures that only count parameters need nothing.
+    """Train the runs that the plans need and the folder does not have; figures that only count parameters need none.
 
     Returns:
         How many runs failed.
 
     Raises:
-        ValueError: if the folder holds figures of the same name on other data.
-        KeyboardInterrupt: if interrupted; the same call goes on.
+        ValueError: if the folder has figures of the same name on other data.
+        KeyboardInterrupt: if interrupted; the same call continues.
     """
     files: dict[Path, FigurePlan | None] = {out / "plans" / f"{plan.axes.name}.json": plan for plan in plans}
     for path, plan in zip(files, plans, strict=True):
-        with suppress(FileNotFoundError, ValueError):  # one that cannot be read is written anew
+        with suppress(FileNotFoundError, ValueError):  # an unreadable file is replaced
             files[path] = joined(FigurePlan.read(path), plan)
         if files[path] is None:
             raise ValueError(f"{path} is on other data: take another folder for each data")
@@ -178,9 +178,10 @@ def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, 
 
 
 def joined(before: FigurePlan, new: FigurePlan) -> FigurePlan | None:
-    """A plan for the points of both: a command leaves what earlier ones trained. None if on other data.
+    """A plan with the points of both, so that a command keeps what earlier ones trained; None if their data differ.
 
-    A point of both has the runs of both. Points over unlike rows become figures of their own (``conditions.split``).
+    A point that is in both has the runs of both. Points trained on different numbers of rows become separate figures
+    (``conditions.split``).
     """
     if before.made["datasets"].keys() != new.made["datasets"].keys():
         return None
@@ -199,7 +200,7 @@ def joined(before: FigurePlan, new: FigurePlan) -> FigurePlan | None:
 def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunConfig]]:
     """The order of training: on a GPU all runs of a point at once; on a CPU first every point's seed 0, then 1, ...
 
-    A sweep that is stopped early has then something of every point.
+    So a sweep on a CPU that is stopped early has some runs of every point.
     """
     if device.startswith("cuda"):
         return [list(point) for point in runs]
@@ -208,9 +209,9 @@ def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunC
 
 
 def figures_in(folder: Path) -> list[Figure]:
-    """The figures of a sweep's folder, of one run of ``quorem train``, or of a folder of figures already aggregated.
+    """The figures of a sweep's folder, of one run of ``quorem train``, or of a folder of aggregated figures.
 
-    One whose runs were trained under unlike conditions is several (``conditions.split``).
+    A figure whose runs were trained under different conditions is split into several (``conditions.split``).
 
     Raises:
         FileNotFoundError: if there are none.
@@ -233,7 +234,7 @@ def figures_in(folder: Path) -> list[Figure]:
 def publish(figures: Sequence[Figure], out: Path) -> None:
     """Write each figure as JSON, CSV, PNG and PDF.
 
-    Where a figure has become several, of unlike conditions, the files of the one that it was go.
+    If a figure was split into several of different conditions, the files of the unsplit figure are removed.
     """
     from .report import draw
 

@@ -1,4 +1,4 @@
-"""The settings that the paper's figures share: so that a run which two of them need is trained once."""
+"""The settings that the paper's figures share, so that a run that two figures need is trained once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ..training.tables import scheme_of
 from .figures import Point
 
 METHODS_OF_FIGURES = ("hash", "feature", "concat", "add", "mult")  # the lines of figures 5 to 7, beside the full tables
-CURVE_POINTS = 20  # validations of a run whose curve is drawn
+CURVE_POINTS = 20  # number of validations of a run whose curve is drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +19,10 @@ class Study:
 
     Args:
         cardinalities: number of ids of each feature.
-        num_rows: of the training data.
-        networks: to train.
-        max_rows: train on the first rows only.
-        collisions: of figure 5.
+        num_rows: number of rows of the training data.
+        networks: networks to train.
+        max_rows: train on so many first rows only; None for all.
+        collisions: numbers of collisions of figure 5.
         frequencies: how often each id occurs in the training rows, by feature; for plans.
     """
 
@@ -47,10 +47,10 @@ class Study:
         x: float | None = None,
         **more: Any,
     ) -> list[Point]:
-        """A point for each network: ``method`` as in ``training.tables.scheme_of``.
+        """A point for each network; ``method`` is as in ``training.tables.scheme_of``.
 
-        Runs of figure 4 are followed by validation wherever they are used, and a threshold below the smallest table
-        is none: the run is then the same.
+        So that figures share runs, the runs of figure 4 are validated during training in every figure, and a threshold
+        below the smallest table is left out.
         """
         options: dict[str, Any] = {"scheme": scheme_of(method, num_collisions), "max_rows": self.max_rows, **more}
         if threshold >= min(self.cardinalities):

@@ -1,4 +1,4 @@
-"""Many runs in one folder: each trained once, by whichever process is free, whatever was interrupted before.
+"""Many runs in one folder: each is trained once, by any free process; interrupted runs are continued.
 
 runs/KEY/          a run's folder (``training.run``), named by its configuration; finished once it has a result
 errors/KEY.json    why a run failed; the next sweep tries it again
@@ -27,21 +27,21 @@ from ..training.feed import Feed
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.run import RunFolder
 
-WAIT = 0.5  # seconds between two looks at the runs of other processes
-THREADS = 1  # of torch in each worker: with as many as there are cores, a run's last bits would depend on --workers
+WAIT = 0.5  # seconds between two checks of the runs of other processes
+THREADS = 1  # torch's threads in each worker: if they depended on --workers, so would the last bits of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is to be trained, and where.
+    """What to train, and where.
 
     Args:
-        folder: of the sweep.
+        folder: folder of the sweep.
         runs: configurations, in the order of training; those of one inner list may share a GPU.
-        data: folder of prepared data by its identity.
-        device: of the runs.
-        failed_before: text of the errors, by key of the run, that were there when the sweep began; those runs are tried
-            again. A clock is not asked: it may be set back.
+        data: folders of prepared data, by the identity of the data.
+        device: device of the runs.
+        failed_before: text of the errors, by key of the run, that existed when the sweep began; those runs are tried
+            again. Times of files are not compared, since a clock may be set back.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class Sweep:
         return text is not None and text != self.failed_before.get(config.key())
 
     def error(self, config: RunConfig) -> Path:
-        """Where a failure is written."""
+        """The file in which a failure of a run is written."""
         return self.folder / "errors" / f"{config.key()}.json"
 
     def is_settled(self, config: RunConfig) -> bool:
@@ -74,7 +74,7 @@ class Sweep:
 
 @contextmanager
 def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunFolder]]:
-    """The runs that this process may train now: not settled, and no other process has them. Locked until the end."""
+    """The runs that this process may train now: not settled, and not locked by others. They are locked in the block."""
     with ExitStack() as locks:
         folders = []
         for config in configs:
@@ -86,19 +86,19 @@ def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunFold
             except LockedError:
                 continue
             locks.callback(folder.unlock)
-            if not sweep.is_settled(config):  # by the process that had it a moment ago
+            if not sweep.is_settled(config):  # another process may just have finished it
                 folders.append(folder)
         yield folders
 
 
 def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: threading.Event) -> None:
-    """Train what is left until nothing is: runs of other processes are waited for, and taken over if these die.
+    """Train until all runs are settled; wait for the runs of other processes, and take them over if these die.
 
     Args:
         sweep: what to train.
-        threads: of torch.
+        threads: number of torch's threads.
         report: called with ``"status"`` and a ``Status``, or ``"settled"`` and a configuration.
-        stop: once set, what is being trained is saved and the work ends.
+        stop: once it is set, runs in training are saved and the function returns.
     """
     torch.set_num_threads(threads)
     feeds: dict[str, Feed] = {}
@@ -125,7 +125,7 @@ def _train(
     report: Callable[[str, Any], None],
     stop: threading.Event,
 ) -> None:
-    """Train runs that are claimed, at once; if one of several fails, each by itself, to know which."""
+    """Train claimed runs together; if one of several fails, train each alone to find out which."""
     stopping = threading.Event()
 
     def watch(status: Status) -> None:
@@ -138,7 +138,7 @@ def _train(
     try:
         data = configs[0].data
         if data not in feeds:
-            feeds.clear()  # one at a time: it may fill a GPU
+            feeds.clear()  # only one at a time, since it may fill a GPU
             feeds[data] = Feed(Prepared(sweep.data[data]), sweep.device)
         train_many(configs, feeds[data], folders, options=options, stop=stopping, workers=len(configs))
     except KeyboardInterrupt:
@@ -154,7 +154,7 @@ def _train(
             return
         sweep.error(configs[0]).parent.mkdir(exist_ok=True)
         about = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        about |= {"config": configs[0].to_json(), "attempt": uuid.uuid4().hex}  # no two failures have the same text
+        about |= {"config": configs[0].to_json(), "attempt": uuid.uuid4().hex}  # failures must differ in text
         write(sweep.error(configs[0]), json.dumps(about, indent=1) + "\n")
     for config in configs:
         if sweep.is_done(config):
@@ -163,16 +163,16 @@ def _train(
 
 
 def _process(sweep: Sweep, threads: int, pipe: Connection) -> None:
-    """A worker. It has a pipe of its own: one that several shared would stay locked if one of them were killed."""
+    """A worker process. It has its own pipe: a shared one would stay locked if one of the workers were killed."""
     sending = threading.Lock()  # several runs may report at once
     with stop_on_signal() as stop:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process tells the others to stop
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process stops the workers
 
         def report(kind: str, value: Any) -> None:
             try:
                 with sending:
                     pipe.send((kind, value))
-            except OSError:  # nobody reads any more: the first process is gone, and cannot stop this one
+            except OSError:  # the main process has died, and cannot stop this one
                 stop.set()
 
         try:
@@ -184,29 +184,29 @@ def _process(sweep: Sweep, threads: int, pipe: Connection) -> None:
 
 
 def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] | None = None) -> None:
-    """Train everything with several processes; Ctrl-C lets each save what it trains.
+    """Train all runs with several processes; on Ctrl-C each saves its runs.
 
     Args:
         sweep: what to train.
-        workers: processes.
-        report: called in this process with what the workers report and their number, with ``("ended", worker, None)``
-            when one has ended, however that was, and now and then with ``("tick", 0, None)``.
+        workers: number of processes.
+        report: called in this process as ``report(kind, worker, value)`` for each report of a worker, with
+            ``("ended", worker, None)`` when a worker ends for any reason, and regularly with ``("tick", 0, None)``.
 
     Raises:
         KeyboardInterrupt: if interrupted.
-        OSError: if a worker could not write, as to a full disk.
+        OSError: if a worker could not write, for example to a full disk.
         RuntimeError: if a worker died.
     """
     context = multiprocessing.get_context("spawn")
     report = report or (lambda *_: None)
     processes, pipes, errors = [], {}, []
     with stop_on_signal() as stop:
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the workers inherit while they start
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by workers while they start
         for worker in range(workers):
             reader, writer = context.Pipe(duplex=False)
             processes.append(context.Process(target=_process, args=(sweep, THREADS, writer), daemon=False))
             processes[-1].start()
-            writer.close()  # the worker has its own end: once that is closed, the pipe ends
+            writer.close()  # so that the pipe ends when the worker closes its end
             pipes[reader] = worker
         signal.signal(signal.SIGINT, handler)
         told = False
@@ -214,7 +214,7 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
             if stop.is_set() and not told:
                 told = True
                 for process in processes:
-                    process.terminate()  # each saves what it trains, then ends
+                    process.terminate()  # each saves its runs, then ends
             for ready in wait(list(pipes), timeout=WAIT):
                 assert isinstance(ready, Connection)
                 try:
@@ -240,7 +240,7 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
 
 
 def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Path], device: str) -> Sweep:
-    """A sweep that begins now; a run that is asked for twice is trained once."""
+    """A sweep that begins now; a run that is listed twice is trained once."""
     seen: set[RunConfig] = set()
     groups = []
     for group in runs:
@@ -255,7 +255,7 @@ def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Pa
 
 
 def _text(path: Path) -> str | None:
-    """What a file holds; None if there is none."""
+    """The text of a file; None if the file does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -28,7 +28,7 @@ AXES = Axes(
 
 
 def points(study: Study) -> list[Point]:
-    """Every hidden width, in the architecture behind the printed parameter counts."""
+    """Every hidden width, with the architecture that gives the printed parameter counts."""
     return [
         point
         for hidden in HIDDEN

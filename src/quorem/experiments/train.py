@@ -1,4 +1,4 @@
-"""``quorem train``: one run on the terminal."""
+"""``quorem train``: train one run, with output to the terminal."""
 
 import json
 import os
@@ -30,12 +30,12 @@ from .watch import watching
 
 
 def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> Scheme:
-    """A scheme by the paper's name for its method, or by its JSON.
+    """The scheme for the paper's name of a method, or from JSON.
 
     Args:
         text: name or JSON.
-        num_collisions: ids that share a row, for a name.
-        force: for a name: compress a table even where that does not shrink it, as the paper does.
+        num_collisions: number of ids that share a row; only used with a name.
+        force: compress a table even if that does not shrink it, as the paper does; only used with a name.
 
     Raises:
         ValueError: if it is neither a name nor the JSON of a scheme.
@@ -57,7 +57,7 @@ def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> S
 
 
 class PlannedRun(NamedTuple):
-    """What a plan says of a run: the scheme of each feature, and the dtype of rows in training and their bits after."""
+    """What a plan determines: the scheme of each feature, the dtype of rows in training, and their bits afterwards."""
 
     schemes: dict[str, Scheme]
     row_dtype: RowDtype = "float32"
@@ -65,10 +65,10 @@ class PlannedRun(NamedTuple):
 
 
 def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> PlannedRun:
-    """What a file of ``quorem plan``, or JSON of schemes, says of a run.
+    """Read a plan from a file of ``quorem plan``, or from JSON of schemes.
 
     Raises:
-        ValueError: if it is neither, or a plan of other tables than the data and ``embedding_dim`` have.
+        ValueError: if it is neither, or its tables do not fit the data and ``embedding_dim``.
     """
     if not text.lstrip().startswith("{"):
         text = files.read(Path(text))
@@ -108,31 +108,30 @@ def run(
     ranks: int = 1,
     console: Console,
 ) -> dict[str, Any]:
-    """Train, watch and sum up; goes on from where an earlier attempt in ``out`` was interrupted.
+    """Train one run, show progress and print the results; continues an interrupted run in ``out``.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         prepared: its data.
         out: the run's folder.
-        device: where to train.
-        threads: of torch; None leaves them as they are.
+        device: device to train on.
+        threads: number of torch's threads; None does not change it.
         deterministic: use torch's deterministic algorithms.
         checkpoint_seconds: least time between two checkpoints.
-        tensorboard: write metrics for TensorBoard too.
-        ranks: processes that train it together, with its tables sharded by TorchRec.
+        tensorboard: also write metrics for TensorBoard.
+        ranks: number of processes that train it together, with its tables sharded by TorchRec.
         console: for progress and results.
 
     Raises:
-        ModuleNotFoundError: if there are to be several ranks, but TorchRec is not installed.
-        ValueError: if there are to be several ranks on another device than the CPU, or with another optimizer than
-            Adagrad.
+        ModuleNotFoundError: if ``ranks`` is above 1 and TorchRec is not installed.
+        ValueError: if ``ranks`` is above 1 on another device than the CPU, or with another optimizer than Adagrad.
     """
     options: dict[str, Any] = {"device": device, "threads": threads, "deterministic": deterministic}
     options |= {"checkpoint_seconds": checkpoint_seconds, "tensorboard": tensorboard}
     if ranks == 1 or (out / "result.json").exists():
         return _run(config, prepared, out, **options, console=console, make_trial=Trial)
     if find_spec("torchrec") is None:
-        import_module("quorem.integrations.torchrec")  # says how to install it
+        import_module("quorem.integrations.torchrec")  # raises an error that says how to install it
     if device != "cpu":
         raise ValueError(f"device ({device!r}) must be 'cpu' for several ranks; on GPUs, examples/torchrec_dlrm.py")
     if config.optimizer != "adagrad":
@@ -142,7 +141,7 @@ def run(
 
 
 def _run_rank(config: str, data: str, out: str, options: dict[str, Any]) -> None:
-    """What one of several ranks does: the first has the folder and the terminal."""
+    """Train as one of several ranks; only the first writes to the folder and the terminal."""
     sharded = import_module("quorem.training.sharded")
     run_config, prepared = RunConfig.from_json(config), Prepared(data)
     if dist.get_rank() == 0:
@@ -197,7 +196,7 @@ def _run(
 
 
 def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
-    """What is about to be trained: data, model, tables, training and device, a line each."""
+    """What will be trained: one line each for data, model, tables, training and device."""
     model = build_model(config, prepared, "meta")
     tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
     parameters = sum(p.numel() for p in model.parameters())
@@ -223,7 +222,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
 
 
 def busy_hint(device: str, threads: int | None) -> str:
-    """A hint at ``--threads`` where other processes keep the cores busy; empty otherwise."""
+    """A hint to use ``--threads`` if other processes keep the cores busy; empty otherwise."""
     if device != "cpu" or threads is not None or torch.get_num_threads() == 1 or not hasattr(os, "getloadavg"):
         return ""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1

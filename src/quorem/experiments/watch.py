@@ -1,4 +1,4 @@
-"""Runs while they train: on a terminal a bar for each, elsewhere a plain line now and then."""
+"""Show the progress of runs: a bar for each on a terminal, otherwise a plain line at intervals."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,16 +10,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ..training.config import RunConfig
 from ..training.loop import Status
 
-LINE_SECONDS = 10.0  # between two lines of a run, where there is no terminal
+LINE_SECONDS = 10.0  # time between two lines of a run, without a terminal
 
 
 @contextmanager
 def watching(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
-    """Show the runs that report until the block ends.
+    """Show the progress of runs until the block ends; yields the function that takes their reports.
 
     Args:
-        console: to draw on.
-        names: of the runs.
+        console: the console to draw on.
+        names: names of the runs.
     """
     if console.is_terminal:
         with _bars(console, names) as report:
@@ -55,7 +55,7 @@ def _bars(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable
 
 
 def _lines(console: Console, names: Mapping[RunConfig, str]) -> Callable[[Status], None]:
-    """A line for each run every ``LINE_SECONDS``, and one when it is finished."""
+    """Print a line for each run every ``LINE_SECONDS``, and one when it is finished."""
     printed: dict[RunConfig, float] = {}
 
     def report(status: Status) -> None:
@@ -69,7 +69,7 @@ def _lines(console: Console, names: Mapping[RunConfig, str]) -> Callable[[Status
 
 
 def line(status: Status) -> str:
-    """How far a run is, in one line.
+    """The progress of a run, in one line.
 
     >>> line(Status(RunConfig(data="log"), 300, 400, 12800.0, 0.4567))
     'step 300 of 400 (75%), 12,800 rows/s, loss 0.4567, 0:01 left'

@@ -1,4 +1,4 @@
-"""Numbers and settings in words, the same on the page, in hover boxes and in tables."""
+"""Numbers and settings as text, the same on the page, in hover boxes and in tables."""
 
 import json
 import math
@@ -16,7 +16,7 @@ NONE = "\N{EN DASH}"
 
 
 def known(value: float | None) -> float:
-    """A number that may be absent; NaN where it is."""
+    """The number, or NaN if it is None."""
     return math.nan if value is None else value
 
 
@@ -30,7 +30,7 @@ def loss(value: float | None) -> str:
 
 
 def mean_text(mean: float | None, deviation: float | None, trials: int) -> str:
-    """A mean and its deviation, which one trial does not have.
+    """A mean and its deviation as text; one trial has no deviation.
 
     >>> mean_text(0.45, 0.0003, 5), mean_text(0.45, 0.0, 1)
     ('0.45000 ± 0.00030', '0.45000')
@@ -51,7 +51,7 @@ def metrics(split: str, values: Mapping[str, float]) -> str:
 
 
 def count(value: float, unit: str = "") -> str:
-    """A number in three digits with its prefix.
+    """A number with three digits and a prefix for its power of 1000.
 
     >>> count(135_746_273), count(960), count(2_160_805_824, "B")
     ('136 M', '960', '2.16 GB')
@@ -63,7 +63,7 @@ def count(value: float, unit: str = "") -> str:
 
 
 def counts(values: Sequence[float], unit: str = "") -> list[str]:
-    """Numbers that stand together, such as the marks of an axis: all with the same prefix.
+    """Numbers that are shown together, such as the marks of an axis, all with the same prefix.
 
     >>> counts([500_000, 1_000_000, 2_500_000]), counts([0, 250, 500]), counts([3e4, 1e6], "B")
     (['0.5 M', '1 M', '2.5 M'], ['0', '250', '500'], ['0.03 MB', '1 MB'])
@@ -76,7 +76,7 @@ def counts(values: Sequence[float], unit: str = "") -> list[str]:
 
 
 def size(value: float) -> str:
-    """Bytes in words: 1 kB is 1000 bytes.
+    """A number of bytes as text: 1 kB is 1000 bytes.
 
     >>> size(540_201_456 * 4)
     '2.16 GB'
@@ -91,7 +91,7 @@ def _digits(value: float) -> str:
 
 
 def network(name: str) -> str:
-    """A network's name as its authors write it; other names as they are, without the digest of their file.
+    """A network's name as its authors write it; other names unchanged, but without the digest of their file.
 
     >>> network("dlrm"), network("nets/wide.py:build#0123456789ab")
     ('DLRM', 'nets/wide.py:build')
@@ -100,12 +100,12 @@ def network(name: str) -> str:
 
 
 def optimizer(name: str) -> str:
-    """An optimizer's name as the paper writes it; other names as they are."""
+    """An optimizer's name as the paper writes it; other names unchanged."""
     return OPTIMIZER_NAMES.get(name, name)
 
 
 def scheme(config: Mapping[str, Any]) -> str:
-    """The scheme of a run as one would write it in Python.
+    """The scheme of a run as Python code.
 
     >>> scheme({"scheme": {"scheme": "QR", "num_collisions": 60}})
     'QR(num_collisions=60)'
@@ -133,12 +133,12 @@ def settings(point: Result) -> list[str]:
 
 
 def finished(point: Result) -> int:
-    """Trials with any optimizer."""
+    """Number of finished trials with any optimizer."""
     return sum(int(other.get("trials", 0)) for other in point.others.values()) or point.trials
 
 
 def trials(number: int) -> str:
-    """How many trials.
+    """A number of trials as text.
 
     >>> trials(1), trials(5)
     ('1 trial', '5 trials')
@@ -147,7 +147,7 @@ def trials(number: int) -> str:
 
 
 def facts(made: Mapping[str, Any]) -> str:
-    """The entries of a mapping in one line, the nested ones too.
+    """The entries of a mapping in one line, including nested ones.
 
     >>> facts({"rows": 1000000, "versions": {"torch": "2.13.0"}})
     'rows 1,000,000, versions (torch 2.13.0)'
@@ -156,7 +156,7 @@ def facts(made: Mapping[str, Any]) -> str:
 
 
 def data(dataset: Mapping[str, Any]) -> str:
-    """What is known of a dataset, in one line.
+    """What is known about a dataset, in one line.
 
     >>> data({"name": "log", "rows": {"train": 1200, "test": 100}, "num_dense": 2, "cardinalities": [30, 1000]})
     '1,200 train and 100 test rows; 2 dense and 2 categorical features with 1,030 categories'
@@ -174,7 +174,7 @@ def data(dataset: Mapping[str, Any]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Any value out of a file in words."""
+    """Any value from a file as text."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "unknown"}[value]
     if isinstance(value, int):

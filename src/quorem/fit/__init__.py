@@ -1,8 +1,8 @@
-"""The fit of a trained table by a scheme: the stored tables whose composition is nearest to it, by least squares.
+"""Fit a scheme to a trained table: find the stored tables whose composition is nearest to it, by least squares.
 
 The largest table of a scheme is never a variable: given the others, its rows are weighted means over buckets, which one
-pass over the ids finds. So a fit keeps only the small tables in memory, in float64, reads the trained table in blocks,
-and writes the largest table in its last pass. ``docs/appendix/fit.md`` has the methods.
+pass over the ids computes. So a fit keeps only the small tables in memory, in float64, reads the trained table in
+blocks, and writes the largest table in its last pass. ``docs/appendix/fit.md`` describes the methods.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ from .target import Target, run_pass, weights_of
 
 __all__ = ["fit_"]
 
-MEMORY = 2**27  # bytes that a fit may take beside the tables, or a quarter of the trained table where that is more
-COPIES = 16  # of the small tables that a fit holds, at most
+MEMORY = 2**27  # bytes that a fit may use beside the tables; or a quarter of the trained table, if that is more
+COPIES = 16  # the most copies of the small tables that a fit holds
 
 
 def fit_(
@@ -36,24 +36,25 @@ def fit_(
 ) -> None:
     """Fill the tables of one spec with the least-squares fit of a trained table.
 
-    ``concat`` and ``feature`` take means over buckets; ``add`` solves the normal equations; ``mult`` alternates, from a
-    start that is the answer where the table is a product. A table that the scheme can hold is recovered to float
-    precision. The largest table holds the scale: of the others, those that add have mean zero, those that multiply mean
-    square one. Hot ids of a ``HotCold`` scheme keep their vectors, and the rest gets its mean.
+    ``concat`` and ``feature`` take means over buckets. ``add`` solves the normal equations. ``mult`` improves the
+    tables in turn, from initial values that are already the solution if the table is a product. A table that the scheme
+    can represent is recovered to float precision. The largest table carries the scale: the other tables have mean zero
+    for ``add``, and mean square one for ``mult``. Hot ids of a ``HotCold`` scheme keep their vectors, and the row of
+    the rest is the mean of their vectors.
 
     Args:
-        tables: the stored tables, filled in place; those of a pool, where the scheme has one, come last.
-        spec: what they are.
+        tables: the stored tables, filled in place; those of a pool, if the scheme has one, come last.
+        spec: the spec of the tables.
         dense: the trained table, ``[n, D]``, on the device of ``tables``.
-        frequencies: how often each id occurs, ``[n]``: the weight of its error; all alike where None. An id that
-            never occurs has next to no weight: it decides only what no other id decides.
+        frequencies: how often each id occurs, ``[n]``: the weight of its error; None weighs all ids equally. An id that
+            never occurs has almost no weight: it only determines what no other id determines.
         padding_idx: an id that is left out, since its vector is never read.
-        ranks: the hot and cold ids of a ``HotCold`` scheme; None where ids come by frequency.
+        ranks: the hot and cold ids of a ``HotCold`` scheme; None where ids are in order of frequency.
 
     Raises:
         TypeError: if ``frequencies`` does not hold numbers.
-        ValueError: if ``dense`` or ``frequencies`` has the wrong shape or values, or the scheme is path-based: networks
-            have no such fit.
+        ValueError: if ``dense`` or ``frequencies`` has the wrong shape or values, or the scheme is path-based: its
+            networks have no closed-form fit.
 
     >>> from quorem import QR
     >>> remainder, quotient = torch.empty(3, 1), torch.empty(2, 1)
@@ -99,7 +100,7 @@ def fit_(
 
 
 def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: Ranks | None) -> Target:
-    """Fill the rows of hot ids and of the rest; returns what is left to fit, the cold ids."""
+    """Fill the rows of hot ids and of the rest; returns the target that is left to fit, the cold ids."""
     place = places(spec, ranks).to(target.dense.device)
     if spec.num_own:
         owners = (place < spec.num_own).nonzero().flatten()
@@ -119,9 +120,10 @@ def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: 
 
 @contextmanager
 def _one_thread_an_op(device: torch.device) -> Iterator[int]:
-    """Torch's threads are taken off single operations, for passes to share: blocks are too small to be split.
+    """Run each torch operation on one thread, and yield the number of threads, which then share a pass over the ids.
 
-    On a busy machine two threads that wait for each other at every operation were thirty times slower than one.
+    Blocks are too small to be split among threads within an operation: on a busy machine two threads that wait for each
+    other at every operation were thirty times slower than one.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:
@@ -143,7 +145,11 @@ def _copy_(table: Tensor, dense: Tensor, permutation: Permutation | None) -> Non
 
 
 def _scale(dense: Tensor, padding: int | None) -> Tensor:
-    """For each column a power of two near its largest size, float64; ValueError unless all entries are finite."""
+    """For each column a power of two near its largest absolute value, float64.
+
+    Raises:
+        ValueError: if an entry is not finite.
+    """
     largest = torch.zeros(dense.shape[1], dtype=torch.float64, device=dense.device)
     for begin in range(0, len(dense), 2**16):
         rows = dense[begin : begin + 2**16].abs()
@@ -158,7 +164,7 @@ def _scale(dense: Tensor, padding: int | None) -> Tensor:
 
 
 def _fit_means_(target: Target, tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """Each table by itself: means over the buckets of its partition."""
+    """Fit each table separately: its rows are means over the buckets of its partition."""
     start = 0
     for table, partition in zip(tables, target.partitions, strict=True):
         columns = slice(start, start + table.shape[1])
@@ -167,7 +173,7 @@ def _fit_means_(target: Target, tables: Sequence[Tensor], spec: TableSpec) -> No
 
 
 def _chunks(dense: Tensor, num_buckets: int) -> Iterator[slice]:
-    """Columns that are fitted together, so that the small tables fit in memory."""
+    """Ranges of columns to fit one after another, so that the small tables stay within the memory limit."""
     n, d = dense.shape
     memory = max(MEMORY, n * d * dense.element_size() // 4)
     width = min(d, max(1, memory // (8 * COPIES * num_buckets)))

@@ -1,9 +1,10 @@
-"""``mult``: alternating least squares, from a start that is the answer where the table is a product.
+"""``mult``: alternating least squares, from initial values that are already the solution if the table is a product.
 
-For two tables the best product is the best matrix of rank one, for each dimension. On a full grid of buckets that is an
-eigenvector, or what alternation converges to from any start. On a grid with holes alternation can get stuck, so several
-starts are tried there: *growth* from one id, by which each bucket's value follows from its neighbours'; and for small
-tables logarithms, by which a product is a sum, with the signs from a system over the integers modulo two.
+For two tables the best product is, for each dimension, the best matrix of rank one. If every pair of buckets has an id
+(a full grid), it comes from an eigenvector, and alternation converges to it from any initial values. If some pairs have
+none, alternation can get stuck, so several initial values are tried: *growth* from one id, where each bucket's value
+follows from its neighbours; and for small tables logarithms, which turn the product into a sum, with the signs from a
+linear system over the integers modulo two.
 """
 
 import math
@@ -17,17 +18,17 @@ from torch import Tensor
 from . import sums
 from .target import Target, run_pass
 
-PASSES = 100  # over all small tables, at most
-GAIN = 1e-4  # of a pass over all small tables, relative, below which they have converged
-EXACT = 1e-13  # error, relative to the entries of the table, that is taken for none
-EXTRAPOLATED_FROM = 5  # rounds that the next is extrapolated from
-MANY = 2**24  # numbers of a weighted table from which on a sample of its ids is fitted before all of them:
-SAMPLE = 16  # one of so many, the most frequent
-IDS_A_ROW = 64  # of the small tables, that a sample must have
-FLOORS = (0.1, 0.03, 0.01)  # sizes below which factors are avoided, relative to the mean of their column
-COST = 0.05  # relative error that this may add
-FEW_BUCKETS = 128  # up to which the best product of two tables comes from an eigenvector
-FEW_SIGNS = 2**24  # ids times buckets up to which the signs of a product are solved for
+PASSES = 100  # the most rounds over all small tables
+GAIN = 1e-4  # the small tables have converged when a round lowers the error by a smaller share than this
+EXACT = 1e-13  # a smaller error, relative to the entries of the table, counts as zero
+EXTRAPOLATED_FROM = 5  # number of rounds that the next one is extrapolated from
+MANY = 2**24  # a weighted table with at least so many numbers is first fitted on a sample of its ids
+SAMPLE = 16  # the sample has 1 / SAMPLE of the ids, the most frequent
+IDS_A_ROW = 64  # a sample must have so many ids for each row of the small tables
+FLOORS = (0.1, 0.03, 0.01)  # limits for small factors, relative to the root mean square of their column; see COST
+COST = 0.05  # factors are kept above a limit where this adds at most so much relative error
+FEW_BUCKETS = 128  # with at most so many buckets, the best product of two tables comes from an eigenvector
+FEW_SIGNS = 2**24  # if ids times buckets are at most so many, the signs of a product are solved for
 
 
 def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
@@ -48,7 +49,7 @@ def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
 
 
 def _fitted_to_sample(target: Target, small: Sequence[Tensor]) -> list[Tensor]:
-    """The small tables improved on the most frequent ids, in single precision: all ids then take few rounds."""
+    """Improve the small tables on the most frequent ids, in single precision; then all ids need only a few rounds."""
     part = target.sample(target.num_ids // SAMPLE)
     assert part.weights is not None and part.starts is not None
     # An id that is alone in its bucket of the largest table says nothing about the small ones.
@@ -59,17 +60,17 @@ def _fitted_to_sample(target: Target, small: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _normalized(factor: Tensor) -> Tensor:
-    """Columns with mean square one and a positive mean."""
+    """The factor with its columns scaled to mean square one and a mean that is not negative."""
     size = factor.square().mean(0).sqrt()
     sign = torch.where(factor.sum(0) < 0, -1.0, 1.0)
     return torch.where(size > 0, factor * sign / size, 1)
 
 
 def _away_from_zero(target: Target, small: list[Tensor]) -> list[Tensor]:
-    """The small tables without factors close to zero, in the columns where that costs next to nothing.
+    """Move factors of the small tables away from zero, in the columns where that costs almost nothing.
 
     Where weights differ much, the best product may have a factor that goes to zero, while rows of the largest table go
-    to infinity. It would be no better by much, and the first step of an optimizer would destroy it.
+    to infinity. Such a product is hardly better, and the first step of an optimizer would destroy it.
     """
     error = run_pass(target, small, "mult", []).error
     open_columns = torch.stack([(table.abs() < FLOORS[0]).any(0) for table in small]).any(0)
@@ -84,15 +85,15 @@ def _away_from_zero(target: Target, small: list[Tensor]) -> list[Tensor]:
 
 
 def alternate(target: Target, small: Sequence[Tensor], passes: int) -> list[Tensor]:
-    """Improve the small tables in turn, until a round over them gains next to nothing.
+    """Improve the small tables in turn, until a round over them gains almost nothing.
 
-    Rounds converge slowly where weights differ much, so each column is extrapolated from its last rounds (Anderson's
-    mixing); where that made it worse, it goes back to the plain round.
+    Rounds converge slowly where weights differ much, so each column is extrapolated from its last rounds (Anderson
+    mixing); a column that became worse goes back to the result without extrapolation.
     """
     state, plain = torch.cat(tuple(small)), torch.cat(tuple(small))
     least, idle = torch.full_like(target.scale, math.inf), 0
-    points: list[Tensor] = []  # where rounds ended
-    steps: list[Tensor] = []  # and how far they went
+    points: list[Tensor] = []  # the results of the last rounds
+    steps: list[Tensor] = []  # the change that each of these rounds made
     for _ in range(passes):
         tables = [table.clone() for table in state.split(target.sizes[1:])]
         error = torch.stack([_improve(target, tables, j) for j in range(len(tables))])[0]
@@ -107,11 +108,11 @@ def alternate(target: Target, small: Sequence[Tensor], passes: int) -> list[Tens
 
 
 def _extrapolated(points: list[Tensor], steps: list[Tensor]) -> Tensor:
-    """The mixture of the points whose mixed step is shortest, for each column."""
+    """For each column, the combination of the points for which the same combination of the steps is shortest."""
     if len(points) == 1:
         return points[0]
     dtype = points[0].dtype
-    points, steps = [table.double() for table in points], [table.double() for table in steps]  # steps are much alike
+    points, steps = [table.double() for table in points], [table.double() for table in steps]  # steps are nearly equal
     point, step = points[-1], steps[-1]
     between = torch.stack([step - other for other in steps[:-1]]).permute(2, 1, 0)  # [D, P, m]
     gram = between.transpose(1, 2) @ between
@@ -130,7 +131,7 @@ def _improve(target: Target, small: list[Tensor], j: int) -> Tensor:
 
 
 def _start(target: Target) -> list[Tensor]:
-    """The small tables to alternate from: for each dimension those of several starts whose error is least."""
+    """Initial small tables for ``alternate``: several are tried, and each dimension takes those of least error."""
     n, sizes = target.num_ids, target.sizes
     dense_grid, full = math.prod(sizes) <= 2 * n, math.prod(sizes) == n and target.padding is None
     starts = []
@@ -150,7 +151,7 @@ def _start(target: Target) -> list[Tensor]:
 
 
 def _eigenvectors(target: Target) -> Tensor:
-    """The small table of the best product of two on a full grid, weights aside: for each dimension an eigenvector."""
+    """The small one of two tables with the best product on a full grid without weights: eigenvectors as columns."""
     size, d = target.sizes[1], len(target.scale)
     gram = torch.zeros(d, size, size, dtype=torch.float64, device=target.dense.device)
     for first, last in target.ranges():
@@ -164,7 +165,10 @@ def _eigenvectors(target: Target) -> Tensor:
 
 
 def _grow(target: Target) -> list[Tensor]:
-    """From the id with the largest entry of each dimension: one in its buckets, and elsewhere what follows from it."""
+    """Initial values that start with one in the buckets of the id with the largest entry, for each dimension.
+
+    The values of all other buckets follow from these, step by step.
+    """
     d = len(target.scale)
     largest, seed = torch.zeros_like(target.scale), torch.zeros(d, dtype=torch.int64, device=target.dense.device)
     for ids in torch.arange(target.num_ids, device=seed.device).split(target.block_ids):
@@ -186,7 +190,7 @@ def _grow(target: Target) -> list[Tensor]:
 
 
 def _from_logarithms(target: Target) -> list[Tensor]:
-    """Sizes from the best sum of logarithms, signs from the signs of the rows."""
+    """Initial values: absolute values from the best sum of logarithms, signs from the signs of the rows."""
     ids = torch.arange(target.num_ids, device=target.dense.device)
     rows = target.entries(ids)
     logarithms = rows.abs().clamp_(min=1e-30).log_()
@@ -201,12 +205,12 @@ def _from_logarithms(target: Target) -> list[Tensor]:
 
 
 def _signs(buckets: list[Tensor], sizes: list[int], negative: Tensor) -> list[Tensor]:
-    """Signs ``[size, D]`` of each table whose products are negative where asked; contradictions are passed over.
+    """Signs ``[size, D]`` of each table whose products are negative where ``negative`` is; contradictions are ignored.
 
-    Gauss's elimination modulo two, all dimensions at once: a row is an integer whose bits are the buckets of an id.
+    Gaussian elimination modulo two, all dimensions at once: a row is an integer whose bits are the buckets of an id.
     """
     d, total = negative.shape[1], sum(sizes)
-    # Small tables lie at the low bits, so that the largest is eliminated first.
+    # Small tables have the low bits, so that the largest table is eliminated first.
     starts = [total - sum(sizes[: j + 1]) for j in range(len(sizes))]
     columns = zip(*(b.add(s).tolist() for b, s in zip(buckets, starts, strict=True)), strict=True)
     pivots: dict[int, tuple[int, int]] = {}

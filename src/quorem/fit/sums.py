@@ -8,15 +8,15 @@ from torch import Tensor
 
 from .target import Target, run_pass
 
-PASSES = 200  # of one solution, at most, unless there are few unknowns
+PASSES = 200  # the most passes of one run of conjugate gradients, unless there are few unknowns
 FEW_UNKNOWNS = 2**16
-ROUNDS = 4  # solutions, each for what rounding left of the one before
-TOLERANCE = 1e-13  # of the gradient, relative to the entries of the table
+ROUNDS = 4  # the most runs; each solves for the error that rounding left in the previous one
+TOLERANCE = 1e-13  # for the gradient, relative to the entries of the table
 
 
 def solve(target: Target) -> list[Tensor]:
     """The small tables of the best sum, float64, each of mean zero over its buckets."""
-    # Weights leave tables undecided where they are next to zero; there the solution without weights stays.
+    # Where weights are almost zero they do not determine the tables; there the solution without weights is kept.
     small = target.zeros() if target.weights is None else solve(replace(target, weights=None))
     for _ in range(ROUNDS):
         sums = run_pass(target, small, "add")
@@ -34,7 +34,7 @@ def solve(target: Target) -> list[Tensor]:
 
 
 def _conjugate_gradients(target: Target, gradient: Tensor, curvature: Tensor, goal: float) -> Tensor:
-    """The step ``[P, D]`` over all small tables after which the gradient is zero; each column by itself."""
+    """The step ``[P, D]`` over all small tables after which the gradient is zero; columns are independent."""
     step, rest = torch.zeros_like(gradient), gradient.clone()
     direction = _scaled(rest, curvature)
     size = (direction * rest).sum(0)

@@ -1,4 +1,4 @@
-"""A trained table read in blocks of ids, and the pass over it that every fit is made of."""
+"""A trained table that is read in blocks of ids, and the pass over it that all fits use."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,17 +14,17 @@ from ..partitions import Partition
 from ..renumbering import Mixing, Permutation
 from ..schemes import AnyPartition
 
-BLOCK = 2**17  # numbers of the trained table that are worked on at a time
-ROWS_TOGETHER = 32  # rows of the trained table that lie together and are read at once, at least,
-RANGES = 4  # where the largest table has so many ranges of as many rows
-MANY = 2**20  # numbers from which on threads share a pass
+BLOCK = 2**17  # numbers of the trained table that are processed at a time
+ROWS_TOGETHER = 32  # a range has at least so many buckets, whose rows are next to each other and read at once,
+RANGES = 4  # as long as there are at least so many ranges
+MANY = 2**20  # threads share a pass over a table with at least so many numbers
 UNSEEN = 1e-9  # weight of an id that never occurs, relative to the smallest frequency above zero
 
 
 class Block(NamedTuple):
-    """A grid of ids ``[T, W]``: their rows ``[T, W, D]`` in float64, weights (None: all one), and buckets by partition.
+    """A grid of ids ``[T, W]``: their rows ``[T, W, D]``, weights (None: all one), and buckets for each partition.
 
-    Buckets that do not change along a side of the grid are given once: as ``[T, 1]`` or ``[1, W]``.
+    Buckets that do not change along a side of the grid are stored once: as ``[T, 1]`` or ``[1, W]``.
     """
 
     rows: Tensor
@@ -45,7 +45,7 @@ class Block(NamedTuple):
         table.index_add_(0, bucket.flatten(), values.flatten(0, 1))
 
     def sum_weighted_into_(self, table: Tensor, j: int, values: Tensor) -> None:
-        """The same for ``values`` times the weights, by a matrix product where values change along one side only."""
+        """``sum_into_`` of ``values`` times the weights, as a matrix product if values change along one side only."""
         (t, w, _), bucket, weights = self.rows.shape, self.buckets[j], self.weights
         if weights is not None and bucket.shape == (t, 1) and values.shape[0] == 1:
             table.index_add_(0, bucket[:, 0], weights[..., 0] @ values[0].expand(w, -1))
@@ -56,11 +56,11 @@ class Block(NamedTuple):
 
 
 class ErrorTerms(NamedTuple):
-    """The squared error ``[D]``, and for each small table the gradient of half of it, downhill, and the curvature."""
+    """The squared error, and its derivatives by the small tables."""
 
-    error: Tensor
-    gradients: list[Tensor]
-    curvatures: list[Tensor]
+    error: Tensor  # [D]
+    gradients: list[Tensor]  # for each small table, minus the gradient of half the error
+    curvatures: list[Tensor]  # for each small table, the second derivatives of half the error
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +69,15 @@ class Target:
 
     Args:
         dense: the trained table ``[n, D]``, or some of its rows and columns.
-        scale: what each column is divided by, ``[D]``.
-        partitions: the largest first.
-        permutation: of the ids, before they are partitioned.
-        weights: of the rows of ``dense``, float64 ``[n]``; all alike where None.
-        padding: a row of ``dense`` that counts for nothing.
-        threads: that share a pass.
-        rows: the row of ``dense`` of each id, where that is not the id itself.
-        members: the ids in order of their buckets in the first partition; None where two integers give them.
+        scale: the divisor of each column, ``[D]``.
+        partitions: the partitions, the largest first.
+        permutation: permutation of the ids, applied before the partitions.
+        weights: weights of the rows of ``dense``, float64 ``[n]``; None weighs all equally.
+        padding: a row of ``dense`` that is ignored.
+        threads: number of threads that share a pass.
+        rows: the row of ``dense`` for each id, where that is not the id itself.
+        members: the ids in order of their buckets in the first partition; None where the partition's stride and size
+            give them.
         starts: where the members of each bucket start, one entry more than there are buckets.
     """
 
@@ -93,14 +94,14 @@ class Target:
 
     @property
     def num_ids(self) -> int:
-        """Ids to fit."""
+        """Number of ids to fit."""
         if self.members is not None:
             return len(self.members)
         return len(self.dense if self.rows is None else self.rows)
 
     @property
     def sizes(self) -> list[int]:
-        """Buckets of each partition."""
+        """Number of buckets of each partition."""
         return [part.size for part in self.partitions]
 
     def with_partitions(self, partitions: Sequence[AnyPartition]) -> "Target":
@@ -111,7 +112,7 @@ class Target:
         return target._with_members(self.num_ids, lambda begin, end: torch.arange(begin, end))
 
     def sample(self, number: int) -> "Target":
-        """The ``number`` ids of the largest weights."""
+        """The target restricted to the ``number`` ids with the largest weights."""
         assert self.weights is not None
         weights = self.weights if self.rows is None else self.weights[self.rows]
         ids = weights.topk(number, sorted=False).indices
@@ -120,7 +121,10 @@ class Target:
         return replace(target, members=ids[target.members])
 
     def _with_members(self, number: int, some: Callable[[int, int], Tensor]) -> "Target":
-        """The same with ``members``: positions of ``number`` ids, in order of their buckets in the first partition."""
+        """The target with ``members`` and ``starts`` for the ``number`` ids of which ``some(begin, end)`` is a part.
+
+        Members are positions among these ids, in order of their buckets in the first partition.
+        """
         size, device = self.partitions[0].size, self.dense.device
         buckets = torch.empty(number, dtype=torch.int32 if size < 2**31 else torch.int64, device=device)
         counts = torch.zeros(size, dtype=torch.int64, device=device)
@@ -133,12 +137,12 @@ class Target:
         return replace(self, members=buckets.argsort(stable=True), starts=starts)
 
     def columns(self, some: slice) -> "Target":
-        """Some columns of the table."""
+        """The target restricted to some columns of the table."""
         return replace(self, dense=self.dense[:, some], scale=self.scale[some])
 
     @property
     def block_ids(self) -> int:
-        """Ids of a block, at most."""
+        """The most ids of a block."""
         return max(1, BLOCK // self.dense.shape[1])
 
     def ranges(self) -> Iterator[tuple[int, int]]:
@@ -149,7 +153,7 @@ class Target:
             yield first, min(first + step, size)
 
     def blocks(self, first: int, last: int) -> Iterator[Block]:
-        """The ids of the buckets in ``[first, last)``, buckets of the first partition counted from ``first``."""
+        """Blocks of the ids in buckets ``[first, last)`` of the first partition, which blocks count from ``first``."""
         if self.members is not None and self.starts is not None:
             for ids in self.members[int(self.starts[first]) : int(self.starts[last])].split(self.block_ids):
                 places = self.row_of(ids)
@@ -177,28 +181,28 @@ class Target:
                 yield self._block(rounds * period + across[:, : len(rows)], rows[None], weights, first)
 
     def row_of(self, ids: Tensor) -> Tensor:
-        """The row of ``dense`` of each of ``ids``."""
+        """The row of ``dense`` for each of ``ids``."""
         return ids if self.rows is None else self.rows[ids]
 
     def entries(self, ids: Tensor) -> Tensor:
-        """The rows of ``ids``, scaled, in float64; zeros for padding."""
-        rows = self.dense[self.row_of(ids)] / self.scale  # in float64, as the scale is
+        """The scaled rows of ``ids``, in float64; zeros for padding."""
+        rows = self.dense[self.row_of(ids)] / self.scale  # in float64, like the scale
         return rows if self.padding is None else rows.masked_fill_((self.row_of(ids) == self.padding)[:, None], 0)
 
     def _block(self, ids: Tensor, rows: Tensor, weights: Tensor | None, first: int) -> Block:
-        """``ids`` and their weights ``[T, W]``, with their rows ``[T, W, D]``."""
+        """The block of ``ids`` and ``weights`` ``[T, W]``, with ``rows`` ``[T, W, D]``."""
         rows = rows.to(self.scale.dtype, copy=True).div_(self.scale)
         weights = None if weights is None else weights[..., None]
         if self.padding is not None and (absent := (self.row_of(ids) == self.padding)[..., None]).any():
             weights = torch.where(absent, 0, rows.new_ones(()) if weights is None else weights)
-            rows = rows.masked_fill(absent, 0)  # whatever it holds, NaN included
+            rows = rows.masked_fill(absent, 0)  # even if it has NaN
         places = ids if self.permutation is None else self.permutation(ids)
         largest, *others = self.partitions
         if self.members is not None or not isinstance(largest, Partition):
             return Block(rows, weights, [largest(places) - first, *(part(places) for part in others)])
         period = largest.size * largest.stride
         above = [isinstance(part, Partition) and part.stride % period == 0 for part in others]
-        # A digit above the largest table's is the same for all ids of one round.
+        # A digit above that of the largest table is the same for all ids of one round.
         buckets = [part(places[:, :1] if same else places) for part, same in zip(others, above, strict=True)]
         return Block(rows, weights, [largest(places[:1]) - first, *buckets])
 
@@ -214,13 +218,13 @@ class Target:
 
 
 def _rounds(values: Tensor, period: int) -> tuple[Tensor, Tensor]:
-    """Values of all ids as ``[rounds, period, ...]``, and those of the last round, where it is cut off."""
+    """Values of all ids as ``[rounds, period, ...]``, and the values of the last round if it is incomplete."""
     rounds = len(values) // period
     return values[: rounds * period].unflatten(0, (rounds, period)), values[rounds * period :]
 
 
 def weights_of(frequencies: Tensor | None, device: torch.device) -> Tensor | None:
-    """Weights in (0, 1] that are as the frequencies; an id that never occurs has next to none."""
+    """Weights in (0, 1] that are proportional to the frequencies; an id that never occurs has almost none."""
     if frequencies is None:
         return None
     weights = frequencies.to(device, torch.float64)
@@ -237,15 +241,15 @@ def run_pass(
     largest: Tensor | None = None,
     of_zeros: bool = False,
 ) -> ErrorTerms:
-    """Compose each id's row of the small tables, and add or multiply by the best row of the largest table.
+    """Compute the best rows of the largest table for given small tables, the error, and its derivatives.
 
     Args:
         target: the table to fit.
-        small: rows of each partition but the first, float64 ``[size, D]``.
+        small: the small tables ``[size, D]``, one for each partition but the first.
         operation: ``"add"`` or ``"mult"``.
-        wanted: the small tables whose derivatives are returned; all where None.
-        largest: takes the rows of the largest table, where given.
-        of_zeros: fit zeros in place of the target's rows.
+        wanted: positions of the small tables whose derivatives are returned; None for all.
+        largest: filled with the rows of the largest table, if given.
+        of_zeros: fit zeros instead of the target's rows.
     """
     wanted = range(len(small)) if wanted is None else wanted
     ranges = list(target.ranges())
@@ -273,7 +277,7 @@ def _pass_over(
     largest: Tensor | None,
     of_zeros: bool,
 ) -> ErrorTerms:
-    """The pass over some ranges of buckets."""
+    """``run_pass`` over some ranges of buckets."""
     sums = ErrorTerms(torch.zeros_like(target.scale), [], [])
     one = target.scale.new_ones(1, 1, 1)
     for j in wanted:
@@ -314,7 +318,7 @@ def _pass_over(
 
 
 def _split(block: Block, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor | None]:
-    """What is left for the largest table to fit, and what its rows are multiplied by (None: one)."""
+    """What the largest table has to fit, and the factors that its rows are multiplied by (None: one)."""
     rows = block.rows.new_zeros(1, 1, 1) if of_zeros else block.rows
     others = [F.embedding(bucket, table) for table, bucket in zip(small, block.buckets[1:], strict=True)]
     if operation == "mult":

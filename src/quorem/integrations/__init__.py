@@ -1,1 +1,1 @@
-"""quorem inside other libraries. Each needs its library installed; none is imported by ``import quorem``."""
+"""Using quorem with other libraries. Each module needs its library; ``import quorem`` imports none of them."""

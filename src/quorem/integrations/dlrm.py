@@ -1,8 +1,8 @@
-"""Checkpoints of the public DLRM code's ``QREmbeddingBag``, which has the quotient's table large.
+"""Load checkpoints of the public DLRM code's ``QREmbeddingBag``, in which the quotient has the large table.
 
 Its tables are ``weight_q``, a row for each quotient by ``num_collisions``, and ``weight_r``, a row for each remainder.
-It pools first and composes then, so that only bags of one id are the products that the paper means; here vectors are
-composed first. Bags of one id are the same in both.
+It pools before it composes, so that only bags of one id give the products of the paper; quorem composes first. Bags of
+one id are the same in both.
 """
 
 from collections.abc import Mapping
@@ -30,18 +30,18 @@ def load_qr_embedding_bag(
     """The ``EmbeddingBag`` with the tables of a ``QREmbeddingBag`` in a checkpoint.
 
     Args:
-        state_dict: of the module or of the model that holds it; or the dict that DLRM saves, with it under
-            ``"state_dict"``.
-        prefix: of the module in it, such as ``"emb_l.3"``.
-        num_embeddings: number of ids; as many as the tables have room for where None, since a checkpoint does not say.
-        operation: that the checkpoint was trained with: ``"mult"``, ``"add"`` or ``"concat"`` (quotient first).
+        state_dict: state dict of the module or of the model that contains it; or the dict that DLRM saves, which has
+            it under ``"state_dict"``.
+        prefix: name of the module in the state dict, such as ``"emb_l.3"``.
+        num_embeddings: number of ids, which a checkpoint does not say; None for the most that the tables can have.
+        operation: the operation of the trained model: ``"mult"``, ``"add"`` or ``"concat"`` (quotient first).
         mode: how bags are pooled; DLRM sums.
         sparse: give the rows a sparse gradient.
 
     Raises:
         KeyError: if the checkpoint has no such tables.
         TypeError: if they are not tensors.
-        ValueError: if their shapes do not go together, or not with ``num_embeddings``.
+        ValueError: if their shapes do not fit each other or ``num_embeddings``.
 
     >>> saved = {"emb_l.0.weight_q": torch.randn(250, 16), "emb_l.0.weight_r": torch.randn(4, 16)}
     >>> load_qr_embedding_bag(saved, "emb_l.0", num_embeddings=999)

@@ -1,4 +1,4 @@
-"""How many distinct rows a batch reads, counted on a batch that is drawn as the tables expect their ids."""
+"""How many distinct rows a batch reads, counted on a random batch with the id frequencies of the tables."""
 
 from collections.abc import Mapping, Sequence
 from math import log
@@ -12,7 +12,7 @@ from .features import Feature
 
 
 def drawn_ids(table: Table, count: int) -> Tensor:
-    """So many ids of a table, by its frequencies, else by Zipf's law: rank i has about ``log(1 + 1 / i)`` of them.
+    """Draw ``count`` ids by the table's frequencies, or by Zipf's law: rank i has a share of about ``log(1 + 1 / i)``.
 
     >>> drawn_ids(Table("user", 10, 16, frequencies=torch.tensor([0] * 9 + [5])), 3)
     tensor([9, 9, 9])
@@ -40,9 +40,9 @@ def distinct_rows(
     """How many distinct rows of each part a batch reads, by name of the part; at least one of each.
 
     Args:
-        features: of the tables.
+        features: the features that read the tables.
         ranks: the lists of hot and cold ids.
-        tables: whose frequencies are used.
+        tables: the tables, whose frequencies are used.
         batch_size: number of samples.
         ids_per_sample: mean number of ids by feature; 1 where absent.
     """

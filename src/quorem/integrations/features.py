@@ -16,11 +16,11 @@ from ..partitions import ExplicitPartition, Partition
 from ..renumbering import Mixing
 from ..schemes import TableSpec
 
-Search = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # ``ops.search.search``, or with an index
+Search = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # ``ops.search.search``, or a version that uses an index
 
 
 class Part(NamedTuple):
-    """Rows under one name of quorem's, and the interval that they are drawn from."""
+    """The rows of one stored table of quorem's, by its name, and the interval that their initial values come from."""
 
     name: str
     num_rows: int
@@ -37,39 +37,39 @@ class StoredTable(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all parts."""
+        """Number of rows of all parts."""
         return sum(part.num_rows for part in self.parts)
 
 
 class PartReads(NamedTuple):
-    """What N ids read of their table's K parts."""
+    """The rows that N ids read in the K parts of their table."""
 
-    rows: list[Tensor]  # K of [N]: the row of each part
-    used: Tensor | None  # bool [N, K]: which are read; None where all are
+    rows: list[Tensor]  # K tensors [N]: the row of each id in each part
+    used: Tensor | None  # bool [N, K]: which parts each id reads; None where it reads all
 
 
 @dataclass(frozen=True)
 class Feature:
     """A feature: the table it reads, and the keys under which its rows are looked up.
 
-    Where vectors are sums of rows, all parts of a table are in one plain table, ``merged``, and so are those of tables
-    that share a pool. Otherwise each part has a plain table and a key.
+    Where vectors are sums of rows, all parts of a table are in one plain table (``merged``); tables that share a pool
+    are in one plain table as well. Otherwise each part has a plain table and a key.
 
     Args:
-        name: of the feature.
-        table: the name of its table.
-        spec: of its table.
-        padding: the id that stands for nothing, or None.
+        name: name of the feature.
+        table: name of its table.
+        spec: spec of its table.
+        padding: the padding id, or None.
         stored: the plain table of each key.
-        parts: what an id may read: rows of its own, then those of each partition.
+        parts: the parts that an id may read: rows of hot ids and of the rest, then those of each partition.
         bases: for each part, the number of its first row in the plain table.
-        partitions: of the composed ids: the table's, or those of its pool.
-        offset: of the composed ids among those of a pool.
-        bits: by which they are mixed.
-        hot: first entry and length of the list of hot ids; None where ids come by frequency.
-        cold: the same of cold ids.
-        rule: which ids are replaced, and by which (``id_rules``); None where all stay as they are.
-        listed: where unknown ids are hashed onto listed ids, these.
+        partitions: partitions of the composed ids: those of the table, or of its pool.
+        offset: number of the table's first composed id among all ids of its pool.
+        bits: number of bits of the mixing of a pool.
+        hot: first entry and length of the list of hot ids; None where ids are in order of frequency.
+        cold: the same for the list of cold ids.
+        rule: which ids are replaced, and by which (``id_rules``); None if all stay as they are.
+        listed: the listed ids, if unknown ids are hashed onto these.
     """
 
     name: str
@@ -89,12 +89,12 @@ class Feature:
 
     @property
     def merged(self) -> bool:
-        """Whether one plain table has all that the feature reads."""
+        """Whether one plain table has all rows that the feature reads."""
         return len(self.stored) == 1
 
     @property
     def summed(self) -> bool:
-        """Whether sums over bags of rows give the bags of ids: in all but ``mult`` and path-based tables."""
+        """Whether a bag of ids is a sum over a bag of rows: true for all but ``mult`` and path-based tables."""
         return self.spec.hidden is None and (self.merged or self.spec.operation != "mult")
 
     @property
@@ -104,12 +104,12 @@ class Feature:
 
     @property
     def width(self) -> int:
-        """Columns of the vector that comes out: K D for feature generation."""
+        """Width of the feature's vector: K D for feature generation, D otherwise."""
         return self.spec.embedding_dim * self.spec.num_vectors
 
     @property
     def rows_per_id(self) -> dict[str, float]:
-        """How many rows of each key's table an id reads on average, where ids follow Zipf's law by rank.
+        """How many rows of each key's table an id reads on average, if the ids follow Zipf's law in order of rank.
 
         The i-th most frequent of n ids then has a share of the lookups of about ``log(1 + 1 / i) / log(1 + n)``.
         """
@@ -123,7 +123,7 @@ class Feature:
         return dict(zip(self.keys, parts, strict=True))
 
     def ids_of_table(self, ids: Tensor) -> Tensor:
-        """Raw ids ``[N]`` mixed into those of the table, unknown ones replaced; others as they are."""
+        """``ids`` ``[N]`` after the feature's rule: raw ids are mixed into the table's ids, unknown ids replaced."""
         if self.rule is None:
             return ids
         limit = torch.tensor([self.spec.num_embeddings], device=ids.device)
@@ -141,7 +141,10 @@ class Feature:
         return PartReads([row, *self._buckets(numbers)], used)
 
     def row_numbers(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        """The row numbers of ``ids`` ``[N]``, one after another, and how many each has ``[N]``; of merged tables."""
+        """The row numbers of ``ids`` ``[N]``, one after another, and how many each id has ``[N]``.
+
+        Only for merged features whose table has rows outside the partitions.
+        """
         row, numbers, composed = self._places(self._narrow(ids), ranks, search)
         more = len(self.partitions) - 1
         counts = composed.int().mul_(more).add_(1)
@@ -155,11 +158,11 @@ class Feature:
         return values, counts
 
     def _narrow(self, ids: Tensor) -> Tensor:
-        """``ids`` in 32 bits where all numbers fit: they are divided faster, and take half as many bytes to send."""
+        """``ids`` in 32 bits if all numbers fit: division is faster, and half as many bytes are sent."""
         return ids.int() if max(self.spec.num_embeddings, *(t.num_rows for t in self.stored)) < 2**31 else ids.long()
 
     def _buckets(self, numbers: Tensor) -> list[Tensor]:
-        """The row of composed ids in each partition, by their number."""
+        """The rows of composed ids in each partition, from their numbers."""
         spec, dtype, limit = self.spec, numbers.dtype, self.spec.num_composed
         if spec.pool is not None:
             numbers, limit = Mixing(self.bits)(numbers.long() + self.offset), 2**self.bits
@@ -168,7 +171,7 @@ class Feature:
         return [_bucket(partition, numbers, limit).to(dtype) for partition in self.partitions]
 
     def _places(self, ids: Tensor, ranks: Tensor, search: Search) -> tuple[Tensor, Tensor, Tensor]:
-        """For each id its own row, its number among the composed ids, and whether it is one of these."""
+        """For each id its row in the first part, its number among the composed ids, and whether it is composed."""
         spec = self.spec
         if self.hot is None:
             composed = (ids >= spec.num_hot) & (ids < spec.num_embeddings - spec.num_rest)
@@ -183,7 +186,7 @@ class Feature:
 
 
 def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: int) -> Tensor:
-    """``partition`` of numbers below ``limit``, without divisions that change nothing."""
+    """The buckets of numbers below ``limit``, without divisions that would change nothing."""
     if isinstance(partition, ExplicitPartition):
         return partition(numbers)
     bucket = numbers if partition.stride == 1 else numbers // partition.stride
@@ -191,11 +194,7 @@ def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: in
 
 
 def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]:
-    """The features of a single-device collection, and the lists of its tables' hot and cold ids, end to end.
-
-    Raises:
-        ValueError: if two plain tables would have one name.
-    """
+    """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
     tables = (collection.specs, collection.unknown, collection.ranks_of, collection.table_of)
@@ -242,7 +241,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
 
 
 def _parts(collection: EmbeddingCollection, t: int) -> list[Part]:
-    """What a table stores by itself."""
+    """The parts of a table outside the pools."""
     spec = collection.specs[t]
     intervals = init.intervals(spec, std=collection.start_std([t]))
     return [
@@ -252,7 +251,7 @@ def _parts(collection: EmbeddingCollection, t: int) -> list[Part]:
 
 
 def _pools(collection: EmbeddingCollection) -> dict[str, StoredTable]:
-    """A table for each pool: the own rows of the tables that share it, then its own."""
+    """A plain table for each pool: first the other rows of the tables that share it, then the rows of the pool."""
     tables = {}
     for key, extents in collection.pools.items():
         members = [t for t, spec in enumerate(collection.specs) if pool_key(collection.pools, spec) == key]

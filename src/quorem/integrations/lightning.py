@@ -1,8 +1,8 @@
-"""PyTorch Lightning: the state of ``apply_in_backward`` optimizers, which Lightning does not know, in its checkpoints.
+"""Save the state of ``apply_in_backward`` optimizers in the checkpoints of PyTorch Lightning.
 
 Lightning saves the optimizers that ``configure_optimizers`` returns. One made by ``apply_in_backward`` takes its steps
-within the backward pass and is not among them, so that its state would be lost when a run is resumed. Two ways to
-keep it:
+within the backward pass and is not among them, so its state would be lost when a run is resumed. There are two ways to
+save it:
 
     trainer = Trainer(callbacks=[lightning.callback(optimizer)])
 
@@ -44,10 +44,10 @@ def on_save_checkpoint(optimizers: Optimizers, checkpoint: MutableMapping[str, A
 
 
 def on_load_checkpoint(optimizers: Optimizers, checkpoint: MutableMapping[str, Any]) -> None:
-    """Take up the state that ``on_save_checkpoint`` put into ``checkpoint``.
+    """Load the state that ``on_save_checkpoint`` put into ``checkpoint``.
 
     Raises:
-        ValueError: if the checkpoint has no such state, or that of another number of optimizers.
+        ValueError: if the checkpoint has no such state, or has the state of a different number of optimizers.
     """
     every = _listed(optimizers)
     states = checkpoint.get(KEY)
@@ -63,8 +63,8 @@ def callback(optimizers: Optimizers | Callable[[Any], Optimizers]) -> Any:
     """A Lightning ``Callback`` that saves and loads the state of ``optimizers`` with each checkpoint.
 
     Args:
-        optimizers: what ``apply_in_backward`` returned, one or several; or a function that finds them in the
-            ``LightningModule``, for one that makes them in ``configure_model`` or ``setup``.
+        optimizers: what ``apply_in_backward`` returned, one or several; or a function that returns them for a
+            ``LightningModule``, if they are made in ``configure_model`` or ``setup``.
 
     Raises:
         ImportError: if neither ``lightning`` nor ``pytorch_lightning`` is installed.
@@ -73,7 +73,7 @@ def callback(optimizers: Optimizers | Callable[[Any], Optimizers]) -> Any:
     base = _callback_class()
 
     class TableOptimizers(base):  # type: ignore[misc, valid-type]
-        """Keeps the state of optimizers that step within the backward pass."""
+        """Saves and loads the state of optimizers that take their steps within the backward pass."""
 
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: MutableMapping[str, Any]) -> None:
             on_save_checkpoint(find(pl_module), checkpoint)

@@ -1,8 +1,8 @@
-"""What sharded tables cost on many GPUs: memory, bytes that they exchange, and an estimate of a step's time.
+"""An estimate of what sharded tables cost on many GPUs: memory, exchanged bytes, and the time of a step.
 
-The tables are those that ``quorem.integrations.torchrec`` hands to TorchRec. Small ones are replicated, and their
+The tables are those that ``quorem.integrations.torchrec`` gives to TorchRec. Small ones are replicated, and their
 gradients are summed over all GPUs. The others are sharded by tables and columns so that every GPU has an equal share:
-row numbers go to the GPU that has the table, vectors come back, and their gradients go the same way again.
+row numbers are sent to the GPU that has the table, vectors come back, and their gradients are sent there again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from .drawn import distinct_rows
 from .features import Feature, StoredTable, features_of
 from .shards import Shards, balanced_shards
 
-ID_BYTES = LENGTH_BYTES = 4  # of a row number, and of the length of a bag
+ID_BYTES = LENGTH_BYTES = 4  # bytes of a row number, and of the length of a bag
 Optimizer = Literal[
     "sgd",
     "decayed_sgd",
@@ -38,15 +38,15 @@ STATE_ROWS = {
     "adam": 2,
     "adamw": 2,
     "amsgrad": 3,
-}  # as wide as the row
+}  # how many numbers of state there are for each number of a row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """GPUs and how they are connected; bandwidths are bytes a second, of one GPU in one direction.
+    """GPUs and how they are connected; bandwidths are bytes per second, of one GPU in one direction.
 
-    The default is an NVIDIA H200 in nodes of 8 with a 400 Gb/s network card for each GPU. Rows are read at what was
-    measured for rows of 256 bytes (docs/benchmarks.md), a third of what copying reaches.
+    The default is an NVIDIA H200 in nodes of 8 with a 400 Gb/s network card for each GPU. ``row_bandwidth`` was
+    measured for rows of 256 bytes (docs/benchmarks.md) and is a third of the bandwidth of a copy.
     """
 
     memory: float = 141e9
@@ -60,24 +60,24 @@ class PlacedTable(NamedTuple):
     """A stored table, what a sample reads of it, and whether it is replicated."""
 
     table: StoredTable
-    reads: tuple[float, ...]  # rows that a sample reads, by key
-    bags: float  # of row numbers, of a sample: one for each key, or where rows are sent once, its share of their bags
-    vectors: float  # of a sample: one for each bag, or one for each row where bags are pooled later
+    reads: tuple[float, ...]  # rows that a sample reads, for each key
+    bags: float  # bags of row numbers for a sample: one for each key; for shards, the batch's bags over its samples
+    vectors: float  # vectors sent for a sample: one for each bag, or one for each row where bags are pooled later
     replicated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one GPU holds, sends and waits for in a training step of the tables.
+    """What one GPU stores, sends and waits for in a training step of the tables.
 
     Args:
-        tables: and how they are distributed.
-        memory: bytes of rows and optimizer state, the largest share.
-        id_bytes: of row numbers and lengths, sent to other GPUs.
-        vector_bytes: of vectors and of their gradients, sent to other GPUs.
-        reduce_bytes: sent to sum the gradients of replicated tables.
-        lookup_seconds: reading rows, and updating them.
-        exchange_seconds: all-to-all and all-reduce.
+        tables: the tables, and how they are distributed.
+        memory: bytes of rows and optimizer state of one GPU.
+        id_bytes: bytes of row numbers and lengths that are sent to other GPUs.
+        vector_bytes: bytes of vectors and of their gradients that are sent to other GPUs.
+        reduce_bytes: bytes that are sent to sum the gradients of replicated tables.
+        lookup_seconds: time to read rows and to update them.
+        exchange_seconds: time of all-to-all and all-reduce.
         fits: whether the memory of a GPU suffices.
     """
 
@@ -97,15 +97,15 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Of a step, where nothing overlaps."""
+        """Time of a step if nothing overlaps."""
         return self.lookup_seconds + self.exchange_seconds
 
 
 def is_replicated(table: StoredTable, vectors: float) -> bool:
-    """Whether a table is replicated: it has at most half as many rows as a GPU's batch would exchange vectors for it.
+    """Whether a table should be replicated: if it has at most half as many rows as a GPU's batch would send vectors.
 
-    A gradient has as many rows as the table, so that half as many bytes are sent. The other half is for the optimizer,
-    which passes over all rows of a replicated table in every step.
+    The gradient of a replicated table has as many rows as the table, so at most half as many bytes are sent. The factor
+    of two makes up for the optimizer, which passes over all rows of a replicated table in every step.
     """
     return table.num_rows <= vectors / 2
 
@@ -125,15 +125,16 @@ def estimate(
     """What training the tables costs on ``world_size`` GPUs.
 
     Args:
-        tables: of any schemes.
+        tables: the tables, with any schemes.
         world_size: number of GPUs.
-        batch_size: of each GPU.
+        batch_size: batch size of each GPU.
         ids_per_sample: mean number of ids by feature; 1 where absent.
-        optimizer: whose state is in memory beside the rows.
-        bytes_per_number: of rows, state and vectors.
+        optimizer: the optimizer, whose state is in memory beside the rows.
+        bytes_per_number: bytes of a number in rows, state and vectors.
         machine: the GPUs.
         replicate: whether small tables are replicated.
-        num_shards: as in ``quorem.integrations.torchrec``: every row of a batch is sent once, no table is replicated.
+        num_shards: as in ``quorem.integrations.torchrec``: if given, every row of a batch is sent once, and no table is
+            replicated.
 
     Raises:
         ValueError: if a number is below 1, or ``optimizer`` is unknown.
@@ -154,13 +155,13 @@ def estimate(
         placed = place_shards(
             shards, distinct_rows(features, ranks, tables, batch_size, ids_per_sample or {}), batch_size
         )
-    others = (world_size - 1) / world_size  # of what is exchanged, the part that leaves the GPU
+    others = (world_size - 1) / world_size  # share of the exchanged data that leaves the GPU
     memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
     for table, reads, bags, vectors, replicated in placed:
         state = STATE_ROWS[optimizer] * table.width if optimizer in STATE_ROWS else 1
         size = table.num_rows * (table.width + state) * bytes_per_number
         row = table.width * bytes_per_number
-        # Read for the forward pass; gradient, row and state read, and row and state written, for the backward pass.
+        # The forward pass reads the row. The backward pass reads gradient, row and state, and writes row and state.
         touched += batch_size * sum(reads) * (4 * row + 2 * state * bytes_per_number)
         if replicated:
             memory += size
@@ -200,7 +201,7 @@ def place(
 
 
 def place_shards(shards: Shards, distinct: Mapping[str, int], batch_size: int) -> list[PlacedTable]:
-    """The shards; all of one width have as many bags of one row as that of which most rows are read."""
+    """The shards. All shards of one width have the same number of bags: as many as the most distinct rows of one."""
     placed = []
     for group in shards.groups:
         counts = [sum(distinct[part.name] for part in table.parts) for table in group]
@@ -213,11 +214,11 @@ def place_shards(shards: Shards, distinct: Mapping[str, int], batch_size: int) -
 
 
 def exchange_seconds(all_to_all: float, all_reduce: float, world_size: int, machine: Machine) -> float:
-    """Time of an all-to-all and of an all-reduce, in which a GPU sends so many bytes; the slower link counts."""
+    """Time of an all-to-all and an all-reduce in which each GPU sends so many bytes; the slower link counts."""
     if world_size <= machine.gpus_per_node:
         return (all_to_all + all_reduce) / machine.node_bandwidth
     inside = (machine.gpus_per_node - 1) / (world_size - 1)
     exchange = max(all_to_all * inside / machine.node_bandwidth, all_to_all * (1 - inside) / machine.network_bandwidth)
-    # Summed within nodes first: then each GPU has its share of a node's sum to send over the network.
+    # Gradients are summed within nodes first; then each GPU sends its share of the node's sum over the network.
     share = all_reduce / machine.gpus_per_node
     return exchange + all_reduce / machine.node_bandwidth + share / machine.network_bandwidth

@@ -1,4 +1,4 @@
-"""The rows of all tables, divided among a few plain tables that are read as much, usually one for each rank."""
+"""Divide the rows of all tables among a few plain tables that are read equally often, usually one for each rank."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,31 +10,31 @@ from ..collection import Table
 from .drawn import distinct_rows
 from .features import Feature, Part, StoredTable
 
-NOMINAL_BATCH = 8192  # on which shards are balanced
+NOMINAL_BATCH = 8192  # batch size for which shards are balanced
 
 
 class PartPlace(NamedTuple):
     """Where the rows of a part are."""
 
-    group: int  # of shards that are equally wide
-    shard: int  # within the group
-    base: int  # the number of the part's first row
+    group: int  # number of the group of shards that have one width
+    shard: int  # number of the shard within the group
+    base: int  # number of the part's first row within the shard
 
 
 class Shards(NamedTuple):
-    """The stock tables of each width, and where each part is, by its name."""
+    """The plain tables of each width, and where each part is, by its name."""
 
     groups: tuple[tuple[StoredTable, ...], ...]
     places: Mapping[str, PartPlace]
 
 
 def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[str, int]) -> Shards:
-    """Divide the parts of the features among ``num_shards`` tables of each width, so that each is read as much.
+    """Divide the parts of the features among tables of each width that are read about equally often.
 
     Args:
-        features: of a collection.
-        num_shards: at most; a part is not cut.
-        distinct: how many rows of each part a batch reads.
+        features: the features of a collection.
+        num_shards: the most tables of one width; there are fewer if there are fewer parts, since a part is not split.
+        distinct: how many distinct rows of each part a batch reads.
     """
     by_width: dict[int, dict[str, Part]] = {}
     for f in features:

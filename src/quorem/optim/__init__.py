@@ -1,8 +1,8 @@
-"""``torch.optim``'s optimizers at the cost of the rows touched, in a step or within the backward pass.
+"""``torch.optim``'s optimizers at the cost of the touched rows, in ``step()`` or within the backward pass.
 
-They take the parameters of any model. Those with dense gradients are left to ``torch.optim``, or on a GPU take the same
-step in few launches; tables with sparse ones (``sparse=True``) are updated row by row, with the result that the dense
-optimizer would have given.
+They take the parameters of any model. Parameters with dense gradients are left to ``torch.optim``, or on a GPU take the
+same step in few launches. Tables with sparse gradients (``sparse=True``) are updated row by row, with the same result
+as the dense optimizer.
 
 >>> from quorem import QR, Embedding
 >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)

@@ -34,18 +34,18 @@ def apply_in_backward(
         module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
         optimizer_class: one of ``quorem.optim``.
         clip_value: clamp each element of the summed gradient to ``[-clip_value, clip_value]``.
-        loss_scale: what the loss was multiplied by, number or tensor: gradients are divided by it, and a row whose
-            gradient is not finite takes it as zero. It may be set anew, as ``optimizer.loss_scale``.
-        rounding_seed: tables in half precision are rounded at random, by this seed, so that small updates arrive in
-            the mean; None rounds them to the nearest.
-        options: of the optimizer, such as ``lr``.
+        loss_scale: the factor that the loss was multiplied by, number or tensor: gradients are divided by it, and a
+            gradient of a row that is not finite counts as zero. ``optimizer.loss_scale`` changes it later.
+        rounding_seed: seed of the stochastic rounding of tables in half precision, by which small updates are not lost
+            on average; None rounds to the nearest.
+        options: options of the optimizer, such as ``lr``.
 
     Returns:
-        The optimizer: for ``lr`` and learning-rate schedulers, ``state_dict``, ``load_state_dict``, ``flush`` and
-        ``remove``. Its ``step`` has nothing left to do.
+        The optimizer: use it for ``lr`` and learning-rate schedulers, ``state_dict``, ``load_state_dict``, ``flush``
+        and ``remove``. Its ``step`` does nothing for these tables.
 
     Raises:
-        TypeError: if ``module`` is no module, or ``optimizer_class`` not one of ``quorem.optim``.
+        TypeError: if ``module`` is not a module, or ``optimizer_class`` is not a class of ``quorem.optim``.
         ValueError: if there are no tables, or they are frozen, sharded or updated already, or an option is not
             supported.
 
@@ -94,4 +94,4 @@ def _apply(optimizer: RowOptimizer, stored: Tensor, scale: DeviceScalar, reads: 
     row_rule = optimizer._row_rule(group, stored)
     reads = [read.negated() for read in reads] if group.get("maximize") else reads
     update_(reads, stored, row_rule, optimizer.clip_value, loss_scale)
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # by which schedulers know that a step came before theirs
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # so that schedulers know that a step was taken

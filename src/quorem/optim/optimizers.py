@@ -1,4 +1,4 @@
-"""The optimizers, each a rule of ``ops.rules`` under the arguments of its ``torch.optim`` class."""
+"""The optimizers: each applies a rule of ``ops.rules`` and has the arguments of its ``torch.optim`` class."""
 
 from typing import Any, ClassVar
 
@@ -29,15 +29,15 @@ from .row_optimizer import RowOptimizer, table_extents
 class SGD(RowOptimizer):
     """``torch.optim.SGD``.
 
-    With momentum or weight decay a dense step moves every row. Then rows without a gradient lag behind, and what a row
-    missed is made up for when it is next read or updated (docs/optimizers.md).
+    With momentum or weight decay a dense step moves every row. Here rows without a gradient lag behind; a row is
+    brought up to date when it is next read or updated (docs/optimizers.md).
 
     Args:
         params: as in ``torch.optim``.
         lr: learning rate; a scheduler may change it at any step.
-        momentum: of the gradients.
-        weight_decay: added to the gradient, times the weight.
-        nesterov: whether the momentum is Nesterov's.
+        momentum: momentum factor.
+        weight_decay: the weight times this factor is added to the gradient.
+        nesterov: whether to use Nesterov momentum.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -73,7 +73,7 @@ class SGD(RowOptimizer):
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         state = super()._initial_state(group, p)
         if accumulator(p) == p.dtype:
-            del state["step"]  # it is saved where rows are rounded at random by it, so that a run goes on alike
+            del state["step"]  # only needed where rows are rounded at random: the random bits follow from it
         return state
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
@@ -86,14 +86,14 @@ class SGD(RowOptimizer):
 
 
 class Adagrad(RowOptimizer):
-    """``torch.optim.Adagrad``: exact at the cost of the rows touched, since a row without a gradient does not move.
+    """``torch.optim.Adagrad`` at the cost of the touched rows: exact, since a row without a gradient does not move.
 
     Args:
         params: as in ``torch.optim``.
         lr: learning rate.
         lr_decay: learning rate decay.
         weight_decay: for parameters with dense gradients; must be 0 for tables.
-        initial_accumulator_value: what the sums of squares start from.
+        initial_accumulator_value: initial value of the sums of squares.
         eps: added to the denominator.
 
     >>> from quorem import QR, Embedding
@@ -135,7 +135,7 @@ class Adagrad(RowOptimizer):
 
 
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one accumulator per row, the sum of the mean of its squared gradient: a D-th of the state.
+    """Adagrad with one accumulator per row, the sum of the row's mean squared gradients: 1 / D of the state.
 
     Parameters with dense gradients get ``torch.optim.Adagrad``.
 
@@ -144,7 +144,7 @@ class RowWiseAdagrad(Adagrad):
         lr: learning rate.
         lr_decay: learning rate decay.
         weight_decay: for parameters with dense gradients; must be 0 for tables.
-        initial_accumulator_value: what the sums start from.
+        initial_accumulator_value: initial value of the sums.
         eps: added to the denominator.
 
     >>> from quorem import QR, Embedding
@@ -187,10 +187,10 @@ class _Adam(RowOptimizer):
 
 
 class LazyAdam(_Adam):
-    """``torch.optim.SparseAdam``: rows without a gradient keep still, and their averages do not decay.
+    """``torch.optim.SparseAdam``: rows without a gradient do not move, and their averages do not decay.
 
-    Cheaper than ``Adam`` by the steps it leaves out, and not equal to it. Parameters with dense gradients get
-    ``torch.optim.Adam``.
+    Cheaper than ``Adam``, because it leaves these updates out, and not equal to it. Parameters with dense gradients
+    get ``torch.optim.Adam``.
 
     Args:
         params: as in ``torch.optim``.
@@ -226,10 +226,10 @@ class LazyAMSGrad(LazyAdam):
 
 
 class Adam(_Adam):
-    """``torch.optim.Adam`` on the dense gradient, at the cost of the rows touched.
+    """``torch.optim.Adam`` on the dense gradient, at the cost of the touched rows.
 
-    A dense step moves every row, through its momentum. Here rows without a gradient lag behind; what a row missed is
-    added up when it is next read or updated (docs/appendix/optimizers.md derives how).
+    A dense step moves every row, through its momentum. Here rows without a gradient lag behind; a row is brought up to
+    date when it is next read or updated (docs/appendix/optimizers.md derives how).
 
     Args:
         params: as in ``torch.optim``.
@@ -257,9 +257,9 @@ class Adam(_Adam):
 
 
 class AMSGrad(Adam):
-    """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the rows touched.
+    """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the touched rows.
 
-    The paper's better optimizer for most of its results, and the one whose sparse form others leave out.
+    Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients.
 
     Args:
         params: as in ``torch.optim``.
@@ -277,17 +277,17 @@ class AMSGrad(Adam):
 
 
 class AdamW(Adam):
-    """``torch.optim.AdamW`` on the dense gradient, at the cost of the rows touched.
+    """``torch.optim.AdamW`` on the dense gradient, at the cost of the touched rows.
 
-    Weight decay shrinks every row in every step, those that never had a gradient too. Here rows without a gradient lag
-    behind, as under ``Adam``, and the decay that a row missed is one factor.
+    Weight decay shrinks every row in every step, even a row that never had a gradient. Here rows without a gradient lag
+    behind, as with ``Adam``; the decay of all steps that a row missed is applied as one factor.
 
     Args:
         params: as in ``torch.optim``.
         lr: learning rate; a scheduler may change it at any step.
         betas: decay of the averages of the gradient and of its square; for tables ``betas[0] ** 2 < betas[1]``.
         eps: added to the denominator.
-        weight_decay: the share of a weight that a step at ``lr = 1`` takes away; for tables ``lr * weight_decay < 1``.
+        weight_decay: each step multiplies a weight by ``1 - lr * weight_decay``; for tables ``lr * weight_decay < 1``.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)

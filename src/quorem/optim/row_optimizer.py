@@ -1,4 +1,4 @@
-"""What the optimizers share."""
+"""The base class of the optimizers."""
 
 import inspect
 from collections.abc import Callable
@@ -17,16 +17,17 @@ from ..tables import module_of
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """One of ``torch.optim``'s for parameters with dense gradients, and a rule on rows for those with sparse ones.
+    """A ``torch.optim`` optimizer for parameters with dense gradients, and a row-wise rule for sparse gradients.
 
-    On a GPU the step on dense gradients in float32 is fused, several parameters to a launch, and may be captured in a
-    CUDA graph after a first step; ``lr`` may be set between replays. Others are left to the ``torch.optim`` class.
+    On a GPU the step on dense gradients in float32 is fused, several parameters in a launch, and may be captured in a
+    CUDA graph after a first step; ``lr`` may be set between replays. All other dense gradients are left to the
+    ``torch.optim`` class.
 
-    Its ``state_dict`` is that of the ``torch.optim`` class, each way. ``clip_value`` and ``loss_scale`` are those of
-    ``apply_in_backward``.
+    Its ``state_dict`` and that of the ``torch.optim`` class can be loaded into each other. ``clip_value`` and
+    ``loss_scale`` are those of ``apply_in_backward``.
 
     Args:
-        params: parameters, or groups of them, of any modules; tables with sparse gradients are updated by rows.
+        params: parameters, or groups of them, of any modules; tables with sparse gradients are updated row by row.
         defaults: options of the ``torch.optim`` class.
 
     >>> import quorem
@@ -37,17 +38,17 @@ class RowOptimizer(torch.optim.Optimizer):
 
     torch_class: ClassVar[type[torch.optim.Optimizer]]
     rule: ClassVar[str]
-    averages: ClassVar[tuple[str, ...]] = ()  # the tensors that the rows have, named as in torch_class
-    options: ClassVar[tuple[str, ...]]  # of torch_class, that may be set
+    averages: ClassVar[tuple[str, ...]] = ()  # names of the rows' state tensors, as in torch_class
+    options: ClassVar[tuple[str, ...]]  # options of torch_class that may be set
     decays_rows: ClassVar[bool] = False  # whether weight_decay is supported for tables
-    instead: ClassVar[str] = ""  # what takes sparse gradients of any module, where this class does not
+    instead: ClassVar[str] = ""  # name of an optimizer for sparse gradients of modules that are not quorem's
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self.clip_value: float | None = None
         self.loss_scale: float | Tensor | None = None
         self.rounding_seed: int | None = 0
         self._row_rules: dict[Tensor, RowRule] = {}
-        self._updates: dict[Tensor, Updates] = {}  # of the parameters that it updates by rows
+        self._updates: dict[Tensor, Updates] = {}  # of the parameters that are updated row by row
         self._sparse_tables: dict[Tensor, bool] = {}
         self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **defaults)
@@ -61,7 +62,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self.__dict__.setdefault("_updates", {})
         self._row_rules, self._sparse_tables = {}, {}
         self._foreach = Foreach()
-        accepted = inspect.signature(self.torch_class).parameters  # AdamW sets one default itself
+        accepted = inspect.signature(self.torch_class).parameters  # AdamW adds a default that it does not accept
         options = {name: value for name, value in self.defaults.items() if name in accepted}
         self._dense = self.torch_class([torch.empty(0)], **options)
 
@@ -73,7 +74,7 @@ class RowOptimizer(torch.optim.Optimizer):
         """Add parameters with options of their own, as in ``torch.optim``.
 
         Raises:
-            ValueError: if an option is not supported, or not for a table among the parameters.
+            ValueError: if an option is not supported, or is not supported for a table among the parameters.
         """
         super().add_param_group(param_group)
         try:
@@ -114,7 +115,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return self.rule
 
     def _averages(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The tensors that the rows of a group have, named as in ``torch_class``."""
+        """Names of the state tensors of a group's rows, as in ``torch_class``."""
         return self.averages
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
@@ -128,18 +129,18 @@ class RowOptimizer(torch.optim.Optimizer):
         return {"step": torch.tensor(0), **zeros}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        """The rule's state, from that of ``p``."""
+        """The rule's state, made from the optimizer's state of ``p``."""
         row_state: State = STATES[self.rule](step=state["step"], **{name: state[name] for name in self.averages})
         return row_state
 
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
-        """The rule of ``p``, made from the optimizer's state where there is none with these constants."""
+        """The rule of ``p``; made from the optimizer's state if there is none yet with the group's constants."""
         constants, rule = self._constants(group, p), self._rule(group)
         row_rule = self._row_rules.get(p)
         if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device):
             self._check_rows(group, p)
             updates = updates_of(p) or Updates(p)
-            updates.flush_()  # of what it missed under other constants, or another optimizer
+            updates.flush_()  # rows may lag behind under other constants or another optimizer
             state, averages = self.state[p], self._averages(group)
             if not state or any(state.get(name) is None for name in averages):
                 known = {name: value for name, value in state.items() if value is not None}
@@ -158,14 +159,14 @@ class RowOptimizer(torch.optim.Optimizer):
         return row_rule
 
     def _start_dense(self, p: Tensor) -> None:
-        """Give ``p`` the state that torch's ``step`` expects of its constructor."""
+        """Give ``p`` the state that the constructor of the ``torch.optim`` class makes and its ``step`` expects."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; a parameter without a gradient is left as it is.
 
         Args:
-            closure: computes the loss anew, and returns it.
+            closure: computes the loss again and returns it.
         """
         loss = None
         if closure is not None:
@@ -185,7 +186,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 rows, values = grad._indices()[0], grad._values()
             else:
                 rows = torch.arange(len(p), device=p.device)
-                if self._sparse_tables[p]:  # whose gradient became dense, as DistributedDataParallel needs it
+                if self._sparse_tables[p]:  # its gradient was made dense for DistributedDataParallel
                     rows = (grad != 0).any(1).nonzero()[:, 0]
                 values = grad[rows]
             read = read_of_rows(rows, values)
@@ -193,14 +194,14 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def _is_by_row(self, p: Tensor) -> bool:
-        """Whether ``p``, which has a gradient, is updated by rows."""
+        """Whether ``p``, which has a gradient, is updated row by row."""
         assert p.grad is not None
         if p not in self._sparse_tables:
             self._sparse_tables[p] = is_sparse_table(p)
         return p.grad.is_sparse or p in self._row_rules or self._sparse_tables[p]
 
     def _step_in_torch(self, pairs: list[tuple[dict[str, Any], Tensor]]) -> None:
-        """A step of the ``torch.optim`` class on these parameters, in groups of their own."""
+        """Take the step of the ``torch.optim`` class on these parameters only."""
         groups: dict[int, dict[str, Any]] = {}
         for group, p in pairs:
             if not self.state[p]:
@@ -212,16 +213,18 @@ class RowOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Bring every row up to date.
 
-        Modules do so themselves for what they read, ``module.stored`` included. Only code that got the parameter in
-        another way, as by ``module.parameters()``, needs this, before it reads it or writes into a part of it.
+        Modules do this themselves for the rows that they read, and when ``module.stored`` is read. Only code that gets
+        the parameter in another way, such as by ``module.parameters()``, must call this before it reads the parameter
+        or writes to a part of it.
         """
         for updates in self._updates.values():
             updates.flush_()
 
     def live_state(self) -> dict[Tensor, list[Tensor]]:
-        """The tensors of the rule's state for each parameter that it updates by rows, averages first, as they are.
+        """The tensors of the rule's state for each parameter that is updated row by row, averages first.
 
-        Rows may lag behind. A run that is saved by these and ``stored`` as it is goes on with the same bits.
+        Rows are not brought up to date first. A run that is resumed from these tensors and ``stored`` continues bit by
+        bit as if it had not stopped.
         """
         tensors = {}
         for p, row_rule in self._row_rules.items():
@@ -231,7 +234,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return tensors
 
     def note_rows(self) -> None:
-        """Take ``stored`` as it is for what this optimizer wrote, after what ``live_state`` gave was copied back."""
+        """Treat ``stored`` as written by this optimizer; call it after copying back what ``live_state`` returned."""
         for p, row_rule in self._row_rules.items():
             row_rule.note_rows(p)
 
@@ -241,11 +244,11 @@ class RowOptimizer(torch.optim.Optimizer):
         saved = super().state_dict()
         for i, values in saved["state"].items():
             if isinstance(step := values.get("step"), Tensor) and not step.is_floating_point():
-                saved["state"][i] = {**values, "step": step.float()}  # torch's foreach refuses integers
+                saved["state"][i] = {**values, "step": step.float()}  # torch's foreach code rejects integers
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a state that this optimizer, or the ``torch.optim`` class, has saved."""
+        """Load a state that this optimizer or the ``torch.optim`` class has saved."""
         self.flush()
         super().load_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
@@ -272,7 +275,7 @@ class RowOptimizer(torch.optim.Optimizer):
                     self._row_rules[p].lr.set(lr)
 
     def remove(self) -> None:
-        """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` takes the steps."""
+        """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` applies them."""
         for updates in self._updates.values():
             if updates.collector is not None:
                 updates.collector.close()

@@ -1,4 +1,4 @@
-"""Fitting a budget: a scheme for each table, so that all of them, optimizer state included, take so many bytes."""
+"""The planner: choose a scheme for each table so that all tables and their optimizer state fit a budget in bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from .planned import Plan, PlannedPool, PlannedTable
 
 __all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
 
-ROUNDED = 1e-3  # what a narrower dtype is taken to cost a table, in its traffic
+ROUNDED = 1e-3  # assumed cost of storing a table in a narrower dtype, as a share of its traffic
 
 
 def plan(
@@ -34,31 +34,35 @@ def plan(
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     bits: Sequence[int] | None = None,
 ) -> Plan:
-    """A scheme for each table, so that all of them fit a budget and lose as little as they can.
+    """Choose a scheme for each table, so that all tables fit a budget and lose as little quality as possible.
 
-    Where the frequencies of all ids are known, the most frequent ids of all tables have rows of their own, the others
-    share one pool of rows, and ids seen hardly ever one row a table (``quorem.planner.by_count``). Otherwise small
-    tables stay full, and the others get rows by how much traffic they share (``quorem.planner.choices``): one large
-    table and one small where the budget allows it, three or four equal ones below that. No table grows.
+    Where the frequencies of all ids are known, the most frequent ids of all tables have rows of their own, less
+    frequent ids share one pool of rows, and the rarest ids of each table share one row (``quorem.planner.by_count``).
+    Otherwise small tables stay full. For the others the planner estimates how much traffic goes to shared rows
+    (``quorem.planner.choices``): it picks one large and one small table where the budget allows it, and three or four
+    tables of equal size below that. No table becomes larger than it was.
 
     Args:
-        model_or_tables: a model, whose ``nn.Embedding``, ``nn.EmbeddingBag`` and full quorem tables are planned, named
-            by their path, shared ones once; ``quorem.Table`` objects, which one collection is to hold; or, by name,
-            either of these or a pair ``(num_embeddings, embedding_dim)``.
+        model_or_tables: one of three. A model: its ``nn.Embedding``, ``nn.EmbeddingBag`` and full quorem tables are
+            planned, named by their path; a shared table is planned once. A sequence of ``quorem.Table`` objects, which
+            one collection will hold. A mapping of names to modules, tables or pairs
+            ``(num_embeddings, embedding_dim)``.
         budget: bytes, or a string such as ``"512MB"`` or ``"2GiB"``. Rows, maps, layouts and the optimizer's state
             count; the rest of the model does not.
-        optimizer: whose state counts: ``"sgd"``, ``"decayed_sgd"`` (weight decay without momentum),
+        optimizer: the optimizer whose state counts: ``"sgd"``, ``"decayed_sgd"`` (weight decay without momentum),
             ``"momentum_sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``, ``"amsgrad"``, ``"adamw"``,
-            ``"lazy_adam"`` or ``"lazy_amsgrad"``; None for the tables alone, as they are served.
-        frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. Where ids do not
-            come by falling frequency, tables list their hot and cold ids, and the lists count.
-        dtypes: that rows may have. A module keeps its own, unless that is among them and a narrower one loses less.
-        bits: that numbers may be stored in after training, with ``quantize_``: any of 8 and 4. By default both, where
-            ``optimizer`` is None and frequencies are known, and none otherwise.
+            ``"lazy_adam"`` or ``"lazy_amsgrad"``; None counts the tables alone, as in serving.
+        frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. Where ids are not
+            in order of falling frequency, tables store lists of their hot and cold ids, and the lists count.
+        dtypes: dtypes that rows may have. A module keeps its dtype, unless that dtype is listed here and a narrower
+            listed one loses less.
+        bits: numbers of bits that ``quantize_`` may store a weight in after training: any of 8 and 4. By default both,
+            where ``optimizer`` is None and frequencies are known, and none otherwise.
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if the budget is too small, with the smallest that is not; or an argument is out of range.
+        ValueError: if the budget is too small (the message names the smallest possible one), or an argument is out of
+            range.
 
     >>> tables = [Table("user", 1_000_000, 16), Table("item", 50_000, 16), Table("country", 200, 16)]
     >>> wished = plan(tables, "16MB", optimizer="adagrad")
@@ -85,7 +89,7 @@ def plan_modules(
     reserved: int = 0,
     rule: Rule = Rule(),  # noqa: B008 - frozen
 ) -> Plan:
-    """``plan`` for tables by the module that holds them; ``reserved`` bytes of the budget are spent already."""
+    """``plan`` for tables grouped by the module that holds them; ``reserved`` bytes of the budget are already used."""
     size = parse_bytes(budget)
     check_optimizer(optimizer)
     if not dtypes or any(dtype not in DTYPES for dtype in dtypes):
@@ -122,13 +126,13 @@ def plan_modules(
             f"budget ({budget!r}) must be at least {min(least)} bytes ({show_bytes(min(least))})"
             f" for {tables}{others}{state}"
         )
-    if counted:  # rows lose much by being shared, and little by fewer bits: the widest that are not, else the fewest
+    if counted:  # sharing rows loses much more than fewer bits: the widest plan that shares none, else the fewest bits
         return unshared or plans[-1]
     return min(plans, key=lambda planned: planned.cost)
 
 
 def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> Module:
-    """With the first of ``dtypes`` of so many bytes, where that is narrower than what it has, and that is allowed."""
+    """The module with the first of ``dtypes`` that has ``itemsize`` bytes, if that is allowed and narrower."""
     if module.dtype not in dtypes or itemsize >= module.dtype.itemsize:
         return module
     return replace(module, dtype=next(dtype for dtype in dtypes if dtype.itemsize == itemsize))
@@ -137,7 +141,7 @@ def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> M
 def _plan(
     modules: Sequence[Module], narrowed: Sequence[Module], budget: int, optimizer: Optimizer | None
 ) -> tuple[Plan | None, int]:
-    """The plan with these dtypes, if there is one, and the smallest budget that has one."""
+    """The plan with the dtypes of ``narrowed`` (None if the budget is too small), and the smallest possible budget."""
     places = [Place(m, t) for m, module in enumerate(modules) for t in range(len(module.names))]
     storages = [storage_of(module, optimizer) for module in narrowed]
     rates = [storages[m].rate(modules[m].sizes[t][1]) for m, t in places]
@@ -150,7 +154,7 @@ def _plan(
     module_of = np.array([place.module for place in places])
 
     def fixed(taken: Integers) -> tuple[int, int]:
-        """Bytes of modules and of the state that no table accounts for, if the tables are stored so."""
+        """Bytes of the modules and of the state that belong to no single table, for the choices ``taken``."""
         most = np.zeros(len(modules), np.int64)
         np.maximum.at(most, module_of, choices.tables[taken])
         pairs = [storage.fixed(partitions) for storage, partitions in zip(storages, most.tolist(), strict=True)]
@@ -180,14 +184,14 @@ def _plan(
 
 
 class Place(NamedTuple):
-    """Where a table is: its module, and its number in it."""
+    """Where a table is: the position of its module, and its position in the module."""
 
     module: int
     table: int
 
 
 def _to_plan(modules: Sequence[Module]) -> TablesToPlan:
-    frequencies = [  # of all ids or none: those of raw ids are for plans by counts of every table
+    frequencies = [  # counts of all ids, or None: counts of raw ids are used only where every table is counted
         counts if counts is not None and len(counts) == n else None
         for module in modules
         for counts, (n, _) in zip(module.frequencies, module.sizes, strict=True)
@@ -203,7 +207,7 @@ def _to_plan(modules: Sequence[Module]) -> TablesToPlan:
 
 
 def _entry(before: Module, dtype: torch.dtype, t: int, rate: Rate, choices: Choices, i: int) -> PlannedTable:
-    """Table ``t`` of a module, stored as choice ``i`` says."""
+    """The plan's entry for table ``t`` of a module, stored by choice ``i``."""
     (n, d), rows = before.sizes[t], int(choices.rows[i])
     return PlannedTable(
         name=before.names[t],

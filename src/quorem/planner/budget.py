@@ -32,7 +32,7 @@ def parse_bytes(budget: int | str) -> int:
 
 
 def show_bytes(size: int) -> str:
-    """A number of bytes for people.
+    """A number of bytes as readable text.
 
     >>> show_bytes(999), show_bytes(512_000_000), show_bytes(10**15)
     ('999 B', '512 MB', '1,000 TB')

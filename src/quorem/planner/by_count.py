@@ -1,14 +1,15 @@
-"""Tables whose ids are counted: who has a row of its own, who shares the pool, and who is the rest.
+"""Tables whose ids are counted: which ids have rows of their own, which share the pool, and which are the rest.
 
-A row is worth what the traffic of its id is worth, whichever table the id is in. So one threshold on counts goes over
-all tables: the most frequent ids are *hot* and have rows of their own; ids that were seen hardly ever are the *rest*,
-one row a table; those between are *cold* and share one pool. Let R be the rows that the budget pays for.
+A row is worth as much as the traffic of its id, whichever table the id is in. So the same thresholds on counts apply to
+all tables. The most frequent ids are *hot* and have rows of their own. The rarest ids are the *rest* and share one row
+in each table. The ids between are *cold* and share one pool. Let R be the number of rows that the budget pays for.
 
-1. The rest are ids seen at most ``r`` times: the least ``r >= rarely`` that leaves at most ``kept_per_row`` R ids.
-2. If the others all fit, they are hot, and what is left goes to further ids by falling count.
+1. The rest are the ids seen at most ``r`` times, where ``r`` is the smallest number, at least ``rarely``, for which at
+   most ``kept_per_row`` R other ids remain.
+2. If the other ids all fit, they are hot, and the remaining rows go to further ids by falling count.
 3. Otherwise the pool takes ``pool_share`` of the rows, or less if fewer ids than that are without a row.
 
-Everything is counted in bytes, so that tables may differ in width. ``docs/choosing.md`` has what came of it.
+Everything is counted in bytes, so that tables may differ in width. ``docs/choosing.md`` has the measured results.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,18 +24,18 @@ from ..renumbering import Mixing
 from ..sizes import coprime_sizes, coprime_sizes_for_rows
 
 PARTITIONS = 2  # rows of the pool that a cold id sums
-MOST_UNSEEN = 2**40  # ids of a table that are counted: more would not change a plan, and not fit into an integer
+MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What the budget is spent on.
+    """How the budget is divided.
 
     Args:
-        pool_share: most of the rows that the pool takes.
-        kept_per_row: most ids that are not the rest, for each row.
-        rarely: where not all ids that occur twice have a row, those seen at most so often are the rest.
+        pool_share: the largest share of the rows that the pool may take.
+        kept_per_row: the most hot and cold ids for each row that the budget pays for.
+        rarely: ids seen at most this often are the rest, if not all ids that occur twice can have a row.
     """
 
     pool_share: float = 0.6
@@ -60,8 +61,8 @@ class CountedTable:
         values: the distinct counts, falling.
         ids: how many ids have each of them.
         row: bytes of a row, with the optimizer's state.
-        listed: bytes of a hot or cold id in the lists that find them; 0 where ids come by frequency.
-        group: number of the pool that its cold ids would share.
+        listed: bytes of an entry in the lists of hot and cold ids; 0 where ids are in order of frequency.
+        group: number of the pool that the table's cold ids would share.
     """
 
     size: int
@@ -75,9 +76,9 @@ class CountedTable:
     def of(
         cls, counts: NDArray[Any], row: int, listed: int, group: int, *, in_order: bool, unseen: int = 0
     ) -> "CountedTable":
-        """Of a table with so many occurrences of each id; hot ids are the first ones, if ids come by frequency.
+        """Make it from how often each id occurs; with ``in_order``, the hot ids are the first ones.
 
-        ``unseen`` ids more do not occur at all.
+        A further ``unseen`` ids, which ``counts`` does not list, do not occur at all.
         """
         if unseen:
             seen = cls.of(counts[counts > 0], row, listed, group, in_order=in_order)
@@ -86,7 +87,7 @@ class CountedTable:
             return cls(seen.size + unseen, values, ids, row, seen.listed, group)
         size = len(counts)
         if in_order:
-            counts = np.maximum.accumulate(counts[::-1])[::-1]  # an id is hot if one after it is
+            counts = np.maximum.accumulate(counts[::-1])[::-1]  # if an id is hot, so are all ids before it
         if counts.dtype.kind in "iu" and int(counts.max(initial=0)) < 4 * size + 1000:
             ids = np.bincount(counts, minlength=1)
             values = np.flatnonzero(ids)[::-1]
@@ -104,7 +105,7 @@ class CountedTable:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """Of each table, the hot, cold and rest ids; and the rows of each pool."""
+    """The number of hot, cold and rest ids of each table, and the number of rows of each pool."""
 
     hot: Integers
     cold: Integers
@@ -118,12 +119,12 @@ class Division:
 
     @cached_property
     def own(self) -> Integers:
-        """Rows of each table that are no pool's."""
+        """Number of rows of each table outside the pools."""
         return np.where(self.is_full, self.hot + self.rest, self.hot + (self.rest > 0))
 
     @cached_property
     def listed(self) -> Integers:
-        """Ids of each table that must be listed where ids do not come by frequency."""
+        """Number of ids of each table that must be listed if its ids are not in order of frequency."""
         lists = self.hot + np.where(self.rest > 0, self.cold, 0)  # without a rest, all that is not hot is cold
         return np.where(self.is_full | (self.own == 0), 0, lists)
 
@@ -133,8 +134,8 @@ class CountedTables:
 
     Args:
         tables: in order.
-        num_groups: number of pools there could be.
-        overhead: bytes of a division that are neither rows nor lists of ids.
+        num_groups: the largest possible number of pools.
+        overhead: gives the bytes of a division that are neither rows nor lists of ids.
     """
 
     def __init__(self, tables: Sequence[CountedTable], num_groups: int, overhead: Callable[[Division], int]) -> None:
@@ -147,13 +148,13 @@ class CountedTables:
         self.overhead = overhead
         number = np.repeat(np.arange(len(tables)), [len(table.values) for table in tables])
         value = np.concatenate([table.values for table in tables])
-        order = np.lexsort((number, -value / self.row[number]))  # traffic for a byte; of equals, the first table
+        order = np.lexsort((number, -value / self.row[number]))  # by traffic per byte; ties go to the first table
         self.number, self.value = number[order], value[order]
         self.ids = np.concatenate([table.ids for table in tables])[order]
         self.ends = np.cumsum(self.ids)
 
     def full(self) -> Division:
-        """Every table as it is."""
+        """Every table is stored in full."""
         none = np.zeros_like(self.size)
         return Division(self.size, none, none, np.zeros(self.num_groups, np.int64))
 
@@ -188,13 +189,13 @@ class CountedTables:
         return first
 
     def bytes(self, division: Division) -> int:
-        """What a division takes."""
+        """Bytes that a division takes."""
         rows = int((division.own * self.row).sum() + (division.pools * self.group_row).sum())
         return rows + int((self.listed * division.listed).sum()) + self.overhead(division)
 
 
 def divide(tables: CountedTables, budget: int, rule: Rule) -> Division | None:
-    """The division that a budget pays for by the rule; None if it does not pay for a row a table."""
+    """Divide the ids by the rule within a budget; None if the budget does not pay for one row for each table."""
     if tables.bytes(full := tables.full()) <= budget:
         return full
     seen = int(tables.ids[tables.value > 0].sum())
@@ -215,12 +216,12 @@ def divide(tables: CountedTables, budget: int, rule: Rule) -> Division | None:
         division = _largest(partial(tables.with_pool, threshold=level, pool_bytes=pool_bytes), kept, tables, budget)
         if division is not None:
             return division
-        enough, skip = enough[skip:], 2 * skip  # fewer cold ids need fewer rows for combinations of their own
+        enough, skip = enough[skip:], 2 * skip  # with fewer cold ids the pool needs fewer rows
     return most_hot
 
 
 def noise(tables: CountedTables) -> float:
-    """The count up to which an id is not worth a row: once, or, where counts are shares of traffic, never."""
+    """The count up to which an id is not worth a row: 1, or 0 where counts are fractions (shares of traffic)."""
     return 1.0 if (tables.value == np.floor(tables.value)).all() else 0.0
 
 
@@ -231,7 +232,11 @@ def gives_rows_to_all(tables: CountedTables, division: Division) -> bool:
 
 
 def _kept(tables: CountedTables, least: float) -> tuple[NDArray[np.float64], Integers, Integers]:
-    """The counts up to which ids may be the rest, rising from ``least``; bytes of rows and lists above each."""
+    """Thresholds on the count up to which ids are the rest, and the bytes of the other ids for each threshold.
+
+    Returns:
+        The thresholds, rising from ``least``; bytes of one row for each id above; bytes of lists of these ids.
+    """
     levels = np.unique(np.append(tables.value[tables.value > least], least))
     order = np.argsort(tables.value)
     below = np.searchsorted(tables.value[order], levels, side="right")
@@ -245,7 +250,7 @@ def _kept(tables: CountedTables, least: float) -> tuple[NDArray[np.float64], Int
 def _largest(
     division_with: Callable[[int], Division], most: int, tables: CountedTables, budget: int
 ) -> Division | None:
-    """The division with the most hot ids that fits the budget; None if even that with none does not."""
+    """The division with the most hot ids that fits the budget; None if not even one without hot ids fits."""
     best = division_with(0)
     if tables.bytes(best) > budget:
         return None
@@ -261,12 +266,12 @@ def _largest(
 
 
 def smallest(tables: CountedTables) -> int:
-    """The fewest bytes that any budget must have: a row for each table."""
+    """The smallest budget that has a division: one row for each table."""
     return tables.bytes(tables.without_pool(0))
 
 
 def fewest_pool_rows(num_cold: int) -> int:
-    """Rows of the smallest pool in which so many cold ids have combinations of their own.
+    """Rows of the smallest pool in which each of ``num_cold`` ids has a combination of rows of its own.
 
     >>> fewest_pool_rows(10_000)
     257

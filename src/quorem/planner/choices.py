@@ -1,12 +1,12 @@
-"""The ways to store tables: rows, and what they are expected to cost in quality.
+"""The choices that the planner has for each table: the rows, and the expected cost in quality.
 
-Each *means* is a function from tables to choices for all of them, so that ten thousand tables are planned in about a
-second. To give the planner another one, add it to ``MEANS``.
+Each *means* is a function that returns the choices for all tables at once, so that ten thousand tables are planned in
+about a second. To give the planner another kind of choice, add its function to ``MEANS``.
 
-The cost of a choice is the share of the traffic that goes to ids which are not the most frequent one of their row in
-the largest table: these have to make do with what the small tables tell apart. Where frequencies are not known, ids are
-taken to be in order of frequency and to follow Zipf's law, the i-th with a share of 1 / (i H(n)). Then m rows leave
-1 - H(m) / H(n), about log(n / m) / log(n), so that each halving of a table costs as much as the one before.
+The cost of a choice is the share of the traffic that goes to ids which are not the most frequent id of their row in the
+largest table: only the small tables tell these ids apart. Where frequencies are not known, ids are assumed to be in
+order of frequency and to follow Zipf's law: the i-th id has the share 1 / (i H(n)). Then m rows have the cost
+1 - H(m) / H(n), about log(n / m) / log(n), so each halving of a table adds the same cost.
 """
 
 import math
@@ -22,26 +22,26 @@ from torch import Tensor
 from ..schemes import QR, Full, GeneralizedQR, HotCold, Scheme
 from ..sizes import balanced_sizes
 
-HOT_COLLISIONS = 6  # below which a collision more or less is a large step
-HOT_SHARES = (0.25, 0.5, 0.75)  # of the way from one number of collisions to the next
-_HOT_COLLISIONS = np.repeat(np.arange(2, HOT_COLLISIONS + 1), len(HOT_SHARES))  # each with each share
+HOT_COLLISIONS = 6  # up to this number of collisions, one collision more or less is a large step in rows
+HOT_SHARES = (0.25, 0.5, 0.75)  # steps between one number of collisions and the next
+_HOT_COLLISIONS = np.repeat(np.arange(2, HOT_COLLISIONS + 1), len(HOT_SHARES))  # every number with every share
 _HOT_SHARES = np.tile(HOT_SHARES, HOT_COLLISIONS - 1)
-STEP = 1.15  # between the collisions, or the rows, of one choice and the next
-_POWERS = STEP ** np.arange(330)  # up to 2**63
+STEP = 1.15  # ratio of the collisions, or the rows, of one choice to the previous one
+_POWERS = STEP ** np.arange(330)  # up to more than 2**63
 EULER = 0.5772156649015329
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TablesToPlan:
-    """Tables: their numbers of ids, how often each id occurs, and how often all of them, as a share of the average."""
+    """The tables: their numbers of ids, how often each id occurs, and their traffic relative to the average table."""
 
     num_embeddings: Integers
     frequencies: Sequence[Tensor | None]
     traffic: NDArray[np.float64]
 
     def fewest_rows(self, k: int) -> Integers:
-        """Of each table, the rows of the ``k`` smallest tables that cover its ids."""
+        """For each table, the fewest rows in ``k`` tables that cover its ids."""
         return np.array([sum(balanced_sizes(n, k)) for n in self.num_embeddings.tolist()])
 
     @cached_property
@@ -52,14 +52,14 @@ class TablesToPlan:
 
 @dataclass(frozen=True)
 class Choices:
-    """Ways to store tables: for each, the table, its rows, its number of stored tables, its cost and its scheme."""
+    """Ways to store tables, as arrays with one entry for each choice."""
 
-    table: Integers  # position of the table that it is a choice for, rising
-    rows: Integers
-    tables: Integers
+    table: Integers  # position of the table that the choice is for, rising
+    rows: Integers  # stored rows
+    tables: Integers  # number of stored tables
     cost: NDArray[np.float64]
-    scheme: Callable[[int], Scheme]  # of the choice at a position
-    why: Callable[[int], str]  # the same, in words
+    scheme: Callable[[int], Scheme]  # gives the scheme of the choice at a position
+    why: Callable[[int], str]  # gives the reason for it, in words
 
 
 def full(tables: TablesToPlan) -> Choices:
@@ -70,7 +70,7 @@ def full(tables: TablesToPlan) -> Choices:
 
 
 def quotient_remainder(tables: TablesToPlan) -> Choices:
-    """One large table and one small, from 2 collisions to as many as there are rows: the fewest rows are 2 sqrt(n)."""
+    """One large and one small table, with 2 to sqrt(n) collisions: the fewest rows are about 2 sqrt(n)."""
     table, collisions = _steps(
         np.full(len(tables.num_embeddings), 2), np.array([math.isqrt(n) for n in tables.num_embeddings.tolist()])
     )
@@ -88,11 +88,12 @@ def quotient_remainder(tables: TablesToPlan) -> Choices:
 
 
 def hot_rows(tables: TablesToPlan) -> Choices:
-    """Own rows for the first ids and ``c`` collisions for the others, to lie between ``c`` and ``c - 1`` collisions."""
+    """Rows for the first ids and ``c`` collisions for the others: sizes between those of ``c`` and ``c - 1`` alone."""
     table = np.repeat(np.arange(len(tables.num_embeddings)), len(_HOT_SHARES))
     n = tables.num_embeddings[table]
     collisions = np.tile(_HOT_COLLISIONS, len(tables.num_embeddings))
-    # Of h hot ids, h / c would have had rows in any case; with all the rows of c - 1 collisions, h is n / (c - 1).
+    # h hot ids add h - h / c rows, since h / c of them have rows anyway. As many rows as c - 1 collisions alone
+    # have are reached at h = n / (c - 1), of which a share is taken.
     hot = (n * np.tile(_HOT_SHARES, len(tables.num_embeddings)) / (collisions - 1)).astype(np.int64)
     cold = n - hot
     large = -(-cold // collisions)
@@ -110,7 +111,7 @@ def hot_rows(tables: TablesToPlan) -> Choices:
 
 
 def equal_tables(tables: TablesToPlan, k: int) -> Choices:
-    """``k`` tables of equal size, from the fewest rows that cover the ids to what ``k - 1`` tables need at least."""
+    """``k`` tables of equal size: from the fewest rows that cover the ids up to what ``k - 1`` tables would need."""
     fewest, fewer_tables = tables.fewest_rows(k), tables.fewest_rows(k - 1)
     table, rows = _steps(fewest, np.maximum(fewer_tables - 1, fewest))
     return Choices(
@@ -133,7 +134,7 @@ MEANS: tuple[Callable[[TablesToPlan], Choices], ...] = (
 
 
 def all_choices(tables: TablesToPlan) -> Choices:
-    """The choices by all means, table by table, the full table first, less those with no fewer rows than its ids."""
+    """The choices of all ``MEANS``, table by table: first the full table, then those with fewer rows than ids."""
     parts = [means(tables) for means in MEANS]
     kept = [
         np.flatnonzero(part.rows < tables.num_embeddings[part.table]) if p else np.arange(len(part.rows))
@@ -157,9 +158,13 @@ def all_choices(tables: TablesToPlan) -> Choices:
 def shared_traffic(
     tables: TablesToPlan, table: Integers, sizes: Integers, num_hot: Integers | None = None
 ) -> NDArray[np.float64]:
-    """Traffic of ids that are not the most frequent of their remainder, for each size of the remainder's table.
+    """The cost of each choice: the traffic of ids that are not the most frequent id of their row in the large table.
 
-    The first ``num_hot`` ids have rows of their own, of each size as many as it says.
+    Args:
+        tables: the tables.
+        table: position of each choice's table, rising.
+        sizes: rows of each choice's large table.
+        num_hot: for each choice, how many of the first ids have rows of their own; none where None.
     """
     num_hot = np.zeros_like(sizes) if num_hot is None else num_hot
     cost = 1 - _harmonic(num_hot + sizes) / _harmonic(tables.num_embeddings)[table]
@@ -170,7 +175,7 @@ def shared_traffic(
 
 
 def _counted_share(frequencies: Tensor | None, sizes: Integers, num_hot: Integers) -> NDArray[np.float64]:
-    """The share of a table's traffic that goes to such ids, by its frequencies."""
+    """``shared_traffic`` of one table with known frequencies, as a share of the table's traffic."""
     assert frequencies is not None
     frequencies = frequencies.double()
     total = float(frequencies.sum())
@@ -188,7 +193,7 @@ def _counted_share(frequencies: Tensor | None, sizes: Integers, num_hot: Integer
 
 
 def _harmonic(n: Integers) -> NDArray[np.float64]:
-    """1 + 1/2 + ... + 1/n, to 1e-4."""
+    """1 + 1/2 + ... + 1/n, with an error of at most 1e-4 for n > 2."""
     x = n.astype(np.float64)
     return np.log(x) + EULER + 1 / (2 * x) - 1 / (12 * x * x)
 
@@ -197,7 +202,7 @@ def _steps(low: Integers, high: Integers) -> tuple[Integers, Integers]:
     """For each table, integers from its ``low`` to its ``high``, each about ``STEP`` times the one before.
 
     Returns:
-        For each integer the position of its table, and the integer. None for a table with ``high < low``.
+        For each integer the position of its table, and the integer. A table with ``high < low`` has no integers.
 
     >>> _steps(np.array([2, 100, 3]), np.array([7, 120, 2]))
     (array([0, 0, 0, 0, 0, 0, 1, 1, 1]), array([  2,   3,   4,   5,   6,   7, 100, 115, 120]))

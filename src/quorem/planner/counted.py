@@ -15,15 +15,15 @@ from .planned import Plan, PlannedPool, PlannedTable
 
 
 class Candidate(NamedTuple):
-    """A plan, if the budget pays for one; the smallest budget; whether each id seen more than once has its own row."""
+    """A plan, and what is needed to compare it with others."""
 
-    plan: Plan | None
-    least: int
-    gives_rows_to_all: bool
+    plan: Plan | None  # None if the budget is too small
+    least: int  # bytes of the smallest possible budget
+    gives_rows_to_all: bool  # whether each id seen more than once has a row of its own
 
 
 class _Place(NamedTuple):
-    """Where a table is: its module, its number in it, and the pool that its cold ids would share."""
+    """Where a table is: the position of its module, its position there, and the pool that its cold ids would share."""
 
     module: int
     table: int
@@ -38,14 +38,14 @@ def plan_counted(
     bits: int,
     rule: Rule,
 ) -> Candidate:
-    """The plan with rows of these dtypes, or of so many bits.
+    """Plan with rows of the dtypes of ``narrowed``, or of ``bits`` bits.
 
     Args:
-        modules: with frequencies of every table.
-        narrowed: the same, with the dtypes that rows are to have.
-        budget: in bytes.
-        optimizer: whose state counts; None for none.
-        bits: of a number after training; 0 keeps the dtypes.
+        modules: the modules, with frequencies of every table.
+        narrowed: the same modules, with the dtypes that rows are to have.
+        budget: bytes.
+        optimizer: the optimizer whose state counts; None for none.
+        bits: bits of a stored number after training; 0 keeps the dtypes.
         rule: how the budget is divided.
     """
     storages = [storage_of(module, optimizer, bits) for module in narrowed]
@@ -62,7 +62,7 @@ def plan_counted(
         counts.append((found.double() if found.is_floating_point() else found).numpy())
         unseen.append(modules[place.module].sizes[place.table][0] - len(found))
         in_order.append(not unseen[-1] and comes_by_frequency(found))
-    # Lists of all tables of a module lie in one tensor, of one dtype.
+    # The lists of all tables of a module are stored in one tensor, so they have one dtype.
     listed = [8 if any(n >= 2**31 for n, _ in module.sizes) else 4 for module in modules]
     rates = [storages[place.module].rate(modules[place.module].sizes[place.table][1]) for place in places]
     counted = [
@@ -75,7 +75,7 @@ def plan_counted(
     module_of_group = np.array([m for m, _ in groups])
 
     def shared(division: Division) -> tuple[int, int]:
-        """Bytes of the modules and of the state that no table and no pool accounts for."""
+        """Bytes of the modules and of the state that belong to no table and no pool."""
         partitions = (division.own > 0) + PARTITIONS * (division.cold > 0)
         pairs = [storage.fixed(int(partitions[module_of == m].max())) for m, storage in enumerate(storages)]
         return sum(layout for layout, _ in pairs), sum(state for _, state in pairs)
@@ -156,7 +156,7 @@ def plan_counted(
 
 
 def _pool(division: Division, group: int) -> Pool:
-    """The pool of a group; named by a number, if the plan has several."""
+    """The pool of a group; its name has a number if the plan has several pools."""
     used = np.flatnonzero(division.pools).tolist()
     name = "pool" if len(used) < 2 else f"pool{used.index(group) + 1 if group in used else 0}"
     return Pool(max(int(division.pools[group]), PARTITIONS), PARTITIONS, name=name)
@@ -180,7 +180,7 @@ def _traffic(
     else:
         most_frequent = table.visits_of_first(hot)
         first, second = most_frequent / total, (table.visits_of_first(hot + cold) - most_frequent) / total
-    first, second = min(first, 1.0), min(second, 1.0)  # sums of fractions are rounded
+    first, second = min(first, 1.0), min(second, 1.0)  # rounding may give sums above 1
     return (first, second, max(0.0, 1 - first - second))
 
 

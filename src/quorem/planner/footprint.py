@@ -1,8 +1,8 @@
-"""Bytes: what tables of a scheme take in a module, and what an optimizer keeps for them.
+"""The bytes that tables take in a module, and the bytes that an optimizer keeps for them.
 
-The bytes of a module are those of all its tensors: rows, path networks, maps, and the integers of its layout. Those of
-an optimizer are those of its state for the module's parameters. A table with sparse gradients, or one that is updated
-within the backward pass, is updated by ``quorem.optim``, row by row; one with dense gradients as by ``torch.optim``.
+The bytes of a module are those of all its tensors: rows, path networks, maps, and the integers of its layout. The bytes
+of an optimizer are those of its state for the module's parameters. Tables with sparse gradients, or updated within the
+backward pass, have the row-wise state of ``quorem.optim``; tables with dense gradients have that of ``torch.optim``.
 """
 
 from collections.abc import Sequence
@@ -32,20 +32,20 @@ Optimizer = Literal[
     "lazy_adam",
     "lazy_amsgrad",
 ]
-# Numbers for each weight:
+# How many numbers the optimizer keeps for each weight:
 AVERAGES = {"sgd": 0, "decayed_sgd": 0, "momentum_sgd": 1, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}
 AVERAGES |= {"amsgrad": 3, "adamw": 2, "lazy_adam": 2, "lazy_amsgrad": 3}
 SGD = ("sgd", "decayed_sgd", "momentum_sgd")
-LAGS = ("decayed_sgd", *CATCHES_UP)  # rows have the step that they are up to date with
-BETAS = (0.9, 0.999)  # by default; others may need a longer history of steps
+LAGS = ("decayed_sgd", *CATCHES_UP)  # optimizers that store, for each row, the step that it is up to date with
+BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
 
 
 class Rate(NamedTuple):
-    """Bytes that a table costs: of its module and of the optimizer's state, for each row and each stored table."""
+    """Bytes that a table takes for each row and for each stored table."""
 
-    row: int
-    row_state: int
-    table_state: int
+    row: int  # in the module, for each row
+    row_state: int  # in the optimizer's state, for each row
+    table_state: int  # in the optimizer's state, for each stored table
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Storage:
 
     Args:
         widths: ``embedding_dim`` of each table.
-        num_features: that read them.
-        dtype: of the rows.
+        num_features: number of features that read each table.
+        dtype: dtype of the rows.
         sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
-        optimizer: whose state counts; None for none.
-        bits: of a number, where rows are quantized after training; else 0.
+        optimizer: the optimizer whose state counts; None for none.
+        bits: bits of a stored number, where rows are quantized after training; else 0.
         has_id_rules: whether a table takes raw or unknown ids: then each feature has a rule (``quorem.id_rules``).
     """
 
     widths: tuple[int, ...]
-    num_features: tuple[int, ...]  # of each table
+    num_features: tuple[int, ...]
     dtype: torch.dtype
     sparse: bool
     optimizer: Optimizer | None
@@ -72,18 +72,18 @@ class Storage:
 
     @cached_property
     def width(self) -> int:
-        """Of a row of the module's parameter, which has all tables: what all widths can be divided by."""
+        """Width of a row of the parameter that holds all tables: the greatest common divisor of their widths."""
         return gcd(*self.widths)
 
     def rate(self, embedding_dim: int) -> Rate:
-        """Of a table that is ``embedding_dim`` wide."""
+        """The bytes of a table of width ``embedding_dim``, for each row and each stored table."""
         number = self.dtype.itemsize
         if self.bits:
             return Rate(embedding_dim // self.width * (code_bytes(self.width, self.bits) + 4), 0, 0)
         if self.optimizer is None:
             return Rate(embedding_dim * number, 0, 0)
         average = max(number, 4) if self.sparse else number
-        rows = embedding_dim // self.width  # of the parameter, for a row of the table
+        rows = embedding_dim // self.width  # rows of the parameter that make up one row of the table
         if self.optimizer == "rowwise_adagrad" and self.sparse:
             return Rate(embedding_dim * number, rows * average, 16)
         state = embedding_dim * average * AVERAGES[self.optimizer]
@@ -107,21 +107,21 @@ class Storage:
         return 8 + 8 * history * (1 + moments + decays)
 
     def layout(self, most_partitions: int, num_maps: int = 0) -> int:
-        """Bytes of the integers by which lookups find rows, if an id reads one of at most so many stored tables."""
+        """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""
         slots = sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
         per_slot = SLOT_COLUMNS + PART_COLUMNS * most_partitions
         per_feature = 2 + RULE_COLUMNS * self.has_id_rules
-        return 8 * (slots * per_slot + per_feature * sum(self.num_features) + num_maps + 1)  # the count of invalid ids
+        return 8 * (slots * per_slot + per_feature * sum(self.num_features) + num_maps + 1)  # 1: count of invalid ids
 
     def fixed(self, most_partitions: int) -> tuple[int, int]:
-        """Bytes of the module and of the state that no single table accounts for."""
+        """Bytes of the module and of the optimizer's state that belong to no single table."""
         return self.layout(most_partitions), self.shared_state()
 
 
 def module_bytes(storage: Storage, specs: Sequence[TableSpec]) -> tuple[int, int]:
-    """Bytes of a module with tables of such specs, and of the optimizer's state for it.
+    """Bytes of a module with tables of these specs, and of the optimizer's state for it.
 
-    Specs of closed-form partitions that do not concatenate, as those of the planner's choices.
+    The specs must have closed-form partitions and must not concatenate, like those of the planner's choices.
     """
     module, state = storage.fixed(max(len(spec.shapes) for spec in specs))
     for spec in specs:
@@ -132,7 +132,7 @@ def module_bytes(storage: Storage, specs: Sequence[TableSpec]) -> tuple[int, int
 
 
 def check_optimizer(optimizer: str | None) -> None:
-    """``optimizer`` must be one whose state is known, or None."""
+    """Raise ValueError unless ``optimizer`` is None or the name of an optimizer whose state is known."""
     if optimizer is not None and optimizer not in get_args(Optimizer):
         raise ValueError(
             f"optimizer ({optimizer!r}) must be None or one of {', '.join(map(repr, get_args(Optimizer)))}"

@@ -1,4 +1,4 @@
-"""The tables to plan, by the module that holds them, or will."""
+"""The tables to plan, grouped by the module that holds them or will hold them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ class Module:
 
     names: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]  # num_embeddings and embedding_dim of each table
-    schemes: tuple[Scheme, ...]  # as they are now
+    schemes: tuple[Scheme, ...]  # the schemes before planning
     num_features: tuple[int, ...]
     dtype: torch.dtype
     sparse: bool
-    frequencies: tuple[Tensor | None, ...]  # of all ids; of raw ids those that occur at all
-    has_id_rules: bool = False  # raw or unknown ids are replaced
+    frequencies: tuple[Tensor | None, ...]  # of each table: counts of all ids, or for raw ids of those that occur
+    has_id_rules: bool = False  # whether a table takes raw or unknown ids
 
 
 def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list[Module]:
-    """The tables to plan, by the module that holds them; ``dtype`` is that of tables which have none yet."""
+    """The tables to plan, grouped by module; ``dtype`` is used for tables that are not in a module yet."""
     if isinstance(model_or_tables, nn.Module):
         return _modules_in(model_or_tables)
     if isinstance(model_or_tables, Mapping):
@@ -56,7 +56,7 @@ def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list
 
 
 def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
-    """Tables that one collection is to hold, updated in the backward pass."""
+    """The tables as one module: a collection that will hold them, updated in the backward pass."""
     if not tables:
         return []
     return [
@@ -74,7 +74,7 @@ def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
 
 
 def _counts(table: Table) -> Tensor | None:
-    """How often ids of a table occur, in whatever order they are counted; None where that is not known."""
+    """How often the ids of a table occur (of raw ids, only those that do); None where that is not known."""
     if isinstance(table.frequencies, RawCounts):
         counted = check_ranking(table.frequencies, table.num_embeddings)
         assert isinstance(counted, RawCounts)
@@ -83,9 +83,9 @@ def _counts(table: Table) -> Tensor | None:
 
 
 def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> list[Module]:
-    """The modules, those of one table as one where ``holders`` has the same number for their tables.
+    """Join modules of one table each into one module where ``holders`` maps their tables to the same number.
 
-    One collection is to hold such tables, updated in the backward pass: then they may share a pool.
+    Such tables will be held by one collection and updated in the backward pass, so they may share a pool.
     """
     joined: dict[Any, list[Module]] = {}
     for module in modules:
@@ -137,7 +137,7 @@ def storage_of(module: Module, optimizer: Optimizer | None, bits: int = 0) -> St
 
 
 def with_frequencies(module: Module, frequencies: Mapping[str, Tensor]) -> Module:
-    """The module with the frequencies of its tables, checked; those that it has stay where none are given."""
+    """The module with the given frequencies of its tables, checked; other tables keep the frequencies they have."""
     counts = list(module.frequencies)
     for t, (name, (n, _)) in enumerate(zip(module.names, module.sizes, strict=True)):
         if name in frequencies:

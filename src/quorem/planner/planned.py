@@ -25,19 +25,20 @@ class PlannedTable:
     """One table of a plan.
 
     Args:
-        name: of the table: the path of its module, or the name of a ``quorem.Table``.
+        name: the path of the table's module, or the name of a ``quorem.Table``.
         num_embeddings: number of ids.
-        embedding_dim: width that comes out.
-        scheme: how it is to be stored.
-        dtype: of its rows.
-        bytes_before: of the table as it was planned from, without an optimizer's state.
-        bytes: of its rows and maps.
-        state_bytes: that the optimizer keeps for it.
-        cost: share of the average table's traffic that goes to ids which share a row.
-        why: the scheme was chosen.
-        visits: how often its ids occur, where they are counted.
-        traffic: shares of these that go to hot, cold and rest ids.
-        ranked: whether its ids do not come by frequency: the module must be given ``frequencies``, and lists ids.
+        embedding_dim: width of an embedding vector.
+        scheme: how the table is to be stored.
+        dtype: dtype of its rows.
+        bytes_before: bytes of the table before planning, without an optimizer's state.
+        bytes: bytes of its rows and lists of ids.
+        state_bytes: bytes that the optimizer keeps for it.
+        cost: traffic of ids that share a row, relative to the traffic of the average table.
+        why: the reason for the scheme.
+        visits: how often its ids occur in all, where they are counted.
+        traffic: shares of the visits that go to hot, cold and rest ids.
+        ranked: whether the module must be given ``frequencies`` and stores lists of ids, because the ids are not in
+            order of frequency.
     """
 
     name: str
@@ -81,13 +82,13 @@ class PlannedPool:
     """The rows that cold ids of several tables share.
 
     Args:
-        name: of the pool.
-        tables: that share it.
-        embedding_dim: their width.
-        num_rows: of the pool.
-        num_ids: cold ids of all its tables.
-        bytes: of its rows.
-        state_bytes: that the optimizer keeps for it.
+        name: name of the pool.
+        tables: names of the tables that share it.
+        embedding_dim: width of these tables.
+        num_rows: number of rows.
+        num_ids: number of cold ids of all its tables.
+        bytes: bytes of its rows.
+        state_bytes: bytes that the optimizer keeps for it.
         traffic: share of all traffic that goes to its ids.
     """
 
@@ -118,13 +119,13 @@ class Plan(Mapping[str, Scheme]):
     """A mapping of table name to scheme; ``print`` shows what each table gets, and why.
 
     Args:
-        tables: in the order of the model.
-        budget: that was planned for, in bytes.
-        optimizer: whose state counts; None for none.
-        shared_bytes: that no single table accounts for: the integers of layouts.
-        shared_state_bytes: likewise, of the optimizer's state.
-        pools: rows that tables share.
-        bits: of a number, for rows that ``quantize_`` is to store so after training; None keeps the tables' dtype.
+        tables: the planned tables, in the order of the model.
+        budget: the budget in bytes.
+        optimizer: the optimizer whose state counts; None for none.
+        shared_bytes: bytes that belong to no single table: the integers of layouts.
+        shared_state_bytes: bytes of the optimizer's state that belong to no single table.
+        pools: the pools of rows that tables share.
+        bits: bits of a number after training, where ``quantize_`` is to store rows so; None keeps the tables' dtype.
 
     >>> import quorem
     >>> plan = quorem.plan([quorem.Table("user", 100_000, 16)], "2MB")
@@ -156,19 +157,19 @@ class Plan(Mapping[str, Scheme]):
 
     @property
     def bytes(self) -> int:
-        """Of all tables, with their maps, the layouts and the optimizer's state: what will be allocated."""
+        """All bytes that will be allocated: tables, pools, lists of ids, layouts and the optimizer's state."""
         rows = sum(table.bytes for table in self.tables) + sum(pool.bytes for pool in self.pools)
         return rows + self.shared_bytes + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Of the optimizer's state."""
+        """Bytes of the optimizer's state."""
         rows = sum(table.state_bytes for table in self.tables) + sum(pool.state_bytes for pool in self.pools)
         return rows + self.shared_state_bytes
 
     @property
     def cost(self) -> float:
-        """Share of all traffic that goes to ids which share a row: what the plan is expected to lose, in no unit."""
+        """Share of all traffic that goes to ids which share a row: a measure of the expected loss, without a unit."""
         return sum(table.cost for table in self.tables) / max(len(self.tables), 1)
 
     @property
@@ -198,7 +199,7 @@ class Plan(Mapping[str, Scheme]):
         return plan_text(self)
 
     def applied_to(self, tables: Sequence[Table]) -> list[Table]:
-        """The tables with their planned schemes; frequencies only where lists of ids are needed.
+        """The tables with their planned schemes; they keep ``frequencies`` only where lists of ids are needed.
 
         Raises:
             ValueError: if a table is not in the plan, or has other sizes there.

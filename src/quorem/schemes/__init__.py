@@ -1,7 +1,7 @@
 """Schemes: how one table of ``n`` categories and width ``D`` is stored (sections 2 to 4).
 
-A scheme is a frozen value. ``scheme.spec(n, d)`` says what it means for one table (partitions, shapes,
-parameter count) without allocating anything; modules are built from the spec.
+A scheme is an immutable value. ``scheme.spec(n, d)`` gives the partitions, shapes and parameter count for one table
+without allocating anything; modules are built from the spec.
 """
 
 from .families import (

@@ -111,7 +111,7 @@ class EqualTables(Composed):
                 raise ValueError(f"num_collisions ({self.num_collisions}) must be None where num_rows is given")
 
     def rows_to_spend(self, n: int, fewest: int, tables: str) -> int | None:
-        """Rows over all tables, or None for the fewest that cover ``n`` ids."""
+        """Number of rows over all tables, or None for the fewest that cover ``n`` ids."""
         if self.num_collisions is not None:
             rows = ceil_div(n, self.num_collisions)
             return rows if rows > fewest else None
@@ -179,7 +179,7 @@ class ChineseRemainder(EqualTables):
 
 @dataclass(frozen=True, repr=False)
 class Custom(Composed):
-    """Partitions of one's own, such as a car's make, year and type (section 3.1).
+    """Partitions that the user defines, such as a car's make, year and type (section 3.1).
 
     Args:
         partitions: ``Partition`` and ``ExplicitPartition`` objects.
@@ -224,12 +224,12 @@ class Custom(Composed):
 
 @dataclass(frozen=True, repr=False)
 class Path(Scheme):
-    """Path-based: the first partition's row goes through a network chosen by each other one (section 4.1).
+    """Path-based: the row of the first partition goes through one network for each other partition (section 4.1).
 
     Args:
         num_collisions: ids that share a row of the table, which has ``ceil(n / num_collisions)`` rows.
         hidden: widths of the hidden layers of each network; ``()`` is the linear map.
-        num_partitions: levels of the path plus one; ``num_collisions`` is divided among the levels.
+        num_partitions: number of levels of the path plus one; the levels together tell apart ``num_collisions`` ids.
         activation: ``"relu"`` or ``"sigmoid"``, between layers.
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.

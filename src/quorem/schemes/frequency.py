@@ -1,7 +1,7 @@
-"""Schemes that know how frequent ids are: own rows for the hot, composed vectors for the cold, one row for the rest.
+"""Schemes that use frequencies: hot ids have rows of their own, cold ids are composed, the rest share one row.
 
-The paper's partitions treat all ids alike; a click log does not. Ranked by frequency, the ids of a table fall into
-three ranges, and two integers describe them:
+The paper's partitions treat all ids alike, but in a click log some ids are far more frequent than others. Ranked by
+frequency, the ids of a table fall into three ranges, which two integers describe:
 
     rank   0 ........ num_hot .................. n - num_rest ........ n
              hot: own row       cold: composed            rest: one row for all
@@ -22,17 +22,17 @@ from .scheme import Scheme, TableSpec, set_int
 
 @dataclass(frozen=True)
 class Pool:
-    """One set of rows for the cold ids of all tables that name it; each cold id sums ``num_partitions`` of them.
+    """Rows that the cold ids of several tables share; the vector of a cold id is the sum of ``num_partitions`` rows.
 
-    The cold ids of all tables are numbered table after table, the numbers are mixed, and the mixed numbers are divided
-    by Chinese remainder. So each cold id of each table has a combination of rows of its own (section 3.1). Tables of
-    different widths have a pool of ``num_rows`` rows for each width.
+    The cold ids of all tables are numbered table after table, the numbers are mixed, and the mixed numbers are
+    partitioned by Chinese remainders. So each cold id of each table has a combination of rows of its own (section 3.1).
+    If tables have different widths, there is a pool of ``num_rows`` rows for each width.
 
     Args:
-        num_rows: rows of the pool, over all its partitions.
-        num_partitions: rows that a cold id sums.
-        operation: must be ``"add"``, which any engine with plain bags can run.
-        name: tables with equal pools of one name share its rows.
+        num_rows: number of rows of the pool, over all its partitions.
+        num_partitions: number of rows that are summed for a cold id.
+        operation: must be ``"add"``, which any engine with plain embedding bags can run.
+        name: tables whose pools have the same name and options share the rows.
 
     >>> Pool(1000).sizes(10_000)
     (501, 499)
@@ -75,13 +75,13 @@ class Pool:
 class HotCold(Scheme):
     """Hot ids have rows of their own, cold ids are composed, and one row stands for all the rest.
 
-    Ids are ranked by frequency. Either they come in that order (``quorem prepare --ids frequency``), and nothing more
-    is stored; or the module is given ``frequencies``, and keeps the lists of hot and cold ids.
+    Ids are ranked by frequency. Either the ids are in that order (``quorem prepare --ids frequency``), and nothing more
+    is stored; or the module is given ``frequencies`` and stores lists of the hot and cold ids.
 
     Args:
-        num_hot: ids with rows of their own, the most frequent.
-        cold: how the ids after them are stored: a scheme, or a ``Pool`` that several tables share.
-        num_rest: ids that share one row, the least frequent.
+        num_hot: number of ids with rows of their own, the most frequent.
+        cold: how the cold ids are stored: a scheme, or a ``Pool`` that several tables share.
+        num_rest: number of ids that share one row, the least frequent.
         permute: must be None, since ids are ranked by frequency.
         force: store the table this way even where that does not shrink it; else it stays full.
 
@@ -135,28 +135,28 @@ class Ranks(NamedTuple):
     """Which ids of a table are hot and which are cold, each list in rising order; all others are the rest."""
 
     hot: Tensor
-    cold: Tensor  # empty where there is no rest: then all that is not hot is cold
+    cold: Tensor  # empty if there is no rest: then every id that is not hot is cold
 
 
 class RawCounts(NamedTuple):
-    """How often each raw id occurs in training; ids that are not listed do not."""
+    """How often each raw id occurs in training; ids that are not listed do not occur."""
 
     ids: Tensor  # int64 or uint64 [N], any order, each once or several times
     counts: Tensor  # [N]
 
 
 def rank(frequencies: "Tensor | Ranks | RawCounts", spec: TableSpec) -> Ranks:
-    """The hot and cold ids of a table, by falling frequency; of equals, the lower id first.
+    """The hot and cold ids of a table, by falling frequency; of equally frequent ids the lower comes first.
 
     Args:
         frequencies: how often each id occurs, ``[n]``, integers or floats; or the lists themselves; or how often raw
-            ids occur, of which those that fall onto one id of the table are counted together.
-        spec: of a ``HotCold`` table.
+            ids occur, where the counts of raw ids that map to the same id of the table are added.
+        spec: spec of a ``HotCold`` table.
 
     Raises:
         TypeError: if ``frequencies`` is not a tensor of numbers.
-        ValueError: if it has another length, or a frequency is negative or not finite; if lists have other lengths, do
-            not rise, or share an id; if fewer raw ids are listed than are to be ranked.
+        ValueError: if ``frequencies`` has the wrong length, or one is negative or not finite; if the lists have the
+            wrong lengths, do not rise, or share an id; if fewer raw ids are listed than are to be ranked.
 
     >>> from quorem import Full
     >>> spec = HotCold(1, cold=Full(), num_rest=2).spec(5, 4)
@@ -180,9 +180,9 @@ def rank(frequencies: "Tensor | Ranks | RawCounts", spec: TableSpec) -> Ranks:
 
 
 def comes_by_frequency(frequencies: Tensor) -> bool:
-    """Whether ids come in order of frequency, so that a rank is the id itself and no list of ids is needed.
+    """Whether ids are in order of frequency, so that a rank is the id itself and no list of ids is needed.
 
-    All but the first two: prepared data keep these for missing and for unknown values.
+    The first two ids may have any frequency: prepared data reserve them for missing and unknown values.
 
     >>> comes_by_frequency(torch.tensor([0, 2, 9, 5, 5, 0])), comes_by_frequency(torch.tensor([0, 2, 5, 9]))
     (True, False)
@@ -210,7 +210,7 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
 
 
 def counts_by_id(frequencies: RawCounts, n: int) -> tuple[Tensor, Tensor]:
-    """The ids of ``[0, n)`` that raw ids fall onto, rising, and how often each occurs.
+    """The ids in ``[0, n)`` that raw ids map to, rising, and how often each occurs.
 
     >>> ids, counts = counts_by_id(RawCounts(torch.tensor([7, -3, 7]), torch.tensor([5, 1, 2])), 2**40)
     >>> len(ids), sorted(counts.tolist())
@@ -233,7 +233,7 @@ def _rank_raw(frequencies: RawCounts, spec: TableSpec) -> Ranks:
 
 
 def check_ranking(frequencies: Any, n: int) -> Tensor | Ranks | RawCounts:
-    """``frequencies`` ``[n]``, lists of hot and cold ids, or counts of raw ids, on the CPU, checked."""
+    """Check ``frequencies`` ``[n]``, lists of hot and cold ids, or counts of raw ids, and move them to the CPU."""
     if isinstance(frequencies, RawCounts):
         ids = as_int64(frequencies.ids).cpu()
         return RawCounts(ids, check_frequencies(frequencies.counts, len(ids), "frequencies.counts"))
@@ -241,7 +241,7 @@ def check_ranking(frequencies: Any, n: int) -> Tensor | Ranks | RawCounts:
 
 
 def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor:
-    """``frequencies`` ``[n]`` on the CPU, checked."""
+    """Check ``frequencies`` ``[n]``, and move it to the CPU."""
     if not isinstance(frequencies, Tensor):
         try:
             frequencies = torch.as_tensor(frequencies)

@@ -1,7 +1,8 @@
-"""What every scheme has: how one table of ``n`` categories and width ``D`` is stored (sections 2 to 4).
+"""The base class of schemes, the spec of a table, and the full table (sections 2 to 4).
 
-A scheme is a frozen value. ``scheme.spec(n, d)`` says what it means for one table (partitions, shapes,
-parameter count) without allocating anything; modules are built from the spec.
+A scheme says how one table of ``n`` categories and width ``D`` is stored. It is an immutable value.
+``scheme.spec(n, d)`` gives the partitions, shapes and parameter count for one table without allocating anything;
+modules are built from the spec.
 """
 
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -22,22 +23,22 @@ AnyPartition = P.Partition | P.ExplicitPartition
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a scheme means for one table: its partitions and the shape of each stored table.
+    """A scheme applied to one table: its partitions and the shape of each stored table.
 
     ``scheme.spec(n, d)`` makes it; nothing is allocated.
 
     Args:
         num_embeddings: number of ids, n.
-        embedding_dim: width of a vector that comes out, D.
-        scheme: the scheme in force, which is ``Full()`` where the one that was asked for would not shrink the table.
+        embedding_dim: width of an embedding vector, D.
+        scheme: the scheme that is used: ``Full()`` where the requested one would not shrink the table.
         partitions: how the ids are divided, least significant digit first.
         shapes: rows and width of each stored table.
         operation: how the rows of an id become its vector.
-        permutation: of the ids, applied before the partitions; None keeps their order.
+        permutation: permutation of the ids, applied before the partitions; None keeps their order.
         hidden: widths of the hidden layers of path networks; None for other schemes.
-        fallback: why the table is full where another scheme was asked for, in one sentence; else None.
-        num_hot: ids that have rows of their own (``HotCold``).
-        num_rest: ids that share one row (``HotCold``).
+        fallback: why the table is full although another scheme was requested, in one sentence; else None.
+        num_hot: number of ids that have rows of their own (``HotCold``).
+        num_rest: number of ids that share one row (``HotCold``).
         pool: the rows that cold ids share with other tables (``HotCold``); else None.
 
     >>> from quorem import QR
@@ -71,7 +72,7 @@ class TableSpec:
 
     @property
     def num_vectors(self) -> int:
-        """Vectors that come out of one id: K for feature generation, one otherwise."""
+        """Number of vectors for one id: K for feature generation, one otherwise."""
         return len(self.partitions) if self.operation == "feature" else 1
 
     @property
@@ -81,7 +82,7 @@ class TableSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Stored parameters: every table's, and every path network's."""
+        """Number of stored parameters of all tables and all path networks."""
         tables = sum(rows * width for rows, width in self.shapes)
         if self.hidden is None:
             return tables
@@ -95,7 +96,7 @@ class TableSpec:
         return self.num_embeddings * self.embedding_dim / self.num_parameters
 
     def expected_collisions(self, num_ids: int) -> float:
-        """Expected number of pairs that share an id when ``num_ids`` raw ids are mixed into this table's ids.
+        """Expected number of pairs of raw ids that share an id, when ``num_ids`` raw ids are mixed into this table.
 
         Raises:
             ValueError: if ``num_ids`` is below 0.
@@ -109,7 +110,7 @@ class TableSpec:
 
 @dataclass(frozen=True, repr=False)
 class Scheme:
-    """What every scheme has: two options, and ``spec``, which says what it means for one table.
+    """The base class of schemes: two options, and ``spec``, which applies the scheme to one table.
 
     Args:
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
@@ -132,7 +133,7 @@ class Scheme:
             raise TypeError(f"force ({self.force!r}) must be a bool")
 
     def __repr__(self) -> str:
-        """The scheme as one would write it, keyword options at their defaults left out."""
+        """The scheme as Python code, without keyword options at their defaults."""
         options = sorted(fields(self), key=lambda f: bool(f.kw_only))
         shown = [f.name for f in options if not f.kw_only or getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
@@ -142,7 +143,7 @@ class Scheme:
         raise NotImplementedError
 
     def spec(self, n: int, d: int) -> TableSpec:
-        """What this scheme means for a table of ``n`` ids and width ``d``.
+        """This scheme applied to a table of ``n`` ids and width ``d``.
 
         Raises:
             ValueError: if the scheme cannot store such a table.
@@ -180,7 +181,7 @@ class Full(Scheme):
 
     Args:
         permute: seed of a permutation of the ids; None keeps their order.
-        force: without effect, as a full table is never smaller than itself.
+        force: has no effect: the table is full anyway.
 
     >>> Full().spec(1000, 16).num_parameters
     16000
@@ -192,11 +193,11 @@ class Full(Scheme):
 
 
 def check_scheme(scheme: Scheme) -> None:
-    """``scheme`` must be a ``Scheme``."""
+    """Raise TypeError unless ``scheme`` is a ``Scheme``."""
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme ({scheme!r}) must be a Scheme, such as quorem.QR(num_collisions=4)")
 
 
 def set_int(scheme: Any, name: str, least: int) -> None:
-    """Check an option of a frozen scheme, and make it a plain int (it may be numpy's)."""
+    """Check an integer option of a frozen scheme, and convert it to a plain int (it may be a numpy integer)."""
     object.__setattr__(scheme, name, check_int(name, getattr(scheme, name), least))

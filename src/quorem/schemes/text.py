@@ -13,7 +13,7 @@ SCHEMES = {c.__name__: c for c in (Full, Hash, QR, GeneralizedQR, ChineseRemaind
 
 
 def to_json(scheme: Scheme) -> str:
-    """The scheme as JSON text, options at their defaults left out.
+    """The scheme as JSON text, without options at their defaults.
 
     >>> to_json(QR(num_collisions=60, operation="add"))
     '{"scheme": "QR", "operation": "add", "num_collisions": 60}'

@@ -1,1 +1,1 @@
-"""``quorem bench``: the fused lookup, training step and DLRM step against other ways to do the same, in one run."""
+"""``quorem bench``: compare the fused lookup, training step and DLRM step with other implementations, in one run."""

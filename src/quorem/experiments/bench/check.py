@@ -1,4 +1,4 @@
-"""The kernels against the reference: a benchmark of wrong results is none."""
+"""Compare the kernels with the reference before a benchmark: times of wrong results are worthless."""
 
 import importlib.util
 import subprocess
@@ -15,17 +15,17 @@ from ...ops.state import AdagradConstants, AdagradState
 from .grid import SCHEMES, draw_ids
 
 ROOT = Path(__file__).parents[4]
-MARKER = "pytest.mark.kernels("  # in files that hold tests of kernels
-NO_TESTS = 5  # exit code of pytest where it selected none
+MARKER = "pytest.mark.kernels("  # text in files with tests of kernels
+NO_TESTS = 5  # exit code of pytest if it selected no tests
 SIZES = (1000, 4, 63, 7, 20_000)
 
 
 def kernels_are_wrong(device: torch.device, quick: bool) -> str | None:
     """What is wrong with the kernels of ``device``, or None.
 
-    Runs the tests of the checkout that are marked ``kernels(device="cpu")`` or ``kernels(device="gpu")``; where there
-    are none, or pytest is missing, or ``quick``, compares a lookup and a training step of every scheme with the
-    reference.
+    Runs the tests of the checkout that are marked ``kernels(device="cpu")`` or ``kernels(device="gpu")``. If there are
+    none, or pytest is missing, or ``quick`` is set, it only compares a lookup and a training step of every scheme with
+    the reference.
     """
     files = [str(path) for path in sorted(ROOT.glob("tests/**/test_*.py")) if MARKER in path.read_text("utf-8")]
     missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
@@ -44,10 +44,10 @@ def differences(device: torch.device) -> str | None:
     ids = draw_ids("zipf", SIZES, 257, seed=1).to(device)
     for name, scheme in SCHEMES.items():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tables that stay full
+            warnings.simplefilter("ignore")  # about tables that stay full
             module = EmbeddingCollection([Table(f"c{i}", n, 12, scheme) for i, n in enumerate(SIZES)], device=device)
         if len(module.paths):
-            continue  # their lookup is that of QR, and then torch's own matrix products
+            continue  # path-based tables use the lookup of QR, then torch's matrix products
         stored = module.stored.detach().clone()
         optim.apply_in_backward(module, optim.Adagrad, lr=0.1, initial_accumulator_value=1.0)
         out = module(ids)

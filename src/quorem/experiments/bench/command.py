@@ -1,4 +1,4 @@
-"""The command: options to grids, the check before, rows to files as they come, tables and a plot after."""
+"""The command: choose grids by the options, check the kernels, write rows as they are measured, then draw a plot."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ class WrongKernelsError(RuntimeError):
 def chosen(preset: str | None, device: torch.device, choice: Selection) -> tuple[Grid, ...]:
     """The grids of ``preset``, with the axes that ``choice`` names replaced.
 
-    Without a preset: all of the grid where an axis is named, else the preset of the device.
+    Without a preset, it is ``"full"`` if an axis is named, else the preset of the device.
 
     Raises:
         ValueError: if a preset, or a value on an axis, is unknown.
@@ -61,11 +61,11 @@ def run(
     commit: str | None,
     console: Console,
 ) -> list[report.Row]:
-    """Check, measure, and write ``name``.csv and ``name``.png into ``out``; on Ctrl-C with what is finished.
+    """Check, measure, and write ``name``.csv and ``name``.png into ``out``; on Ctrl-C with the finished rows.
 
     Raises:
-        WrongKernelsError: then nothing is measured.
-        OSError: if ``out`` or the folder of ``plot`` cannot be written; told before anything is measured.
+        WrongKernelsError: if the check fails; nothing is measured.
+        OSError: if ``out`` or the folder of ``plot`` cannot be written; raised before anything is measured.
     """
     for option, folder in (("out", out), ("plot", plot and plot.parent)):
         if folder is not None:
@@ -106,10 +106,10 @@ def run(
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder in which no file could be written.
+    """Check that files can be written in a folder, which need not exist.
 
     Raises:
-        OSError: then.
+        OSError: if they cannot.
     """
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
@@ -119,10 +119,10 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def selected(rows: Sequence[report.Row], choice: Selection) -> tuple[list[report.Row], list[str]]:
-    """The rows that have one of the values of each axis that ``choice`` names, and providers without any row.
+    """The rows that match ``choice`` on every axis that it names, and the named providers without any row.
 
     Raises:
-        ValueError: if no row has a value that it names; a provider only has to be one that could be measured.
+        ValueError: if no row has a value that ``choice`` names; a known provider may have no rows.
     """
     absent = [name for name in choice.provider if name in PROVIDERS and all(row.provider != name for row in rows)]
     for axis in dataclasses.fields(choice):

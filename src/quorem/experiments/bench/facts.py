@@ -1,4 +1,4 @@
-"""What every row of a benchmark tells of its run."""
+"""The facts about a run that every row of a benchmark contains."""
 
 import importlib.metadata
 import platform

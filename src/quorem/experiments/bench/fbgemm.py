@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embedding on the tables of a collection, as it comes and in its fastest setting."""
+"""FBGEMM's table-batched embedding on the tables of a collection, in its default and its fastest setting."""
 
 from typing import Literal, cast
 
@@ -16,8 +16,8 @@ from ...partitions import Partition
 class TableBatched(nn.Module):
     """One lookup for all tables, partition by partition; then each feature's vectors are composed.
 
-    Features come out in the order of ``order``, those of most tables first, so that composing takes one operation for
-    each number of tables, on slices.
+    The output has the features in the order of ``order``, those with the most tables first. So composing takes one
+    operation on slices for each number of tables.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class TableBatched(nn.Module):
         vectors = self.lookup(buckets.reshape(-1), self.offsets).view(len(ids), tables, self.width)
         if not self.composed:
             return vectors
-        pieces = vectors.split(self.counts, 1)  # a piece for each rank of tables
+        pieces = vectors.split(self.counts, 1)  # a piece for the first tables, the second tables, ...
         runs, start = [], 0
-        for k in range(len(self.counts), 0, -1):  # features of k tables
+        for k in range(len(self.counts), 0, -1):  # features with k tables
             stop = self.counts[k - 1]
             if stop > start:
                 runs.append(self.compose(*(piece[:, start:stop] for piece in pieces[:k])))
@@ -82,8 +82,8 @@ def build(
 ) -> tuple[TableBatched, str]:
     """The module, and the optimizer of its backward in words.
 
-    The default setting has exact Adagrad (row-wise where this build has no other) and checks every id; the fastest has
-    row-wise Adagrad, one number of state a row, and checks none.
+    The default setting uses exact Adagrad (row-wise if this build has no other) and checks every id. The fastest uses
+    row-wise Adagrad, with one number of state for each row, and checks no ids.
     """
     if setting == "fastest":
         module = TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.NONE, lr, eps)

@@ -1,4 +1,4 @@
-"""What a benchmark measures: axes, presets, and the ids that every provider gets."""
+"""What a benchmark measures: its axes, its presets, and the ids for all providers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,14 +23,15 @@ MODES = ("forward", "step", "step_amsgrad", "dlrm")
 IDS = ("zipf", "uniform")
 BATCHES = (1, 128, 2048, 16384, 65536)
 DIMS = (16, 64, 128)
-ROTATION = 4  # batches of ids that a measurement goes round
+ROTATION = 4  # number of batches of ids that a measurement uses in turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Every combination of these is measured; each axis is a tuple of names or sizes.
+    """The axes of a benchmark, each a tuple of names or sizes; every combination is measured.
 
-    ``limits`` holds ``(provider, mode, batches)``: batch sizes to which a provider is confined in a mode.
+    ``limits`` has entries ``(provider, mode, batches)``: in that mode the provider is measured at these batch sizes
+    only.
     """
 
     modes: tuple[str, ...] = MODES
@@ -55,9 +56,9 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What the options of the command name, axis by axis; an empty tuple leaves an axis as it is.
+    """The values that the options of the command name for each axis; an empty tuple leaves an axis unchanged.
 
-    A scheme is named by the start of its name.
+    A scheme may be named by the start of its name.
     """
 
     mode: tuple[str, ...] = ()
@@ -77,7 +78,7 @@ class Selection:
 
 
 def scheme_named(name: str) -> str:
-    """The scheme whose name starts so, in any case.
+    """The scheme whose name starts with ``name``, in upper or lower case.
 
     Raises:
         ValueError: if there is none, or more than one.
@@ -93,12 +94,12 @@ def scheme_named(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseGroup:
-    """What is alive at once: one mode, scheme and width, by several providers."""
+    """Cases that are measured together, with all their providers in memory: one mode, scheme and width."""
 
     mode: str
     scheme: str
     dim: int
-    cells: tuple[tuple[str, int, tuple[str, ...]], ...]  # how ids are drawn, how many, and for which providers
+    cells: tuple[tuple[str, int, tuple[str, ...]], ...]  # distribution of ids, batch size, providers
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -171,11 +172,11 @@ PRESETS["fbgemm"] = (
         batches=(128, 2048, 16384, 65536),
     ),
     *(grid for grid in PRESETS["h200"] if grid.schemes == ("Full()",) or grid.modes == ("dlrm",)),
-)  # the rows of "h200" in which FBGEMM and ours meet, in half the time
+)  # the rows of "h200" in which FBGEMM and quorem can be compared, in half the time
 
 
 def groups(grids: Sequence[Grid]) -> Iterator[CaseGroup]:
-    """What to measure, in order; nothing twice. Full tables are measured once, with a grid's first scheme."""
+    """What to measure, in order, each case once. Full tables are measured with a grid's first scheme only."""
     seen: set[tuple[object, ...]] = set()
     for grid in grids:
         limits = {(provider, mode): batches for provider, mode, batches in grid.limits}
@@ -196,7 +197,7 @@ def groups(grids: Sequence[Grid]) -> Iterator[CaseGroup]:
 
 
 def scheme_of(provider: str, scheme: str) -> str:
-    """The scheme of the tables that a provider stores when asked for ``scheme``."""
+    """The scheme of the tables that a provider stores in a case with ``scheme``."""
     return "Full()" if provider in FULL else scheme
 
 

@@ -1,4 +1,4 @@
-"""Times of calls, taken in turns; the bytes that an op must move, and the time that a copy of them takes."""
+"""Measure the times of calls in turns; the bytes that an op must move, and the time of a copy of so many bytes."""
 
 import gc
 import time
@@ -19,7 +19,7 @@ STATES = {"step": 1, "step_amsgrad": 3}  # numbers that the optimizer keeps for 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of a sample and of all samples of a call, and the least and most samples."""
+    """How long to measure: seconds of one sample, seconds of all samples of a call, and limits of their number."""
 
     sample: float = 2e-3
     total: float = 1.0
@@ -27,18 +27,18 @@ class Effort:
     most: int = 100
 
 
-# On a GPU a call's samples are long enough for its code on the host to be in the caches again, as in a training loop.
+# On a GPU a sample is so long that most of its runs find the host's code in the caches, as in a training loop.
 EFFORTS = {"cpu": Effort(), "cuda": Effort(2e-2, 0.4, most=50), "quick": Effort(2e-4, 1e-3, 3, 3)}
 
 
 @dataclass
 class Call:
-    """Something to time; ``count`` operations are one run of it."""
+    """A function to time; one run of it performs ``count`` operations."""
 
     name: str
     run: Callable[[], Any]
     count: int = 1
-    seconds: list[float] = field(default_factory=list)  # of one operation, a number for each sample
+    seconds: list[float] = field(default_factory=list)  # seconds of one operation, for each sample
     inner: int = 1
     samples: int = 1
 
@@ -49,10 +49,10 @@ class Call:
 
 
 def time_in_turns(calls: Sequence[Call], device: torch.device, effort: Effort, round_of: int = 4) -> None:
-    """Time each call many times, a sample of each in turn; the calls must have run before."""
+    """Time each call many times, one sample of each call in turn; the calls must have run before."""
     for call in calls:
         seconds = _seconds(call, device, 1)
-        if seconds < effort.sample:  # the first of a kind may be slower than what follows
+        if seconds < effort.sample:  # the first run may be slower than the next ones
             seconds = min(seconds, _seconds(call, device, round_of) / round_of)
         call.inner = max(1, round(effort.sample / seconds))
         call.inner = -(-call.inner // round_of) * round_of if call.inner > 1 else 1
@@ -72,7 +72,7 @@ def time_in_turns(calls: Sequence[Call], device: torch.device, effort: Effort, r
 
 def _seconds(call: Call, device: torch.device, runs: int) -> float:
     if runs > 1:
-        call.run()  # so that neither caches nor threads that still spin are another call's
+        call.run()  # so that caches and spinning threads are those of this call
     if device.type != "cuda":
         began = time.perf_counter()
         for _ in range(runs):
@@ -89,7 +89,7 @@ def _seconds(call: Call, device: torch.device, runs: int) -> float:
 
 
 def captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """``runs``, one after another, as one CUDA graph; they are run before, on a stream of their own."""
+    """A CUDA graph of all ``runs``, one after another; they are first run on a separate stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -108,7 +108,7 @@ def captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], None]:
 
 
 def peak_extra_bytes(run: Callable[[], Any]) -> int:
-    """The most GPU memory that ``run`` had beyond what was there before it."""
+    """The most GPU memory that ``run`` used beyond what was in use before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -118,7 +118,7 @@ def peak_extra_bytes(run: Callable[[], Any]) -> int:
 
 
 def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None) -> float:
-    """Bytes a second of a large copy, read and written."""
+    """Bytes per second of a large copy; bytes that are read and bytes that are written both count."""
     size = size or (2**30 if device.type == "cuda" else 2**28)
     source, target = (torch.ones(size // 4, device=device) for _ in range(2))
     call = Call("copy", lambda: target.copy_(source))
@@ -128,10 +128,10 @@ def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None
 
 
 def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: str, networks: int = 0) -> int | None:
-    """The least traffic of one operation, float32, mean over ``batches``; None where it is not defined.
+    """The fewest bytes that one operation must move, in float32, as a mean over ``batches``; None if not defined.
 
-    Forward: ids and each distinct row in, vectors out. A step adds a second pass: ids, rows and gradients in, and each
-    distinct row and its optimizer state in and out. ``networks`` counts the parameters of path networks.
+    Forward: read ids and each distinct row, write vectors. A step adds a second pass: read ids, rows and gradients, and
+    read and write each distinct row and its optimizer state. ``networks`` is the number of parameters of path networks.
     """
     if mode == "dlrm":
         return None

@@ -1,4 +1,4 @@
-"""The ways to look up and train the same tables, each a module from ids ``[B, F]`` to vectors ``[B, F, D]``."""
+"""Implementations of lookup and training of the same tables: modules from ids ``[B, F]`` to vectors ``[B, F, D]``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,21 +26,21 @@ ALL = ("forward", "step", "step_amsgrad", "dlrm")
 
 
 class Skipped(Exception):  # noqa: N818 - not an error
-    """A provider cannot be measured here; says why."""
+    """A provider cannot be measured here; the message says why."""
 
 
 @dataclass
 class Contender:
-    """A provider at work.
+    """A provider that is ready to be measured.
 
     Args:
-        module: the lookup; its backward updates the tables, but for what ``optimizers`` update.
-        optimizers: to be stepped after each backward.
-        captures: the modes that run in a CUDA graph.
+        module: the lookup; its backward pass updates all parameters that ``optimizers`` do not update.
+        optimizers: optimizers to step after each backward pass.
+        captures: the modes that can run in a CUDA graph.
         optimizer: what updates the tables, in words.
-        setting: of a peer that has several, "default" or "fastest".
-        order: the features in the order in which the module gives their vectors; as they are where None.
-        layers: the step of DLRM's layers, where it is fused.
+        setting: "default" or "fastest", for a library that has several settings.
+        order: the order of the features in the module's output; None for the usual order.
+        layers: the step of DLRM's layers, if it is fused.
     """
 
     module: nn.Module
@@ -56,7 +56,7 @@ Provider = Callable[[EmbeddingCollection, str | None], Contender]
 
 
 def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: InvalidIdMode = "warn") -> Contender:
-    """``EmbeddingCollection`` with its update in the backward pass."""
+    """``EmbeddingCollection`` with updates in the backward pass."""
     source.on_invalid_id = on_invalid_id
     if rule is None:
         return Contender(source, captures=ALL)
@@ -70,13 +70,13 @@ def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: Inval
 
 
 def fused_trust(source: EmbeddingCollection, rule: str | None) -> Contender:
-    """``fused``, with ids that are not counted where they are out of range."""
+    """``fused`` without the count of ids that are out of range."""
     _need(source.stored.is_cuda, "a CPU checks ids within the lookup")
     return fused(source, rule, on_invalid_id="trust")
 
 
 class PerTable(nn.Module):
-    """A layer of torch for each stored table, called one by one; composed after the lookup."""
+    """A torch layer for each stored table, called one by one; the vectors are composed after the lookups."""
 
     def __init__(self, source: EmbeddingCollection, *, bags: bool) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class PerTable(nn.Module):
 
 
 def loop(source: EmbeddingCollection, rule: str | None) -> Contender:
-    """One ``nn.EmbeddingBag`` a table with sparse gradients, as the public DLRM code does."""
+    """One ``nn.EmbeddingBag`` with sparse gradients for each table, as in the public DLRM code."""
     _need_closed_form(source)
     _need(rule in (None, "adagrad"), "torch.optim has no sparse AMSGrad")
     module = PerTable(source, bags=True)
@@ -116,7 +116,7 @@ def loop(source: EmbeddingCollection, rule: str | None) -> Contender:
 
 
 def dense(source: EmbeddingCollection, rule: str | None) -> Contender:
-    """One ``nn.Embedding`` a feature with dense gradients."""
+    """One ``nn.Embedding`` with dense gradients for each feature."""
     module = PerTable(source, bags=False)
     optimizers = [dense_optimizer(rule, list(module.parameters()))] if rule else []
     name = {"adagrad": "torch Adagrad, dense gradients", "amsgrad": "torch Adam(amsgrad=True), dense gradients"}
@@ -124,13 +124,13 @@ def dense(source: EmbeddingCollection, rule: str | None) -> Contender:
 
 
 class Reference(nn.Module):
-    """The plain functions that the fused kernels must equal: lookup, row gradients, their sums, Adagrad's rule."""
+    """The plain functions that define the results of the kernels: lookup, row gradients, their sums, Adagrad's rule."""
 
     def __init__(self, source: EmbeddingCollection) -> None:
         super().__init__()
         self.source = source
         self.stored = source.stored.detach()
-        self.hook = nn.Parameter(torch.empty(0, device=self.stored.device))  # so that autograd runs
+        self.hook = nn.Parameter(torch.empty(0, device=self.stored.device))  # so that autograd runs a backward pass
         self.lr = torch.tensor(LR, dtype=torch.float64, device=self.stored.device)
         self.state: AdagradState | None = None
 
@@ -161,7 +161,7 @@ class _ReferenceStep(torch.autograd.Function):
 
 
 def plain(source: EmbeddingCollection, rule: str | None) -> Contender:
-    """The truth of ``quorem.ops``: what runs where there is no kernel."""
+    """The plain reference in ``quorem.ops``, which runs where there is no kernel."""
     _need_closed_form(source)
     _need(rule in (None, "adagrad"), "measured with Adagrad only")
     return Contender(Reference(source), [], ("forward",), "Adagrad" if rule else "")
@@ -201,7 +201,7 @@ def fbgemm(
     _need(rule in (None, "adagrad"), "FBGEMM has no AMSGrad")
     try:
         from . import fbgemm as peer
-    except (ImportError, OSError, RuntimeError) as error:  # built for another torch, it may fail in several ways
+    except (ImportError, OSError, RuntimeError) as error:  # a build for another torch may fail in several ways
         raise Skipped(f"fbgemm_gpu cannot be imported: {str(error).splitlines()[0]}") from error
     module, optimizer = peer.build(source, setting, LR, EPS)
     words = f"FBGEMM {optimizer}" if rule else ""
@@ -228,7 +228,7 @@ BUILD: dict[str, Provider] = {
 
 
 def dense_optimizer(rule: str, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The fastest form of ``torch.optim``'s that this torch has on this device."""
+    """The fastest version of the ``torch.optim`` optimizer that this torch has on this device."""
     device = params[0].device
     more: dict[str, Any] = {"lr": LR}
     if rule == "amsgrad":

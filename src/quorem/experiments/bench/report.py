@@ -1,4 +1,4 @@
-"""Rows of a benchmark: a CSV file whose rows stand alone, tables in Markdown, and a plot."""
+"""The rows of a benchmark as a CSV file with self-contained rows, as tables in Markdown, and as a plot."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement, with all that is needed to read it; "" where a number is not defined.
+    """One measurement, with everything that is needed to interpret it; "" where a number is not defined.
 
     Args:
         optimizer: what updates the tables, in words; "" for a lookup.
-        setting: of FBGEMM, "default" (exact Adagrad, ids checked) or "fastest" (row-wise Adagrad, ids not checked).
-        graph: 1 if in a CUDA graph.
-        bytes: what the op must move at least, see ``measure.bytes_to_move``.
-        gbps: those bytes over the median time, in 10^9 bytes a second.
-        floor_us: the time of a copy of those bytes, at the copy bandwidth measured in the same run.
-        peak_extra_bytes: most GPU memory during a step beyond tables, optimizer state, ids and upstream gradient.
-        stored_bytes: of the tables.
+        setting: for FBGEMM, "default" (exact Adagrad, ids checked) or "fastest" (row-wise Adagrad, ids not checked).
+        graph: 1 if it ran in a CUDA graph.
+        bytes: the fewest bytes that the op must move, see ``measure.bytes_to_move``.
+        gbps: these bytes over the median time, in 10^9 bytes per second.
+        floor_us: the time of a copy of these bytes, at the copy bandwidth measured in the same run.
+        peak_extra_bytes: the most GPU memory during a step beyond tables, optimizer state, ids and upstream gradient.
+        stored_bytes: bytes of the tables.
     """
 
     mode: str
@@ -63,7 +63,7 @@ CSV_COLUMNS = tuple(f.name for f in fields(Row))
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a file, which is on disk when this returns; a new file gets a header."""
+    """Append rows to a file, and make sure that they are on disk; a new file gets a header."""
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
@@ -95,7 +95,7 @@ def _parse(name: str, value: str) -> int | float | str:
 
 
 def _time(row: Row, fused: Row | None) -> str:
-    """Median, and how many times slower than fused it is."""
+    """The median time, and its ratio to that of the fused kernels."""
     ratio = "" if fused is None or fused is row else f" ({_short(row.median_us / fused.median_us)}x)"
     return f"{_short(row.median_us)}{ratio}"
 
@@ -120,12 +120,14 @@ VALUES: dict[str, tuple[str, Callable[[Row, Row | None], str]]] = {
 
 
 def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ()) -> str:
-    """Markdown: what was measured, on what, and a table for each mode, width and kind of ids, with a column a batch.
+    """Markdown text: what was measured on what, and a table for each mode, width and distribution of ids.
+
+    The columns of the tables are batch sizes.
 
     Args:
-        rows: of one file.
-        value: what the cells show, of ``VALUES``.
-        absent: providers to name as not measured.
+        rows: the rows of one file.
+        value: what the cells show, one of ``VALUES``.
+        absent: providers to list as not measured.
     """
     if not rows:
         return "Nothing was measured.\n"
@@ -155,13 +157,13 @@ def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ())
 
 
 def _name(row: Row) -> str:
-    """The provider, with its setting unless that is in its name, and what it ran with."""
+    """The provider, its setting unless the name contains it, whether it ran in a CUDA graph, and the optimizer."""
     setting = "" if row.provider.endswith(row.setting) else f"{row.setting} setting"
     return ", ".join(filter(None, (f"`{row.provider}`", setting, "CUDA graph" * row.graph, row.optimizer)))
 
 
 def _fused(rows: Sequence[Row], row: Row) -> Row | None:
-    """What to compare ``row`` with: fused on the same tables, or on the first scheme for providers of full tables."""
+    """The fused row to compare ``row`` with: of the same scheme, or of the first scheme if ``row`` has full tables."""
     same = [r for r in rows if r.provider == "fused" and (r.batch, r.graph) == (row.batch, row.graph)]
     return next((r for r in same if row.provider in FULL or r.scheme == row.scheme), None)
 
@@ -171,14 +173,14 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _short(x: float) -> str:
-    """Three digits, or all before the point."""
+    """A number with three digits, or all digits before the decimal point if there are more."""
     if x == 0 or abs(x) >= 100:
         return f"{x:,.0f}"
     return f"{x:.2f}" if abs(x) < 10 else f"{x:.1f}"
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw time against batch size into a file, see ``figure``."""
+    """Write the plot of ``figure`` to a file."""
     with replacing(path) as file:
         figure(rows).savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=120)
 
@@ -186,7 +188,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 def figure(rows: Sequence[Row]) -> "Figure":
     """Time against batch size: a panel for each mode and width, a colour for each provider, one legend below all.
 
-    Of several kinds of ids or schemes the panels show Zipf ids and the first scheme, beside the full tables.
+    If there are several distributions of ids or several schemes, the panels show Zipf ids and the first scheme, and
+    the full tables.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

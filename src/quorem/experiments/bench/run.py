@@ -1,4 +1,4 @@
-"""One run: the kernels are checked, then every provider of a group is built, compared and timed in turns."""
+"""Measure grids: build every provider of a group, compare its vectors with the collection's, and time all in turns."""
 
 import gc
 import os
@@ -26,14 +26,14 @@ Say = Callable[[str], None]
 
 
 def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, facts: dict[str, Any]) -> Iterator[Row]:
-    """Measure ``grids``; rows come as soon as a batch size is finished.
+    """Measure ``grids``; yields rows as soon as a batch size is finished.
 
     Args:
         grids: what to measure.
-        device: where.
-        quick: small tables and few samples, to see that it runs.
-        say: takes a line of progress, and the reason where a provider is skipped.
-        facts: what every row tells of the run, see ``facts.facts_of_run``.
+        device: device to measure on.
+        quick: use small tables and few samples, to see that everything runs.
+        say: called with lines of progress, and with the reason if a provider is skipped.
+        facts: facts about the run for every row, see ``facts.facts_of_run``.
     """
     cardinalities = scaled_cardinalities(0.0005) if quick else CARDINALITIES
     effort = measure.EFFORTS["quick" if quick else device.type]
@@ -102,11 +102,11 @@ def _specs(scheme: str, cardinalities: Sequence[int], dim: int) -> list[Any]:
 
 
 def collection(scheme: str, cardinalities: Sequence[int], dim: int, device: torch.device) -> EmbeddingCollection:
-    """Tables of the 26 features, the same weights each time."""
+    """The tables of the 26 features, with the same weights each time."""
     torch.manual_seed(0)
     names = CATEGORICAL_NAMES[: len(cardinalities)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tables that stay full
+        warnings.simplefilter("ignore")  # about tables that stay full
         tables = [Table(name, n, dim, SCHEMES[scheme]) for name, n in zip(names, cardinalities, strict=True)]
         return EmbeddingCollection(tables, device=device)
 
@@ -114,7 +114,7 @@ def collection(scheme: str, cardinalities: Sequence[int], dim: int, device: torc
 def build(
     provider: str, scheme: str, rule: str | None, cardinalities: Sequence[int], dim: int, device: torch.device
 ) -> Contender:
-    """A provider whose vectors are those of the same collection, which is checked.
+    """Build a provider, and check that its vectors equal those of the collection.
 
     Raises:
         Skipped: if it cannot be measured here, or its vectors differ.
@@ -134,7 +134,7 @@ def build(
 def _build(
     provider: str, group: CaseGroup, cardinalities: Sequence[int], device: torch.device, say: Say
 ) -> Contender | None:
-    """The contender; None where it cannot be measured, after a line that says why."""
+    """The contender; None if it cannot be measured, in which case a line says why."""
     rule = RULE_OF_MODE[group.mode]
     spec_bytes = sum(s.num_parameters for s in _specs(scheme_of(provider, group.scheme), cardinalities, group.dim)) * 4
     needed = spec_bytes * (1 + measure.STATES.get(group.mode, int(rule is not None)) + (provider == "dense"))
@@ -166,7 +166,7 @@ def _say_skipped(provider: str, group: CaseGroup, error: Exception, say: Say, wh
 def _calls(
     contenders: dict[str, Contender], group: CaseGroup, ids: list[Tensor], say: Say
 ) -> list[tuple[str, bool, measure.Call, int | None]]:
-    """Provider, whether in a graph, what to time, and peak memory; all have run once on each batch."""
+    """For each call: provider, whether it is a CUDA graph, the call, and peak memory. All have run on each batch."""
     calls = []
     for provider, contender in contenders.items():
         runs = [operation(group.mode, contender, batch) for batch in ids]
@@ -191,7 +191,7 @@ def _calls(
 
 
 def rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-    """A call that takes ``runs`` in turn, one each time."""
+    """A function that calls the next of ``runs`` each time, in turn."""
     turn = -1
 
     def run() -> None:
@@ -203,7 +203,7 @@ def rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
 
 
 def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]:
-    """What one call does: a lookup, a training step of the tables, or one of a whole DLRM."""
+    """The function to time: a lookup, a training step of the tables, or a training step of a whole DLRM."""
     module, optimizers = contender.module, contender.optimizers
 
     def finish(stepped: Sequence[torch.optim.Optimizer] = optimizers) -> None:
@@ -224,7 +224,7 @@ def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]
             def in_few_launches() -> None:
                 vectors = layers.model.embeddings(ids)
                 vectors.backward(layers(dense, vectors.detach(), clicks, total))
-                finish(optimizers[:-1])  # the last holds the layers' state, which the step above has moved
+                finish(optimizers[:-1])  # the last is that of the layers, which are updated already
 
             return in_few_launches
 
@@ -251,7 +251,7 @@ def _free(device: torch.device) -> None:
 
 
 def _free_memory() -> int:
-    """Bytes that can be had without swapping."""
+    """Bytes that can be allocated without swapping."""
     path = Path("/proc/meminfo")
     if not path.exists():
         return 2**62

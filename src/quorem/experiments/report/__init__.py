@@ -1,4 +1,4 @@
-"""The results of experiments to look at: one HTML page that stands alone, and the paper's figures as PNG and PDF."""
+"""Reports of experiments: one self-contained HTML page, and the paper's figures as PNG and PDF."""
 
 try:
     from .document import page

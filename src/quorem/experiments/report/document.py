@@ -1,4 +1,4 @@
-"""The page: every figure beside what the paper says of it, what each byte buys, and every point with its recipe."""
+"""The page: each figure beside what the paper says about it, loss against bytes, and each point with its command."""
 
 import json
 import re
@@ -23,12 +23,12 @@ from .tradeoff import distinct, winners
 
 
 def page(figures: Sequence[Figure], out: Path, *, headline: str = "") -> None:
-    """Write one HTML file that stands alone: it opens without a network.
+    """Write one self-contained HTML file, which opens without a network.
 
     Args:
-        figures: in the order they are shown; figures of one dataset, ``made["data"]``, stand together.
+        figures: the figures in the order of the page; figures of one dataset, ``made["data"]``, are grouped.
         out: the file.
-        headline: a sentence to begin with.
+        headline: the first sentence of the page.
 
     Raises:
         ValueError: if there are no figures.
@@ -78,11 +78,11 @@ def _series_css(looks: Mapping[str, Style]) -> str:
 
 
 def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
-    """The figures that may be compared, by heading: those of one dataset, trained under the same conditions.
+    """Groups of figures that may be compared, by heading: those of one dataset, trained under the same conditions.
 
-    Datasets of one name are told apart by a number; conditions are named where a dataset has several.
+    Datasets with equal names get a number; a heading names the conditions if a dataset has several.
     """
-    names: dict[str, str] = {}  # of datasets, by identity
+    names: dict[str, str] = {}  # names of datasets, by identity
     groups: dict[tuple[str, tuple[Conditions, ...]], list[Figure]] = {}
     for figure in figures:
         data = dataset_of(figure.made, figure.points[0].config.get("data") if figure.points else None)
@@ -104,12 +104,12 @@ def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
 
 
 def _trained_on(figures: Sequence[Figure]) -> str:
-    """Rows, epochs and batch size of the figures in words."""
+    """Rows, epochs and batch size of the figures, in words."""
     return "; ".join(dict.fromkeys(conditions.text() for figure in figures for conditions in all_conditions(figure)))
 
 
 def short_name(figure: Figure) -> str:
-    """The name of a figure in words: ``figure5`` is Figure 5."""
+    """The name of a figure for headings: ``figure5`` becomes Figure 5."""
     match = re.fullmatch(r"(figure|table)(\d+)", figure.axes.name)
     return f"{match[1].capitalize()} {match[2]}" if match else figure.axes.name[:1].upper() + figure.axes.name[1:]
 
@@ -135,7 +135,7 @@ def _section(
 
 
 def _is_compared(figures: Sequence[Figure]) -> bool:
-    """Whether there are several settings that the bytes of their tables set apart."""
+    """Whether loss can be compared against bytes: several settings, all trained under the same conditions."""
     return len(distinct(figures)) > 1 and not varies(figures)
 
 
@@ -179,7 +179,7 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[st
 
 
 def _zoom(figure: Figure) -> str:
-    """The button between the end of the training, which is shown at first, and all of it."""
+    """The button that switches between the end of the training, which is shown first, and the whole training."""
     if not any(end_of(lines) for lines in panels(figure).values()):
         return ""
     return (
@@ -266,7 +266,7 @@ def _all_points(rows: Sequence[PointRow], groups: Mapping[str, Any], looks: Mapp
 
 
 def _made(figures: Sequence[Figure]) -> str:
-    """By what each figure was made; figures made alike share an entry."""
+    """How each figure was made; figures that were made in the same way share an entry."""
     found: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for figure in figures:
         key = json.dumps(figure.made, sort_keys=True, default=str)

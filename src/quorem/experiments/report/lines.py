@@ -1,4 +1,4 @@
-"""What a figure draws: one panel a network, each of lines with their coordinates, whatever then draws them."""
+"""The lines of a figure with their coordinates, one panel for each network, independent of the plotting library."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,15 @@ from .. import words
 from ..figures import Axes, Figure, Result
 from ..words import NETWORK_NAMES, known
 
-STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # of a decade
+STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # choices of marks within a decade
 MAX_TICKS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Numbers of one series: ``points`` with an x each, the ``curve`` of one point, or a ``level`` without x.
+    """One line: the ``points`` of a series, the ``curve`` of one point, or a horizontal ``level`` without x.
 
-    ``deviation`` is that of each y; zero where there is none.
+    ``deviation`` has the deviation of each y; zero if there is none.
     """
 
     series: str
@@ -30,7 +30,7 @@ class Line:
 
 
 def panels(figure: Figure) -> dict[str, list[Line]]:
-    """The lines of each network, DCN before DLRM as in the paper; points that have no place are left out."""
+    """The lines of each network, DCN before DLRM as in the paper; points without finite coordinates are left out."""
     axes = figure.axes
     return {
         network: _lines(axes, [point for point in figure.points if point.network == network])
@@ -39,7 +39,7 @@ def panels(figure: Figure) -> dict[str, list[Line]]:
 
 
 def networks(points: Iterable[Result]) -> list[str]:
-    """The networks of points: the paper's in its order, then others as they come."""
+    """The networks of points: first known ones in a fixed order, then others in the order of the points."""
     names = dict.fromkeys(point.network for point in points)
     return [name for name in NETWORK_NAMES if name in names] + [name for name in names if name not in NETWORK_NAMES]
 
@@ -96,7 +96,7 @@ def _finite(value: float | None) -> float:
 
 
 def span(lines: Iterable[Line], *, log: bool, values: Literal["x", "y"] = "x", margin: float = 0.04) -> list[float]:
-    """The least and greatest coordinate with some room around; on a logarithmic axis positive ones count."""
+    """The least and greatest coordinate with a margin; on a logarithmic axis only positive ones count."""
     lines = list(lines)
     coordinates = [v for line in lines for v in (line.x if values == "x" else line.y) if v > 0 or not log]
     if not coordinates:
@@ -110,9 +110,9 @@ def span(lines: Iterable[Line], *, log: bool, values: Literal["x", "y"] = "x", m
 
 
 def end_of(lines: Iterable[Line], part: float = 0.25) -> list[float] | None:
-    """The losses of curves after the first ``part`` of the training, with some room; None where there are no curves.
+    """The range of the losses of curves after the first ``part`` of the training, with a margin; None without curves.
 
-    At the beginning losses are so much higher that what the curves end with could not be told apart.
+    Losses at the beginning are so much higher that the ends of the curves could not be told apart.
     """
     curves = [line for line in lines if line.kind == "curve" and len(line.x) > 2]
     if not curves:
@@ -125,9 +125,9 @@ def end_of(lines: Iterable[Line], part: float = 0.25) -> list[float] | None:
 
 
 def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
-    """Series that are drawn on top of each other: ``"add = mult"`` for equal numbers, ``"add ≈ mult"`` for near ones.
+    """Series that are drawn on top of each other: ``"add = mult"`` for equal numbers, ``"add ≈ mult"`` for close ones.
 
-    Near is within 0.4% of the height of the plot, at every x.
+    Close means within 0.4% of the height of the plot at every x.
     """
     low, high = span(lines, log=log, values="y")
     height = math.log(high / low) if log else high - low
@@ -146,7 +146,7 @@ def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
 
 
 def _apart(one: Line, other: Line, log: bool) -> float:
-    """The greatest distance of two lines; infinite where they are of other kinds or places."""
+    """The greatest distance of two lines in y; infinite if their kinds or x coordinates differ."""
     if one.kind != other.kind or list(one.x) != list(other.x):
         return math.inf
     pairs = zip(one.y, other.y, strict=True)
@@ -154,7 +154,7 @@ def _apart(one: Line, other: Line, log: bool) -> float:
 
 
 def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, at_points: bool) -> list[float] | None:
-    """Where an axis has its marks: at the points' own x where these are few, else at round numbers; None for any."""
+    """Positions of an axis's marks: the points' x if these are few, else round numbers; None for the library's own."""
     if at_points:
         places = sorted({x for line in lines if line.kind == "points" for x in line.x})
         if 0 < len(places) <= MAX_TICKS + 1 and (log or _even(places)):
@@ -181,7 +181,7 @@ def linear_ticks(span: Sequence[float]) -> list[float]:
 
 
 def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
-    """The marks of an axis in one unit; plain numbers where some are small.
+    """The texts of an axis's marks, with one prefix; plain numbers if some are small.
 
     >>> tick_texts([1, 20, 20000]), tick_texts([0, 20000]), tick_texts([5e5, 1e6])
     (['1', '20', '20,000'], ['0', '20 k'], ['0.5 M', '1 M'])
@@ -191,6 +191,6 @@ def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
 
 
 def _even(marks: Sequence[float]) -> bool:
-    """Whether marks at these places are far enough apart to be read."""
+    """Whether marks at these positions are far enough apart to be read."""
     gaps = [b - a for a, b in pairwise(marks)]
     return not gaps or min(gaps) > (marks[-1] - marks[0]) / 12

@@ -1,4 +1,4 @@
-"""A figure in the manner of the paper, by matplotlib: a panel a network, means and one standard deviation."""
+"""Figures in the style of the paper, by matplotlib: a panel for each network, means and one standard deviation."""
 
 from pathlib import Path
 from typing import Any
@@ -21,30 +21,30 @@ PANEL = (4.6, 3.5)  # inches
 
 
 def draw(figure: Figure, out_stem: Path) -> None:
-    """Write ``<out_stem>.png`` and ``<out_stem>.pdf``; of table 1 also ``<out_stem>.md``.
+    """Write ``<out_stem>.png`` and ``<out_stem>.pdf``; for table 1 also ``<out_stem>.md``.
 
-    Each file is there whole or not at all. The fonts of the PDF are TrueType (type 42), as publishers ask for.
+    Each file is written completely or not at all. The PDF's fonts are TrueType (type 42), as publishers require.
 
     Raises:
         ValueError: if the figure has no points.
     """
     out_stem.parent.mkdir(parents=True, exist_ok=True)
     canvas = drawing(figure)
-    # The same numbers give the same files: no date, no version of what wrote them.
+    # The same numbers give the same files, so dates and versions are left out.
     with replacing(f"{out_stem}.png") as file:
         canvas.savefig(file, format="png", dpi=160, metadata={"Software": None})
     unsaid = {"CreationDate": None, "Creator": None, "Producer": None}
     with (
         replacing(f"{out_stem}.pdf") as file,
         rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}),
-    ):  # 3.11 asks for both
+    ):  # matplotlib 3.11 needs both
         canvas.savefig(file, format="pdf", metadata=unsaid)
     if figure.axes.name == "table1":
         write(Path(f"{out_stem}.md"), markdown(hidden_layers(figure)))
 
 
 def drawing(figure: Figure) -> Canvas:
-    """The figure as matplotlib holds it, one of its axes for each network.
+    """The matplotlib figure, with axes for each network.
 
     Raises:
         ValueError: if the figure has no points.
@@ -89,7 +89,7 @@ def drawing(figure: Figure) -> Canvas:
 
 
 def _line(panel: Any, line: Line, look: Style) -> Any:
-    """Draw one line and return what the legend shows of it."""
+    """Draw one line, and return its handle for the legend."""
     mark = {"marker": look.marker, "ms": 8 if look.marker == "*" else 5}
     if line.kind == "points":
         bars = list(line.deviation) if any(line.deviation) else None
@@ -142,5 +142,5 @@ def _marks(axis: Any, marks: list[float], unit: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """A name as it is: a dollar sign starts no formula."""
+    """The text with dollar signs escaped, which would start a formula."""
     return text.replace("$", r"\$")

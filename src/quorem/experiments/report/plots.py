@@ -1,4 +1,4 @@
-"""The page's plots, by plotly: one plot a panel, so that panels stand side by side or below each other.
+"""The page's plots, by plotly: one plot for each panel, so that panels can be side by side or below each other.
 
 A trace names its series in ``meta``; the page colours it by the theme, and hides it with the legend.
 """
@@ -17,11 +17,11 @@ from .lines import Line, end_of, linear_ticks, networks, panels, span, tick_text
 from .styles import Style
 from .tradeoff import front
 
-LEVEL_POINTS = 40  # of a level, so that it can be pointed at anywhere
+LEVEL_POINTS = 40  # points of a level, so that hovering works anywhere on it
 
 
 def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
-    """A plot for each network as plotly's JSON."""
+    """A plot for each network, as plotly's JSON."""
     axes, lines_by_network = figure.axes, panels(figure)
     every = [line for lines in lines_by_network.values() for line in lines]
     log_x = axes.x_log and axes.x != "step"
@@ -48,7 +48,7 @@ def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
 
 
 def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict[str, str]:
-    """Test loss against the bytes of the tables, for each network, with the points that no other beats."""
+    """Plots of test loss against the bytes of the tables, for each network, with the points that no other beats."""
     result = {}
     lines = [_cloud(points, series) for series in dict.fromkeys(point.series for point in points)]
     reach = span(lines, log=True)
@@ -88,7 +88,7 @@ def _cloud(points: Iterable[Result], series: str) -> Line:
 
 
 def hover(point: Result, axes: Axes, detail: str = "") -> str:
-    """What pointing at a point shows, in plotly's HTML; every word out of a file is escaped."""
+    """The hover text of a point, in plotly's HTML; all text from files is escaped."""
     where = axes.x == "x" and point.x is not None
     rows = [
         f"<b>{escape(point.series)}</b> · {escape(words.network(point.network))}",
@@ -189,7 +189,7 @@ def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, 
 
 
 def _digits(axis: Any, lines: Sequence[Line]) -> None:
-    """Show as many decimals as the losses differ in."""
+    """Show as many decimals as are needed to see how the losses differ."""
     low, high = span(lines, log=False, values="y")
     axis.update(tickformat=f".{min(max(2, 1 - math.floor(math.log10(high - low))), 6)}f")
 

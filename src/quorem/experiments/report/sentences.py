@@ -1,4 +1,4 @@
-"""What the page says of a figure in sentences: the paper's claim, the best here, and what the plot hides."""
+"""The sentences about a figure on the page: the paper's claim, the best result here, and what the plot hides."""
 
 import math
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
 
 
 def varies(figures: Sequence[Figure]) -> bool:
-    """Whether the runs of some figures were trained under unlike conditions, so that no best can be named."""
+    """Whether the runs of the figures were trained under different conditions, so that no best can be named."""
     return len({conditions for figure in figures for conditions in all_conditions(figure)}) > 1
 
 
 def claim(figure: Figure) -> str:
-    """What the paper says, and on how many rows; nothing for a figure that is not the paper's."""
+    """What the paper says, and the number of rows it trained on; empty for a figure that is not in the paper."""
     if not figure.axes.paper:
         return ""
     rows = "" if figure.axes.y == "parameters" or figure.axes.name not in TRAINED_IN_THE_PAPER else f" {PAPER_ROWS}"
@@ -28,7 +28,7 @@ def claim(figure: Figure) -> str:
 
 
 def measured(figure: Figure) -> str:
-    """The best of each network in a sentence, beside what the paper found."""
+    """The best result of each network in a sentence, to be shown beside the paper's claim."""
     if figure.axes.y == "parameters" or varies([figure]):
         return ""
     rows = []
@@ -40,7 +40,7 @@ def measured(figure: Figure) -> str:
 
 
 def _best(figure: Figure, points: Sequence[Result]) -> str:
-    """The best point of one network, those that tie with it, and its distance from the full tables."""
+    """The best point of one network, those that tie with it, and its difference from the full tables."""
     axes, full = figure.axes, next((p for p in points if is_full(p)), None)
     ranked = sorted((p for p in points if not is_full(p)), key=lambda p: words.known(p.test_mean)) or points[:1]
     best = ranked[0]
@@ -61,7 +61,7 @@ def _best(figure: Figure, points: Sequence[Result]) -> str:
 
 
 def notes(figure: Figure) -> str:
-    """What a reader would not see: lines on top of each other, trials that are missing, points without a place."""
+    """What the plot does not show: lines on top of each other, and missing trials or points."""
     return _coinciding(figure) + _missing(figure)
 
 

@@ -1,7 +1,7 @@
-"""How a series looks, in every figure alike: colours that colour-blind readers can tell apart, and marks as well.
+"""The style of a series, the same in every figure: colours that colour-blind readers can tell apart, and marks.
 
-The colours start from those of Okabe and Ito, darkened for a light ground and lightened for a dark one until each
-has a contrast of three to one.
+The colours are those of Okabe and Ito, darkened for a light background and lightened for a dark one until each has a
+contrast of three to one.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Style:
-    """Colours on light and dark ground, and the mark: in plotly's words, matplotlib's, and as a character."""
+    """Colours on light and dark background, and the mark: plotly's name, matplotlib's name, and a character."""
 
     light: str
     dark: str
@@ -41,7 +41,7 @@ OTHERS = (
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """A style for each name: the paper's operations come first with their own, others take what is left in turn."""
+    """A style for each name: the paper's operations come first and have fixed styles; others use the rest in turn."""
     wanted = dict.fromkeys(names)
     names = [name for name in FIXED if name in wanted] + [name for name in wanted if name not in FIXED]
     free = [*OTHERS, *(style for name, style in FIXED.items() if name not in names)]

@@ -1,4 +1,4 @@
-"""The tables: the paper's table 1 with our numbers, which method wins at which size, and every point."""
+"""The page's tables: the paper's table 1 with our numbers, the best method at each size, and all points."""
 
 import json
 import math
@@ -13,11 +13,11 @@ from .lines import networks
 from .styles import Style
 from .tradeoff import Win, is_clear
 
-BEST = "**"  # around a number that is the best of its row
+BEST = "**"  # put around a number that is the best of its row
 
 
 class PointRow(NamedTuple):
-    """A point in the table of all: the names of its figure and section, and the rows that it was trained on."""
+    """A point in the table of all points: names of its figure and section, and the rows that it was trained on."""
 
     figure: str
     data: str
@@ -26,7 +26,7 @@ class PointRow(NamedTuple):
 
 
 class PointColumn(NamedTuple):
-    """What points can be sorted by: ``kind`` is "text" or "number"; ``shown`` in a column or in the line below."""
+    """A column to sort points by: ``kind`` is "text" or "number"; if not ``shown``, it is in the line below."""
 
     name: str
     kind: str
@@ -53,9 +53,9 @@ POINT_COLUMNS = (
 
 
 def hidden_layers(figure: Figure) -> list[list[str]]:
-    """Table 1: a row each for parameters, our test loss and the paper's, for each network; the first row is the head.
+    """Table 1: for each network a row each for parameters, our test loss and the paper's; the first row is the head.
 
-    The best of a row, and what ties with it, stands between two asterisks.
+    The best of a row, and numbers that tie with it, are between pairs of asterisks.
     """
     widths = sorted({point.x for point in figure.points if point.x is not None})
     rows = [["network", "hidden layer", *(f"{width:,.6g}" for width in widths)]]
@@ -76,7 +76,7 @@ def hidden_layers(figure: Figure) -> list[list[str]]:
 
 
 def _loss(point: Result | None, best: Result | None) -> str:
-    """A test loss, starred if it is the best or ties with it."""
+    """A test loss, between asterisks if it is the best or ties with it."""
     if point is None or best is None:
         return words.NONE
     text = words.mean_text(point.test_mean, point.test_sd, point.trials)
@@ -90,7 +90,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def hidden_layers_html(figure: Figure) -> str:
-    """Table 1 in HTML; the best of a row is strong."""
+    """Table 1 in HTML; the best of a row is bold."""
     head, *body = hidden_layers(figure)
     cells = "".join(f'<th scope="col" class="{_align(k)}">{escape(text)}</th>' for k, text in enumerate(head))
     lines = []
@@ -114,7 +114,7 @@ def _align(k: int) -> str:
 
 
 def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style]) -> str:
-    """Which method wins at which size, for each network."""
+    """A table of the best method at each size, for each network."""
     head = ("tables of", "best", "test log loss", "next best", "difference", "more than the deviations?")
     kinds = ("text", "text", "number", "text", "number", "text")
     cells = "".join(f'<th scope="col" class="{k}">{escape(t)}</th>' for t, k in zip(head, kinds, strict=True))
@@ -164,13 +164,13 @@ def swatch(series: str, looks: Mapping[str, Style]) -> str:
 
 
 def points_columns(rows: Sequence[PointRow], *, several_data: bool) -> list[PointColumn]:
-    """The columns of all points, without those that are the same in every row."""
+    """The columns of the table of all points, without those that are the same in every row."""
     alike = {"data": not several_data, "rows": len({row.rows for row in rows}) < 2}
     return [column for column in POINT_COLUMNS if not alike.get(column.name, False)]
 
 
 def points_html(rows: Sequence[PointRow], columns: Sequence[PointColumn], looks: Mapping[str, Style]) -> str:
-    """Every point, with its command and configuration."""
+    """The table of all points, each with its command and configuration."""
     head = "".join(
         f'<th scope="col" class="{column.kind}" aria-sort="none" data-key="{key}">'
         f'<button type="button">{escape(column.name)}<span class="arrow" aria-hidden="true"></span></button></th>'
@@ -185,7 +185,7 @@ def _point(row: PointRow, columns: Sequence[PointColumn], looks: Mapping[str, St
     figure, data, trained, point = row
     threshold = point.config.get("threshold")
     threshold = threshold if isinstance(threshold, int) else None
-    values: dict[str, tuple[str, str | float | None]] = {  # what is shown, and what is sorted by
+    values: dict[str, tuple[str, str | float | None]] = {  # the text to show, and the value to sort by
         "figure": (escape(figure), figure),
         "data": (escape(data), data),
         "rows": (_count(trained), trained),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..figures import Figure, Result
 from ..words import known
 
-WITHOUT_EFFECT = ("seed", "validate_every")  # options that make no other setting
+WITHOUT_EFFECT = ("seed", "validate_every")  # options that do not make a different setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,12 +16,12 @@ class Win:
     """The best series among tables of about one size.
 
     Args:
-        power: they are about ``2 ** power`` times the bytes of the full tables.
-        low: least bytes among them.
-        high: most bytes.
+        power: the tables have about ``2 ** power`` times the bytes of the full tables.
+        low: fewest bytes among them.
+        high: most bytes among them.
         best: the point with the lowest test loss.
-        second: the best of another series; None where there is no other.
-        clear: whether the two losses differ by more than both deviations together; None where one is not known.
+        second: the best point of another series; None if there is no other.
+        clear: whether the two losses differ by more than the sum of both deviations; None if one is not known.
     """
 
     power: int
@@ -33,12 +33,12 @@ class Win:
 
     @property
     def difference(self) -> float:
-        """Test loss of the second less that of the best."""
+        """Test loss of the second minus that of the best."""
         return math.nan if self.second is None else known(self.second.test_mean) - known(self.best.test_mean)
 
 
 def distinct(figures: Iterable[Figure]) -> list[Result]:
-    """The points of all figures with a test loss; a setting that several of them show counts once."""
+    """The points of all figures that have a test loss; a setting that is in several figures is listed once."""
     best: dict[str, Result] = {}
     for figure in figures:
         for point in figure.points:
@@ -49,7 +49,7 @@ def distinct(figures: Iterable[Figure]) -> list[Result]:
 
 
 def front(points: Iterable[Result]) -> list[Result]:
-    """The points that no other beats: none is at most as large and has less loss."""
+    """The points that no other point beats: no other has at most as many bytes and a lower loss."""
     best: list[Result] = []
     for point in sorted(points, key=lambda p: (p.embedding_bytes, known(p.test_mean))):
         if not best or known(point.test_mean) < known(best[-1].test_mean):
@@ -60,7 +60,7 @@ def front(points: Iterable[Result]) -> list[Result]:
 def winners(points: Sequence[Result]) -> list[Win]:
     """The best series at each size, the largest first; sizes are powers of two of the full tables' bytes.
 
-    A point belongs to the nearest power, so that methods with equal collisions, whose bytes differ little, meet.
+    A point belongs to the nearest power, so that methods of equal collisions, whose bytes differ little, are compared.
     """
     full = [point.embedding_bytes for point in points if is_full(point)]
     whole = max(full or [point.embedding_bytes for point in points], default=1)
@@ -77,7 +77,7 @@ def is_full(point: Result) -> bool:
 
 
 def is_clear(one: Result, other: Result) -> bool | None:
-    """Whether two test losses differ by more than both deviations together; None where one is of a single trial."""
+    """Whether two test losses differ by more than the sum of both deviations; None if one has a single trial."""
     if min(one.trials, other.trials) < 2:
         return None
     apart = abs(known(one.test_mean) - known(other.test_mean))

@@ -1,8 +1,8 @@
-"""The same schemes on TorchRec: tables that its planner, optimizers and checkpoints already know.
+"""The same schemes on TorchRec, stored in tables that its planner, optimizers and checkpoints support.
 
-``EmbeddingBagCollection`` and ``EmbeddingCollection`` take ``quorem.Table`` objects and KeyedJaggedTensors. Inside are
-TorchRec's own collections, which ``DistributedModelParallel`` shards as any other. docs/torchrec.md has the install
-line, since TorchRec's metadata asks for the CUDA build of FBGEMM.
+``EmbeddingBagCollection`` and ``EmbeddingCollection`` take ``quorem.Table`` objects and KeyedJaggedTensors. They
+contain TorchRec's own collections, which ``DistributedModelParallel`` shards like any other. docs/torchrec.md says how
+to install TorchRec without the CUDA build of FBGEMM, which its metadata requires.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Checkpoints for any number of ranks, any plan and the single-device model, by torch.distributed.checkpoint."""
+"""Checkpoints that fit any number of ranks, any plan and the single-device model, by torch.distributed.checkpoint."""
 
 import warnings
 import zlib
@@ -24,16 +24,16 @@ MEANING = "meaning."
 
 
 def save(path: str | Path, model: nn.Module, optimizers: Optimizers = (), *, step: int = 0) -> None:
-    """Save a model's weights and what optimizers keep for them, each rank its part; all ranks must call it.
+    """Save a model's weights and optimizer state. Each rank saves its part, so all ranks must call it.
 
     The names are those of the single-device model, whatever the plan. A folder without ``.metadata``, which is written
     last, is not complete.
 
     Args:
         path: a folder, the same for all ranks.
-        model: sharded or on a single device. The fused optimizers of sharded tables are found by themselves.
-        optimizers: of the other parameters.
-        step: a number that ``load`` gives back.
+        model: the model, sharded or on a single device. The fused optimizers of sharded tables are found automatically.
+        optimizers: the optimizers of the other parameters.
+        step: a number that ``load`` returns.
 
     Raises:
         ValueError: if a fused optimizer is not SGD, Adagrad or row-wise Adagrad, or is row-wise over shards of columns.
@@ -57,16 +57,16 @@ def load(path: str | Path, model: nn.Module, optimizers: Optimizers = ()) -> int
 
     Args:
         path: the folder.
-        model: to be filled. The fused optimizers of its sharded tables are found by themselves.
-        optimizers: of the other parameters; they must be of the kind that was saved.
+        model: the model to fill. The fused optimizers of its sharded tables are found automatically.
+        optimizers: the optimizers of the other parameters, of the same kind as those that were saved.
 
     Returns:
         The step that was saved.
 
     Raises:
         FileNotFoundError: if the folder has no complete checkpoint.
-        ValueError: if a weight, or the state of a fused optimizer, is missing or has another size, or ids of a table
-            read other rows than they did.
+        ValueError: if a weight, or the state of a fused optimizer, is missing or has another size, or if ids of a table
+            now read different rows.
     """
     if not (Path(path) / ".metadata").exists():
         raise FileNotFoundError(f"{path} has no complete checkpoint: .metadata is missing")
@@ -91,7 +91,7 @@ def _load(path: str | Path, tensors: State) -> None:
 
 
 def _meanings(model: nn.Module) -> State:
-    """A number for what the rows of each table are, so that rows of the same shape are not taken for others."""
+    """A checksum of how each table maps ids to rows, so that tables of equal shapes are not confused."""
     found = {f"{prefix}tables.{f.table}": f.spec for prefix, c in collections(model) for f in c.rows.features}
     for name, module in get_unwrapped_module(model).named_modules():
         if isinstance(module, Tables):
@@ -102,7 +102,7 @@ def _meanings(model: nn.Module) -> State:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's word that a single process is assumed, where there is one."""
+    """Suppress torch's warning that it assumes a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

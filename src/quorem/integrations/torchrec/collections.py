@@ -1,4 +1,4 @@
-"""``EmbeddingBagCollection`` and ``EmbeddingCollection`` over TorchRec's own, which its planner shards."""
+"""``EmbeddingBagCollection`` and ``EmbeddingCollection`` on top of TorchRec's own, which its planner shards."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -28,21 +28,21 @@ DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16}
 
 
 class EmbeddingBagCollection(nn.Module):
-    """Pooled vectors of every feature, as ``torchrec.EmbeddingBagCollection``, over composed tables.
+    """Pooled vectors of every feature, like ``torchrec.EmbeddingBagCollection``, from composed tables.
 
-    Inside are TorchRec's own modules, which ``DistributedModelParallel`` shards: a pooled table for each table that
-    adds (its bags hold row numbers), one for each partition that is concatenated, and unpooled tables for ``mult`` and
-    path-based ones, composed before they are pooled.
+    It contains TorchRec's own modules, which ``DistributedModelParallel`` shards: one pooled table for each table with
+    ``add`` (its bags contain row numbers), one for each partition with ``concat``, and unpooled tables for ``mult`` and
+    path-based tables, whose vectors are composed before they are pooled.
 
     Args:
         tables: as in ``quorem.EmbeddingCollection``; every stored width must be a multiple of 4.
         mode: ``"sum"`` or ``"mean"``.
-        is_weighted: whether the features come with weights.
+        is_weighted: whether the features have weights.
         num_shards: None for tables as above. A number divides the rows of all tables of one width among so many pooled
-            tables, usually as many as ranks. Each rank then asks for every row of its batch once, and composes and
-            pools by itself: fewer bytes where ids repeat within a batch.
+            tables, usually as many as ranks. Each rank then requests every row of its batch once, and composes and
+            pools the rows itself: fewer bytes are sent if ids repeat within a batch.
         on_invalid_id: as in ``quorem.Embedding``, for GPUs; on the CPU such an id raises IndexError.
-        device: where the tables are; ``"meta"`` to have them allocated as they are sharded.
+        device: device of the tables; with ``"meta"`` they are allocated when they are sharded.
         dtype: float32 or float16.
 
     Raises:
@@ -103,27 +103,27 @@ class EmbeddingBagCollection(nn.Module):
         return self.compose(rows, pooled, vectors)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables that are stood for, as models of TorchRec ask for them."""
+        """Configs of the full tables that the composed ones replace, in the form that TorchRec's models expect."""
         pooling = PoolingType(self.mode.upper())
         return [EmbeddingBagConfig(**config, pooling=pooling) for config in _stood_for(self.rows.features)]
 
     def is_weighted(self) -> bool:
-        """Whether the features come with weights."""
+        """Whether the features have weights."""
         return self.rows.weighted
 
 
 class EmbeddingCollection(nn.Module):
-    """Vectors of every id, as ``torchrec.EmbeddingCollection``, over composed tables.
+    """Vectors of every id, like ``torchrec.EmbeddingCollection``, from composed tables.
 
-    Inside are TorchRec's own collections, one for each stored width. Weights of the features are not used.
+    It contains TorchRec's own collections, one for each stored width. Weights of the features are not used.
 
     Args:
         tables: as in ``quorem.EmbeddingCollection``; every stored width must be a multiple of 4.
         num_shards: None for tables as above. A number divides the rows of all tables of one width among so many pooled
-            tables, usually as many as ranks. Each rank then asks for every row of its batch once, and composes and
-            pools by itself: fewer bytes where ids repeat within a batch.
+            tables, usually as many as ranks. Each rank then requests every row of its batch once, and composes the
+            vectors itself: fewer bytes are sent if ids repeat within a batch.
         on_invalid_id: as in ``quorem.Embedding``, for GPUs; on the CPU such an id raises IndexError.
-        device: where the tables are; ``"meta"`` to have them allocated as they are sharded.
+        device: device of the tables; with ``"meta"`` they are allocated when they are sharded.
         dtype: float32 or float16.
 
     Raises:
@@ -175,12 +175,12 @@ class EmbeddingCollection(nn.Module):
         return self.compose(rows, [group(rows.vectors[i]) for i, group in enumerate(self.vectors)])
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables that are stood for, as models of TorchRec ask for them."""
+        """Configs of the full tables that the composed ones replace, in the form that TorchRec's models expect."""
         return [EmbeddingConfig(**config) for config in _stood_for(self.rows.features)]
 
 
 def _check_plan(vectors: nn.ModuleList) -> None:
-    """Raise RuntimeError where the plan replicates unpooled tables on the CPU: FBGEMM pools them there."""
+    """Raise RuntimeError if the plan replicates unpooled tables on the CPU, where FBGEMM would pool them."""
     for group in vectors:
         plan = getattr(group, "module_sharding_plan", None) if hasattr(group, "embeddings") else None
         if plan is not None and getattr(group, "_device", CPU) == CPU:
@@ -200,7 +200,11 @@ def _checked(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> tuple[list[Feature], Tensor, PathGroups]:
-    """Features, lists of hot and cold ids, and the networks of path-based tables, which are never on meta."""
+    """Check the arguments.
+
+    Returns:
+        The features, the lists of hot and cold ids, and the networks of path-based tables, which are never on meta.
+    """
     if dtype not in (None, *DATA_TYPES):
         raise ValueError(f"dtype ({dtype}) must be torch.float32 or torch.float16")
     template = single.EmbeddingCollection(tables, mode=mode, on_invalid_id=on_invalid_id, device="meta")
@@ -223,7 +227,7 @@ def _checked(
 
 
 def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:
-    """TorchRec's collections of rows that are looked up one by one, one for each width."""
+    """TorchRec's collections for shards, one for each width; every bag in them has one row."""
     data_type = DATA_TYPES[dtype or torch.float32]
     return nn.ModuleList(
         stock.EmbeddingBagCollection(
@@ -246,7 +250,7 @@ def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.
 
 
 def _configs(features: Iterable[Feature], dtype: torch.dtype | None) -> list[dict[str, Any]]:
-    """What TorchRec's configs take for each stored table of the features."""
+    """The arguments of TorchRec's configs for each stored table of the features."""
     configs: dict[str, dict[str, Any]] = {}
     for f in features:
         for key, stored in zip(f.keys, f.stored, strict=True):
@@ -263,7 +267,7 @@ def _configs(features: Iterable[Feature], dtype: torch.dtype | None) -> list[dic
 
 
 def _stood_for(features: Iterable[Feature]) -> list[dict[str, Any]]:
-    """What TorchRec's configs take for the full table of each of the features."""
+    """The arguments of TorchRec's configs for the full tables that the composed ones replace."""
     configs: dict[str, dict[str, Any]] = {}
     for f in features:
         size = {"num_embeddings": f.spec.num_embeddings, "embedding_dim": f.width}

@@ -1,4 +1,4 @@
-"""From TorchRec's vectors, pooled or not, to those of each feature."""
+"""Compose the vectors of each feature from TorchRec's vectors, pooled or not."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -16,13 +16,13 @@ from .rows import Ids, RowBatch, lengths_of
 
 
 class Unpooled(nn.Module):
-    """From TorchRec's vectors to those of each feature's ids."""
+    """Composes the vector of each id from TorchRec's unpooled vectors."""
 
     def __init__(self, features: Sequence[Feature], paths: PathGroups) -> None:
         super().__init__()
         self.features = tuple(features)
         self.paths = paths
-        self.member = {  # networks of each path-based feature, and its position among their members
+        self.member = {  # for each path-based feature, its group of networks and its position there
             features[f].name: (group, position)
             for group, networks in enumerate(cast(list[PathNetworks], list(paths)))
             for position, f in enumerate(networks.members)
@@ -57,7 +57,7 @@ class Unpooled(nn.Module):
 
 
 class Pooled(Unpooled):
-    """From TorchRec's pooled and unpooled vectors to the pooled vector of each feature."""
+    """Composes the pooled vector of each feature from TorchRec's pooled and unpooled vectors."""
 
     def __init__(self, features: Sequence[Feature], paths: PathGroups, mode: str) -> None:
         super().__init__(features, paths)
@@ -68,9 +68,9 @@ class Pooled(Unpooled):
     def forward(  # type: ignore[override]
         self, rows: RowBatch, pooled: KeyedTensor | None, vectors: list[Any]
     ) -> KeyedTensor:
-        """Compose and pool what TorchRec did not, and put the features in order."""
+        """Compose and pool the vectors that TorchRec did not pool, and put the features in order."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
-        num_samples = len(rows.features[0].lengths)  # of an empty batch, TorchRec was given one sample
+        num_samples = len(rows.features[0].lengths)  # for an empty batch, TorchRec got one sample
         if pooled is not None and self.order:
             return KeyedTensor(names, widths, _first(in_order(pooled, self.order), num_samples))
         columns = {} if pooled is None else {key: _first(part, num_samples) for key, part in pooled.to_dict().items()}
@@ -88,12 +88,12 @@ class Pooled(Unpooled):
 
 
 def _first(vectors: Tensor, count: int) -> Tensor:
-    """The first of the vectors; without a slice, whose gradient is a copy, where these are all."""
+    """The first ``count`` vectors; if these are all, without a slice, whose gradient would be a copy."""
     return vectors if len(vectors) == count else vectors[:count]
 
 
 def in_order(pooled: KeyedTensor, order: list[str]) -> Tensor:
-    """The columns of a KeyedTensor by keys in another order; TorchRec's follows the plan."""
+    """The columns of a KeyedTensor in the given order of keys; TorchRec's own order follows the plan."""
     keys, values = pooled.keys(), pooled.values()
     if keys == order:
         return values
@@ -116,14 +116,14 @@ class Reordered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Each block of the gradient goes back to its place."""
+        """Move each block of the gradient back to its place."""
         (blocks,) = ctx.saved_tensors
         back = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
         return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, back).flatten(1), None, None
 
 
 def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:
-    """The product of the parts, or the parts end to end."""
+    """The product of the parts, or the parts concatenated."""
     if len(parts) == 1:
         return parts[0]
     return reduce(torch.mul, parts) if feature.spec.operation == "mult" else torch.cat(parts, 1)

@@ -1,4 +1,4 @@
-"""Between TorchRec's tables, sharded or not, and a single-device ``quorem.EmbeddingCollection``."""
+"""Convert between TorchRec's tables, sharded or not, and a single-device ``quorem.EmbeddingCollection``."""
 
 import torch
 from torch import nn
@@ -17,11 +17,12 @@ def from_collection(
     num_shards: int | None = None,
     device: torch.device | str | None = None,
 ) -> EmbeddingBagCollection:
-    """The tables of a single-device collection as TorchRec's, with their weights.
+    """Convert a single-device collection, with its weights, to TorchRec's tables.
 
     ``num_shards`` is that of ``EmbeddingBagCollection``.
 
-    ``DistributedModelParallel`` starts tables on the CPU afresh: ``copy_state_`` puts weights and optimizer state back.
+    ``DistributedModelParallel`` initializes tables on the CPU again: ``copy_state_`` then restores their weights and
+    optimizer state.
 
     >>> tables = single.EmbeddingCollection([single.Table("user", 1000, 16)])
     >>> torch.equal(to_collection(from_collection(tables)).dense(0), tables.dense(0))
@@ -42,7 +43,7 @@ def from_collection(
 
 
 def tables_of(collection: single.EmbeddingCollection) -> list[single.Table]:
-    """What a collection was made of; lists of hot and cold ids stand for the frequencies that it was given."""
+    """The tables that a collection was made of; lists of hot and cold ids take the place of its frequencies."""
     features: dict[int, list[str]] = {}
     for name, t in zip(collection.features, collection.table_of, strict=True):
         features.setdefault(t, []).append(name)
@@ -65,8 +66,8 @@ def tables_of(collection: single.EmbeddingCollection) -> list[single.Table]:
 def to_collection(module: nn.Module) -> single.EmbeddingCollection:
     """A single-device collection, on the CPU, with the weights of TorchRec's tables.
 
-    Where the tables are sharded all ranks must call it, and each gets the whole. ``copy_state_`` copies what optimizers
-    keep.
+    If the tables are sharded, all ranks must call it, and each gets the whole collection. ``copy_state_`` copies the
+    optimizer state.
 
     Args:
         module: an ``EmbeddingBagCollection`` or ``EmbeddingCollection``, sharded or not.

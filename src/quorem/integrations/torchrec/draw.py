@@ -1,4 +1,4 @@
-"""How TorchRec's tables are drawn: as quorem's are, shard by shard."""
+"""Initialize TorchRec's tables like quorem's, shard by shard."""
 
 import warnings
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from ..features import Part
 
 @dataclass(frozen=True)
 class Uniform:
-    """An ``init_fn`` of TorchRec's configs: uniform numbers from the interval of each part.
+    """An ``init_fn`` for TorchRec's configs: uniform numbers from the interval of each part.
 
     Args:
-        parts: all rows of the table.
+        parts: the parts of the table.
     """
 
     parts: tuple[Part, ...]
 
     @torch.no_grad()
     def __call__(self, weight: Tensor) -> None:
-        """Fill a table, or the part of one that a rank has: all rows of some columns, or some rows."""
+        """Fill a table, or the shard of it that a rank has: all rows of some columns, or some rows."""
         total = sum(part.num_rows for part in self.parts)
-        if weight.dim() != 2 or not len(weight):  # a table of other ranks
+        if weight.dim() != 2 or not len(weight):  # this rank has no shard of the table
             return
         if len({(part.low, part.high) for part in self.parts}) == 1:
             weight.uniform_(self.parts[0].low, self.parts[0].high)
@@ -45,7 +45,7 @@ class Uniform:
 
 
 def first_row(rows: int, total: int) -> int:
-    """The first row of this rank's shard of ``rows`` out of ``total``, as TorchRec cuts rows into blocks."""
+    """The first row of this rank's shard of ``rows`` rows out of ``total``, by TorchRec's division into blocks."""
     rank, world = dist.get_rank(), dist.get_world_size()
     for ranks in (world, get_local_size(world)):
         block = ceil_div(total, ranks)

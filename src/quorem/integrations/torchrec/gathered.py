@@ -1,4 +1,4 @@
-"""From the distinct rows of a batch to the vectors of each feature, on the rank that has the batch."""
+"""Compose the vectors of each feature from the distinct rows of a batch, on the rank that has the batch."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,27 +21,30 @@ SUM = 0  # FBGEMM's PoolingMode
 class Vectors(NamedTuple):
     """The vectors of a feature's distinct ids."""
 
-    matrix: Tensor  # [R, width], which other features may have too
-    places: Tensor  # [U]: where the vector of each id is
+    matrix: Tensor  # [R, width], which features may share
+    places: Tensor  # [U]: the row of the matrix for each id
     read: Tensor | None  # bool [U]: which ids have a vector; None where all do
 
 
 class Joined(torch.autograd.Function):
-    """Tensors as they are, whose gradients go back together: all ranks exchange them in one order, read or not."""
+    """The identity on several tensors, whose backward runs once for all: even if only some of them have gradients.
+
+    So all ranks exchange the gradients in the same order.
+    """
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors."""
+        """The same tensors."""
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        """Their gradients, zeros where there are none."""
+        """The gradients; autograd passes zeros for a tensor that has none."""
         return grads
 
 
 class Gathered(Unpooled):
-    """From distinct rows to the vector of each id."""
+    """Composes the vector of each id from distinct rows."""
 
     def __init__(self, features: Sequence[Feature], paths: PathGroups, shards: Shards) -> None:
         super().__init__(features, paths)
@@ -50,7 +53,7 @@ class Gathered(Unpooled):
     def forward(  # type: ignore[override]
         self, rows: UniqueBatch, fetched: list[KeyedTensor]
     ) -> dict[str, JaggedTensor]:
-        """Compose the vectors of distinct ids, and give each id its own."""
+        """Compose the vectors of distinct ids, then expand them to all ids."""
         out, first = {}, 0
         for i, (f, vectors) in enumerate(zip(self.features, self.vectors(rows, fetched), strict=True)):
             ids = rows.inverse[rows.bounds[i] : rows.bounds[i + 1]] - first
@@ -62,11 +65,11 @@ class Gathered(Unpooled):
         return out
 
     def vectors(self, rows: UniqueBatch, fetched: list[KeyedTensor]) -> list[Vectors]:
-        """The vectors of each feature's distinct ids, composed where they are not rows as they are."""
+        """The vectors of each feature's distinct ids; where a vector is just one row, nothing is computed."""
         matrices, columns = [], []
         values = Joined.apply(*(pooled.values() for pooled in fetched))
         for pooled, rows_of_width, group in zip(fetched, values, self.shards.groups, strict=True):
-            order = pooled.keys()  # which follows the plan
+            order = pooled.keys()  # TorchRec's order follows the plan
             columns.append([order.index(table.name) for table in group])
             matrices.append(rows_of_width.reshape(-1, group[0].width))
         found = []
@@ -93,7 +96,7 @@ class Gathered(Unpooled):
 
 
 class GatheredBags(Gathered):
-    """From distinct rows to the pooled vector of each feature."""
+    """Composes the pooled vector of each feature from distinct rows."""
 
     def __init__(self, features: Sequence[Feature], paths: PathGroups, shards: Shards, mode: str) -> None:
         super().__init__(features, paths, shards)
@@ -102,11 +105,11 @@ class GatheredBags(Gathered):
     def forward(  # type: ignore[override]
         self, rows: UniqueBatch, pooled: None, fetched: list[KeyedTensor]
     ) -> KeyedTensor:
-        """Compose the vectors of distinct ids, then pool those of each bag."""
+        """Compose the vectors of distinct ids, then pool the vectors of each bag."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
         found = self.vectors(rows, fetched)
         matrices = {id(vectors.matrix): vectors.matrix for vectors in found}
-        firsts: dict[int, int] = {}  # of each matrix, among those of its width
+        firsts: dict[int, int] = {}  # first row of each matrix in the concatenation of those of its width
         by_width: dict[int, list[Tensor]] = {}
         for key, matrix in matrices.items():
             of_width = by_width.setdefault(matrix.shape[1], [])
@@ -115,7 +118,7 @@ class GatheredBags(Gathered):
         index = torch.cat([v.places + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.places for v in found])
         index, lengths, weights = index.index_select(0, rows.inverse), rows.lengths, rows.weights
         bounds = rows.bounds
-        if any(v.read is not None for v in found):  # ids without a vector leave their bags
+        if any(v.read is not None for v in found):  # ids without a vector are removed from their bags
             read = torch.cat([torch.ones_like(v.places, dtype=torch.bool) if v.read is None else v.read for v in found])
             kept = read[rows.inverse]
             lengths = lengths_of(kept, lengths.flatten()).view_as(lengths)
@@ -136,7 +139,7 @@ class GatheredBags(Gathered):
 
 
 def _by_id(lookup: Lookup, indices: list[Tensor]) -> Tensor:
-    """Where the rows of all parts are, id by id, of those that are read."""
+    """The positions of the rows that are read in all parts, id by id."""
     if lookup.used is None:
         return torch.stack(indices, 1).flatten()
     index = torch.zeros_like(lookup.used, dtype=torch.int64)
@@ -153,7 +156,7 @@ def _pooled(
     weights: Tensor | None,
     bounds: list[int],
 ) -> Tensor:
-    """The sums ``[B, sum of widths]`` of bags, by feature, each over the matrix that has its width."""
+    """The sums ``[B, sum of widths]`` of bags; each feature reads the matrix of its width."""
     batch = lengths.shape[1]
     if not batch:
         return torch.cat([matrices[width][:0].new_zeros(0, width) + matrices[width].sum() * 0 for width in widths], 1)
@@ -171,7 +174,7 @@ def _pooled(
 
 
 def gather(matrix: Tensor, index: Tensor) -> Tensor:
-    """``matrix[index]``; the gradient of torch's own takes many times as long on the CPU."""
+    """``matrix[index]``, but with a gradient that is many times faster on the CPU than that of torch's indexing."""
     return bags(matrix, index, torch.arange(len(index) + 1, device=index.device), 1, None)
 
 

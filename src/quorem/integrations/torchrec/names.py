@@ -1,4 +1,4 @@
-"""Names that no plan changes: those of the single-device model.
+"""Names of weights that do not depend on the plan: those of the single-device model.
 
 Whatever the number of ranks and the sharding, the rows of partition j of table ``user`` are ``tables.user.j``.
 """
@@ -22,14 +22,14 @@ Collection = EmbeddingBagCollection | EmbeddingCollection
 
 
 def collections(model: nn.Module) -> Iterator[tuple[str, Collection]]:
-    """The collections of TorchRec's tables in a model, each with the prefix of its names."""
+    """The collections of ``quorem.integrations.torchrec`` in a model, each with the prefix of its names."""
     for name, module in get_unwrapped_module(model).named_modules():
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
             yield f"{name}." if name else "", module
 
 
 def table_rows(collection: Collection) -> dict[str, dict[str, int]]:
-    """Names and rows of the stored tables, in order, by the name of TorchRec's weight that has them.
+    """For each of TorchRec's weights, by name, the names of the stored tables in it and their numbers of rows.
 
     >>> from quorem import QR, Table
     >>> table_rows(EmbeddingBagCollection([Table("user", 1000, 16, QR(4, operation="add"))]))
@@ -37,7 +37,7 @@ def table_rows(collection: Collection) -> dict[str, dict[str, int]]:
     """
     prefixes = {}
     for i, group in enumerate(collection.vectors):
-        kind = "embeddings" if hasattr(group, "embeddings") else "embedding_bags"  # the latter: shards of all rows
+        kind = "embeddings" if hasattr(group, "embeddings") else "embedding_bags"  # the latter for num_shards
         tables = dict(group.get_submodule(kind).named_children())
         prefixes.update(dict.fromkeys(tables, f"vectors.{i}.{kind}"))
     if isinstance(collection, EmbeddingBagCollection) and collection.bags is not None:
@@ -60,7 +60,7 @@ def rank_lists(collection: Collection) -> dict[str, Tensor]:
 
 
 def split_rows(value: Any, rows: Sequence[int]) -> list[Any]:
-    """``value``, a tensor or a sharded one, cut into runs of rows; each is a view."""
+    """Split ``value``, a tensor or a sharded tensor, into parts of ``rows`` rows; each part is a view."""
     if not isinstance(value, ShardedTensor):
         return list(value.split(list(rows)))
     metadata = value.metadata()
@@ -94,7 +94,7 @@ def _cut(shard: ShardMetadata, first: int, size: int) -> ShardMetadata | None:
 
 
 def _span(shard: ShardMetadata, first: int, size: int) -> tuple[int, int]:
-    """The rows of a shard in ``[first, first + size)``: the first of them, counted within the shard, and how many."""
+    """The rows of a shard in ``[first, first + size)``: the position of the first within the shard, and how many."""
     begin, end = shard.shard_offsets[0], shard.shard_offsets[0] + shard.shard_sizes[0]
     low, high = max(begin, first), min(end, first + size)
     return low - begin, high - low

@@ -1,4 +1,4 @@
-"""What TorchRec's planner should know of composed tables."""
+"""Constraints by which TorchRec's planner handles composed tables well."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,15 +26,15 @@ def constraints(
 ) -> dict[str, ParameterConstraints]:
     """Constraints for ``EmbeddingShardingPlanner``: how many rows a sample reads, and which tables are replicated.
 
-    A table is replicated (data-parallel) where it has at most half as many rows as ranks would exchange vectors for it
-    (``scale.is_replicated``). All others get any other type that TorchRec has for the device. Unpooled tables are never
-    replicated on the CPU, where FBGEMM pools them (torchrec#1255).
+    A table is replicated (data-parallel) if it has at most half as many rows as a rank would send vectors for it
+    (``scale.is_replicated``). All others may have any other sharding type that TorchRec has for the device. Unpooled
+    tables are never replicated on the CPU, where FBGEMM would pool them (torchrec#1255).
 
     Args:
-        model: contains collections of ``quorem.integrations.torchrec``, not yet sharded.
-        batch_size: of each rank.
+        model: a model with collections of ``quorem.integrations.torchrec``, not yet sharded.
+        batch_size: batch size of each rank.
         ids_per_sample: mean number of ids by feature; 1 where absent.
-        device: that the tables will be on.
+        device: device that the tables will be on.
 
     Raises:
         ValueError: if the model contains no such collection, or ``ids_per_sample`` names a feature that none has.
@@ -78,7 +78,7 @@ def constraints(
 
 
 def _types(sharder: Any, width: int, device_type: str) -> list[str]:
-    """The types that TorchRec has for tables of such a width, but for replication."""
+    """The sharding types that TorchRec has for tables of this width, without replication."""
     types = [kind for kind in sharder.sharding_types(device_type) if kind != REPLICATED]
     if width < 2 * MIN_CW_DIM:  # TorchRec's planner does not split such columns
         types = [kind for kind in types if "column" not in kind]
@@ -91,7 +91,7 @@ def _of_shards(
     ids_per_sample: Mapping[str, float],
     device_type: str,
 ) -> dict[str, ParameterConstraints]:
-    """Constraints for the shards of all rows, none of which is replicated: a row is sent once, however often read."""
+    """Constraints for ``num_shards``: no shard is replicated, since a row is sent once however often it is read."""
     rows = collection.rows
     distinct = distinct_rows(rows.features, rows.ranks, collection.tables, batch_size, ids_per_sample)
     return {

@@ -1,4 +1,4 @@
-"""From ids to row numbers of TorchRec's tables: a parameter-free module, which input pipelines may run ahead."""
+"""Map ids to row numbers of TorchRec's tables, in a module without parameters that input pipelines may run early."""
 
 import warnings
 from collections.abc import Sequence
@@ -41,13 +41,13 @@ class Jagged(NamedTuple):
 class RowNumbers(nn.Module):
     """Maps the ids of a KeyedJaggedTensor to row numbers, whatever the order of its keys.
 
-    An id out of range raises IndexError on the CPU. On a GPU it reads no row, hence gives zeros, and
+    An id out of range raises IndexError on the CPU. On a GPU it reads no row, so its vector is zero, and
     ``on_invalid_id`` says whether that is reported. The padding id reads no row either.
 
     Args:
-        features: of the collection, in the order of its output.
+        features: the features of the collection, in the order of its output.
         ranks: the lists of hot and cold ids.
-        bags: keys that are looked up and pooled by TorchRec.
+        bags: keys that TorchRec looks up and pools.
         vectors: keys of each collection of unpooled vectors.
         weighted: whether the batches have weights.
         on_invalid_id: as in ``quorem.Embedding``.
@@ -76,7 +76,7 @@ class RowNumbers(nn.Module):
 
         Raises:
             KeyError: if a feature is missing.
-            ValueError: if the batch has no weights but must, or a batch size for each key.
+            ValueError: if weights are missing, or keys have different batch sizes.
             TypeError: if the ids are not integers.
             IndexError: if an id on the CPU is outside its table.
         """
@@ -86,7 +86,7 @@ class RowNumbers(nn.Module):
         jagged: dict[str, Jagged] = {}
         given = self._batches(features)
         for f, batch, unread in zip(self.features, given, self._unread([batch.ids for batch in given]), strict=True):
-            if unread is None and f.spec.num_own and f.name in self.bags:  # the same, without a mask of all parts
+            if unread is None and f.spec.num_own and f.name in self.bags:  # the same without a mask [N, K]
                 values, counts = f.row_numbers(batch.ids, self.ranks)
                 weights = None if batch.weights is None else batch.weights.repeat_interleave(counts)
                 jagged[f.name] = Jagged(values, lengths_of(counts, batch.lengths), weights)
@@ -133,7 +133,7 @@ class RowNumbers(nn.Module):
         return batches
 
     def _unread(self, ids: Sequence[Tensor]) -> list[Tensor | None]:
-        """For each feature, which of its ids read no row, as padding or out of range; None where all do."""
+        """For each feature, which of its ids are padding or out of range, so that they read no row; None if none is."""
         masks: dict[int, Tensor] = {}
         counts: list[Tensor] = []
         for j, f in enumerate(self.features):
@@ -141,14 +141,14 @@ class RowNumbers(nn.Module):
             if mask is not None:
                 masks[j] = mask
                 counts.append(torch.stack([mask.sum(), outside]))
-        numbers = torch.stack(counts).tolist() if counts else []  # the one time that it waits for a GPU
+        numbers = torch.stack(counts).tolist() if counts else []  # the only place that waits for the GPU
         if num_outside := sum(outside for _, outside in numbers):
             self._report(num_outside)
         unread = {j: mask for (j, mask), (count, _) in zip(masks.items(), numbers, strict=True) if count}
         return [unread.get(j) for j in range(len(self.features))]
 
     def _report(self, num_outside: int) -> None:
-        """Do what ``on_invalid_id`` says about ids that are not on the CPU."""
+        """Handle ids out of range on a GPU as ``on_invalid_id`` says."""
         tables = ", ".join(dict.fromkeys(f"table {f.table}" for f in self.features))
         if self.on_invalid_id == "raise":
             raise IndexError(f"{num_outside} ids are out of range in {tables}")
@@ -158,12 +158,12 @@ class RowNumbers(nn.Module):
 
 
 def raises_at_once(ids: Tensor) -> bool:
-    """Whether an id out of range raises IndexError: on a GPU, looking for one would have to wait for it."""
+    """Whether an id out of range raises IndexError at once: not on a GPU, where the check would wait for the GPU."""
     return ids.device.type == "cpu"
 
 
 def _unread(feature: Feature, ids: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Which ids ``[N]`` read no row, None where all do for certain, and the number of ids out of range."""
+    """Which ids ``[N]`` read no row (None if all are known to read some), and the number of ids out of range."""
     limit, padding = feature.spec.num_embeddings, feature.padding
     none = torch.zeros((), dtype=torch.int64, device=ids.device)
     if raises_at_once(ids):
@@ -197,14 +197,14 @@ def _jagged(feature: Feature, reads: PartReads, batch: Ids) -> list[Jagged]:
 
 
 def lengths_of(counts: Tensor, lengths: Tensor) -> Tensor:
-    """The sum of ``counts`` ``[N]`` over each bag, of ``lengths`` ``[B]``."""
+    """The sum of ``counts`` ``[N]`` over each bag; the bags have ``lengths`` ``[B]``."""
     sums = nn.functional.pad(counts.cumsum(0), (1, 0))
     bounds = nn.functional.pad(lengths.cumsum(0), (1, 0))
     return sums[bounds].diff().to(lengths.dtype)
 
 
 def _keyed(keys: list[str], jagged: dict[str, Jagged], stride: int, weighted: bool = True) -> KeyedJaggedTensor:
-    """The batch of some keys. TorchRec takes no empty batch: it becomes one of a single sample without ids."""
+    """The batch of some keys. TorchRec does not support an empty batch: it gets one sample without ids instead."""
     values, lengths, weights = zip(*(jagged[key] for key in keys), strict=True)
     if not stride:
         stride, lengths = 1, tuple(length.new_zeros(1) for length in lengths)

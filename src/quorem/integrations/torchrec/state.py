@@ -1,4 +1,4 @@
-"""Weights and optimizer state by plan-independent names, to be saved, loaded, or copied to another model."""
+"""Weights and optimizer state by names that do not depend on the plan, to save, load, or copy to another model."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from ...saved_paths import NetworkLayer, network_layers
 from ...tables import Tables
 from .names import collections, rank_lists, split_rows, table_rows
 
-State = dict[str, Any]  # tensors and sharded ones, by name
+State = dict[str, Any]  # tensors and sharded tensors, by name
 Optimizers = Sequence[torch.optim.Optimizer]
 
 
 def weights(model: nn.Module) -> State:
-    """Every weight of a model, sharded or not, by its plan-independent name; a write into one changes the model.
+    """Every weight of a model, sharded or not, by its plan-independent name; writing to one changes the model.
 
     >>> from quorem import QR, Table
     >>> from quorem.integrations.torchrec import EmbeddingBagCollection
@@ -43,12 +43,13 @@ def weights(model: nn.Module) -> State:
 
 
 def state_of(model: nn.Module, optimizers: Optimizers = ()) -> State:
-    """Weights, and what optimizers keep for them under ``optimizer.``, by plan-independent names.
+    """Weights and optimizer state by plan-independent names; those of optimizer state start with ``optimizer.``.
 
     Args:
-        model: a model with TorchRec's tables, sharded or not, or a single-device one. The fused optimizers of sharded
-            tables are found by themselves.
-        optimizers: of the other parameters: of ``torch.optim``, ``quorem.optim``, or TorchRec's wrappers of those.
+        model: a model with TorchRec's tables, sharded or not, or a single-device model. The fused optimizers of sharded
+            tables are found automatically.
+        optimizers: the optimizers of the other parameters: of ``torch.optim``, ``quorem.optim``, or TorchRec's wrappers
+            of those.
 
     Raises:
         ValueError: if a fused optimizer is not SGD, Adagrad or row-wise Adagrad, or is row-wise over shards of columns.
@@ -67,16 +68,16 @@ def state_of(model: nn.Module, optimizers: Optimizers = ()) -> State:
 
 @dataclass
 class Targets:
-    """Where a state goes: tensors to write into, and what has to be done once they are written."""
+    """Where a state is loaded to: tensors to fill, and functions to call once they are filled."""
 
     tensors: State
     finish: list[Callable[[], None]] = field(default_factory=list)
 
 
 def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Size]) -> Targets:
-    """Where the state of ``sizes`` goes, names as in ``state_of``.
+    """Where a state is loaded to whose tensors have these ``sizes``, by the names of ``state_of``.
 
-    Where it has weights only, optimizers are left as they are.
+    If the state has only weights, optimizers are left as they are.
 
     Raises:
         ValueError: if a weight, or the state of a fused optimizer, is missing or has another size.
@@ -95,7 +96,7 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
             raise ValueError(f"{name} is {tuple(sizes[name])} in the saved state and {tuple(value.size())} here")
     targets = Targets(needed)
     tables = [module for module in get_unwrapped_module(model).modules() if isinstance(module, Tables)]
-    targets.finish += [module.place_integers for module in tables]  # which have copies of the lists of hot and cold ids
+    targets.finish += [module.place_integers for module in tables]  # they copy the lists of hot and cold ids
     parameters = _parameters(model, sizes)
     for optimizer in optimizers:
         loaded: dict[int, dict[str, Tensor]] = {}
@@ -103,7 +104,7 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
         for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             for key, size in named[i].sizes(sizes).items():
                 dtype, device = torch.promote_types(parameter.dtype, torch.float32), parameter.device
-                value = torch.zeros(size, dtype=dtype, device=device) if size else torch.zeros(())  # a count of steps
+                value = torch.zeros(size, dtype=dtype, device=device) if size else torch.zeros(())  # number of steps
                 loaded.setdefault(i, {})[key] = value
                 targets.tensors |= named[i].parts(key, loaded[i][key])
         targets.finish.append(partial(_give, optimizer, loaded, named))
@@ -117,16 +118,16 @@ def copy_state_(
     target_optimizers: Optimizers = (),
     source_optimizers: Optimizers = (),
 ) -> None:
-    """Copy the weights, and what optimizers keep for them, from one model to another with the same tables.
+    """Copy the weights and the optimizer state from one model to another with the same tables.
 
-    Either may be sharded by TorchRec, unsharded, or a single-device model. Where one is sharded all ranks must call it.
-    Where the source's optimizers keep nothing, or are not given, those of the target are left as they are.
+    Either may be sharded by TorchRec, unsharded, or a single-device model. If one is sharded, all ranks must call it.
+    If the source's optimizers have no state, or are not given, those of the target are left as they are.
 
     Args:
-        target: the model to fill. The fused optimizers of its sharded tables are found by themselves.
+        target: the model to fill. The fused optimizers of its sharded tables are found automatically.
         source: the model to read; the same on every rank unless it is sharded.
-        target_optimizers: of the target's other parameters.
-        source_optimizers: of the source's other parameters.
+        target_optimizers: the optimizers of the target's other parameters.
+        source_optimizers: the optimizers of the source's other parameters.
 
     Raises:
         ValueError: if a weight, or the state of a fused optimizer of the target, is missing or has another size.
@@ -141,8 +142,8 @@ def copy_state_(
 
 
 def gathered(state: State) -> dict[str, Tensor]:
-    """The same state with every tensor whole, on every rank; a rank may have names that others lack."""
-    if not any(isinstance(value, ShardedTensor) for value in state.values()):  # a sharded model has some on every rank
+    """The state with every sharded tensor gathered, on every rank; a rank may have names that others do not have."""
+    if not any(isinstance(value, ShardedTensor) for value in state.values()):  # the same on all ranks
         return state
     sharded = {k: (tuple(v.size()), v.dtype) for k, v in state.items() if isinstance(v, ShardedTensor)}
     of_ranks: list[Any] = [None] * dist.get_world_size()
@@ -159,7 +160,7 @@ def gathered(state: State) -> dict[str, Tensor]:
 
 
 def fill_(target: Any, value: Tensor) -> None:
-    """Copy ``value`` into a tensor, or the part that a rank has of it into a sharded one."""
+    """Copy ``value`` into a tensor; or into a sharded tensor, of which this rank fills its shards."""
     if isinstance(target, ShardedTensor):
         for shard in target.local_shards():
             shard.tensor.copy_(_part(value, shard.metadata))
@@ -168,14 +169,14 @@ def fill_(target: Any, value: Tensor) -> None:
 
 
 def _part(value: Tensor, shard: Any) -> Tensor:
-    """The view of ``value`` that a shard is."""
+    """The view of ``value`` at the place of a shard."""
     for dim, (offset, size) in enumerate(zip(shard.shard_offsets, shard.shard_sizes, strict=True)):
         value = value.narrow(dim, offset, size)
     return value
 
 
 def _fused_state(model: nn.Module) -> State:
-    """What the fused optimizers of sharded tables keep; a rank has that of its own tables."""
+    """The state of the fused optimizers of sharded tables; each rank has the state of its own tables."""
     if not isinstance(model, DistributedModelParallel):
         return {}
     fused = model.fused_optimizer.state_dict()["state"]
@@ -199,20 +200,20 @@ def _fused_state(model: nn.Module) -> State:
 
 @dataclass(frozen=True)
 class Named:
-    """The plan-independent names of a parameter, and which part of a tensor shaped like it each of them is."""
+    """The plan-independent names in a parameter, and how a tensor of its shape is cut into the parts of these names."""
 
     shape: Size
     names: tuple[str, ...]
     cut: Callable[[Tensor], Sequence[Tensor]]
-    extents: Sequence[Extent] = ()  # of quorem's storage
+    extents: Sequence[Extent] = ()  # extents of the stored tables, in quorem's own modules
 
     def parts(self, key: str, value: Tensor) -> State:
-        """The tensor ``key`` that an optimizer keeps for the parameter, by name; each is a view."""
+        """The parts of the optimizer's tensor ``key`` for the parameter, by name; each is a view."""
         parts = [value] * len(self.names) if value.dim() == 0 else self.cut(value)
         return {f"optimizer.{name}.{key}": part for name, part in zip(self.names, parts, strict=True)}
 
     def sizes(self, sizes: Mapping[str, Size]) -> dict[str, Size]:
-        """The size of each tensor that was saved for the parameter."""
+        """The size of each tensor of the optimizer that was saved for the parameter, by key."""
         heads = [f"optimizer.{name}." for name in self.names]
         keys = [name.removeprefix(heads[0]) for name in sizes if name.startswith(heads[0])]
         dims = {key: len(sizes[heads[0] + key]) for key in keys if all(head + key in sizes for head in heads)}
@@ -235,7 +236,7 @@ def _network_layers(model: nn.Module) -> Iterator[tuple[str, NetworkLayer]]:
 
 
 def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Named]:
-    """The names of every parameter; those of networks that were ``saved`` by group are those of the group."""
+    """The names in every parameter; networks that were ``saved`` by group, as before 0.2, have the group's name."""
     module = get_unwrapped_module(model)
     named: dict[Tensor, Named] = {}
     by_name = dict(model.named_parameters() if module is not model else module.named_parameters())
@@ -261,28 +262,28 @@ def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Na
 
 
 def _cut_rows(rows: list[int], value: Tensor) -> Sequence[Tensor]:
-    """Parts of a tensor for TorchRec's table; its row-wise Adagrad for replicated ones keeps a column."""
+    """Parts of a tensor for TorchRec's table; its row-wise Adagrad for replicated tables has a column ``[R, 1]``."""
     return (value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value).split(rows)
 
 
 def _cut_extents(extents: list[Extent], value: Tensor) -> Sequence[Tensor]:
-    """Parts of a tensor for quorem's storage, where a number for each row of a table is there ``pitch`` times."""
+    """Parts of a tensor for quorem's storage; where it has one number for each row of a table, ``pitch`` times."""
     if value.dim() == 1:
         return [value[e.base : e.base + e.rows * e.pitch : e.pitch] for e in extents]
     return [e.of(value) for e in extents]
 
 
 def _give(optimizer: torch.optim.Optimizer, loaded: dict[int, dict[str, Tensor]], named: list[Named]) -> None:
-    """Let the optimizer go on from the loaded tensors, by the position of their parameters."""
+    """Give the optimizer the loaded tensors, by the position of their parameters."""
     for i, state in loaded.items():
         for value in state.values():
             if value.dim() == 1:
-                for e in named[i].extents:  # the first of each row's numbers was written
+                for e in named[i].extents:  # only the first of each row's numbers was loaded
                     rows = value[e.base : e.base + e.rows * e.pitch].view(e.rows, e.pitch)
                     rows[:, 1:] = rows[:, :1]
     if isinstance(optimizer, RowOptimizer):
         saved = optimizer.state_dict()
-        # A fused Adagrad counts no steps, and the count matters for a decay of the learning rate only.
+        # A fused Adagrad does not count steps; the count only matters for ``lr_decay``.
         with_step = {i: {"step": torch.zeros(()), **tensors} for i, tensors in loaded.items()}
         optimizer.load_state_dict({**saved, "state": saved["state"] | with_step})
         return

@@ -1,7 +1,7 @@
-"""From ids to the distinct rows of a batch, in TorchRec's tables that hold the rows of all tables (``shards``).
+"""Map ids to the distinct rows of a batch, in the few TorchRec tables that contain all rows (``shards``).
 
-A rank asks for the distinct rows of its batch, and composes and pools them by itself (``gathered``): ids that come
-often are sent once, and so are rows that many ids share.
+A rank requests the distinct rows of its batch, and composes and pools them itself (``gathered``). So ids that occur
+several times are sent once, and so are rows that many ids share.
 """
 
 from collections.abc import Sequence
@@ -21,30 +21,30 @@ from .rows import RowNumbers
 
 
 class Lookup(NamedTuple):
-    """What the distinct ids of a feature read."""
+    """The rows that the distinct ids of a feature read."""
 
     ids: Tensor  # [U]
     used: Tensor | None  # bool [U, K]: which parts each id reads; None where it reads all
-    positions: list[Tensor]  # for each part, where the rows are among those of its shard, of ids that read it
+    positions: list[Tensor]  # for each part, positions among the rows of its shard, for the ids that read it
 
 
 class UniqueBatch(NamedTuple):
     """A batch of distinct rows, and how to compose and pool them."""
 
     vectors: tuple[KeyedJaggedTensor, ...]  # for each width: a key for each shard, one row in each bag
-    lookups: tuple[Lookup, ...]  # of the features
-    inverse: Tensor  # [N]: which of its feature's distinct ids each id is, counted over all features
-    bounds: list[int]  # [F + 1]: of the ids of each feature
+    lookups: tuple[Lookup, ...]  # one for each feature
+    inverse: Tensor  # [N]: the position of each id among the distinct ids of all features
+    bounds: list[int]  # [F + 1]: where the ids of each feature start
     lengths: Tensor  # [F, B]
     weights: Tensor | None  # [N]
     ranks: Tensor
 
 
 class UniqueRows(RowNumbers):
-    """Maps the ids of a KeyedJaggedTensor to the distinct rows that they read; otherwise as ``RowNumbers``.
+    """Maps the ids of a KeyedJaggedTensor to the distinct rows that they read; otherwise like ``RowNumbers``.
 
     Args:
-        features: of the collection, in the order of its output.
+        features: the features of the collection, in the order of its output.
         ranks: the lists of hot and cold ids.
         shards: where the rows are.
         weighted: whether the batches have weights.
@@ -97,7 +97,7 @@ class UniqueRows(RowNumbers):
         )
 
     def _lookups(self, unique: Unique) -> tuple[list[Lookup], list[list[list[Tensor]]]]:
-        """What each feature's ids read, yet without positions, and the row numbers by group and shard."""
+        """The lookups of each feature, still without positions, and the row numbers by group and shard."""
         ids = [f.ids_of_table(part) for f, part in zip(self.features, unique.values.split(unique.counts), strict=True)]
         lookups: list[Lookup] = []
         wanted: list[list[list[Tensor]]] = [[[] for _ in group] for group in self.shards.groups]
@@ -115,7 +115,7 @@ class UniqueRows(RowNumbers):
         return lookups, wanted
 
     def _with_positions(self, lookups: list[Lookup], rows: Unique, edges: list[int]) -> list[Lookup]:
-        """The lookups with the positions of their rows, which come in the order of the features in every shard."""
+        """Add to the lookups the positions of their rows, which are in the order of the features in every shard."""
         firsts = [0, *accumulate(rows.counts)]
         before = [0, *accumulate(len(group) for group in self.shards.groups)]
         starts = edges[:-1].copy()
@@ -130,12 +130,12 @@ class UniqueRows(RowNumbers):
         return lookups
 
     def _keyed_rows(self, rows: Unique) -> tuple[KeyedJaggedTensor, ...]:
-        """The distinct rows as bags of one; shards that have fewer than others end with empty bags."""
+        """The distinct rows as bags of one row; shards with fewer rows than others end with empty bags."""
         keyed, before = [], [0, *accumulate(len(group) for group in self.shards.groups)]
         firsts = [0, *accumulate(rows.counts)]
         for keys, (first, last) in zip(self.vectors, pairwise(before), strict=True):
             counts = rows.counts[first:last]
-            stride = max(1, *counts)  # TorchRec takes no empty batch
+            stride = max(1, *counts)  # TorchRec does not support an empty batch
             lengths = torch.zeros(len(keys), stride, dtype=torch.int32, device=rows.values.device)
             for length, count in zip(lengths, counts, strict=True):
                 length[:count] = 1

@@ -1,7 +1,7 @@
-"""Fused kernels for a GPU, in Triton; plain PyTorch where Triton is missing.
+"""Fused kernels for a GPU, in Triton; plain PyTorch runs where Triton is missing.
 
-The sums of gradients run in any order; in PyTorch's deterministic mode (``torch.use_deterministic_algorithms``) the
-truth takes over, which sorts.
+The kernels sum gradients in any order. In PyTorch's deterministic mode (``torch.use_deterministic_algorithms``) the
+plain reference runs instead, which sorts.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Kernel = Callable[..., Any]
 
 @cache
 def kernels() -> dict[str, Kernel]:
-    """The ops that have a fused version here, by name; none where Triton is missing."""
+    """The fused versions of ops, by the name of the op; empty where Triton is missing."""
     try:
         from . import gradients, lookup, path, quantized, replay, rules
     except ImportError:

@@ -1,4 +1,4 @@
-"""A rule's constants where a kernel reads them."""
+"""The constants of an optimizer's rule, in the form in which a kernel reads them."""
 
 import math
 from functools import cache
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..state import AdagradConstants, AdamConstants
 
-# Positions of the constants. A kernel can read a global constant only as Triton's own type.
+# Positions of the constants. A kernel can read a global constant only if it is a ``tl.constexpr``.
 LR_DECAY, ADAGRAD_EPS = (tl.constexpr(AdagradConstants._fields.index(name)) for name in ("lr_decay", "eps"))
 BETA1, BETA2, EPS = (tl.constexpr(AdamConstants._fields.index(name)) for name in ("beta1", "beta2", "eps"))
 WINDOW_LENGTH, SETTLED = (tl.constexpr(AdamConstants._fields.index(name)) for name in ("window", "settled"))
@@ -19,9 +19,9 @@ LOG_BETA1, LOG_BETA2 = tl.constexpr(len(AdamConstants._fields)), tl.constexpr(le
 
 @cache
 def on_device(constants: tuple[float, ...], device: torch.device) -> Tensor:
-    """A rule's constants in float64, which a kernel's scalar arguments would round to float32.
+    """A rule's constants as a float64 tensor: a kernel's scalar arguments would be rounded to float32.
 
-    Those of Adam and AMSGrad, lazy or not, are followed by the logarithms of base 2 of the betas.
+    For Adam and AMSGrad, lazy or not, the base-2 logarithms of the betas follow the constants.
     """
     if len(constants) >= 3:
         logs = (math.log2(beta) if beta else -math.inf for beta in constants[:2])

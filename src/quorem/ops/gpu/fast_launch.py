@@ -1,13 +1,13 @@
-"""Launching kernels through Triton's internals, with less work on the host than by its public launch.
+"""Launch kernels through Triton's internals, with less work on the host than with its public launch.
 
-``kernel[grid](...)`` works out at each call what to specialize on, and prints the options into a key. A step of small
-batches is bound by that. So the compiled kernel is remembered here by what Triton specializes on: dtype and alignment
-of a tensor; size, divisibility by 16 and equality to 1 of an integer; constants as they are. It is then run with plain
-addresses, as Triton itself runs it. A call that comes again and again, such as a training step, is remembered as a
-whole: ``planned`` makes its launches again with other addresses, without the code that worked them out.
+At each call ``kernel[grid](...)`` computes what to specialize on, and formats the options as a key. With small batches
+this takes most of the time of a step. So compiled kernels are cached here by what Triton specializes on: dtype and
+alignment of a tensor; size, divisibility by 16 and equality to 1 of an integer; values of constants. They are then run
+with plain addresses, as Triton itself runs them. A call that is repeated, such as a training step, is cached as a
+whole: ``planned`` repeats its launches with new addresses, without running the code that prepared them.
 
-All this is used only with versions of Triton that it was tested on, and not if the environment variable
-``QUOREM_FAST_LAUNCH`` is 0. Otherwise every launch is Triton's public one, a little slower.
+All this is used only with versions of Triton that it was tested with, and not if the environment variable
+``QUOREM_FAST_LAUNCH`` is 0. Otherwise every launch is Triton's public one, which is a little slower.
 """
 
 import os
@@ -21,8 +21,8 @@ import torch
 import triton
 from torch import Tensor
 
-TESTED = ("3.6.",)  # what the version of Triton begins with
-MOST_PLANS = 256  # of one owner; with more, it starts anew
+TESTED = ("3.6.",)  # prefixes of the tested versions of Triton
+MOST_PLANS = 256  # the most plans of one owner; when there are more, all are dropped
 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
@@ -41,7 +41,7 @@ def launch(
     num_warps: int,
     constants: dict[str, Any],
 ) -> None:
-    """``launch.launch`` on the current device, which is that of the arguments."""
+    """``launch.launch`` on the current device, on which the arguments are."""
     values, kinds = [], []
     for argument in arguments:
         if isinstance(argument, Tensor):
@@ -78,9 +78,10 @@ def check_device(tensor: Tensor, device: int) -> None:
 
 
 def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The function that runs a compiled kernel, and what it takes between the stream and the kernel's arguments.
+    """The function that runs a compiled kernel, and its arguments between the stream and the kernel's arguments.
 
-    Triton's own launcher first looks for scratch memory. Kernels without any skip that, and call what it calls then.
+    Triton's own launcher first allocates scratch memory. For kernels without any, the function is the one that this
+    launcher calls in the end.
     """
     run, leading = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
     if (run.global_scratch_size, run.profile_scratch_size) != (0, 0):
@@ -97,7 +98,7 @@ class LaunchPlan:
     changing: list[Tensor]  # only while recording: the tensors given to the call, then its scratch memory
     scratch: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
     launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, (position, which) pairs
-    kept: list[Tensor] = field(default_factory=list)  # other tensors that are read, which may have no other owner
+    kept: list[Tensor] = field(default_factory=list)  # other tensors that are read; the plan keeps them alive
 
     def add(
         self, run: Any, leading: tuple[Any, ...], sizes: tuple[int, ...], arguments: Sequence[Any], values: list[Any]
@@ -116,7 +117,7 @@ class LaunchPlan:
         self.launches.append((run, sizes, [*leading, *values], patches))
 
     def run(self, device: int, given: Sequence[Tensor], addresses: list[int]) -> None:
-        """Make the launches again."""
+        """Repeat the launches with new addresses."""
         scratch_tensors = [given[0].new_empty(size, dtype=dtype) for size, dtype in self.scratch]
         addresses += [tensor.data_ptr() for tensor in scratch_tensors]
         stream = torch._C._cuda_getCurrentRawStream(device)
@@ -141,15 +142,15 @@ def planned(
     given: Sequence[Tensor],
     body: Callable[[], None],
 ) -> None:
-    """``body()``, or the launches it made when it was last called with the same key.
+    """Call ``body()``, or repeat the launches that it made in an earlier call with the same key.
 
     Args:
-        plans: those of one owner, so that plans are dropped with what ``body`` reads on the host.
-        key: all that the launches depend on, addresses aside.
-        fixed: tensors that stay where they are, so that their addresses are part of the key.
-        given: tensors on one device whose addresses change from call to call. Others that ``body`` launches with are
-            its own ``scratch``, or kept as long as the plan.
-        body: does nothing but launch.
+        plans: the plans of one owner, so that they are dropped together with the data that ``body`` reads on the host.
+        key: everything that the launches depend on, except addresses.
+        fixed: tensors whose addresses rarely change; the addresses become part of the key.
+        given: tensors on one device whose addresses change from call to call. All other tensors that ``body`` launches
+            with are its ``scratch``, or are kept alive by the plan.
+        body: a function that does nothing but launch kernels.
     """
     if not enabled():
         return body()
@@ -189,7 +190,7 @@ def scratch(like: Tensor, *size: int, dtype: torch.dtype) -> Tensor:
 
 
 def specialization(argument: Any) -> Any:
-    """What a compiled kernel depends on of an argument that is not a tensor.
+    """The property of an argument, which is not a tensor, that a compiled kernel depends on.
 
     >>> [specialization(x) for x in (1, 16, 17, 2**40, None, 0.5)]
     ['one', 'int32 / 16', 'int32', 'int64 / 16', None, <class 'float'>]

@@ -1,6 +1,6 @@
 """Gradients of the stored rows and of sample weights.
 
-The dense gradient of the rows takes the launches of ``row_sums``, and one that writes the sums into it.
+For the dense gradient of the rows, ``row_sums`` sums the gradients, and one more launch writes the sums into it.
 """
 
 from typing import Any
@@ -78,7 +78,7 @@ def sample_weights_kernel(
 
 
 def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Any:
-    """``ops.gradients.lookup_backward`` in two launches a range of slots, and one more."""
+    """``ops.gradients.lookup_backward`` in three launches for each range of slots."""
     return _dense_gradient(grad, IdBatch(ids), stored, layout)
 
 
@@ -92,7 +92,7 @@ def bag_backward(
     *,
     mean: bool,
 ) -> Any:
-    """``ops.gradients.bag_backward``, likewise."""
+    """``ops.gradients.bag_backward`` in three launches for each range of slots."""
     return _dense_gradient(grad, IdBatch(ids, offsets, sample_weights, mean), stored, layout)
 
 

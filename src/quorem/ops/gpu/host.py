@@ -1,4 +1,4 @@
-"""What the host knows of a layout, so that a launch need not ask the GPU; and whether the kernels can take it."""
+"""A copy of a layout on the host, so that a launch need not wait for the GPU; and whether the kernels support it."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ from ..rows import accumulator
 from .fast_launch import LaunchPlan
 from .rows import TYPES
 
-WIDEST = 512  # columns that a program holds of a row
-LARGEST = 2**62  # of a layout's integers
-MOST_BITS = 62  # of a number that is mixed
+WIDEST = 512  # the most columns of a row that one program handles
+LARGEST = 2**62  # limit of a layout's integers
+MOST_BITS = 62  # the most bits of a number that is mixed
 
 
 class IdBatch(NamedTuple):
@@ -33,11 +33,11 @@ class IdBatch(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """How far apart the ids of one feature lie."""
+        """Distance between two ids of one feature in memory."""
         return 1 if self.jagged else self.ids.stride(0)
 
     def contiguous(self) -> "IdBatch":
-        """The same with tensors that a kernel can read."""
+        """The batch with contiguous tensors, as the kernels need them."""
         if self.offsets is None and self.ids.is_contiguous():
             return self
         offsets, sample_weights = (t if t is None else t.contiguous() for t in (self.offsets, self.sample_weights))
@@ -46,49 +46,50 @@ class IdBatch(NamedTuple):
 
 @dataclass
 class HostLayout:
-    """A layout on the host, and what follows from it.
+    """A layout on the host, and values that are derived from it.
 
     Each of ``flags`` is a constant of ``lookup_kernel``. PLAIN: slot ``s`` reads feature ``s``. PADDED, PERMUTED,
-    PITCHED, MAPPED: some slot has a padding id, a permutation, rows of several rows of ``stored``, an index map. OWNED,
-    MIXED: some slot has ids with rows of their own, or mixes its numbers over a pool. MULT: slots of several rows
-    multiply them (1) or add them (0), or some do and some do not (-1).
+    PITCHED, MAPPED: some slot has a padding id, a permutation, table rows that are several rows of ``stored``, or an
+    index map. OWNED, MIXED: some slot has ids with rows of their own, or mixes its numbers over a pool. MULT: the slots
+    that read several rows all multiply them (1), all add them (0), or some do one and some the other (-1).
     """
 
     slots: Tensor
     parts: Tensor
     spans: Tensor
-    table: Tensor  # on the GPU [17 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is
-    # the first of its feature, base and pitch of the rows that ids have as their own, and the other parts
+    # On the GPU [17 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is the first of
+    # its feature, base and pitch of the rows of ids that have their own, and the other parts.
+    table: Tensor
     num_slots: int
     num_parts: int  # K of ``table``
     flags: dict[str, Any]
-    num_rows: int  # that ``stored`` must have
+    num_rows: int  # rows that ``stored`` must have at least
     shared: bool  # whether slots share rows
-    rounds: int  # of bisection that the longest list of ids takes
-    by_frequency: Layout | None  # where ids are renumbered (``ranks``), the layout for them
-    last_rows: int = 0  # of ``stored`` when it was last checked
-    places: dict[Any, Any] = field(default_factory=dict)  # of places.py, by batch size
+    rounds: int  # rounds of bisection in the longest list of ids
+    by_frequency: Layout | None  # the layout for renumbered ids, where ids are renumbered (``ranks``)
+    last_rows: int = 0  # rows of ``stored`` when it was last checked
+    places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
 
     @property
     def owned(self) -> bool:
-        """Whether rows are found by more than partitions: some ids have their own, or are mixed over a pool."""
+        """Whether partitions alone do not give the rows: some ids have their own, or are mixed over a pool."""
         return bool(self.flags["OWNED"] or self.flags["MIXED"])
 
     @property
     def row_flags(self) -> dict[str, bool]:
-        """Constants of the kernels that sum gradients by row."""
+        """Constants for the kernels that sum gradients by row."""
         return {"OWNED": self.owned, "SHARED": self.shared}
 
 
-_host_layouts = PerTensor()  # of ``parts``
+_host_layouts = PerTensor()  # layout.parts -> HostLayout
 
 
 def host_layout(layout: Layout) -> HostLayout:
-    """What is known of a layout; waits for the GPU the first time.
+    """The host's copy of a layout, cached; the first call waits for the GPU.
 
     Raises:
-        ValueError: if the integers are none of a layout, such as those of ``to_empty``.
+        ValueError: if the integers are not those of a layout, such as after ``to_empty``.
     """
     known: HostLayout | None = _host_layouts.get(layout.parts)
     if known is None:
@@ -99,16 +100,16 @@ def host_layout(layout: Layout) -> HostLayout:
 def fused_layout(
     stored: Tensor, layout: Layout, *, whole_rows: bool = False, any_order: bool = False
 ) -> HostLayout | None:
-    """The layout for the kernels, or None where they cannot take the rows: the truth then runs.
+    """The host's copy of a layout; None if the kernels do not support the rows, so that the plain reference must run.
 
     Args:
         stored: the rows.
-        layout: how ids find them.
-        whole_rows: whether a program holds whole rows, so that they cannot be wide.
+        layout: which rows an id reads.
+        whole_rows: whether a program handles whole rows, so that their width is limited.
         any_order: whether sums are taken in any order, which PyTorch's deterministic mode forbids.
 
     Raises:
-        ValueError: if ids would find rows that ``stored`` does not have.
+        ValueError: if ids would read rows that ``stored`` does not have.
     """
     if stored.dtype not in TYPES or not stored.is_contiguous() or (whole_rows and stored.shape[1] > WIDEST):
         return None
@@ -119,10 +120,10 @@ def fused_layout(
 
 
 def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
-    """What is known of a layout, for rows whose number is checked.
+    """The host's copy of a layout, after a check of the number of rows.
 
     Raises:
-        ValueError: if ids would find rows that ``stored`` does not have.
+        ValueError: if ids would read rows that ``stored`` does not have.
     """
     known = host_layout(layout)
     if stored.shape[0] < known.num_rows:
@@ -132,7 +133,7 @@ def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
 
 
 def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = None) -> None:
-    """Raise ValueError if an optimizer's tensors do not fit the rows that they are kept for."""
+    """Raise ValueError if the tensors of an optimizer's state do not fit ``stored``."""
     for tensor, dtype in [(average, accumulator(stored)) for average in averages] + [(last, torch.int32)]:
         if tensor is not None and (tensor.shape[0] != stored.shape[0] or tensor.dtype != dtype):
             raise ValueError(
@@ -152,7 +153,7 @@ def _read(layout: Layout) -> HostLayout:
     if len(longest):
         slots[:, [column.HOT, column.COLD]], slots[:, column.PADDING] = NO_RANKS, NO_PADDING
         by_frequency = layout._replace(slots=slots.to(device, copy=True))
-    number = torch.arange(len(slots), device="cpu")  # whatever torch's default device
+    number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
     own, composed = _own_and_composed(slots, parts)
     table = torch.cat([slots.T, first[None], own.T, composed.flatten(1).T])
@@ -188,7 +189,7 @@ def _read(layout: Layout) -> HostLayout:
 
 
 def _own_and_composed(slots: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each slot, base and pitch ``[S, 2]`` of its ids' own rows, and the parts ``[S, K, 5]`` of the other ids."""
+    """Of each slot, base and pitch ``[S, 2]`` of the rows that ids have of their own, and other parts ``[S, K, 5]``."""
     has_own = slots[:, column.OWN] > 0
     own = parts[:, 0, [column.BASE, column.PITCH]] * has_own[:, None]
     unused = torch.tensor([1, 1, UNUSED, 1, CLOSED_FORM], device="cpu").expand(len(parts), 1, -1)
@@ -198,7 +199,7 @@ def _own_and_composed(slots: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor, ranks: Tensor) -> None:
-    """Raise ValueError if the integers would lead a kernel out of its arrays."""
+    """Raise ValueError if the integers would make a kernel access memory outside its arrays."""
     feature, limit, composed = slots[:, column.FEATURE], slots[:, column.LIMIT], slots[:, column.COMPOSED]
     multiplier, shift = slots[:, column.MULTIPLIER], slots[:, column.SHIFT]
     own, rest, offset, bits = (slots[:, c] for c in (column.OWN, column.REST, column.OFFSET, column.BITS))

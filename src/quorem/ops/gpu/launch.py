@@ -1,4 +1,4 @@
-"""Launching kernels by Triton's public launch, or by the fast one (``fast_launch``) where it is known to work."""
+"""Launch kernels by Triton's public launch, or by the faster one of ``fast_launch`` where it was tested."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     Args:
         kernel: a ``triton.jit`` function whose constants come after all its other arguments.
         grid: up to three sizes.
-        arguments: tensors of one device, the first among them, integers, floats or None.
-        num_warps: of a program.
-        constants: ``tl.constexpr`` arguments, in the order in which the kernel names them.
+        arguments: tensors on one device, integers, floats or None; the first is a tensor.
+        num_warps: warps of a program.
+        constants: ``tl.constexpr`` arguments, in the kernel's order.
     """
     device = arguments[0].get_device()
-    if device >= 0 and device != torch.cuda.current_device():  # Triton looks at the current device alone
+    if device >= 0 and device != torch.cuda.current_device():  # Triton launches on the current device
         with torch.cuda.device(device):
             return launch(kernel, grid, *arguments, num_warps=num_warps, **constants)
     if fast_launch.enabled():
@@ -33,7 +33,7 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
 
 
 def cdiv(a: int, b: int) -> int:
-    """``a / b``, rounded up; Triton's is made for kernels, and slow on the host."""
+    """``a / b``, rounded up; Triton's own version is meant for kernels, and slow on the host."""
     return -(-a // b)
 
 

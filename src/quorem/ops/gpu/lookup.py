@@ -1,4 +1,4 @@
-"""The composed lookup and bag of a whole collection, one launch each; and the count of invalid ids."""
+"""The composed lookup and the composed bag of a whole collection, one launch each; and the count of invalid ids."""
 
 from typing import Any, NamedTuple
 
@@ -233,13 +233,13 @@ class StoredRows(NamedTuple):
     """The rows of a lookup, and how a kernel reads them."""
 
     stored: Tensor
-    ends: Tensor | None  # where rows are bytes (``ops.quantized``), ``stored`` as integers that hold scale, zero point
+    ends: Tensor | None  # for quantized rows, ``stored`` viewed as integers, for scale and zero point
     width: int  # numbers in a row
-    bits: int  # of a number, where rows are bytes, else 0
+    bits: int  # bits of a number in quantized rows, else 0
 
     @property
     def accumulator(self) -> Any:
-        """In which numbers are summed and multiplied."""
+        """Triton's type in which numbers are summed and multiplied."""
         return tl.float32 if self.bits else TYPES[self.stored.dtype]
 
 
@@ -249,7 +249,7 @@ def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "") -> A
 
 
 def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor | None, *, names: str = "") -> Any:
-    """``ops.lookup.lookup_counting`` in one launch; without a count, invalid ids are not counted."""
+    """``ops.lookup.lookup_counting`` in one launch; if ``invalid`` is None, invalid ids are not counted."""
     host = fused_layout(stored, layout)
     if host is None:
         return NotImplemented
@@ -259,8 +259,10 @@ def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor
 def lookup_rows(
     ids: Tensor, rows: StoredRows, layout: Layout, host: HostLayout, invalid: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``. Lists of hot ids take a launch more, and another if invalid
-    ids are counted."""
+    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``.
+
+    If tables have lists of hot ids, this takes one more launch, and another one if invalid ids are counted.
+    """
     stored, ends, width, bits = rows
     batch, num_slots = ids.shape[0], host.num_slots
     stride, step = ids.stride()
@@ -290,7 +292,7 @@ def lookup_rows(
 
 
 def columns_of(width: int, bits: int) -> int:
-    """Columns of a program; at least two, where two are a byte."""
+    """Number of columns of a program; at least two if two numbers share a byte."""
     return max(min(power_of_2(width), 128), 2 if bits == 4 else 1)
 
 
@@ -308,7 +310,7 @@ def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, layout: L
 
 
 def bag_tile(width: int, bits: int = 0) -> tuple[int, int, int]:
-    """Bags and columns of a program, and its warps: one warp up to 64 columns measured fastest on an H200."""
+    """Bags, columns and warps of a program: one warp for up to 64 columns was the fastest on an H200."""
     columns = columns_of(width, bits)
     return 32, columns, 1 if columns <= 64 else 2
 
@@ -332,7 +334,7 @@ def bag(
 
 
 def bag_rows(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout, dtype: torch.dtype) -> Tensor:
-    """The pooled vectors ``[B, S, W]`` of jagged ids, as ``dtype``. Lists of hot ids take a launch more."""
+    """The pooled vectors ``[B, S, W]`` of jagged ids, as ``dtype``; one more launch if tables have lists of hot ids."""
     assert batch.offsets is not None
     size = (len(batch.offsets) - 1) // len(layout.spans)
     out = rows.stored.new_empty(size, len(host.slots), rows.width, dtype=dtype)

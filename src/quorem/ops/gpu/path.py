@@ -1,15 +1,15 @@
-"""Path networks of one hidden layer or none: one launch lists the ids of each network, one runs the networks.
+"""Path networks with at most one hidden layer: one launch lists the ids of each network, one runs the networks.
 
 A program runs one network over a block of its ids, so each id is computed once and a weight matrix stays in registers.
-The ids of a feature fill at most ``ids / T + networks + 1`` blocks, whatever the network they take: the grid is fixed.
-Ids that take none (padding, out of range) have a list of their own, after those of the J networks. Further programs of
+The ids of a feature fill at most ``ids / T + networks + 1`` blocks, whichever networks they use: the grid is fixed.
+Ids that use none (padding, out of range) have a list of their own, after those of the J networks. Further programs of
 the same launch copy the vectors that are not path-based. The backward pass uses the lists of the forward pass.
 
 A program that lists ids ranks them in a one-hot matrix ``[JP, T]`` of lists by ids (JP: J + 1 as a power of 2) and
-takes room in all lists of its feature at once. One that holds a whole feature has no others to take turns with: small
-batches need neither atomics nor counts that start at zero.
+reserves space in all lists of its feature at once. If one program handles all ids of a feature, as with small batches,
+it needs neither atomics nor counts that start at zero.
 
-``slots`` and ``parts`` are as in ``ops.layout``, a slot per feature and a partition per level; a row is a network.
+``slots`` and ``parts`` are as in ``ops.layout``: a slot is a feature, a partition is a level, and a row is a network.
 """
 
 import torch
@@ -20,9 +20,9 @@ from torch import Tensor
 from .launch import cdiv, launch, power_of_2
 from .rows import BASE, FEATURE, is_valid, part_at, plain_row_of, slot_at
 
-MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # of a feature; columns of a vector; units of the hidden layer
-SMALL_BATCH = 4096  # whose blocks are smaller, to fill the GPU
-LARGEST_TILE = 4096  # of the one-hot matrix
+MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # networks of a feature; columns of a vector; hidden units
+SMALL_BATCH = 4096  # up to this batch size blocks are smaller, to fill the GPU
+LARGEST_TILE = 4096  # the most elements of the one-hot matrix
 
 
 @triton.jit
@@ -174,7 +174,7 @@ def path_backward_kernel(
 
 
 def can_fuse(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
-    """Whether the kernels take such networks, in this mode: their gradients are summed in any order."""
+    """Whether the kernels support such networks; not in deterministic mode, since they sum gradients in any order."""
     if torch.are_deterministic_algorithms_enabled() or len(layers) not in (2, 4) or vectors.dtype == torch.float64:
         return False
     hidden = layers[0].shape[2] if len(layers) == 4 else 0
@@ -189,7 +189,7 @@ def _sizes(layers: list[Tensor], networks: int) -> dict[str, int]:
 
 
 def _grid(vectors: Tensor, num_members: int, networks: int, tile: int) -> tuple[int]:
-    """Blocks of ids, members first, then blocks of vectors to copy."""
+    """The grid: blocks of ids of path-based features, then blocks of vectors to copy."""
     return (cdiv(vectors.shape[0], tile) * vectors.shape[1] + num_members * (networks + 1),)
 
 
@@ -204,10 +204,10 @@ def path(
     networks: int,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``ops.path.path`` in two launches, and a memset where the ids of a feature are more than a program lists.
+    """``ops.path.path`` in two launches, and a memset if a feature has more ids than one program lists.
 
     Returns:
-        The vectors; how many ids each list has ``[M * (J + 1)]``, and which ``[M * (J + 1), B]``.
+        The vectors; the lengths of the lists ``[M * (J + 1)]``; and the ids in the lists ``[M * (J + 1), B]``.
     """
     out, ids = torch.empty_like(vectors), ids.contiguous()
     (b, _), members, sizes = ids.shape, slots.shape[0], _sizes(layers, networks)

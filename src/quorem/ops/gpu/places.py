@@ -1,9 +1,9 @@
-"""Where the gradients of a batch are summed: a run of places in one buffer for each pair of a slot and a partition.
+"""Where the gradients of a batch are summed: each pair of a slot and a partition has a run of places in one buffer.
 
-A table with at most as many rows as the batch has ids gets a place for each row. Of a larger one the first id that
-reads a row claims it, and the place is that id's. An id that has a row of its own reads no other, so the places of a
-slot's first two pairs are the same where both are claimed. A large batch may be done in several *ranges* of slots, one
-after another, which share the buffer and the claims; slots that share rows are in one range.
+A table with at most as many rows as the batch has ids gets a place for each row. In a larger table the first id that
+reads a row claims it, and the row uses the place of that id. An id that has a row of its own reads no other row, so the
+first two pairs of a slot use the same places if both are claimed. A large batch may be processed in several *ranges* of
+slots, one after another, which share the buffer and the claims; slots that share rows are in one range.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from .launch import cdiv, power_of_2
 
 UNCLAIMED = 2**31 - 1
 MOST_RANGES = 4
-EXTRA = 0.25  # of the tables: a step takes as many ranges as keep it below, with the vectors that it returns
-PLACE_COLUMNS = 7  # of ``Places.table``
+EXTRA = 0.25  # limit for a step's extra memory, returned vectors included, as a share of the tables' memory
+PLACE_COLUMNS = 7  # columns of ``Places.table``
 
 
 @dataclass
 class SlotRange:
-    """Slots whose gradients are summed at a time, by their pairs ``s * K + k``."""
+    """Slots whose gradients are summed together, as a range of pairs ``s * K + k``."""
 
     first_pair: int
     num_pairs: int
@@ -34,38 +34,38 @@ class SlotRange:
     num_claimers: int
     num_places: int
     num_direct: int  # places of tables with a place for each row, which come first
-    num_noted: int  # rows that ids read, over all pairs that claim
-    first_row: int  # of ``stored``, that the first claim is for
-    num_rows: int  # from there to the last that may be claimed
+    num_noted: int  # entries in which claiming pairs note the rows of their ids
+    first_row: int  # the first row of ``stored`` that may be claimed
+    num_rows: int  # number of rows from there to the last that may be claimed
 
 
 @dataclass
 class Places:
     """The places of a batch.
 
-    ``table`` has for each pair its first place; its number of places; how many copies of them there are; 0, or 1 + the
-    range's ``first_row`` if its rows are claimed; which of the ``pitch`` rows of ``stored`` the slot has, where these
-    are one row of a table; how many places the pair uses itself, none where a pair before it has the same; and where
-    the rows of its ids are noted.
+    The columns of ``table`` are, for each pair: its first place; its number of places; the number of copies of them; 0,
+    or 1 + the range's ``first_row`` if its rows are claimed; which of the ``pitch`` rows of ``stored`` that make up a
+    table's row the slot has; how many places the pair itself handles, 0 if an earlier pair has the same places; and
+    where the rows of its ids are noted.
     """
 
     table: Tensor  # int64 [S * K, PLACE_COLUMNS]
     ranges: list[SlotRange]
-    longest: int  # most places of a pair, copies aside
+    longest: int  # the most places of a pair, without copies
 
     def extra_bytes(self, place_bytes: int) -> int:
-        """What the sums, of ``place_bytes`` each, and the claims take."""
+        """Bytes of the sums, ``place_bytes`` each, and of the claims."""
         return max(r.num_places for r in self.ranges) * place_bytes + 4 * max(r.num_rows for r in self.ranges)
 
 
-_claims = PerTensor()  # stored -> int32 [rows]: the ids that claimed some rows
+_claims = PerTensor()  # stored -> buffers int32 [rows]: the id that claimed each row
 
 
 def places_of(stored: Tensor, reads: int, jagged: bool, host: HostLayout) -> Places:
-    """The places for a batch of up to ``reads`` ids: of each feature, or of all together if jagged.
+    """The places for a batch of up to ``reads`` ids: of each feature, or of all features together if jagged.
 
-    In as few ranges as keep the extra memory of a step below EXTRA; in one if MOST_RANGES do not. Cached, so that only
-    the first step of a layout and batch size waits for the GPU.
+    It has as few ranges as keep the extra memory of a step below EXTRA; one range if MOST_RANGES are not enough. The
+    result is cached, so that only the first step of a layout and batch size waits for the GPU.
     """
     key = (stored.shape, stored.dtype, reads, jagged)
     places: Places | None = host.places.get(key)
@@ -82,10 +82,10 @@ def places_of(stored: Tensor, reads: int, jagged: bool, host: HostLayout) -> Pla
 
 
 def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes: int) -> Places:
-    """The places of a batch in up to ``number`` ranges, which need about as much memory each.
+    """The places of a batch in up to ``number`` ranges that need about the same memory.
 
     Raises:
-        ValueError: if slots share rows and the batch is so large that a claim cannot hold a place.
+        ValueError: if slots share rows and the batch has more places than a claim can store.
     """
     slots, parts, spans, device = host.slots, host.parts, host.spans, host.table.device
     k = parts.shape[1]
@@ -101,9 +101,9 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
     bounds = [0, len(rows)]
     if not jagged:
         needed = (length * place_bytes + torch.where(claimed, 4 * rows, 0)).view(len(slots), k).sum(1)
-        later = slots[:, GROUP].flip(0).cummin(0).values.flip(0)  # the first slot with whose rows a later one shares
+        later = slots[:, GROUP].flip(0).cummin(0).values.flip(0)  # the lowest group of this and all later slots
         alone = later >= torch.arange(len(slots), device="cpu")
-        starts = ((unit == 0).all(1) & alone).nonzero().flatten()  # the rows of a table's row stay in one range
+        starts = ((unit == 0).all(1) & alone).nonzero().flatten()  # all slots of a table's row are in one range
         group = torch.bucketize(torch.arange(len(slots), device="cpu"), starts, right=True) - 1
         cuts = boundaries(needed.new_zeros(len(starts)).index_add(0, group, needed), number)
         bounds = [k * (int(starts[cut]) if cut < len(starts) else len(slots)) for cut in cuts]
@@ -113,7 +113,7 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
         noted[begin:end] = reads * (claimed[begin:end].cumsum(0) - 1)
         few, many = direct[begin:end], (length - direct)[begin:end]
         first[begin:end] = torch.where(claimed[begin:end], few.sum() + many.cumsum(0) - many, few.cumsum(0) - few)
-    if jagged:  # an id is of one feature, so the claimed places of all features are the same ones
+    if jagged:  # each id belongs to one feature, so all features use the same claimed places
         nth_slot = torch.arange(len(slots), device="cpu") - spans[slots[:, FEATURE], 0]
         nth = (nth_slot[:, None] * k + torch.arange(k, device="cpu")).flatten()
         first, noted = torch.where(claimed, direct.sum() + nth * reads, first), nth * reads
@@ -137,10 +137,10 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
 
 
 def same_places(slots: Tensor, parts: Tensor, claimed: Tensor) -> Tensor:
-    """The pair ``[S * K]`` whose places each pair has: itself, or one before it.
+    """For each pair, the pair ``[S * K]`` whose places it uses: itself, or an earlier one.
 
-    That is the first with the same rows, where there is a place for each row; and where rows are claimed, the pair of
-    the ids' own rows for the one after it.
+    Where there is a place for each row, it is the first pair with the same rows. Where rows are claimed, the second
+    pair of a slot uses the places of the first, if that has the rows that ids have of their own.
     """
     k = parts.shape[1]
     bases = parts[..., BASE].flatten()
@@ -164,7 +164,7 @@ def units(slots: Tensor, parts: Tensor) -> Tensor:
 
 
 def boundaries(lengths: Tensor, parts: int) -> list[int]:
-    """Where to cut ``lengths`` into runs of about equal sums, ``parts`` at most; first and last are its ends.
+    """Where to cut ``lengths`` into at most ``parts`` runs of about equal sums; its two ends are included.
 
     >>> boundaries(torch.tensor([4, 1, 1, 2, 4]), 2), boundaries(torch.tensor([0, 9, 0]), 3)
     ([0, 3, 5], [0, 2, 3])
@@ -176,7 +176,7 @@ def boundaries(lengths: Tensor, parts: int) -> list[int]:
 
 
 def rounded_up(reads: int) -> int:
-    """At least ``reads``, one of eight sizes for each power of two: jagged batches differ, and share places.
+    """``reads`` rounded up to one of eight sizes for each power of two, so that jagged batches can share places.
 
     >>> [rounded_up(n) for n in (5, 16, 17, 1000, 1025)]
     [5, 16, 18, 1024, 1152]
@@ -186,12 +186,12 @@ def rounded_up(reads: int) -> int:
 
 
 def claims_of(stored: Tensor, rows: int) -> Tensor:
-    """Scratch by which ids claim ``rows`` rows; every use leaves it as it was."""
+    """A scratch buffer for claims of ``rows`` rows; every use restores it to UNCLAIMED."""
     buffers: list[Tensor] | None = _claims.get(stored)
     if buffers is None:
         buffers = _claims.set(stored, [])
     if buffers and buffers[-1].device != stored.device:
         buffers.clear()
-    if not buffers or buffers[-1].shape[0] < rows:  # smaller ones are kept: a CUDA graph may hold their address
+    if not buffers or buffers[-1].shape[0] < rows:  # old ones stay: a CUDA graph may use their address
         buffers.append(torch.full((max(rows, 1),), UNCLAIMED, dtype=torch.int32, device=stored.device))
     return buffers[-1]

@@ -1,6 +1,6 @@
-"""Lookups and bags of rows stored in 8 or 4 bits a number: the kernels of ``lookup``, which take them apart.
+"""Lookups and bags of rows with 8 or 4 bits per number, by the kernels of ``lookup``, which unpack them.
 
-``ops.quantized`` has the format of a row and is the truth.
+``ops.quantized`` defines the format of a row and is the plain reference.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def lookup_quantized_counting(
     dtype: torch.dtype,
     names: str = "",
 ) -> Any:
-    """``ops.quantized.lookup_quantized_counting`` in one launch; without a count, invalid ids are not counted."""
+    """``ops.quantized.lookup_quantized_counting`` in one launch; if ``invalid`` is None, they are not counted."""
     rows = _rows(stored, width, bits)
     if rows is None:
         return NotImplemented
@@ -60,7 +60,7 @@ def bag_quantized(
 
 
 def _rows(stored: Tensor, width: int, bits: int) -> StoredRows | None:
-    """The rows for the kernels, or None where they cannot address the bytes."""
+    """The rows for the kernels; None if the kernels do not support their format or alignment."""
     fits = bits in BITS and stored.dtype == torch.uint8 and stored.shape[1] == code_bytes(width, bits) + 4
     if not fits or not stored.is_contiguous() or stored.data_ptr() % 4:
         return None

@@ -1,8 +1,8 @@
-"""Ids of tables that were given frequencies, renumbered as if they came by frequency: one launch before the others.
+"""Renumber the ids of tables that have lists of hot and cold ids to be in order of frequency: one launch before others.
 
-A hot id becomes its place in the list of hot ids, a cold one its place among the cold ids after them, any other the
-first id of the rest. The other kernels then need no lists. Padding becomes -1, since another id may take its number;
-ids out of range stay as they are.
+A hot id becomes its position in the list of hot ids, a cold id its position among the cold ids, after the hot ones, and
+any other the first id of the rest. The other kernels then need no lists. Padding becomes -1, since another id may get
+its number; ids out of range stay as they are.
 """
 
 import triton
@@ -14,7 +14,7 @@ from .host import HostLayout, IdBatch
 from .launch import cdiv, launch
 from .rows import COLD, HOT, LIMIT, OWN, PADDING, REST, read_ids, slot_at
 
-BLOCK = 128  # ids of a program
+BLOCK = 128  # ids for each program
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def rank_kernel(
 
 
 def by_frequency(batch: IdBatch, host: HostLayout, layout: Layout) -> tuple[IdBatch, Layout]:
-    """The ids renumbered, and the layout for them; both as they are where no table was given frequencies."""
+    """The renumbered ids and the layout for them; both unchanged if no table has lists of hot and cold ids."""
     if host.by_frequency is None:
         return batch, layout
     ids, offsets, *_ = batch

@@ -1,7 +1,7 @@
-"""The steps that rows of Adam and AMSGrad have missed, taken in one launch just before the rows are read.
+"""Bring rows of Adam and AMSGrad that lag behind up to date, in one launch just before the rows are read.
 
-``ops.replay`` explains the sums and is the truth. Of the reads of one row, the first to raise its ``last`` to the
-present step takes its missed steps; the lookup is another launch, so all its reads see the row up to date.
+``ops.replay`` explains the formulas and is the plain reference. Of several reads of one row, the first that sets its
+``last`` to the present step applies the missed steps. The lookup is another launch, so it reads rows that are current.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.con
 
 
 class Advance(NamedTuple):
-    """What a kernel needs to count one more step; without tensors for a rule under which no row lags behind."""
+    """The arguments by which a kernel counts one more step; without tensors for a rule whose rows never lag behind."""
 
     tensors: tuple[Tensor | None, ...]  # lr, step, lrs, moments, constants
     history: int
@@ -36,7 +36,7 @@ NO_ADVANCE = Advance((None,) * 5, 1, {"WINDOW": 1, "AMSGRAD": False, "CLOSED": F
 
 
 def advance_of(lr: Tensor, state: AdamState, constants: AdamConstants) -> Advance:
-    """The next step of ``state``, taken at ``lr``."""
+    """The arguments for the next step of ``state``, with learning rate ``lr``."""
     flags = {
         "WINDOW": power_of_2(max(int(constants.window), 1)),
         "AMSGRAD": state.max_exp_avg_sq is not None,
@@ -189,7 +189,7 @@ def advance_kernel(
 
 
 def advance_(advanced: Advance) -> None:
-    """``ops.replay.advance_`` in one launch, where there is no gradient."""
+    """``ops.replay.advance_`` in one launch, for a step without gradients."""
     launch(advance_kernel, (1,), *advanced.tensors, advanced.history, **advanced.flags)
 
 
@@ -203,7 +203,7 @@ def lookup_catch_up_(
     constants: AdamConstants,
     rounding_seed: int | None = None,
 ) -> Any:
-    """``ops.replay.lookup_catch_up_`` in one launch, with the rows whose turn it is."""
+    """``ops.replay.lookup_catch_up_`` in one launch, including the rows that each step brings up to date in turn."""
     return _catch_up(IdBatch(ids), stored, state, layout, constants, rounding_seed)
 
 
@@ -218,7 +218,7 @@ def bag_catch_up_(
     constants: AdamConstants,
     rounding_seed: int | None = None,
 ) -> Any:
-    """``ops.replay.bag_catch_up_``, likewise."""
+    """``ops.replay.bag_catch_up_`` in one launch, like ``lookup_catch_up_``."""
     return _catch_up(IdBatch(ids, offsets), stored, state, layout, constants, rounding_seed)
 
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding of half-precision rows inside a kernel: bit by bit that of ``ops.rounding``, the truth."""
+"""Stochastic rounding of half-precision rows in a kernel, bit for bit equal to the reference in ``ops.rounding``."""
 
 import torch
 import triton
@@ -9,12 +9,12 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def can_round(stored: Tensor, rounding_seed: int | None) -> bool:
-    """Whether the kernels store rows as asked for: at random, half precision alone."""
+    """Whether the kernels support the rounding: with a seed, only half precision is rounded at random."""
     return rounding_seed is None or stored.dtype in HALVES
 
 
 def seed_bits(rounding_seed: int | None) -> int:
-    """The 32 bits of a seed that count."""
+    """The low 32 bits of a seed, which are all that is used."""
     return 0 if rounding_seed is None else rounding_seed & 0xFFFFFFFF
 
 

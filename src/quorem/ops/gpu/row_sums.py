@@ -1,19 +1,19 @@
-"""Gradients of rows, summed by row without a table-sized buffer: two launches, then one more uses the sums.
+"""Sum gradients by row without a table-sized buffer: two launches; then one more uses the sums.
 
 1. *claim*: in tables with more rows than the batch has ids, the first id that reads a row claims it; and a buffer of
    about ``sum(min(rows, ids))`` places is cleared.
-2. *sum*: each read's gradient is added to its row's place in the buffer.
+2. *sum*: the gradient of each read is added to the place of its row in the buffer.
 
-Hot rows would serialize the additions, so a small table has several *copies* of its places, which programs take in
-turn; whoever uses the sums adds up the copies. ``places.py`` says where the places are, and in how many ranges of slots
-a batch is done.
+Rows that many ids read would serialize the additions, so a small table has several *copies* of its places, which
+programs use in turn; the kernel that uses the sums adds up the copies. ``places.py`` says where the places are, and in
+how many ranges of slots a batch is processed.
 
 A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Pairs of different slots may read the same rows
-(a pool, or a table that several features read). Then a claim holds the place among those of all pairs, so that whoever
-reads the row adds there; and pairs with a place for each row have the same places, which the first of them uses.
+(a pool, or a table that several features read). Then a claim stores a place among those of all pairs, so that all reads
+of the row add there; and pairs with a place for each row have the same places, which the first of them handles.
 
-Where ids have rows of their own, few of the ids read through some pairs, and rows take longer to work out. So whoever
-claims notes the rows of all ids of a pair, for those that use the sums.
+If ids have rows of their own, only few ids read through some pairs, and rows take longer to compute. So the claim
+kernel notes the rows of all ids of a pair, for the kernels that use the sums.
 """
 
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
 
 from .rows import is_valid, mask_if, number_of, part_at, places_inside, plain_row_of, read_ids, row_of, slot_at  # isort: skip
 
-CLEARED = 1024  # numbers that a program clears
-FEW_PROGRAMS = 512  # up to which a partition of a slot gets a program of its own
+CLEARED = 1024  # numbers that each program clears
+FEW_PROGRAMS = 512  # up to so many programs, each partition of a slot gets its own
 PLACE_COLUMNS = tl.constexpr(place_table.PLACE_COLUMNS)
 
 
@@ -240,12 +240,12 @@ def sums_of(sums, places, pair, place, active, W: tl.constexpr, C: tl.constexpr)
 
 
 class Sums(NamedTuple):
-    """Sums of gradients by row, as the kernels that use them take them."""
+    """Sums of gradients by row, in the order in which the kernels that use them take them."""
 
     sums: Tensor  # [places, W]
-    claims: Tensor  # int32, of the rows that may be claimed
+    claims: Tensor  # int32, the claims of rows
     places: Tensor  # ``Places.table``
-    rows: Tensor | None  # int64: the rows that ids read through pairs that claim, where some ids have their own
+    rows: Tensor | None  # int64, the noted rows; None unless some ids have rows of their own
 
 
 def sum_by_row(
@@ -257,12 +257,12 @@ def sum_by_row(
     step: Tensor | None = None,
     advanced: Advance = NO_ADVANCE,
 ) -> Iterator[tuple[Sums, Places, SlotRange]]:
-    """Sum the gradients of equal rows, range by range; in passing, count ``step`` up, or take a step of ``advanced``.
+    """Sum the gradients of equal rows, range by range; the launches also increment ``step``, or advance ``advanced``.
 
     Ids and layout are those of ``by_frequency``.
 
     Yields:
-        The sums, whose buffers the next range uses anew; the places, and the range.
+        The sums, whose buffers the next range overwrites; the places; and the range.
     """
     slots, parts, maps, *_ = layout
     flags = host.row_flags

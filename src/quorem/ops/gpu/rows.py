@@ -2,10 +2,10 @@
 
 A program of most kernels handles one slot, so the integers of the layout are scalars and branches on them are uniform.
 ``lookup_kernel`` handles many slots at a time, and has a vector of each integer. Tables of fewer than 2^31 ids without
-a permutation, nearly all, take 32-bit divisions; the others take 64-bit ones.
+a permutation, which are nearly all, use 32-bit divisions; the others use 64-bit ones.
 
-With the constant OWNED, some ids have rows of their own, or are mixed over a pool: ``number_of`` then says which, and
-what the partitions divide. Ids come by frequency here: where they do not, ``ranks`` has renumbered them.
+With the constant OWNED, some ids have rows of their own, or are mixed over a pool: ``number_of`` says which, and gives
+the number that the partitions divide. Ids are in order of frequency: ``ranks`` has renumbered those that were not.
 """
 
 import torch
@@ -17,7 +17,7 @@ from .. import layout
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 
-# A kernel can read a global constant only as Triton's own type.
+# A kernel can read a global constant only if it is a ``tl.constexpr``.
 SLOT_COLUMNS, PART_COLUMNS = tl.constexpr(layout.SLOT_COLUMNS), tl.constexpr(layout.PART_COLUMNS)
 FEATURE, OPERATION, LIMIT = map(tl.constexpr, (layout.FEATURE, layout.OPERATION, layout.LIMIT))
 MULTIPLIER, SHIFT, PADDING = map(tl.constexpr, (layout.MULTIPLIER, layout.SHIFT, layout.PADDING))

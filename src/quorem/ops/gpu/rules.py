@@ -1,6 +1,6 @@
-"""The optimizers' rules: after ``row_sums.sum_by_row``, one launch updates each touched row once by its sum.
+"""The optimizers' rules: after ``row_sums.sum_by_row``, one launch updates each touched row once, by its sum.
 
-``ops.rules`` is the truth, ``ops.state`` lists the state and the constants of each rule.
+``ops.rules`` is the plain reference; ``ops.state`` lists the state and the constants of each rule.
 """
 
 from typing import Any, Unpack
@@ -138,7 +138,7 @@ def update_kernel(
 
 
 def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The sums or averages of a rule, which has up to three."""
+    """The up to three sums or averages of a rule; None for those that it does not have."""
     first = getattr(state, "sum", getattr(state, "exp_avg", None))
     return first, getattr(state, "exp_avg_sq", None), getattr(state, "max_exp_avg_sq", None)
 
@@ -146,7 +146,7 @@ def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | No
 def lookup_update_(
     grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Unpack[StepOptions]
 ) -> Any:
-    """``ops.rules.lookup_update_`` in three launches a range of slots."""
+    """``ops.rules.lookup_update_`` in three launches for each range of slots."""
     return _update(grad, IdBatch(ids), stored, lr, state, layout, **options)
 
 
@@ -163,7 +163,7 @@ def bag_update_(
     mean: bool,
     **options: Unpack[StepOptions],
 ) -> Any:
-    """``ops.rules.bag_update_``, likewise."""
+    """``ops.rules.bag_update_`` in three launches for each range of slots."""
     return _update(grad, IdBatch(ids, offsets, sample_weights, mean), stored, lr, state, layout, **options)
 
 
@@ -224,7 +224,7 @@ def _update(
         given = (grad, ids, offsets) if sample_weights is None else (grad, ids, offsets, sample_weights)
         types = tuple(tensor.dtype for tensor in given[1:])
     types += (stored.dtype, grad.dtype, loss_scale if loss_scale is None else loss_scale.dtype)
-    state_shape = state[0].shape  # of a sum or average, which ``check_state`` saw when the plan was made
+    state_shape = state[0].shape  # part of the key, since ``check_state`` only runs when the plan is made
     sizes = (grad.shape[0], reads, stored.shape, state_shape)
     key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
     planned(host.plans, key, (stored, lr, *state, loss_scale, *layout), given, launches)
