@@ -204,3 +204,30 @@ def test_rows_cannot_lag_behind_in_another_module(case):
     module(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match=r"must belong to a quorem module: under (AdamW|SGD) rows lag behind"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_hot_and_cold_ids_of_a_shared_pool(case):
+    """Rows that two tables share, and ids in no order of frequency, whose ranks are looked up."""
+    counts = torch.randint(50, (300,), generator=torch.Generator().manual_seed(2))
+    tables = [
+        quorem.Table("a", 300, 4, quorem.HotCold(20, cold=quorem.Pool(60), num_rest=30), frequencies=counts),
+        quorem.Table("b", 200, 4, quorem.HotCold(10, cold=quorem.Pool(60))),
+    ]
+    optimizer_class, options = CASES[case]
+    dense = quorem.EmbeddingCollection(tables, dtype=torch.float64)
+    sparse = quorem.EmbeddingCollection(tables, dtype=torch.float64, sparse=True)
+    in_backward = quorem.EmbeddingCollection(tables, dtype=torch.float64)
+    for module in (sparse, in_backward):
+        module.load_state_dict(dense.state_dict())
+    ours, theirs = optimizer_class([sparse.stored], **options), torch_one(case, dense)
+    optim.apply_in_backward(in_backward, optimizer_class, **options)
+    draw = torch.Generator().manual_seed(3)
+    for _ in range(40):
+        ids = torch.randint(200, (6, 2), generator=draw)
+        for module in (dense, sparse, in_backward):
+            module.zero_grad()
+            module(ids).square().sum().backward()
+        ours.step(), theirs.step()
+    for module in (sparse, in_backward):
+        torch.testing.assert_close(module.state_dict(), dense.state_dict(), rtol=1e-12, atol=1e-12)

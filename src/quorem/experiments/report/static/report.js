@@ -157,7 +157,7 @@
         point.hidden = !fits || (!expanded && found > LIMIT);
         shown += !point.hidden;
       }
-      const every = `${number(points.length)} points`;
+      const every = `${number(points.length)} ${points.length === 1 ? "point" : "points"}`;
       output.textContent = found === points.length ? every : `${number(found)} of ${every}`;
       more.hidden = shown === found;
       more.textContent = `Show all ${number(found)} points`;
