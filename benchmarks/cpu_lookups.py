@@ -6,7 +6,8 @@ The 26 Criteo Kaggle features at D = 16, Zipf ids; ``small`` tables have a hundr
 cache. Three parts, of which each is measured in turns, so that all its providers see the same disturbances:
 
     pool     QR(4) and HotCold tables of as many rows, an eighth of each table's ids hot, one pool: lookup and step of
-             Adagrad, with ids by frequency and with lists of hot ids
+             Adagrad, with ids by frequency and with lists of hot ids; ``distinct_rows`` of a batch are what it reads
+             and moves at least
     bits     QR(4) in float32, 8 and 4 bits: lookup
     latency  p50 and p99 of a lookup of QR(4), of the same in 8 bits, and of one full nn.EmbeddingBag a feature
 """
@@ -30,7 +31,7 @@ DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up t
 Call = Callable[[int], Any]  # with the number of a batch
 
 
-def collection(cardinalities: tuple[int, ...], kind: str) -> EmbeddingCollection:
+def collection(cardinalities: tuple[int, ...], kind: str, *, sparse: bool = False) -> EmbeddingCollection:
     """Tables of one kind: ``qr``, ``pool`` (ids by frequency) or ``lists`` (hot ids by a list)."""
     rows = sum(rows for n in cardinalities for rows, _ in QR(4).spec(n, DIM).shapes)
     pool = Pool(rows - sum(n // HOT if n > SMALL else n for n in cardinalities))
@@ -42,7 +43,15 @@ def collection(cardinalities: tuple[int, ...], kind: str) -> EmbeddingCollection
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tables that stay full
-        return EmbeddingCollection(tables)
+        return EmbeddingCollection(tables, sparse=sparse)
+
+
+def distinct_rows(module: EmbeddingCollection, ids: Tensor) -> int:
+    """How many rows a batch reads, each counted once."""
+    module(ids).sum().backward()
+    gradient = module.stored.grad
+    module.stored.grad = None
+    return len(gradient.coalesce().indices()[0])
 
 
 def lookup(module: nn.Module, ids: list[Tensor]) -> Call:
@@ -108,6 +117,7 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
         for module in modules.values():
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
         base, batches = "qr", (2048, 65536)
+        counted = {kind: collection(cardinalities, kind, sparse=True) for kind in ("qr", "pool")}
     else:
         modules = {"float32": collection(cardinalities, "qr")}
         bits = (8, 4) if part == "bits" else (8,)
@@ -122,6 +132,10 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
         calls = {name: lookup(module, ids) for name, module in modules.items()}
         rows += rows_of(part, {**setting, "mode": "lookup"}, in_turns(calls, seconds, 5), base)
         if part == "pool":
+            for kind, module in counted.items():
+                row = {"part": part, **setting, "provider": kind, "distinct_rows": distinct_rows(module, ids[0])}
+                rows.append(row)
+                print(*row.values(), flush=True)
             calls = {name: step(module, ids) for name, module in modules.items()}
             rows += rows_of(part, {**setting, "mode": "step"}, in_turns(calls, seconds, 5), base)
     return rows
