@@ -124,7 +124,7 @@ def test_the_commands(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app, ["plan", str(tmp_path / "log"), "--budget", "1MB", "--out", str(tmp_path / "p.json")]
     )
-    assert done.exit_code == 1 and "frequencies needs a vocabulary" in done.output
+    assert done.exit_code == 0 and (tmp_path / "p.json").is_file(), done.output
 
 
 def test_options_that_do_not_go_together() -> None:

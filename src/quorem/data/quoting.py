@@ -108,14 +108,17 @@ def _cut_rows(text: bytes, separator: str, is_end: bool) -> Cut:
 
 @cache
 def _patterns(separator: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes], re.Pattern[bytes]]:
-    """Patterns of a row, of a field with its end, and of the start of a row; none can match a text in two ways."""
+    """Patterns of a row, of a field with its end, and of the start of a row; none can match a text in two ways.
+
+    Groups are repeated by ``*``, not ``*+``: Python before 3.11.5 matches groups wrongly after ``*+``.
+    """
     end = re.escape(separator).encode()
-    opened = rb'"[^"]{0,%d}+(?:""[^"]{0,%d}+)*+' % (MOST_QUOTED, MOST_QUOTED)
+    opened = rb'"[^"]{0,%d}+(?:""[^"]{0,%d}+)*' % (MOST_QUOTED, MOST_QUOTED)
     quoted = opened + rb'"(?=' + end + rb"|\r?\n)"
     plain = rb'(?!")[^' + end + rb"\n]*+"
     field = rb"(?:" + quoted + rb"|" + plain + rb")"
-    row = field + rb"(?:" + end + field + rb")*+\r?\n"
-    start_of_row = rb"(?:" + field + end + rb")*+(?:" + opened + rb'(?:"\r?)?|' + plain + rb")"
+    row = field + rb"(?:" + end + field + rb")*\r?\n"
+    start_of_row = rb"(?:" + field + end + rb")*(?:" + opened + rb'(?:"\r?)?|' + plain + rb")"
     return re.compile(row), re.compile(rb"(" + field + rb")(" + end + rb"|\r?\n)"), re.compile(start_of_row)
 
 

@@ -48,8 +48,7 @@ def lookup(
     if not _differentiated(stored):
         return call(op, ids, stored, layout, *counted, names=names)
     is_sparse = sparse and _may_be_sparse()
-    if is_sparse and torch.compiler.is_dynamo_compiling():
-        _allow_in_graph()
+    if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
         return _sparse_lookup(ids, stored, *layout, invalid, names, True)
     return _Lookup.apply(ids, stored, *layout, invalid, names, is_sparse)
 
@@ -96,8 +95,7 @@ def bag(
     if not _differentiated(stored, sample_weights):
         return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
     is_sparse = sparse and _may_be_sparse()
-    if is_sparse and torch.compiler.is_dynamo_compiling():
-        _allow_in_graph()
+    if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
         return _sparse_bag(ids, offsets, sample_weights, stored, *layout, mean, names, True)
     return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, is_sparse)
 
@@ -223,13 +221,19 @@ def _sparse_bag(*inputs: Any) -> Tensor:
     return _Bag.apply(*inputs)
 
 
-def _allow_in_graph() -> int:
-    """Let the compiler put the two above into its graph as they are: within one it knows no sparse tensors."""
+def _enters_graph() -> bool:
+    """Whether the graph that is being made takes a lookup with a sparse gradient; else the compiler breaks it there.
+
+    It must take ops whose output has a size that is not known, the number of rows: with ``fullgraph=True`` it does, or
+    where torch is configured so. The two functions above then enter it as they are: the compiler cannot look into a
+    function that makes a sparse tensor.
+    """
     torch.compiler.allow_in_graph([_sparse_lookup, _sparse_bag])
-    return 0
+    mode = torch._guards.TracingContext.get().fake_mode
+    return mode is not None and mode.shape_env is not None and mode.shape_env.allow_dynamic_output_shape_ops
 
 
-_allow_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it is called while a graph is made
+_enters_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while a graph is made
 
 
 class _Path(torch.autograd.Function):

@@ -124,7 +124,8 @@ class Updates:
             rule.keep_what_was_written_(self.stored)
         options = {"rule": rule.rule, "constants": rule.constants, "rounding_seed": rule.rounding_seed}
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
-        declare.call(name, *inputs, self.stored.data, self.lagging.state, *rest, **options)
+        with torch.no_grad():  # in a compiled graph .data alone would still take part in it
+            declare.call(name, *inputs, self.stored.data, self.lagging.state, *rest, **options)
 
 
 def is_captured() -> bool:
