@@ -162,5 +162,9 @@ def test_ratios_of_cpu_lookups_are_those_of_their_file() -> None:
     for part, provider, mode in shown:
         cells = [ratios[part, provider, mode, size, batch] for size in ("small", "full") for batch in (2048, 65536)]
         assert "| " + " | ".join(f"{cell + 1e-9:.2f}" for cell in cells) + " |" in page, (part, provider, mode)
+    distinct = {(r["provider"], r["tables"], r["batch"]): r["distinct_rows"] for r in results if "distinct_rows" in r}
+    sizes = [(size, batch) for size in ("small", "full") for batch in (2048, 65536)]
+    cells = [distinct["pool", *setting] / distinct["qr", *setting] for setting in sizes]
+    assert "each once, against `QR(4)` | " + " | ".join(f"{cell + 1e-9:.2f}" for cell in cells) + " |" in page
     latency = [ratio for (part, provider, *_), ratio in ratios.items() if (part, provider) == ("latency", "float32")]
     assert f"takes {min(latency):.2f} to {max(latency):.2f} of the time" in page
