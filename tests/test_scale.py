@@ -83,6 +83,9 @@ def test_the_document_has_what_two_ranks_were_measured_at() -> None:
             assert model["bytes"] == pytest.approx(model["calculated"], rel=0.1)
     full, plan = (measured["models"][benchmark[name]] for name in ("FULL", "PLAN"))
     assert plan["ms"] < full["ms"] and plan["bytes"] < full["bytes"] * 0.4, "docs/scale.md says so"
+    smaller = ROOT / "benchmarks" / "results" / "torchrec_step_16384.json"
+    full, plan = (json.loads(smaller.read_text())["models"][benchmark[name]] for name in ("FULL", "PLAN"))
+    assert f"the plan is {full['ms'] / plan['ms']:.2f} times as fast as full tables" in rest
 
 
 def test_rows_that_are_sent_once_by_hand() -> None:
