@@ -373,6 +373,20 @@ def cold_start() -> str:
     return markdown(head, *[(call, *(f"{seconds[*column, call]:.1f} s" for column in columns)) for call in calls])
 
 
+def cpu_loop() -> str:
+    """How many times as fast fused lookups and steps are as one nn.EmbeddingBag a table, from ``cpu_loop.json``."""
+    rows = results("cpu_loop")["rows"]
+    times = {(row["mode"], row["beside"], row["batch"]): row["times_as_fast"] for row in rows}
+    batches = sorted({row["batch"] for row in rows})
+    names = {"forward": "lookup", "step": "step of Adagrad"}
+    cells = [
+        (f"{name}, beside {beside}", *(f"{times[mode, beside, batch]:.1f}x" for batch in batches))
+        for mode, name in names.items()
+        for beside in ("nothing", "a busy process")
+    ]
+    return markdown(("", *(f"B = {batch}" for batch in batches)), *cells)
+
+
 PLAN_SIZES = (4, 16, 60, 250, 1000)
 PLAN_SETTINGS = {
     "hash": "hashing, every table alike",
@@ -553,6 +567,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("README.md", first_minutes),
         ("docs/appendix/benchmark_aims.md", bench_targets),
         ("docs/kernels.md", cold_start),
+        ("docs/kernels.md", cpu_loop),
         ("docs/appendix/benchmark_aims.md", eager),
         ("docs/benchmarks.md", against_fbgemm),
         ("docs/benchmarks.md", against_full),
