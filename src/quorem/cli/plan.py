@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..optimizer_names import Optimizer
 from .errors import plain_errors
 from .options import Overwrite
 
@@ -21,21 +22,7 @@ def plan(
     target: Annotated[Path, typer.Argument(help="Prepared data, or a Python file that defines model.")],
     budget: Annotated[str, typer.Option(help="Bytes of all tables, such as 512MB or 2GiB.")],
     out: Annotated[Path | None, typer.Option(help="File for the plan, as JSON for quorem train --plan.")] = None,
-    optimizer: Annotated[
-        Literal[
-            "sgd",
-            "decayed_sgd",
-            "momentum_sgd",
-            "adagrad",
-            "rowwise_adagrad",
-            "adam",
-            "amsgrad",
-            "adamw",
-            "lazy_adam",
-            "lazy_amsgrad",
-        ],
-        typer.Option(help="Whose state counts too."),
-    ] = "adagrad",
+    optimizer: Annotated[Optimizer, typer.Option(help="Whose state counts too.")] = "adagrad",
     serving: Annotated[
         bool, typer.Option("--serving", help="The tables alone, as they are served: no state, 8 or 4 bits a number.")
     ] = False,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..embeddings import Embedding
+from ..optimizer_names import Optimizer
 from ..planner import Plan, joined_modules, modules_of, plan_modules
 from ..planner.budget import parse_bytes
-from ..planner.footprint import Optimizer, Storage
+from ..planner.footprint import Storage
 from ..schemes import Full, Scheme
 from .groups import WeightGroup
 

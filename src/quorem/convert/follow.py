@@ -16,7 +16,7 @@ from ..embeddings import Embedding
 from ..ops.layout import MULT, OPERATION
 from ..ops.rows import lookup_reads
 from ..optim import AMSGrad, RowOptimizer, RowWiseAdagrad
-from ..planner.footprint import Optimizer
+from ..optimizer_names import Optimizer
 
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq")
 FIRST = ("exp_avg", "momentum_buffer")

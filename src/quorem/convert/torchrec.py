@@ -19,7 +19,8 @@ from ..integrations import torchrec as integration
 from ..integrations.torchrec.collections import DATA_TYPES
 from ..integrations.torchrec.names import Collection as Ours
 from ..integrations.torchrec.names import table_rows
-from ..planner.footprint import Optimizer, Storage
+from ..optimizer_names import Optimizer
+from ..planner.footprint import Storage
 from ..schemes import Full, Scheme
 from .fill import fill_
 from .groups import WeightGroup

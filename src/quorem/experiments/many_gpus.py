@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from ..collection import Table
-from ..integrations.scale import Optimizer, estimate
+from ..integrations.scale import estimate
+from ..optimizer_names import Optimizer
 from ..planner.budget import show_bytes
 
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from ..collection import Table
 from ..data.batches import Prepared
+from ..optimizer_names import Optimizer
 from ..planner import Plan, Rule, modules_of, plan_modules
-from ..planner.footprint import Optimizer
 from ..schemes import RawCounts
 from ..training.config import RunConfig
 from ..training.loop import train_many

@@ -7,38 +7,16 @@ row numbers are sent to the GPU that has the table, vectors come back, and their
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..checks import check_choice, check_int
 from ..collection import EmbeddingCollection, Table
+from ..optimizer_names import AVERAGES, Optimizer
 from .drawn import distinct_rows
 from .features import Feature, StoredTable, features_of
 from .shards import Shards, balanced_shards
 
 ID_BYTES = LENGTH_BYTES = 4  # bytes of a row number, and of the length of a bag
-Optimizer = Literal[
-    "sgd",
-    "decayed_sgd",
-    "momentum_sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "adam",
-    "amsgrad",
-    "adamw",
-    "lazy_adam",
-    "lazy_amsgrad",
-]
-STATE_ROWS = {
-    "sgd": 0,
-    "decayed_sgd": 0,
-    "lazy_adam": 2,
-    "lazy_amsgrad": 3,
-    "momentum_sgd": 1,
-    "adagrad": 1,
-    "adam": 2,
-    "adamw": 2,
-    "amsgrad": 3,
-}  # how many numbers of state there are for each number of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +136,7 @@ def estimate(
     others = (world_size - 1) / world_size  # share of the exchanged data that leaves the GPU
     memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
     for table, reads, bags, vectors, replicated in placed:
-        state = STATE_ROWS[optimizer] * table.width if optimizer in STATE_ROWS else 1
+        state = 1 if optimizer == "rowwise_adagrad" else AVERAGES[optimizer] * table.width
         size = table.num_rows * (table.width + state) * bytes_per_number
         row = table.width * bytes_per_number
         # The forward pass reads the row. The backward pass reads gradient, row and state, and writes row and state.

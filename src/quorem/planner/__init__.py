@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from ..checks import DTYPES
 from ..collection import Table
 from ..ops.quantized import BITS
+from ..optimizer_names import Optimizer
 from .allocate import Integers, allocate, hulls
 from .budget import parse_bytes, show_bytes
 from .by_count import Rule
 from .choices import Choices, TablesToPlan, all_choices
 from .counted import plan_counted
-from .footprint import Optimizer, Rate, check_optimizer
+from .footprint import Rate, check_optimizer
 from .modules import Module, joined_modules, modules_of, storage_of, with_frequencies
 from .planned import Plan, PlannedPool, PlannedTable
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..optimizer_names import Optimizer
 from ..schemes import Full, HotCold, Pool, Scheme
 from ..schemes.frequency import comes_by_frequency
 from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all, smallest
-from .footprint import Optimizer
 from .modules import Module, storage_of
 from .planned import Plan, PlannedPool, PlannedTable
 

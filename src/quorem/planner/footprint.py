@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 
@@ -18,23 +18,9 @@ from ..ops import linear, replay
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
 from ..ops.quantized import code_bytes
 from ..ops.state import CATCHES_UP, HISTORY, MOMENT_COLUMNS
+from ..optimizer_names import AVERAGES, Optimizer
 from ..schemes import TableSpec
 
-Optimizer = Literal[
-    "sgd",
-    "decayed_sgd",
-    "momentum_sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "adam",
-    "amsgrad",
-    "adamw",
-    "lazy_adam",
-    "lazy_amsgrad",
-]
-# How many numbers the optimizer keeps for each weight:
-AVERAGES = {"sgd": 0, "decayed_sgd": 0, "momentum_sgd": 1, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}
-AVERAGES |= {"amsgrad": 3, "adamw": 2, "lazy_adam": 2, "lazy_amsgrad": 3}
 SGD = ("sgd", "decayed_sgd", "momentum_sgd")
 LAGS = ("decayed_sgd", *CATCHES_UP)  # optimizers that store, for each row, the step that it is up to date with
 BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps

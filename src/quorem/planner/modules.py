@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from ..checks import check_int
 from ..collection import Table
+from ..optimizer_names import Optimizer
 from ..schemes import Full, RawCounts, Scheme
 from ..schemes.frequency import check_frequencies, check_ranking, counts_by_id
 from ..tables import Tables
-from .footprint import Optimizer, Storage
+from .footprint import Storage
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ from .. import schemes
 from ..checks import DTYPES, check_int
 from ..collection import Table
 from ..ops.quantized import BITS
+from ..optimizer_names import Optimizer
 from ..schemes import Scheme
 from .budget import show_bytes
-from .footprint import Optimizer, check_optimizer
+from .footprint import check_optimizer
 from .text import plan_text
 
 FORMAT = "quorem-plan"
