@@ -4,7 +4,7 @@
     (whatever stands here is replaced)
     <!-- end -->
 
-Tables of ``result_tables.py`` stand between ``<!-- name -->`` and ``<!-- /name -->``.
+Tables of ``result_tables`` stand between ``<!-- name -->`` and ``<!-- /name -->``.
 
 Run from the root of a checkout after a new benchmark.
 """

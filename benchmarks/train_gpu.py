@@ -41,7 +41,7 @@ from quorem.dense.step import FusedStep
 from quorem.provenance import commit
 from quorem.training.config import RunConfig
 from quorem.training.tables import tables_of
-from quorem.training.trial import TOGETHER, Trial
+from quorem.training.trial import STEPS_PER_GRAPH, Trial
 
 EPOCH = NUM_ROWS * 6 // 7
 SCHEMES = {"QR(4)": QR(4), "full": Full()}
@@ -115,13 +115,13 @@ def timed(model: nn.Module, network: str, scheme: str, optimizer: str, batch: in
     model.embeddings.updates.collector = None  # where an earlier one failed
     trial = trial_of(model, optimizer, batch, layers)
     try:
-        batches = [draw(CARDINALITIES, batch * TOGETHER) for _ in range(DISTINCT)]
+        batches = [draw(CARDINALITIES, batch * STEPS_PER_GRAPH) for _ in range(DISTINCT)]
         began = time.perf_counter()
         graph = captured(trial, batches[0])
         torch.cuda.synchronize()
         warm = time.perf_counter() - began
-        step = [round(us / TOGETHER, 2) for us in median_us(lambda i: trial.step(batches[i % DISTINCT]))]
-        alone = [round(us / TOGETHER, 2) for us in median_us(lambda i: graph.replay())]
+        step = [round(us / STEPS_PER_GRAPH, 2) for us in median_us(lambda i: trial.step(batches[i % DISTINCT]))]
+        alone = [round(us / STEPS_PER_GRAPH, 2) for us in median_us(lambda i: graph.replay())]
         return {
             "network": network,
             "scheme": scheme,
@@ -224,9 +224,9 @@ def both(one: nn.Module, other: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 def profiled(network: str, scheme: str, optimizer: str, layers: str) -> dict[str, Any]:
     """The kernels of a step, by time."""
     trial = trial_of(build(network, scheme), optimizer, 128, layers)
-    graph = captured(trial, draw(CARDINALITIES, 128 * TOGETHER))
+    graph = captured(trial, draw(CARDINALITIES, 128 * STEPS_PER_GRAPH))
     torch.cuda.synchronize()
-    steps = 2 * TOGETHER
+    steps = 2 * STEPS_PER_GRAPH
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(2):
             graph.replay()

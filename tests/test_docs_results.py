@@ -1,51 +1,47 @@
 """Figures of the documents are those of the files in benchmarks/results."""
 
 import csv
-import importlib.util
 import json
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from quorem.experiments.bench import report
+
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from result_tables import TABLES, speed, training  # noqa: E402
+from result_tables.files import RESULTS, results  # noqa: E402
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-made = load("result_tables")
-
-
-def shown(name: str) -> str:
-    text = (ROOT / made.TABLES[name][0]).read_text(encoding="utf-8")
+def table_in_document(name: str) -> str:
+    text = (ROOT / TABLES[name][0]).read_text(encoding="utf-8")
     return text.split(f"<!-- {name} -->\n")[1].split(f"<!-- /{name} -->\n")[0]
 
 
-@pytest.mark.parametrize("name", made.TABLES)
+@pytest.mark.parametrize("name", TABLES)
 def test_the_document_shows_the_results(name: str) -> None:
     """If not: python benchmarks/show_results.py"""
-    assert shown(name) == made.TABLES[name][1]()
+    assert table_in_document(name) == TABLES[name][1]()
 
 
 def test_targets_are_held_against_the_file() -> None:
     """Some rows of the table, worked out anew."""
-    with (ROOT / "benchmarks" / "results" / "h200.csv").open(newline="", encoding="utf-8") as file:
+    with (RESULTS / "h200.csv").open(newline="", encoding="utf-8") as file:
         keys = ("mode", "provider", "scheme", "ids", "batch", "dim", "graph")
         rows = {" ".join(row[key] for key in keys): row for row in csv.DictReader(file)}
     us = {key: float(row["median_us"]) for key, row in rows.items()}
     step = rows["step fused QR(4) zipf 65536 16 1"]
     eager = {
         row["provider"]: row["median_us"]
-        for row in json.loads((ROOT / "benchmarks" / "results" / "eager.json").read_text(encoding="utf-8"))["rows"]
+        for row in json.loads((RESULTS / "eager.json").read_text(encoding="utf-8"))["rows"]
         if (row["dim"], row["ids"], row["batch"], row["thread"]) == (64, "zipf", 2048, "engine")
     }
     share = 100 * int(step["peak_extra_bytes"]) / int(step["stored_bytes"])
-    cells = {line.split("|")[1].strip(): line.split("|")[4].strip() for line in shown("bench_targets").splitlines()}
+    lines = [line.split("|") for line in table_in_document("bench_targets").splitlines()]
+    cells = {line[1].strip(): line[4].strip() for line in lines}
     (memory,) = (cell for what, cell in cells.items() if what.startswith("step, B = 65536: extra memory"))
     assert float(memory.strip("%")) == pytest.approx(share, rel=5e-3)
     for what, expected in {
@@ -58,7 +54,7 @@ def test_targets_are_held_against_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("must", "aim", "got", "more", "reached"),
+    ("must", "aim", "measured", "more_is_better", "reached"),
     [
         (55, 40, 40, False, "aim"),
         (55, 40, 55, False, "must"),
@@ -69,17 +65,16 @@ def test_targets_are_held_against_the_file() -> None:
         (4, 8, 3.999, True, "**no**"),
     ],
 )
-def test_an_outcome_is_the_best_that_is_reached(must, aim, got, more, reached) -> None:
-    assert made._outcome(must, aim, got, " us", more=more)[-1] == reached
+def test_an_outcome_is_the_best_that_is_reached(must, aim, measured, more_is_better, reached) -> None:
+    assert speed._outcome(must, aim, measured, " us", more_is_better=more_is_better)[-1] == reached
 
 
 def prose() -> list[tuple[str, str]]:
     """Document, and words with figures that it must hold."""
-    eager_file = ROOT / "benchmarks" / "results" / "eager.json"
-    steps, first = made.gpu_steps(), made.gpu_steps("train_gpu_first")
+    steps, first_steps = training.gpu_steps(), training.gpu_steps("train_gpu_first")
     rows = {
         (r.mode, r.ids, r.batch, r.dim, r.graph): r
-        for r in made.report.read(made.RESULTS / "h200.csv")
+        for r in report.read(RESULTS / "h200.csv")
         if (r.provider, r.scheme) == ("fused", "QR(4)")
     }
     floor = {
@@ -89,28 +84,28 @@ def prose() -> list[tuple[str, str]]:
     }
 
     def epoch(network: str, scheme: str, batch: int) -> float:
-        return made.trained(steps[network, scheme, "adagrad", batch], batch)["epoch_s"]
+        return training.trained(steps[network, scheme, "adagrad", batch], batch)["epoch_s"]
 
-    before, now = (found["dlrm", "QR(4)", "adagrad", 128]["fused"] for found in (first, steps))
-    added = [f"{each['step_us'] - each['graph_us']:.1f} us" for each in (before, now)]
+    first, last = (file["dlrm", "QR(4)", "adagrad", 128]["fused"] for file in (first_steps, steps))
+    added = [f"{each['step_us'] - each['graph_us']:.1f} us" for each in (first, last)]
     lookup, step = ([floor[mode, dim] for dim in (16, 64, 128)] for mode in ("forward", "step"))
     eager = {
         (r.provider, r.dim): r.median_us
-        for r in made.report.read(made.RESULTS / "h200.csv")
+        for r in report.read(RESULTS / "h200.csv")
         if (r.mode, r.scheme, r.ids, r.batch, r.graph) == ("step", "QR(4)", "zipf", 2048, 0)
     }
-    graphs = [r for r in made.report.read(made.RESULTS / "h200.csv") if made._in_graph(r)]
+    graphs = [r for r in report.read(RESULTS / "h200.csv") if speed._in_graph(r)]
     lookups = {r.scheme: r.median_us for r in graphs if (r.mode, r.batch, r.dim) == ("forward", 2048, 16)}
     paths = lookups["Path(4, (64,))"] / lookups["QR(4)"]
-    rates = made.results("serving")["predict"]["rows_per_second"]
+    rates = results("serving")["predict"]["rows_per_second"]
     faster = [eager["fbgemm", dim] / eager["fused", dim] for dim in (16, 64, 128)]
     return [
         ("README.md", f"{epoch('dlrm', 'QR(4)', 128):.0f} s for DLRM with `QR(4)`"),
         ("README.md", f"{epoch('dlrm', 'full', 128):.0f} s with full tables"),
         ("README.md", f"{epoch('dcn', 'QR(4)', 128):.0f} s for DCN"),
         ("README.md", f"{epoch('dlrm', 'QR(4)', 16384):.1f} s for DLRM at batch 16384"),
-        ("docs/appendix/training_speed.md", f"they added {added[0]} to DLRM's step of {before['graph_us']:.1f}"),
-        ("docs/appendix/training_speed.md", f"with ten {added[1]} to {now['graph_us']:.1f}."),
+        ("docs/appendix/training_speed.md", f"they added {added[0]} to DLRM's step of {first['graph_us']:.1f}"),
+        ("docs/appendix/training_speed.md", f"with ten {added[1]} to {last['graph_us']:.1f}."),
         (
             "docs/appendix/benchmark_aims.md",
             f"the same step takes {rows['step', 'zipf', 2048, 16, 1].median_us:.1f} us",
@@ -132,7 +127,7 @@ def prose() -> list[tuple[str, str]]:
         ("docs/appendix/benchmark_aims.md", f"{faster[2]:.2f} at D = 128: two of the four below the must"),
         (
             "docs/appendix/benchmark_aims.md",
-            f"commit {json.loads(eager_file.read_text(encoding='utf-8'))['facts']['commit']}",
+            f"commit {results('eager')['facts']['commit']}",
         ),
         ("docs/kernels.md", f"{min(lookup):.1f} (D = 64) and {max(lookup):.1f} times the floor (D = 16)"),
         ("docs/kernels.md", f"{min(step):.1f} (D = 128) and {max(step):.1f} (D = 16)"),
@@ -149,20 +144,20 @@ def test_prose_has_the_figures_of_the_files(document: str, words: str) -> None:
 
 
 def test_ratios_of_cpu_lookups_are_those_of_their_file() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "cpu_lookups.json").read_text(encoding="utf-8"))["rows"]
+    rows = results("cpu_lookups")["rows"]
     ratios = {
         (row["part"], row["provider"], row["mode"], row["tables"], row["batch"]): row[f"ratio_to_{base}"]
-        for row in results
+        for row in rows
         for base in ("float32", "qr", "bags")
         if f"ratio_to_{base}" in row
     }
     page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
-    shown = [("bits", "8 bits", "lookup"), ("bits", "4 bits", "lookup")]
-    shown += [("pool", provider, mode) for provider in ("pool", "lists") for mode in ("lookup", "step")]
-    for part, provider, mode in shown:
+    settings = [("bits", "8 bits", "lookup"), ("bits", "4 bits", "lookup")]
+    settings += [("pool", provider, mode) for provider in ("pool", "lists") for mode in ("lookup", "step")]
+    for part, provider, mode in settings:
         cells = [ratios[part, provider, mode, size, batch] for size in ("small", "full") for batch in (2048, 65536)]
         assert "| " + " | ".join(f"{cell + 1e-9:.2f}" for cell in cells) + " |" in page, (part, provider, mode)
-    distinct = {(r["provider"], r["tables"], r["batch"]): r["distinct_rows"] for r in results if "distinct_rows" in r}
+    distinct = {(r["provider"], r["tables"], r["batch"]): r["distinct_rows"] for r in rows if "distinct_rows" in r}
     sizes = [(size, batch) for size in ("small", "full") for batch in (2048, 65536)]
     cells = [distinct["pool", *setting] / distinct["qr", *setting] for setting in sizes]
     assert "each once, against `QR(4)` | " + " | ".join(f"{cell + 1e-9:.2f}" for cell in cells) + " |" in page

@@ -67,7 +67,7 @@ def test_fused_steps_are_plain_ones_and_go_on_from_their_tensors(
         change, truth = fused[name] - first, plain[name] - first
         assert (change - truth).norm() <= 1e-3 * truth.norm(), name  # small gradients have steps as large as any
     resumed = small_trial(log, network, optimizer, scheme, fused=True)
-    resumed.restore(saved)
+    resumed.restore(2, saved)
     resumed.step(batches[2])
     for name, tensor in resumed.tensors().items():
         assert torch.equal(tensor, fused[name]), name

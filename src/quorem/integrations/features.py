@@ -108,6 +108,11 @@ class Feature:
         return self.spec.embedding_dim * self.spec.num_vectors
 
     @property
+    def first_partition(self) -> int:
+        """Position of the first part that is a partition: 1 if part 0 has the rows of hot ids and of the rest."""
+        return 1 if self.spec.num_own else 0
+
+    @property
     def rows_per_id(self) -> dict[str, float]:
         """How many rows of each key's table an id reads on average, if the ids follow Zipf's law in order of rank.
 
@@ -116,10 +121,12 @@ class Feature:
         spec, k = self.spec, len(self.partitions)
         scale = log(1 + spec.num_embeddings)
         hot, rest = log(1 + spec.num_hot) / scale, 1 - log(1 + spec.num_embeddings - spec.num_rest) / scale
-        own = hot + rest if spec.num_own else 0.0
+        own_share = (
+            hot + rest if spec.num_own else 0.0
+        )  # of the lookups: those that read one row, which is not composed
         if self.merged:
-            return {self.name: own + (1 - own) * k}
-        parts = [own] * (spec.num_own > 0) + [1 - own] * k
+            return {self.name: own_share + (1 - own_share) * k}
+        parts = [own_share] * self.first_partition + [1 - own_share] * k
         return dict(zip(self.keys, parts, strict=True))
 
     def ids_of_table(self, ids: Tensor) -> Tensor:
@@ -146,11 +153,11 @@ class Feature:
         Only for merged features whose table has rows outside the partitions.
         """
         row, numbers, composed = self._places(self._narrow(ids), ranks, search)
-        more = len(self.partitions) - 1
-        counts = composed.int().mul_(more).add_(1)
+        extra_rows = len(self.partitions) - 1  # of a composed id, beside its first
+        counts = composed.int().mul_(extra_rows).add_(1)
         first = counts.cumsum(0).sub_(counts)
         (cold,) = composed.nonzero(as_tuple=True)
-        values = row.new_empty(len(ids) + more * len(cold))
+        values = row.new_empty(len(ids) + extra_rows * len(cold))
         values[first] = row + self.bases[0]
         places = first[cold]
         for j, bucket in enumerate(self._buckets(numbers[cold])):
@@ -217,7 +224,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
             widths = [width for _, width in spec.shapes]
             stored = tuple(StoredTable(f"{table}:{j}", widths[j], (part,)) for j, part in enumerate(parts))
             names = []
-        before = {name: sum(p.num_rows for p in stored[0].parts[:i]) for i, name in enumerate(names)}
+        bases = {name: sum(p.num_rows for p in stored[0].parts[:i]) for i, name in enumerate(names)}
         ranks = collection.ranks_of[t]
         features.append(
             Feature(
@@ -227,7 +234,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
                 collection.padding[t],
                 stored,
                 tuple(parts),
-                tuple(before.get(part.name, 0) for part in parts),
+                tuple(bases.get(part.name, 0) for part in parts),
                 partitions,
                 slot[OFFSET],
                 slot[BITS],
@@ -255,9 +262,9 @@ def _pools(collection: EmbeddingCollection) -> dict[str, StoredTable]:
     tables = {}
     for key, extents in collection.pools.items():
         members = [t for t, spec in enumerate(collection.specs) if pool_key(collection.pools, spec) == key]
-        own = [part for t in members for part in _parts(collection, t)]
+        outside = [part for t in members for part in _parts(collection, t)]
         bound = init.pool_bound(len(extents), [collection.specs[t] for t in members], collection.start_std(members))
         rows = [Part(f"pools.{key}.{j}", extent.rows, -bound, bound) for j, extent in enumerate(extents)]
         width = collection.specs[members[0]].embedding_dim
-        tables[key] = StoredTable(key.replace(".", ":"), width, tuple(own + rows))
+        tables[key] = StoredTable(key.replace(".", ":"), width, tuple(outside + rows))
     return tables

@@ -11,24 +11,24 @@ class Clock:
     """Seconds of training, without pauses, and when the next checkpoint and report are due.
 
     Args:
-        before: seconds of training in earlier attempts.
+        earlier_seconds: seconds of training in earlier attempts.
         checkpoint_seconds: least time between two checkpoints.
     """
 
-    def __init__(self, before: float, checkpoint_seconds: float) -> None:
-        self.before, self.checkpoint_seconds = before, checkpoint_seconds
+    def __init__(self, earlier_seconds: float, checkpoint_seconds: float) -> None:
+        self.earlier_seconds, self.checkpoint_seconds = earlier_seconds, checkpoint_seconds
         self.began = self.saved = self.reported = time.perf_counter()
-        self.out, self.cost = 0.0, 0.0
+        self.paused_seconds, self.save_seconds = 0.0, 0.0
 
     @property
     def session(self) -> float:
         """Seconds of training in this attempt."""
-        return time.perf_counter() - self.began - self.out
+        return time.perf_counter() - self.began - self.paused_seconds
 
     @property
     def seconds(self) -> float:
         """Seconds of training in all attempts."""
-        return self.before + self.session
+        return self.earlier_seconds + self.session
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -37,7 +37,7 @@ class Clock:
         try:
             yield
         finally:
-            self.out += time.perf_counter() - began
+            self.paused_seconds += time.perf_counter() - began
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -46,15 +46,16 @@ class Clock:
             began = time.perf_counter()
             yield
             self.saved = time.perf_counter()
-            self.cost = self.saved - began
+            self.save_seconds = self.saved - began
 
     def save_is_due(self) -> bool:
         """Whether a checkpoint is due; saving takes at most a tenth of the time."""
-        return time.perf_counter() - self.saved >= max(self.checkpoint_seconds, 9 * self.cost)
+        return time.perf_counter() - self.saved >= max(self.checkpoint_seconds, 9 * self.save_seconds)
 
     def report_is_due(self) -> bool:
         """Whether a report is due; if so, the time until the next one starts now."""
         seconds = time.perf_counter()
-        due = seconds - self.reported >= REPORT_SECONDS
-        self.reported = seconds if due else self.reported
-        return due
+        if seconds - self.reported < REPORT_SECONDS:
+            return False
+        self.reported = seconds
+        return True

@@ -90,8 +90,8 @@ class RunConfig:
             object.__setattr__(self, "plan", _checked_plan(self.plan))
             default = type(self).__dataclass_fields__["scheme"].default
             if self.scheme != default or self.threshold:
-                given = f"scheme ({self.scheme!r}) and threshold ({self.threshold})"
-                raise ValueError(f"{given} must be left at {default!r} and 0 where plan says how tables are stored")
+                options = f"scheme ({self.scheme!r}) and threshold ({self.threshold})"
+                raise ValueError(f"{options} must be left at {default!r} and 0 where plan says how tables are stored")
         for name in ("network", "preset"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} ({getattr(self, name)!r}) must be a str")
@@ -100,9 +100,9 @@ class RunConfig:
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
         choices: dict[str, Collection[str]] = {"optimizer": DEFAULT_LRS, "precision": PRECISIONS}
         choices |= {"unknown": get_args(UnknownIds), "row_dtype": get_args(RowDtype)}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, known))}")
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, allowed))}")
         least = {"threshold": 0, "embedding_dim": 1, "batch_size": 1, "epochs": 1, "seed": 0}
         optional = {name: 1 for name in ("validate_every", "max_rows") if getattr(self, name) is not None}
         for name, low in (least | optional).items():

@@ -31,7 +31,7 @@ class Feed:
             self.rows = {name: self._checked(prepared.split(name).to(self.device)) for name in SPLITS}
 
     def training(
-        self, config: RunConfig, first_step: int = 0, together: int = 1, due: Sequence[int | None] = ()
+        self, config: RunConfig, first_step: int = 0, together: int = 1, periods: Sequence[int | None] = ()
     ) -> Iterator[Batch]:
         """The batches of a run from a step on. The batch of a step is the same if the run was interrupted.
 
@@ -39,7 +39,7 @@ class Feed:
             config: configuration of the run.
             first_step: number of steps that are done already.
             together: yield up to this many batches at a time, as one ``Batch``.
-            due: periods in steps; batches that are yielded together end at every multiple of each.
+            periods: numbers of steps; batches that are yielded together end at every multiple of each.
         """
         step = first_step
         rows = self.rows["train"]
@@ -52,7 +52,7 @@ class Feed:
             for block in self._blocks("train", rows, config.batch_size, skip, order):
                 start = 0
                 while start < len(block):
-                    count = min([together, *(every - step % every for every in due if every)])
+                    count = min([together, *(every - step % every for every in periods if every)])
                     stop = min(start + count * config.batch_size, len(block))
                     yield block.rows(start, stop)
                     step += -(-(stop - start) // config.batch_size)

@@ -112,12 +112,12 @@ def _train(
             raise ValueError(f"{feed.prepared.path} has no rows for {name}: a run needs some of each split")
     with capturing:
         trial = make_trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
-    step, done = trial.begin(*(folder.resume(trial) if folder is not None else (0, {})))
+    step, progress = trial.begin(*(folder.resume(trial) if folder is not None else (0, {})))
     num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
     per_epoch = steps_per_epoch(config, num_rows)
     steps, first = config.epochs * per_epoch, step
-    clock = Clock(done.get("seconds", 0.0), options.checkpoint_seconds)
-    loss: float | None = done.get("loss")
+    clock = Clock(progress.get("seconds", 0.0), options.checkpoint_seconds)
+    loss: float | None = progress.get("loss")
     with _board(folder, options, step) as board:
 
         def log(values: dict[str, Any]) -> None:
@@ -131,8 +131,7 @@ def _train(
                 if folder is not None:
                     folder.save(trial, step, {"seconds": clock.seconds, "loss": loss}, keep=options.keep)
 
-        due = (LOG_EVERY, config.validate_every)
-        for batches in feed.training(config, step, trial.together, due):
+        for batches in feed.training(config, step, trial.together, (LOG_EVERY, config.validate_every)):
             step += trial.step(batches)
             if step % LOG_EVERY == 0:
                 loss = trial.mean_loss(LOG_EVERY)
@@ -226,7 +225,7 @@ def train_many(
     feed = data if isinstance(data, Feed) else Feed(data, device)
     stop = stop or threading.Event()
 
-    def one(config: RunConfig, out: str | os.PathLike[str] | RunFolder | None) -> dict[str, Any]:
+    def train_one(config: RunConfig, out: str | os.PathLike[str] | RunFolder | None) -> dict[str, Any]:
         try:
             if feed.device.type != "cuda":
                 return train(config, feed, out, options=options, stop=stop)
@@ -237,12 +236,12 @@ def train_many(
             raise
 
     if workers == 1:
-        return [one(config, out) for config, out in zip(configs, outs, strict=True)]
+        return [train_one(config, out) for config, out in zip(configs, outs, strict=True)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            futures = [pool.submit(one, config, out) for config, out in zip(configs, outs, strict=True)]
+            futures = [pool.submit(train_one, config, out) for config, out in zip(configs, outs, strict=True)]
             errors = [future.exception() for future in futures]
             for error in sorted(filter(None, errors), key=lambda error: isinstance(error, KeyboardInterrupt)):
                 raise error  # the original error first, not the KeyboardInterrupt of runs that it stopped
@@ -286,23 +285,23 @@ def stop_on_signal() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def _matrix_products(precision: str) -> Iterator[None]:
     """Set whether float32 matrices are multiplied in tf32; restore the previous setting afterwards."""
-    before = torch.get_float32_matmul_precision()
+    previous = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(previous)
 
 
 @contextmanager

@@ -60,11 +60,11 @@ def run_ranks(target: Callable[..., None], ranks: int, *arguments: Any) -> None:
 
 def _first_failure(processes: list[Any], stop: threading.Event) -> int | None:
     """Wait until a rank has failed, and return its number; None if all ranks have ended without a failure."""
-    running, told = set(range(len(processes))), False
+    running, terminated = set(range(len(processes))), False
     while running:
         wait([processes[rank].sentinel for rank in running], timeout=0.2)
-        if stop.is_set() and not told:
-            told = True
+        if stop.is_set() and not terminated:
+            terminated = True
             for process in processes:
                 process.terminate()
         ended = {rank for rank in running if processes[rank].exitcode is not None}
@@ -83,7 +83,7 @@ def _error_of(process: Any, receiver: Connection) -> BaseException:
     if isinstance(error, BaseException):
         return error
     how = f"by signal {-process.exitcode}" if process.exitcode < 0 else f"with code {process.exitcode}"
-    hint = "the same command goes on from the last checkpoint"
+    hint = "the same command resumes from the last checkpoint"
     return RuntimeError(f"{process.name} ended {how}, and the others with it: {hint}")
 
 

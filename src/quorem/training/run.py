@@ -138,7 +138,7 @@ class RunFolder:
             raise checkpoint.CorruptCheckpointError(f"the checkpoint of {self.path} is damaged: {error}") from None
         if earlier != self.config:
             raise ValueError(f"{self.path} has a checkpoint of another run: {difference(earlier, self.config)}")
-        trial.restore(last.tensors)
+        trial.restore(last.step, last.tensors)
         self._forget_after(last.step, num_lines)
         return last.step, progress
 

@@ -75,23 +75,26 @@ class ShardedTrial(Trial):
         assert group is not None
         plan = planner.collective_plan(network, get_default_sharders(), group)
         self.sharded = DistributedModelParallel(network, plan=plan, device=CPU)
-        rest = [parameter for _, parameter in in_backward_optimizer_filter(self.sharded.named_parameters())]
-        self.rest = torch.optim.Adagrad(rest, **options)  # layers, path networks and replicated tables
+        others = [parameter for _, parameter in in_backward_optimizer_filter(self.sharded.named_parameters())]
+        self.other_optimizer = torch.optim.Adagrad(others, **options)  # layers, path networks and replicated tables
 
     def begin(self, step: int, progress: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Let all ranks start from the state of the first rank; returns the step and progress of the first rank."""
-        said: list[Any] = [step, progress]
-        dist.broadcast_object_list(said)
-        step, progress = said
+        values: list[Any] = [step, progress]
+        dist.broadcast_object_list(values)
+        step, progress = values
         if step:
             tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
             for name in sorted(tensors):
                 dist.broadcast(tensors[name], 0)
-            self.restore(tensors)
+            self.restore(step, tensors)
         if self.rank:
             self.loss_sum.zero_()  # the sum over ranks is the total
         copy_state_(
-            self.sharded, self.model, target_optimizers=[self.rest], source_optimizers=[self.tables, self.dense]
+            self.sharded,
+            self.model,
+            target_optimizers=[self.other_optimizer],
+            source_optimizers=[self.tables, self.dense],
         )
         return step, progress
 
@@ -104,7 +107,10 @@ class ShardedTrial(Trial):
     def gather(self) -> None:
         """Bring ``model`` and its optimizers up to date, on all ranks."""
         copy_state_(
-            self.model, self.sharded, target_optimizers=[self.tables, self.dense], source_optimizers=[self.rest]
+            self.model,
+            self.sharded,
+            target_optimizers=[self.tables, self.dense],
+            source_optimizers=[self.other_optimizer],
         )
         for group in self.tables.param_groups:
             for parameter in group["params"]:
@@ -137,9 +143,9 @@ class ShardedTrial(Trial):
         share = batch.rows(first, last)
         errors = F.binary_cross_entropy_with_logits(self._share_logits(share), share.labels.float(), reduction="sum")
         loss = errors / len(batch)
-        self.rest.zero_grad()
+        self.other_optimizer.zero_grad()
         (loss * self.ranks).backward()  # since gradients are averaged over ranks
-        self.rest.step()
+        self.other_optimizer.step()
         self.loss_sum += loss.detach()
 
     def _share_logits(self, share: Batch) -> Tensor:

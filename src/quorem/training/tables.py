@@ -106,10 +106,10 @@ def _stored_tables(config: RunConfig, cardinalities: Sequence[int], names: Seque
         )
     schemes = dict(config.plan)
     tables = tables_of(cardinalities, Full(), embedding_dim=config.embedding_dim, names=names)
-    known = {table.name for table in tables}
-    if missing := sorted(known - set(schemes)):
+    features = {table.name for table in tables}
+    if missing := sorted(features - set(schemes)):
         raise ValueError(f"plan must name every feature of the data: {', '.join(missing)} is missing")
-    if unknown := sorted(set(schemes) - known):
+    if unknown := sorted(set(schemes) - features):
         raise ValueError(f"plan names {', '.join(unknown)}, which the data do not have")
     return [replace(table, scheme=schemes[table.name]) for table in tables]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OPTIMIZER_CLASSES = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
 WARM_UP = 3  # steps before a graph is captured, in which kernels are compiled and memory is allocated
-TOGETHER = 10  # steps per graph, so that filling its buffers and launching it costs little per step
+STEPS_PER_GRAPH = 10  # steps per graph, so that filling its buffers and launching it costs little per step
 
 capturing = threading.Lock()  # while a graph is captured, no other run may capture, warm up or draw random numbers
 
@@ -60,15 +60,15 @@ class Trial:
             raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
         lr = config.learning_rate
         self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZER_CLASSES[config.optimizer], lr=lr)
-        others = [p for p in model.parameters() if p is not self.embeddings.stored]
+        dense_parameters = [p for p in model.parameters() if p is not self.embeddings.stored]
         self.steps = 0
         self.dense: torch.optim.Optimizer
         if self.device.type == "cuda":
-            self.dense = OPTIMIZER_CLASSES[config.optimizer](others, lr=lr)
+            self.dense = OPTIMIZER_CLASSES[config.optimizer](dense_parameters, lr=lr)
         elif config.optimizer == "adagrad":
-            self.dense = torch.optim.Adagrad(others, lr=lr, fused=True)
+            self.dense = torch.optim.Adagrad(dense_parameters, lr=lr, fused=True)
         else:
-            self.dense = torch.optim.Adam(others, lr=lr, amsgrad=True, fused=True)
+            self.dense = torch.optim.Adam(dense_parameters, lr=lr, amsgrad=True, fused=True)
         self.layers: FusedStep | None = None
         if config.precision != "bfloat16" and can_fuse(model, config.batch_size):
             from ..dense import step  # needs Triton
@@ -91,7 +91,7 @@ class Trial:
     @property
     def together(self) -> int:
         """The best number of batches to pass to ``step`` at a time."""
-        return TOGETHER if self.device.type == "cuda" else 1
+        return STEPS_PER_GRAPH if self.device.type == "cuda" else 1
 
     def step(self, batches: Batch) -> int:
         """Train on a batch, or on several in sequence; on a GPU as captured graphs, after a few direct steps.
@@ -101,7 +101,7 @@ class Trial:
         """
         size, before = self.config.batch_size, self.steps
         plain = self.device.type != "cuda" or torch.are_deterministic_algorithms_enabled() or bool(batches.bags)
-        if not plain and len(batches) == TOGETHER * size:
+        if not plain and len(batches) == STEPS_PER_GRAPH * size:
             self._replay(batches)
         else:
             for batch in batches.batches(size) if len(batches) > size else [batches]:
@@ -200,28 +200,27 @@ class Trial:
         return rows | layers | state | dense | random | {"loss_sum": self.loss_sum}
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a state that ``tensors`` returned; call it before the first step.
+    def restore(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that ``tensors`` returned after a step; call it before the first step.
 
         Raises:
             ValueError: if a tensor is missing or has another shape.
         """
-        groups = self.dense.state_dict()["param_groups"]
-        state: dict[int, dict[str, Tensor]] = {}
+        by_parameter: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("dense."):
                 _, i, key = name.split(".")
-                state.setdefault(int(i), {})[key] = tensor
-        self.dense.load_state_dict({"state": state, "param_groups": groups})
-        self.steps = int(state[0]["step"])
+                by_parameter.setdefault(int(i), {})[key] = tensor
+        self.dense.load_state_dict({**self.dense.state_dict(), "state": by_parameter})
+        self.steps = step
         if self.layers is not None:
             self.layers.steps.fill_(self.steps)
-        for name, own in self.tensors().items():
-            if name not in tensors or tensors[name].shape != own.shape:
+        for name, target in self.tensors().items():
+            if name not in tensors or tensors[name].shape != target.shape:
                 shape = tuple(tensors[name].shape) if name in tensors else "missing"
-                raise ValueError(f"{name} is {shape} in the checkpoint and must be {tuple(own.shape)}")
+                raise ValueError(f"{name} is {shape} in the checkpoint and must be {tuple(target.shape)}")
             if not name.startswith(("random.", "dense.")):
-                own.copy_(tensors[name])
+                target.copy_(tensors[name])
         self.tables.note_rows()
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda":

@@ -74,11 +74,11 @@ def load(path: str | Path, model: nn.Module, optimizers: Optimizers = ()) -> int
     sizes = {name: entry.size for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
     targets = targets_of(model, optimizers, sizes)
     meanings = _meanings(model)
-    here = {name: int(value) for name, value in meanings.items()}
+    expected = {name: int(value) for name, value in meanings.items()}
     step = torch.tensor(0)
     _load(path, meanings | {STEP: step})
-    if other := [name.removeprefix(MEANING) for name, value in meanings.items() if int(value) != here[name]]:
-        raise ValueError(f"{', '.join(other)} must have the partitions, operation and permutation that were saved")
+    if changed := [name.removeprefix(MEANING) for name, value in meanings.items() if int(value) != expected[name]]:
+        raise ValueError(f"{', '.join(changed)} must have the partitions, operation and permutation that were saved")
     _load(path, targets.tensors)
     for finish in targets.finish:
         finish()
@@ -92,12 +92,12 @@ def _load(path: str | Path, tensors: State) -> None:
 
 def _meanings(model: nn.Module) -> State:
     """A checksum of how each table maps ids to rows, so that tables of equal shapes are not confused."""
-    found = {f"{prefix}tables.{f.table}": f.spec for prefix, c in collections(model) for f in c.rows.features}
+    specs = {f"{prefix}tables.{f.table}": f.spec for prefix, c in collections(model) for f in c.rows.features}
     for name, module in get_unwrapped_module(model).named_modules():
         if isinstance(module, Tables):
-            specs = zip(module.names, module.specs, strict=True)
-            found |= {f"{name}{'.' * bool(name)}tables.{table}": spec for table, spec in specs}
-    return {f"{MEANING}{name}": torch.tensor(zlib.crc32(meaning(spec).encode())) for name, spec in found.items()}
+            prefix = f"{name}." if name else ""
+            specs |= {f"{prefix}tables.{t}": spec for t, spec in zip(module.names, module.specs, strict=True)}
+    return {f"{MEANING}{name}": torch.tensor(zlib.crc32(meaning(spec).encode())) for name, spec in specs.items()}
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class EmbeddingBagCollection(nn.Module):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Configs of the full tables that the composed ones replace, in the form that TorchRec's models expect."""
         pooling = PoolingType(self.mode.upper())
-        return [EmbeddingBagConfig(**config, pooling=pooling) for config in _stood_for(self.rows.features)]
+        return [EmbeddingBagConfig(**config, pooling=pooling) for config in _replaced_configs(self.rows.features)]
 
     def is_weighted(self) -> bool:
         """Whether the features have weights."""
@@ -176,7 +176,7 @@ class EmbeddingCollection(nn.Module):
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Configs of the full tables that the composed ones replace, in the form that TorchRec's models expect."""
-        return [EmbeddingConfig(**config) for config in _stood_for(self.rows.features)]
+        return [EmbeddingConfig(**config) for config in _replaced_configs(self.rows.features)]
 
 
 def _check_plan(vectors: nn.ModuleList) -> None:
@@ -266,7 +266,7 @@ def _configs(features: Iterable[Feature], dtype: torch.dtype | None) -> list[dic
     return list(configs.values())
 
 
-def _stood_for(features: Iterable[Feature]) -> list[dict[str, Any]]:
+def _replaced_configs(features: Iterable[Feature]) -> list[dict[str, Any]]:
     """The arguments of TorchRec's configs for the full tables that the composed ones replace."""
     configs: dict[str, dict[str, Any]] = {}
     for f in features:

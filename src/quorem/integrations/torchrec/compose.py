@@ -42,10 +42,10 @@ class Unpooled(nn.Module):
         if used is None:
             return _combined(feature, parts)
         neutral = 1 if feature.spec.operation == "mult" else 0
-        own = feature.spec.num_own > 0  # the first part
-        parts = [_scattered(part, used[:, j], 0 if own and not j else neutral) for j, part in enumerate(parts)]
-        out = torch.where(used[:, -1:], _combined(feature, parts[own:]), 0)
-        return out + parts[0] if own else out
+        first = feature.first_partition
+        parts = [_scattered(part, used[:, j], neutral if j >= first else 0) for j, part in enumerate(parts)]
+        out = torch.where(used[:, -1:], _combined(feature, parts[first:]), 0)
+        return out + parts[0] if first else out
 
     def forward(self, rows: RowBatch, vectors: list[Any]) -> dict[str, JaggedTensor]:
         """Compose each feature's vectors."""
@@ -78,9 +78,9 @@ class Pooled(Unpooled):
         out = []
         for f, batch in zip(self.features, rows.features, strict=True):
             if f.summed:
-                parts, own = [columns[key] for key in f.keys], not f.merged and f.spec.num_own > 0
-                part = _combined(f, parts[own:])
-                part = part + parts[0] if own else part
+                parts, first = [columns[key] for key in f.keys], 0 if f.merged else f.first_partition
+                part = _combined(f, parts[first:])
+                part = part + parts[0] if first else part
             else:
                 part = _pool(self.composed(f, batch, rows.ranks, by_key), batch)
             out.append(part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None])
@@ -118,8 +118,8 @@ class Reordered(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Move each block of the gradient back to its place."""
         (blocks,) = ctx.saved_tensors
-        back = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
-        return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, back).flatten(1), None, None
+        inverse = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
+        return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, inverse).flatten(1), None, None
 
 
 def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:
@@ -131,8 +131,8 @@ def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:
 
 def _scattered(rows: Tensor, mask: Tensor, neutral: float) -> Tensor:
     """``rows`` where ``mask`` is true, and ``neutral`` elsewhere."""
-    (places,) = mask.nonzero(as_tuple=True)
-    return rows.new_full((len(mask), rows.shape[1]), neutral).index_copy(0, places, rows)
+    (positions,) = mask.nonzero(as_tuple=True)
+    return rows.new_full((len(mask), rows.shape[1]), neutral).index_copy(0, positions, rows)
 
 
 def _pool(vectors: Tensor, batch: Ids) -> Tensor:

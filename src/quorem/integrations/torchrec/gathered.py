@@ -58,10 +58,10 @@ class Gathered(Unpooled):
         for i, (f, vectors) in enumerate(zip(self.features, self.vectors(rows, fetched), strict=True)):
             ids = rows.inverse[rows.bounds[i] : rows.bounds[i + 1]] - first
             first += len(vectors.places)
-            found = gather(vectors.matrix, vectors.places[ids])
+            values = gather(vectors.matrix, vectors.places[ids])
             if vectors.read is not None:
-                found = torch.where(vectors.read[ids][:, None], found, 0)
-            out[f.name] = JaggedTensor(found, lengths=rows.lengths[i])
+                values = torch.where(vectors.read[ids][:, None], values, 0)
+            out[f.name] = JaggedTensor(values, lengths=rows.lengths[i])
         return out
 
     def vectors(self, rows: UniqueBatch, fetched: list[KeyedTensor]) -> list[Vectors]:
@@ -72,7 +72,7 @@ class Gathered(Unpooled):
             order = pooled.keys()  # TorchRec's order follows the plan
             columns.append([order.index(table.name) for table in group])
             matrices.append(rows_of_width.reshape(-1, group[0].width))
-        found = []
+        by_feature = []
         for f, lookup in zip(self.features, rows.lookups, strict=True):
             places = [self.shards.places[part.name] for part in f.parts]
             indices = [
@@ -83,7 +83,7 @@ class Gathered(Unpooled):
             read = None if lookup.used is None else lookup.used.any(1)
             if len(f.parts) == 1 and f.spec.hidden is None:
                 index = indices[0] if read is None else torch.zeros_like(lookup.ids).masked_scatter(read, indices[0])
-                found.append(Vectors(matrix, index, read))
+                by_feature.append(Vectors(matrix, index, read))
                 continue
             if f.merged:
                 by_key = [gather(matrix, _by_id(lookup, indices))]
@@ -91,8 +91,8 @@ class Gathered(Unpooled):
                 by_key = [gather(matrices[p.group], index) for p, index in zip(places, indices, strict=True)]
             ids = Ids(lookup.ids, lookup.ids, None, lookup.used)
             composed = self.composed(f, ids, rows.ranks, dict(zip(f.keys, by_key, strict=True)))
-            found.append(Vectors(composed, torch.arange(len(composed), device=composed.device), read))
-        return found
+            by_feature.append(Vectors(composed, torch.arange(len(composed), device=composed.device), read))
+        return by_feature
 
 
 class GatheredBags(Gathered):
@@ -107,23 +107,23 @@ class GatheredBags(Gathered):
     ) -> KeyedTensor:
         """Compose the vectors of distinct ids, then pool the vectors of each bag."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
-        found = self.vectors(rows, fetched)
-        matrices = {id(vectors.matrix): vectors.matrix for vectors in found}
+        by_feature = self.vectors(rows, fetched)
+        matrices = {id(vectors.matrix): vectors.matrix for vectors in by_feature}
         firsts: dict[int, int] = {}  # first row of each matrix in the concatenation of those of its width
         by_width: dict[int, list[Tensor]] = {}
         for key, matrix in matrices.items():
             of_width = by_width.setdefault(matrix.shape[1], [])
             firsts[key] = sum(map(len, of_width))
             of_width.append(matrix)
-        index = torch.cat([v.places + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.places for v in found])
+        index = torch.cat([v.places + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.places for v in by_feature])
         index, lengths, weights = index.index_select(0, rows.inverse), rows.lengths, rows.weights
         bounds = rows.bounds
-        if any(v.read is not None for v in found):  # ids without a vector are removed from their bags
-            read = torch.cat([torch.ones_like(v.places, dtype=torch.bool) if v.read is None else v.read for v in found])
-            kept = read[rows.inverse]
-            lengths = lengths_of(kept, lengths.flatten()).view_as(lengths)
-            bounds = F.pad(kept.cumsum(0), (1, 0))[bounds].tolist()
-            index, weights = index[kept], None if weights is None else weights[kept]
+        if any(v.read is not None for v in by_feature):  # ids without a vector are removed from their bags
+            masks = [torch.ones_like(v.places, dtype=torch.bool) if v.read is None else v.read for v in by_feature]
+            read = torch.cat(masks)[rows.inverse]
+            lengths = lengths_of(read, lengths.flatten()).view_as(lengths)
+            bounds = F.pad(read.cumsum(0), (1, 0))[bounds].tolist()
+            index, weights = index[read], None if weights is None else weights[read]
         out = _pooled(
             widths,
             {w: torch.cat(m) if len(m) > 1 else m[0] for w, m in by_width.items()},
@@ -164,7 +164,7 @@ def _pooled(
         return bags(matrices[widths[0]], index, F.pad(lengths.flatten().cumsum(0), (1, 0)), len(widths), weights)
     columns: dict[int, Tensor] = {}
     for width, matrix in matrices.items():
-        members = [i for i, other in enumerate(widths) if other == width]
+        members = [i for i, w in enumerate(widths) if w == width]
         spans = [slice(bounds[i], bounds[i + 1]) for i in members]
         offsets = F.pad(lengths[members].flatten().cumsum(0), (1, 0))
         of_width = None if weights is None else torch.cat([weights[span] for span in spans])

@@ -41,8 +41,8 @@ def constraints(
 
     >>> from quorem import QR, Table
     >>> bags = EmbeddingBagCollection([Table("user", 1_000_000, 16, QR(4, operation="add")), Table("day", 7, 16)])
-    >>> found = constraints(bags, batch_size=2048)
-    >>> found["user"].pooling_factors, found["user"].sharding_types, found["day"].sharding_types
+    >>> by_table = constraints(bags, batch_size=2048)
+    >>> by_table["user"].pooling_factors, by_table["user"].sharding_types, by_table["day"].sharding_types
     ([2.0], ['table_wise'], ['data_parallel'])
     """
     device_type = torch.device(device).type
@@ -50,13 +50,13 @@ def constraints(
     collections = [m for m in model.modules() if isinstance(m, EmbeddingBagCollection | EmbeddingCollection)]
     if not collections:
         raise ValueError(f"model ({type(model).__name__}) must contain a collection of quorem.integrations.torchrec")
-    known = {f.name for collection in collections for f in collection.rows.features}
-    if unknown := sorted(set(ids_per_sample) - known):
+    names = {f.name for collection in collections for f in collection.rows.features}
+    if unknown := sorted(set(ids_per_sample) - names):
         raise ValueError(f"ids_per_sample names {', '.join(map(repr, unknown))} but must name features of the model")
-    found: dict[str, ParameterConstraints] = {}
+    by_table: dict[str, ParameterConstraints] = {}
     for collection in collections:
         if isinstance(collection.rows, UniqueRows):
-            found |= _of_shards(collection, batch_size, ids_per_sample, device_type)
+            by_table |= _of_shards(collection, batch_size, ids_per_sample, device_type)
             continue
         features, bag_keys = collection.rows.features, set(collection.rows.bags)
         pooled = {
@@ -68,13 +68,13 @@ def constraints(
             types = _types(sharder, table.width, device_type)
             if is_replicated(table, batch_size * vectors) and (is_pooled or device_type != "cpu"):
                 types = [REPLICATED]
-            found[table.name] = ParameterConstraints(
+            by_table[table.name] = ParameterConstraints(
                 sharding_types=types,
                 pooling_factors=list(reads),
                 is_weighted=collection.rows.weighted,
                 bounds_check_mode=BoundsCheckMode.NONE,  # row numbers are in range by construction
             )
-    return found
+    return by_table
 
 
 def _types(sharder: Any, width: int, device_type: str) -> list[str]:

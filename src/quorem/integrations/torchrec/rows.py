@@ -82,22 +82,21 @@ class RowNumbers(nn.Module):
         """
         self._check(features)
         self._place_ranks(features)
-        batches: list[Ids] = []
+        batches = self._batches(features)
         jagged: dict[str, Jagged] = {}
-        given = self._batches(features)
-        for f, batch, unread in zip(self.features, given, self._unread([batch.ids for batch in given]), strict=True):
+        masks = self._unread([batch.ids for batch in batches])
+        for i, (f, batch, unread) in enumerate(zip(self.features, batches, masks, strict=True)):
             if unread is None and f.spec.num_own and f.name in self.bags:  # the same without a mask [N, K]
                 values, counts = f.row_numbers(batch.ids, self.ranks)
                 weights = None if batch.weights is None else batch.weights.repeat_interleave(counts)
                 jagged[f.name] = Jagged(values, lengths_of(counts, batch.lengths), weights)
-                batches.append(batch)
                 continue
             ids = batch.ids if unread is None else batch.ids.clamp(0, f.spec.num_embeddings - 1)
             reads = f.reads(ids, self.ranks)
             if unread is not None:
                 read = unread.logical_not()[:, None].expand(-1, len(reads.rows))
                 reads = reads._replace(used=read if reads.used is None else reads.used & read)
-            batches.append(batch._replace(used=reads.used))
+            batches[i] = batch._replace(used=reads.used)
             jagged.update(zip(f.keys, _jagged(f, reads, batch), strict=True))
         stride = features.stride()
         bags = _keyed(self.bags, jagged, stride) if self.bags else None

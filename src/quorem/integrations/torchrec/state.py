@@ -59,8 +59,8 @@ def state_of(model: nn.Module, optimizers: Optimizers = ()) -> State:
     for optimizer in optimizers:
         saved = optimizer.state_dict()["state"] if isinstance(optimizer, RowOptimizer) else None
         for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            kept = optimizer.state.get(parameter, {}) if saved is None else saved.get(i, {})
-            for key, value in kept.items():
+            values = optimizer.state.get(parameter, {}) if saved is None else saved.get(i, {})
+            for key, value in values.items():
                 if isinstance(value, Tensor):
                     state |= parameters[parameter].parts(key, value.detach())
     return state
@@ -107,7 +107,7 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
                 value = torch.zeros(size, dtype=dtype, device=device) if size else torch.zeros(())  # number of steps
                 loaded.setdefault(i, {})[key] = value
                 targets.tensors |= named[i].parts(key, loaded[i][key])
-        targets.finish.append(partial(_give, optimizer, loaded, named))
+        targets.finish.append(partial(_load_state, optimizer, loaded, named))
     return targets
 
 
@@ -183,17 +183,17 @@ def _fused_state(model: nn.Module) -> State:
     state: State = {}
     for prefix, collection in collections(model):
         for key, rows in table_rows(collection).items():
-            kept = {name.rpartition(".")[2]: value for name, value in fused.get(prefix + key, {}).items()}
-            if not kept:
+            values = {name.rpartition(".")[2]: value for name, value in fused.get(prefix + key, {}).items()}
+            if not values:
                 continue
-            if set(kept) != {"momentum1"}:
+            if set(values) != {"momentum1"}:
                 raise ValueError(f"the optimizer of {prefix}{key} must be SGD, Adagrad or row-wise Adagrad")
-            total = kept["momentum1"].size()[0]
-            if total != sum(rows.values()):
+            momentum = values["momentum1"]
+            if momentum.size()[0] != sum(rows.values()):
                 raise ValueError(
-                    f"{prefix}{key} has row-wise Adagrad over shards of columns: no other plan can go on so"
+                    f"{prefix}{key} has row-wise Adagrad over shards of columns, which no other plan can resume"
                 )
-            parts = split_rows(kept["momentum1"], list(rows.values()))
+            parts = split_rows(momentum, list(rows.values()))
             state.update({f"optimizer.{prefix}{name}.sum": part for name, part in zip(rows, parts, strict=True)})
     return state
 
@@ -214,15 +214,16 @@ class Named:
 
     def sizes(self, sizes: Mapping[str, Size]) -> dict[str, Size]:
         """The size of each tensor of the optimizer that was saved for the parameter, by key."""
-        heads = [f"optimizer.{name}." for name in self.names]
-        keys = [name.removeprefix(heads[0]) for name in sizes if name.startswith(heads[0])]
-        dims = {key: len(sizes[heads[0] + key]) for key in keys if all(head + key in sizes for head in heads)}
-        if self.cut is _alone:
-            return {key: sizes[heads[0] + key] for key in dims}
+        prefixes = [f"optimizer.{name}." for name in self.names]
+        first = prefixes[0]
+        keys = [name.removeprefix(first) for name in sizes if name.startswith(first)]
+        dims = {key: len(sizes[first + key]) for key in keys if all(prefix + key in sizes for prefix in prefixes)}
+        if self.cut is _uncut:
+            return {key: sizes[first + key] for key in dims}
         return {key: self.shape[:dim] for key, dim in dims.items()}
 
 
-def _alone(value: Tensor) -> Sequence[Tensor]:
+def _uncut(value: Tensor) -> Sequence[Tensor]:
     return [value]
 
 
@@ -241,7 +242,7 @@ def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Na
     named: dict[Tensor, Named] = {}
     by_name = dict(model.named_parameters() if module is not model else module.named_parameters())
     for name, parameter in by_name.items():
-        named[parameter] = Named(parameter.shape, (name,), _alone)
+        named[parameter] = Named(parameter.shape, (name,), _uncut)
     for prefix, collection in collections(model):
         for key, rows in table_rows(collection).items():
             parameter, sizes = by_name[prefix + key], list(rows.values())
@@ -257,7 +258,7 @@ def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Na
         group, parameter, counts = f"{prefix}{layer.name}", layer.parameter, list(layer.counts.values())
         names = tuple(prefix + name for name in layer.counts)
         by_table = Named(parameter.shape, names, partial(torch.split, split_size_or_sections=counts))
-        named[parameter] = Named(parameter.shape, (group,), _alone) if group in saved else by_table
+        named[parameter] = Named(parameter.shape, (group,), _uncut) if group in saved else by_table
     return named
 
 
@@ -273,7 +274,7 @@ def _cut_extents(extents: list[Extent], value: Tensor) -> Sequence[Tensor]:
     return [e.of(value) for e in extents]
 
 
-def _give(optimizer: torch.optim.Optimizer, loaded: dict[int, dict[str, Tensor]], named: list[Named]) -> None:
+def _load_state(optimizer: torch.optim.Optimizer, loaded: dict[int, dict[str, Tensor]], named: list[Named]) -> None:
     """Give the optimizer the loaded tensors, by the position of their parameters."""
     for i, state in loaded.items():
         for value in state.values():

@@ -81,10 +81,10 @@ class UniqueRows(RowNumbers):
         offsets = features.offsets()
         bounds = offsets[:: max(stride, 1)].tolist() if stride else [0] * (len(names) + 1)
         unique = unique_by_segment(features.values(), bounds)
-        lookups, wanted = self._lookups(unique)
-        segments = [rows for group in wanted for rows in group]
-        edges = [0, *accumulate(sum(map(len, rows)) for rows in segments)]
-        rows = unique_by_segment(torch.cat([row.long() for of in segments for row in of]), edges)
+        lookups, numbers = self._lookups(unique)
+        segments = [parts for group in numbers for parts in group]
+        edges = [0, *accumulate(sum(map(len, parts)) for parts in segments)]
+        rows = unique_by_segment(torch.cat([part.long() for parts in segments for part in parts]), edges)
         lookups = self._with_positions(lookups, rows, edges)
         return UniqueBatch(
             self._keyed_rows(rows),
@@ -100,29 +100,29 @@ class UniqueRows(RowNumbers):
         """The lookups of each feature, still without positions, and the row numbers by group and shard."""
         ids = [f.ids_of_table(part) for f, part in zip(self.features, unique.values.split(unique.counts), strict=True)]
         lookups: list[Lookup] = []
-        wanted: list[list[list[Tensor]]] = [[[] for _ in group] for group in self.shards.groups]
+        numbers: list[list[list[Tensor]]] = [[[] for _ in group] for group in self.shards.groups]
         for f, values, unread in zip(self.features, ids, self._unread(ids), strict=True):
-            known = values if unread is None else values.clamp(0, f.spec.num_embeddings - 1)
-            reads = f.reads(known, self.ranks, self.search)
+            valid = values if unread is None else values.clamp(0, f.spec.num_embeddings - 1)
+            reads = f.reads(valid, self.ranks, self.search)
             used = None if len(f.parts) == 1 else reads.used
             if unread is not None:
                 read = unread.logical_not()[:, None].expand(-1, len(f.parts))
                 used = read if used is None else used & read
-            lookups.append(Lookup(known, used, []))
+            lookups.append(Lookup(valid, used, []))
             for j, (part, rows) in enumerate(zip(f.parts, reads.rows, strict=True)):
                 place = self.shards.places[part.name]
-                wanted[place.group][place.shard].append((rows if used is None else rows[used[:, j]]) + place.base)
-        return lookups, wanted
+                numbers[place.group][place.shard].append((rows if used is None else rows[used[:, j]]) + place.base)
+        return lookups, numbers
 
     def _with_positions(self, lookups: list[Lookup], rows: Unique, edges: list[int]) -> list[Lookup]:
         """Add to the lookups the positions of their rows, which are in the order of the features in every shard."""
         firsts = [0, *accumulate(rows.counts)]
-        before = [0, *accumulate(len(group) for group in self.shards.groups)]
+        first_segments = [0, *accumulate(len(group) for group in self.shards.groups)]
         starts = edges[:-1].copy()
         for f, lookup in zip(self.features, lookups, strict=True):
             for j, part in enumerate(f.parts):
                 place = self.shards.places[part.name]
-                segment = before[place.group] + place.shard
+                segment = first_segments[place.group] + place.shard
                 count = len(lookup.ids) if lookup.used is None else int(lookup.used[:, j].sum())
                 positions = rows.inverse[starts[segment] : starts[segment] + count]
                 starts[segment] += count
@@ -131,9 +131,9 @@ class UniqueRows(RowNumbers):
 
     def _keyed_rows(self, rows: Unique) -> tuple[KeyedJaggedTensor, ...]:
         """The distinct rows as bags of one row; shards with fewer rows than others end with empty bags."""
-        keyed, before = [], [0, *accumulate(len(group) for group in self.shards.groups)]
+        keyed, segments = [], [0, *accumulate(len(group) for group in self.shards.groups)]
         firsts = [0, *accumulate(rows.counts)]
-        for keys, (first, last) in zip(self.vectors, pairwise(before), strict=True):
+        for keys, (first, last) in zip(self.vectors, pairwise(segments), strict=True):
             counts = rows.counts[first:last]
             stride = max(1, *counts)  # TorchRec does not support an empty batch
             lengths = torch.zeros(len(keys), stride, dtype=torch.int32, device=rows.values.device)
