@@ -29,7 +29,7 @@ from quorem.data.batches import Prepared
 from quorem.experiments import planning
 from quorem.planner import Plan, Rule, modules_of
 from quorem.planner.counted import plan_counted
-from quorem.planner.footprint import Storage, module_bytes
+from quorem.planner.footprint import TrainedStorage, module_bytes
 from quorem.planner.modules import with_frequencies
 from quorem.provenance import commit, versions
 from quorem.schemes import Scheme
@@ -47,7 +47,7 @@ SLACK = 1.01  # what collisions, which are whole numbers, may take more than the
 def alike(make: Callable[[int], Scheme], data: Prepared, budget: int) -> tuple[Scheme, int]:
     """The scheme with the fewest collisions with which all tables fit, or else the smallest; and its bytes."""
     features = len(data.names)
-    storage = Storage((D,) * features, (1,) * features, torch.float32, True, "adagrad")
+    storage = TrainedStorage((D,) * features, (1,) * features, torch.float32, True, "adagrad")
     sizes = {}
     for c in dict.fromkeys(round(1.02**k) for k in range(600)):
         if 2 <= c <= max(data.cardinalities):

@@ -33,7 +33,7 @@ from quorem.data.batches import Batch
 from quorem.data.shape import day_split, scaled_cardinalities
 from quorem.data.synthetic import ClickLog
 from quorem.experiments.bench import facts
-from quorem.planner.footprint import Storage, module_bytes
+from quorem.planner.footprint import TrainedStorage, module_bytes
 from quorem.schemes.frequency import comes_by_frequency
 from quorem.training.config import RunConfig
 from quorem.training.metrics import Evaluation
@@ -79,7 +79,7 @@ def draw(seed: int, num_rows: int, scale: float, ids: str, device: torch.device)
 def tables_of(setting: str, optimizer: str, counts: dict[str, Tensor]) -> tuple[list[Table], int]:
     """The tables of a setting, and their bytes with the optimizer's state."""
     tables = [Table(name, len(count), D, Full()) for name, count in counts.items()]
-    storage = Storage((D,) * len(tables), (1,) * len(tables), torch.float32, True, optimizer)
+    storage = TrainedStorage((D,) * len(tables), (1,) * len(tables), torch.float32, True, optimizer)
     full = sum(module_bytes(storage, [table.scheme.spec(table.num_embeddings, D) for table in tables]))
     if setting == "full":
         return tables, full

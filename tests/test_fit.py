@@ -154,8 +154,8 @@ def test_large_tables_are_fitted_to_their_frequent_ids_first(scheme: Scheme, mon
     spec = scheme.spec(n, 4)
     exact = made_by(QR(9).spec(n, 4) if isinstance(scheme, HotCold) else spec)
     dense, errors = exact + noise(n, 4), []
-    for numbers in (products.MANY, 1):
-        monkeypatch.setattr(products, "MANY", numbers)
+    for numbers in (products.SAMPLED_NUMBERS, 1):
+        monkeypatch.setattr(products, "SAMPLED_NUMBERS", numbers)
         module = Embedding(n, 4, scheme, dtype=torch.float64)
         fit_(module.tables(), spec, dense, weights)
         errors.append((weights[:, None] * (module.to_dense() - dense).square()).sum().item())
@@ -257,7 +257,7 @@ def test_the_size_of_blocks_and_columns_changes_nothing(monkeypatch: pytest.Monk
     dense, frequencies = noise(N, 3) + 2, torch.arange(1.0, N + 1)
     expected = [fitted(spec, dense, frequencies) for spec in specs]
     for numbers in (7, 40):
-        monkeypatch.setattr(quorem.fit.target, "BLOCK", numbers)
+        monkeypatch.setattr(quorem.fit.target, "BLOCK_NUMBERS", numbers)
         monkeypatch.setattr(quorem.fit, "MEMORY", 0)  # a column at a time
         for spec, tables in zip(specs, expected, strict=True):
             vectors = compose(fitted(spec, dense, frequencies), spec)

@@ -1,4 +1,4 @@
-"""Section 4.1: path networks in blocks, without a loop over networks and without a matrix per id."""
+"""Section 4.1: path networks in sorted_blocks, without a loop over networks and without a matrix per id."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from oracles import D, assert_near, dense_by_hand, fill_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quorem import Embedding, EmbeddingCollection, Path, Table
-from quorem.paths import blocks
+from quorem.paths import sorted_blocks
 
 
 @given(st.integers(1, 40), st.data())
 def test_blocks_hold_one_group_each(num_groups: int, data: st.DataObject) -> None:
     groups = data.draw(st.lists(st.integers(0, num_groups - 1), max_size=300))
     group = torch.tensor(groups, dtype=torch.int64)
-    place, owner, size = blocks(group, num_groups)
+    place, owner, size = sorted_blocks(group, num_groups)
     assert len(set(place.tolist())) == len(groups)  # no two items in one place
     assert len(owner) == len(groups) // size + num_groups  # a function of the two numbers alone
     assert torch.equal(owner[place // size], group)
@@ -26,7 +26,7 @@ def test_blocks_hold_one_group_each(num_groups: int, data: st.DataObject) -> Non
 def test_blocks_waste_little(n: int, num_groups: int) -> None:
     """Places for at most twice the items, and eight more for each group."""
     skewed = torch.zeros(n, dtype=torch.int64)
-    place, owner, size = blocks(skewed, num_groups)
+    place, owner, size = sorted_blocks(skewed, num_groups)
     assert len(owner) * size <= 2 * n + 8 * num_groups
     assert torch.equal(place, torch.arange(n))
 

@@ -10,7 +10,12 @@ INT64_MAX = 2**63 - 1
 InvalidIdMode = Literal["raise", "warn", "trust"]
 Pooling = Literal["mean", "sum"]
 BagMode = Literal["sum", "mean", "max"]
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOAT_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}  # dtypes that rows may have, by name
 
 
 def check_int(argument: str, value: Any, low: int = 1, high: int = INT64_MAX) -> int:
@@ -35,8 +40,17 @@ def check_choice(argument: str, value: Any, choices: Any) -> None:
 
 def check_dtype(dtype: torch.dtype | None) -> None:
     """``dtype`` must be one that the ops support, or None."""
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype ({dtype}) must be one of {', '.join(map(str, DTYPES))}")
+    if dtype is not None and dtype not in FLOAT_DTYPES.values():
+        raise ValueError(f"dtype ({dtype}) must be one of {', '.join(map(str, FLOAT_DTYPES.values()))}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without ``torch.``
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
 
 
 def check_padding(padding_idx: int | None, n: int) -> int | None:

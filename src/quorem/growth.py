@@ -103,12 +103,12 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
             after.of(rows)[: before.rows] = before.of(stored)
             if after.rows > before.rows:
                 _draw_(after.of(rows)[before.rows :], before.of(stored), tables, t)
-        tables.updates.lagging = None  # flush_ brought all rows up to date; follow_ builds a new row rule
+        tables.updates.lagging = None  # flush_ brought all rows up to date; move_state_ builds a new row rule
         stored.data, stored.grad = rows, None
     tables.extents, tables.pools = storage.extents, storage.pools
     tables.place_integers()
     if optimizer is not None:
-        follow_(optimizer, stored, new_rows.to(stored.device))
+        move_state_(optimizer, stored, new_rows.to(stored.device))
 
 
 def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimizer | None) -> None:
@@ -155,7 +155,7 @@ def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
     rows.copy_(wide.mean(0) + noise)
 
 
-def follow_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
+def move_state_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
     """Move an optimizer's state for ``stored`` to the rows' new positions; added rows get the initial state."""
     group = next(group for group in optimizer.param_groups if any(p is stored for p in group["params"]))
     state = optimizer.state.get(stored, {})

@@ -125,7 +125,7 @@ class PathNetworks(nn.Module):
         layers = len(self.weights) // len(self.counts)
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
         for level, count in enumerate(self.counts):
-            position, network, size = blocks(networks[:, 0, level], count)
+            position, network, size = sorted_blocks(networks[:, 0, level], count)
             padded = x.new_zeros(network.shape[0] * size, x.shape[1]).index_copy(0, position, x)
             x = padded.view(network.shape[0], size, x.shape[1])
             for i in range(level * layers, (level + 1) * layers):
@@ -141,7 +141,7 @@ def path_scheme(spec: TableSpec) -> Path | None:
     return scheme if isinstance(scheme, Path) and spec.hidden is not None else None
 
 
-def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
+def sorted_blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     """Sort N items into blocks of one group each.
 
     The number of blocks depends only on N and ``num_groups``, so shapes are static for the compiler.
@@ -149,7 +149,7 @@ def blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     Returns:
         The position ``[N]`` of each item, the group of each block, and the size of a block.
 
-    >>> position, group_of_block, size = blocks(torch.tensor([1, 0, 1, 1]), 2)
+    >>> position, group_of_block, size = sorted_blocks(torch.tensor([1, 0, 1, 1]), 2)
     >>> bool((group_of_block[position // size] == torch.tensor([1, 0, 1, 1])).all())
     True
     """

@@ -8,7 +8,7 @@ from torch import nn
 from .ops.quantized import BITS, code_bytes, quantize
 from .tables import Tables
 
-BLOCK = 2**16  # rows quantized at a time
+BLOCK_ROWS = 2**16  # rows quantized at a time
 
 
 def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
@@ -49,7 +49,7 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
         if tables.updates.collector is not None:
             raise ValueError("module has a table that is updated in backward: remove() that optimizer first")
         for name, table in tables.named_tables():
-            if not table.is_meta and not all(block.isfinite().all() for block in table.split(BLOCK)):
+            if not table.is_meta and not all(block.isfinite().all() for block in table.split(BLOCK_ROWS)):
                 raise ValueError(f"{name} must be finite to be quantized")
     quantized: dict[nn.Parameter, nn.Parameter] = {}
     for tables in members:
@@ -67,6 +67,6 @@ def _quantized(tables: Tables, bits: int) -> nn.Parameter:
     size = (len(stored), code_bytes(tables.width, bits) + 4)
     rows = torch.empty(size, dtype=torch.uint8, device=stored.device)
     if not stored.is_meta:
-        for source, target in zip(stored.split(BLOCK), rows.split(BLOCK), strict=True):
+        for source, target in zip(stored.split(BLOCK_ROWS), rows.split(BLOCK_ROWS), strict=True):
             target.copy_(quantize(source, bits))
     return nn.Parameter(rows, requires_grad=False)

@@ -67,8 +67,8 @@ def load_tables(
         )
     if strict:
         known = {*views, *lists, *more, *([extra] if has_extra_state(tables) else [])}
-        unknown = (key for key in state_dict if key.startswith(prefix) and key not in known)
-        unexpected_keys += [key for key in unknown if key.removeprefix(prefix).split(".")[0] not in tables._modules]
+        unmatched = (key for key in state_dict if key.startswith(prefix) and key not in known)
+        unexpected_keys += [key for key in unmatched if key.removeprefix(prefix).split(".")[0] not in tables._modules]
     stored = tables.live_stored
     assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
     assign = assign and not is_sharded(stored)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import init, saved
-from .checks import DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
+from .checks import FLOAT_DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
 from .hashing import mixed_id
 from .id_rules import UnknownIds, check_unknown, listed_of, rules_of
 from .ops.cpu.pages import in_huge_pages
@@ -243,8 +243,8 @@ class StoredTables(nn.Module):
         """``fn``, except that quantized rows stay bytes: a change of dtype applies to output vectors and networks."""
         stored = self.live_stored
         dtype = fn(torch.empty(0, dtype=self.vector_dtype, device=stored.device)).dtype
-        if dtype not in DTYPES:
-            raise TypeError(f"dtype ({dtype}) must be one of {', '.join(map(str, DTYPES))}")
+        if dtype not in FLOAT_DTYPES.values():
+            raise TypeError(f"dtype ({dtype}) must be one of {', '.join(map(str, FLOAT_DTYPES.values()))}")
         self.vector_dtype = dtype
 
         def applied(tensor: Tensor) -> Tensor:

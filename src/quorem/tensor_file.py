@@ -24,8 +24,8 @@ from .files import check_is_file, replacing
 METADATA = "__metadata__"  # safetensors' key for the strings that describe a file
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors' own readers
 ALIGNMENT = 64
-BLOCK = 1 << 24  # bytes that are written, or read for a checksum, at a time
-DTYPES = {
+BLOCK_BYTES = 1 << 24  # bytes that are written, or read for a checksum, at a time
+DTYPE_OF_NAME = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -37,11 +37,11 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAME_OF_DTYPE = {dtype: name for name, dtype in DTYPE_OF_NAME.items()}
 MAX_DIMS = 8
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor of the file; ``start`` and ``stop`` count from the first byte after the header."""
 
     dtype: torch.dtype
@@ -75,12 +75,16 @@ def write(
     entries: dict[str, Any] = {}
     stop = 0
     for name, tensor in tensors.items():
-        if tensor.dtype not in NAMES:
-            raise ValueError(f"{name} ({tensor.dtype}) must be one of {', '.join(map(str, NAMES))}")
+        if tensor.dtype not in NAME_OF_DTYPE:
+            raise ValueError(f"{name} ({tensor.dtype}) must be one of {', '.join(map(str, NAME_OF_DTYPE))}")
         if tensor.nbytes and stop % tensor.itemsize:
             raise ValueError(f"{name} ({tensor.dtype}) must come before tensors of narrower dtypes")
         start, stop = stop, stop + tensor.nbytes
-        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        entries[name] = {
+            "dtype": NAME_OF_DTYPE[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, stop],
+        }
     metadata = {"format": kind.name, "version": str(kind.version), "description": json.dumps(description)}
     metadata["checksums"] = json.dumps({name: checksum(tensor) for name, tensor in tensors.items()})
     metadata["header_checksum"] = _header_checksum(entries, metadata)
@@ -172,7 +176,7 @@ class TensorFile:
         if wrong:
             raise ValueError(f"{self.path} is damaged: {', '.join(wrong[:3])} differ from their checksums")
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> TensorEntry:
         if name not in self.entries:
             raise ValueError(f"{self.path} is damaged: {name} is missing")
         return self.entries[name]
@@ -192,7 +196,7 @@ def checksum(tensor: Tensor) -> int:
 def byte_blocks(tensor: Tensor) -> Iterable[memoryview]:
     """A tensor's bytes, a part at a time, so that a strided tensor or one on a GPU is not copied as a whole."""
     rows = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()
-    step = max(1, BLOCK // max(1, tensor.nbytes // max(1, len(rows)))) if rows.dim() else 1
+    step = max(1, BLOCK_BYTES // max(1, tensor.nbytes // max(1, len(rows)))) if rows.dim() else 1
     for start in range(0, len(rows), step):
         part = rows[start : start + step].cpu().contiguous().view(-1)
         if len(part):
@@ -226,38 +230,38 @@ def _opened(header: Any, kind: Kind) -> tuple[dict[str, Any], dict[str, int], di
     return description, checksums, header
 
 
-def _checked_entries(entries: dict[str, Any], size: int) -> dict[str, Entry]:
+def _checked_entries(entries: dict[str, Any], size: int) -> dict[str, TensorEntry]:
     """The tensors that a header declares; raises ValueError unless they fill the ``size`` bytes after it exactly."""
     checked = {name: _checked_entry(name, entry) for name, entry in entries.items()}
-    place = 0
+    end = 0
     for name, entry in sorted(checked.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if entry.start != place:
-            raise ValueError(f"{name} starts at byte {entry.start} and must start at {place}")
-        place = entry.stop
-    if place > size:
-        raise ValueError(f"it is cut off: its tensors have {place:,} bytes and {size:,} are there")
-    if place < size:
-        raise ValueError(f"its tensors have {place:,} bytes and {size:,} are there")
+        if entry.start != end:
+            raise ValueError(f"{name} starts at byte {entry.start} and must start at {end}")
+        end = entry.stop
+    if end > size:
+        raise ValueError(f"it is cut off: its tensors have {end:,} bytes and {size:,} are there")
+    if end < size:
+        raise ValueError(f"its tensors have {end:,} bytes and {size:,} are there")
     return checked
 
 
-def _checked_entry(name: str, entry: Any) -> Entry:
+def _checked_entry(name: str, entry: Any) -> TensorEntry:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name} must have dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"dtype ({dtype!r}) of {name} must be one of {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPE_OF_NAME:
+        raise ValueError(f"dtype ({dtype!r}) of {name} must be one of {', '.join(DTYPE_OF_NAME)}")
     if not _are_sizes(shape) or len(shape) > MAX_DIMS:
         raise ValueError(f"shape ({str(shape)[:80]}) of {name} must be at most {MAX_DIMS} integers of at least 0")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"data_offsets ({str(offsets)[:80]}) of {name} must be two integers of at least 0")
     start, stop = offsets
-    itemsize = DTYPES[dtype].itemsize
+    itemsize = DTYPE_OF_NAME[dtype].itemsize
     if stop - start != math.prod(shape) * itemsize:
         raise ValueError(f"{name} is {dtype} {shape}, which does not take {stop - start} bytes")
     if stop > start and start % itemsize:
         raise ValueError(f"{name} starts at byte {start}, which is not aligned for {dtype}")
-    return Entry(DTYPES[dtype], tuple(shape), start, stop)
+    return TensorEntry(DTYPE_OF_NAME[dtype], tuple(shape), start, stop)
 
 
 def _are_sizes(values: Any) -> bool:

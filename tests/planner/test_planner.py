@@ -14,7 +14,7 @@ from torch import nn
 
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Plan, Table, optim, plan
-from quorem.convert.follow import name_of
+from quorem.convert.follow import optimizer_name
 from quorem.planner.allocate import allocate, hulls
 from quorem.planner.budget import parse_bytes, show_bytes
 
@@ -80,7 +80,7 @@ def test_every_optimizer_takes_what_was_predicted(
     tables = [Table("a", 5000, 16), Table("b", 300, 8)]
     module = EmbeddingCollection(tables, dtype=dtype)
     optimizer = optim.apply_in_backward(module, kind, **options)
-    planned = plan(tables, "1GB", optimizer=name_of(optimizer), dtypes=(dtype,))
+    planned = plan(tables, "1GB", optimizer=optimizer_name(optimizer), dtypes=(dtype,))
     assert planned.state_bytes == state_size(optimizer)
 
 

@@ -39,7 +39,7 @@ def test_the_last_ones_are_kept_in_order_of_steps(tmp_path):
 
 
 def test_other_readers_of_the_format_read_it(tmp_path):
-    every = {f"{dtype}": torch.ones(3, 5, dtype=dtype) for dtype in tensor_file.DTYPES.values()}
+    every = {f"{dtype}": torch.ones(3, 5, dtype=dtype) for dtype in tensor_file.DTYPE_OF_NAME.values()}
     path = checkpoint.save(tmp_path, 1, every | TENSORS, {})
     read = load_file(path)
     assert read.keys() == every.keys() | TENSORS.keys()

@@ -20,7 +20,7 @@ from ..tables import Tables
 from ..tied import TiedLinear
 from .build import composed_module, plain_module
 from .choose import Choice, choice_of, choices_given, choices_planned, counts_of, kept_bytes, size_of, state_bytes
-from .follow import follow_, name_of
+from .follow import follow_, optimizer_name
 from .groups import WeightGroup, groups_in, leave_out
 from .report import Entry, Report
 from .swap import keep_, out_of_reach, swap_
@@ -85,7 +85,7 @@ def compress_(
             f"model ({type(model).__name__}) must contain embeddings: one alone cannot be replaced in place"
         )
     check_int("threshold", threshold, 0)
-    kind = name_of(optimizer)
+    kind = optimizer_name(optimizer)
     check_optimizer(kind)
     groups = groups_in(model)
     torchrec = _torchrec()

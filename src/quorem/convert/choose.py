@@ -11,7 +11,7 @@ from ..embeddings import Embedding
 from ..optimizer_names import Optimizer
 from ..planner import Plan, joined_modules, modules_of, plan_modules
 from ..planner.budget import parse_bytes
-from ..planner.footprint import Storage
+from ..planner.footprint import TrainedStorage
 from ..schemes import Full, Scheme
 from .groups import WeightGroup
 
@@ -111,15 +111,15 @@ def kept_bytes(module: Any, kind: Optimizer | None) -> tuple[int, int]:
     return module.weight.nbytes, module.num_embeddings * rate.row_state
 
 
-def _storage(module: Any, kind: Optimizer | None) -> Storage:
+def _storage(module: Any, kind: Optimizer | None) -> TrainedStorage:
     """The storage of an ``nn.Embedding``."""
-    return Storage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
+    return TrainedStorage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
 
 
 def state_bytes(module: Embedding, kind: Optimizer | None) -> int:
     """Bytes of the state that an optimizer keeps for the stored rows."""
     rows, width = module.stored.shape
-    storage = Storage((width,), (1,), module.stored.dtype, module.sparse, kind)
+    storage = TrainedStorage((width,), (1,), module.stored.dtype, module.sparse, kind)
     rate = storage.rate(width)
     stored = len(module.extents[0]) + sum(map(len, module.pools.values()))
     return rows * rate.row_state + stored * rate.table_state + storage.shared_state()

@@ -20,19 +20,19 @@ from ..optimizer_names import Optimizer
 
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq")
 FIRST = ("exp_avg", "momentum_buffer")
-BLOCK = 2**20  # numbers of a state that are processed at a time
-NAMES: dict[str, Optimizer] = {
+BLOCK_NUMBERS = 2**20  # numbers of a state that are processed at a time
+OPTIMIZER_OF_CLASS: dict[str, Optimizer] = {
     "SGD": "sgd",
     "Adagrad": "adagrad",
     "Adam": "adam",
     "AdamW": "adamw",
     "SparseAdam": "adam",
 }
-NAMES |= {"RowWiseAdagrad": "rowwise_adagrad", "AMSGrad": "amsgrad", "LazyAdam": "lazy_adam"}
-NAMES |= {"LazyAMSGrad": "lazy_amsgrad"}
+OPTIMIZER_OF_CLASS |= {"RowWiseAdagrad": "rowwise_adagrad", "AMSGrad": "amsgrad", "LazyAdam": "lazy_adam"}
+OPTIMIZER_OF_CLASS |= {"LazyAMSGrad": "lazy_amsgrad"}
 
 
-def name_of(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
+def optimizer_name(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
     """The planner's name for an optimizer.
 
     Raises:
@@ -44,14 +44,14 @@ def name_of(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer ({type(optimizer).__name__}) must be an optimizer, its name, or None")
     kind = type(optimizer).__name__
-    if kind not in NAMES:
-        raise ValueError(f"optimizer ({kind}) must be one of {', '.join(NAMES)}, or be given by name")
+    if kind not in OPTIMIZER_OF_CLASS:
+        raise ValueError(f"optimizer ({kind}) must be one of {', '.join(OPTIMIZER_OF_CLASS)}, or be given by name")
     is_amsgrad = isinstance(optimizer, AMSGrad) or optimizer.defaults.get("amsgrad")
     if kind == "SGD" and any(group["momentum"] for group in optimizer.param_groups):
         return "momentum_sgd"
     if kind == "SGD" and any(group["weight_decay"] for group in optimizer.param_groups):
         return "decayed_sgd"
-    return "amsgrad" if is_amsgrad and kind != "LazyAMSGrad" else NAMES[kind]
+    return "amsgrad" if is_amsgrad and kind != "LazyAMSGrad" else OPTIMIZER_OF_CLASS[kind]
 
 
 def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -> list[str]:
@@ -93,13 +93,13 @@ def converted_state(name: str, value: Any, weight: Tensor, module: Embedding) ->
     stored, layout = module.stored.detach(), module.layout
     total = torch.zeros(stored.shape, dtype=torch.float32, device=stored.device)
     multiplied = (layout.slots[:, OPERATION] == MULT)[None, :, None, None]
-    for ids in torch.arange(len(weight), device=stored.device).split(max(1, BLOCK // weight.shape[1])):
+    for ids in torch.arange(len(weight), device=stored.device).split(max(1, BLOCK_NUMBERS // weight.shape[1])):
         reads = lookup_reads(ids[:, None], layout)
         used = reads.valid[..., None] & reads.used  # [N, S, K]
         factors = torch.where(used[..., None] & multiplied, stored[reads.rows.clamp(min=0)].float(), 1)
         values = value[ids].float().view(len(ids), reads.rows.shape[1], 1, -1)
         for k in range(reads.rows.shape[2]):
             others = factors[:, :, [j for j in range(reads.rows.shape[2]) if j != k]].prod(2).pow(power)
-            place = used[:, :, k]
-            total.index_add_(0, reads.rows[:, :, k][place], (values[:, :, 0] * others)[place])
+            is_read = used[:, :, k]
+            total.index_add_(0, reads.rows[:, :, k][is_read], (values[:, :, 0] * others)[is_read])
     return total.to(value.dtype)

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..checks import DTYPES
+from ..checks import FLOAT_DTYPES
 
-KINDS = (nn.Embedding, nn.EmbeddingBag)
+TORCH_CLASSES = (nn.Embedding, nn.EmbeddingBag)
 # Methods that a subclass may override: they only initialize the weight, which exists already, or describe the module.
 HARMLESS = {"reset_parameters", "_fill_padding_idx_with_zero", "from_pretrained", "extra_repr"}
 
@@ -37,7 +37,7 @@ def groups_in(model: nn.Module) -> list[WeightGroup]:
     """The embeddings of a model, grouped by weight; a shared module is listed once."""
     groups: dict[int, WeightGroup] = {}
     for name, module in model.named_modules():
-        if isinstance(module, KINDS):
+        if isinstance(module, TORCH_CLASSES):
             weight = module._parameters.get("weight")
             groups.setdefault(id(module if weight is None else weight), WeightGroup()).members[name] = module
     return list(groups.values())
@@ -81,8 +81,8 @@ def _reason(name: str, module: Any, threshold: int, filter_fn: Any) -> str:
         return "max_norm renormalizes rows in place, and a composed vector has no row of its own"
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq counts ids, and ids share rows"
-    if weight.dtype not in DTYPES:
-        return f"dtype ({weight.dtype}) is none of {', '.join(map(str, DTYPES))}"
+    if weight.dtype not in FLOAT_DTYPES.values():
+        return f"dtype ({weight.dtype}) is none of {', '.join(map(str, FLOAT_DTYPES.values()))}"
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return "its weight has hooks that expect the gradient of the whole table"
     return ""
@@ -90,7 +90,7 @@ def _reason(name: str, module: Any, threshold: int, filter_fn: Any) -> str:
 
 def _own_methods(kind: type) -> list[str]:
     """Methods of a subclass that the new module would not have."""
-    bases = kind.__mro__[: next(i for i, base in enumerate(kind.__mro__) if base in KINDS)]
+    bases = kind.__mro__[: next(i for i, base in enumerate(kind.__mro__) if base in TORCH_CLASSES)]
     names = {
         name for base in bases for name, value in vars(base).items() if callable(value) or isinstance(value, property)
     }
@@ -101,6 +101,6 @@ def _holder(module: Any, holders: dict[int, list[tuple[str, nn.Module]]]) -> str
     """Which other module uses the weight and cannot be replaced, in words; empty if there is none."""
     weight: Tensor = module.weight
     for name, other in holders[id(weight)]:
-        if not isinstance(other, KINDS) and not (type(other) is nn.Linear and other.weight is weight):
+        if not isinstance(other, TORCH_CLASSES) and not (type(other) is nn.Linear and other.weight is weight):
             return f"its weight is also a parameter of {name} ({type(other).__name__})"
     return ""

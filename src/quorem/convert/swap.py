@@ -17,7 +17,7 @@ HOOKS = (
     "_backward_pre_hooks",
 )
 DEPTH = 6  # how deep nested containers are searched
-OTHERS = (nn.Module, Tensor, optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
+NEVER_PLAIN = (nn.Module, Tensor, optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
 def keep_(old: nn.Module, new: nn.Module) -> None:
@@ -103,7 +103,7 @@ def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], dept
 
 def _is_plain(value: Any) -> bool:
     """Whether ``value`` is an object with attributes, but not a module, tensor, optimizer, class or function."""
-    return not isinstance(value, OTHERS) and isinstance(getattr(value, "__dict__", None), dict)
+    return not isinstance(value, NEVER_PLAIN) and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def out_of_reach(model: nn.Module) -> list[str]:

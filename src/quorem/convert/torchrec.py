@@ -20,13 +20,13 @@ from ..integrations.torchrec.collections import DATA_TYPES
 from ..integrations.torchrec.names import Collection as Ours
 from ..integrations.torchrec.names import table_rows
 from ..optimizer_names import Optimizer
-from ..planner.footprint import Storage
+from ..planner.footprint import TrainedStorage
 from ..schemes import Full, Scheme
 from .fill import fill_
 from .groups import WeightGroup
 from .report import Entry
 from .swap import keep_
-from .torchrec_follow import follow_
+from .torchrec_follow import follow_collection_
 
 POOLED, UNPOOLED = stock.EmbeddingBagCollection, stock.EmbeddingCollection
 Chosen = tuple[Any, str]  # a Choice; or None, and why the table stays as it is
@@ -34,7 +34,7 @@ OURS = (integration.EmbeddingBagCollection, integration.EmbeddingCollection)
 
 
 @dataclass(eq=False)
-class Collection:
+class TorchRecCollection:
     """A collection of TorchRec's, and the group of each of its tables by the table's name."""
 
     name: str
@@ -87,7 +87,7 @@ class Collection:
         for name, group in self.groups.items():
             module, (choice, reason) = group.first, chosen[group.name]
             n, d = module.num_embeddings, module.embedding_dim
-            storage = Storage((d,), (1,), module.weight.dtype, True, kind)
+            storage = TrainedStorage((d,), (1,), module.weight.dtype, True, kind)
             after, state = sizes.get(name, (module.weight.nbytes, n * storage.rate(d).row_state))
             why = reason if choice is None else choice.why
             scheme = None if choice is None else choice.scheme
@@ -96,10 +96,10 @@ class Collection:
 
     def follow_(self, optimizer: torch.optim.Optimizer, new: Ours) -> list[str]:
         """Give an optimizer the parameters of quorem's collection; returns what was done."""
-        return follow_(optimizer, {name: group.first.weight for name, group in self.groups.items()}, new)
+        return follow_collection_(optimizer, {name: group.first.weight for name, group in self.groups.items()}, new)
 
 
-def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[Collection]:
+def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRecCollection]:
     """TorchRec's collections in a model. Tables inside quorem's collections are composed already and leave ``groups``.
 
     Raises:
@@ -112,13 +112,13 @@ def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[Collecti
     inside = {id(module) for parent in model.modules() if isinstance(parent, OURS) for module in parent.modules()}
     composed = {id(group) for module, group in by_module.items() if module in inside}
     groups[:] = [group for group in groups if id(group) not in composed]
-    collections: dict[int, Collection] = {}
+    collections: dict[int, TorchRecCollection] = {}
     for path, parent in model.named_modules():
         if isinstance(parent, ShardedModule):
             raise ValueError(f"model must not be sharded, but {path} is: compress it before DistributedModelParallel")
         for key, child in parent.named_children():
             if isinstance(child, POOLED | UNPOOLED) and id(child) not in inside and id(child) not in collections:
-                collections[id(child)] = Collection(f"{path}.{key}" if path else key, child, parent)
+                collections[id(child)] = TorchRecCollection(f"{path}.{key}" if path else key, child, parent)
     for collection in collections.values():
         for name, module in tables_in(collection.module).items():
             collection.groups[name] = by_module[id(module)]
@@ -133,7 +133,7 @@ def tables_in(collection: Any) -> nn.ModuleDict:
     return tables
 
 
-def _reason(collection: Collection) -> str:
+def _reason(collection: TorchRecCollection) -> str:
     """Why a collection cannot be replaced; empty if it can."""
     module, configs, parent = collection.module, collection.configs, type(collection.parent)
     if type(module) not in (POOLED, UNPOOLED):
@@ -162,7 +162,9 @@ def _reason(collection: Collection) -> str:
     return ""
 
 
-def _composed(collection: Collection, choices: Mapping[str, Any], counts: Mapping[str, Tensor], fit: bool) -> Ours:
+def _composed(
+    collection: TorchRecCollection, choices: Mapping[str, Any], counts: Mapping[str, Tensor], fit: bool
+) -> Ours:
     """quorem's collection in place of TorchRec's; tables without a choice stay full."""
     module = collection.module
     schemes: dict[str, Scheme] = {name: choice.scheme for name, choice in choices.items()}
@@ -215,7 +217,7 @@ def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
                 shapes.append((part.num_rows, spec.embedding_dim))
                 numbers += part.num_rows * spec.embedding_dim
         lists = sum(span[1] for span in (feature.hot, feature.cold) if span is not None) * new.rows.ranks.itemsize
-        rates = [(rows, Storage((width,), (1,), dtype, True, kind).rate(width)) for rows, width in shapes]
+        rates = [(rows, TrainedStorage((width,), (1,), dtype, True, kind).rate(width)) for rows, width in shapes]
         sizes[feature.table] = numbers * dtype.itemsize + lists, sum(rows * rate.row_state for rows, rate in rates)
     return sizes
 

@@ -15,7 +15,7 @@ from ..schemes.frequency import Ranks
 from .follow import converted_state
 
 
-def follow_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tensor], new: Ours) -> list[str]:
+def follow_collection_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tensor], new: Ours) -> list[str]:
     """Replace the ``old`` weights, by table, in an optimizer by the parameters of ``new``; returns what was done.
 
     The state of a table's rows is computed as in ``follow``; the rows of pools start without state.

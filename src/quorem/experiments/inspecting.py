@@ -8,7 +8,7 @@ from rich.table import Table
 from ..planner.budget import show_bytes
 
 LEAST_WIDTH = 200  # width of the output to a file or a pipe, where nothing should be cut off
-DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+SHORT_DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def model(facts: dict[str, Any], console: Console) -> None:
@@ -56,7 +56,7 @@ def _cells(table: dict[str, Any]) -> dict[str, str]:
         "table": table["name"],
         "ids": f"{table['ids']:,}",
         "D": str(table["width"]),
-        "bits": f"{table['bits']}" if table["bits"] < 16 else DTYPES.get(table["dtype"], table["dtype"]),
+        "bits": f"{table['bits']}" if table["bits"] < 16 else SHORT_DTYPES.get(table["dtype"], table["dtype"]),
         "rows": f"{table['rows']:,}",
         "disk": show_bytes(table["bytes_on_disk"]),
         "memory": show_bytes(table["bytes_in_memory"]),

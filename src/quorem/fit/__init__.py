@@ -93,10 +93,10 @@ def fit_(
         partitions = target.partitions
         order = sorted(range(len(tables)), key=lambda j: -len(tables[j]))
         target = target.with_partitions([partitions[j] for j in order])
-        operation = sums if spec.operation == "add" else products
+        fit_columns_ = sums.fit_sum_ if spec.operation == "add" else products.fit_product_
         for columns in _chunks(dense, sum(target.sizes[1:])):
             largest, *small = (tables[j][:, columns] for j in order)
-            operation.fit_(target.columns(columns), largest, small)
+            fit_columns_(target.columns(columns), largest, small)
 
 
 def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: Ranks | None) -> Target:

@@ -18,11 +18,11 @@ from torch import Tensor
 from . import sums
 from .target import Target, run_pass
 
-PASSES = 100  # the most rounds over all small tables
+MAX_ROUNDS = 100  # the most rounds over all small tables
 GAIN = 1e-4  # the small tables have converged when a round lowers the error by a smaller share than this
 EXACT = 1e-13  # a smaller error, relative to the entries of the table, counts as zero
 EXTRAPOLATED_FROM = 5  # number of rounds that the next one is extrapolated from
-MANY = 2**24  # a weighted table with at least so many numbers is first fitted on a sample of its ids
+SAMPLED_NUMBERS = 2**24  # a weighted table with at least so many numbers is first fitted on a sample of its ids
 SAMPLE = 16  # the sample has 1 / SAMPLE of the ids, the most frequent
 IDS_A_ROW = 64  # a sample must have so many ids for each row of the small tables
 FLOORS = (0.1, 0.03, 0.01)  # limits for small factors, relative to the root mean square of their column; see COST
@@ -31,15 +31,15 @@ FEW_BUCKETS = 128  # with at most so many buckets, the best product of two table
 FEW_SIGNS = 2**24  # if ids times buckets are at most so many, the signs of a product are solved for
 
 
-def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
+def fit_product_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
     """Fill the stored tables with the best product found."""
     even = replace(target, weights=None)
-    is_sampled = target.weights is not None and target.dense.numel() >= MANY
-    values = alternate(even, _start(even), 1 if is_sampled else PASSES)
+    is_sampled = target.weights is not None and target.dense.numel() >= SAMPLED_NUMBERS
+    values = alternate(even, _start(even), 1 if is_sampled else MAX_ROUNDS)
     if is_sampled and run_pass(target, values, "mult", []).error.sum() > EXACT**2 * target.total_weight:
         values = _fitted_to_sample(target, values)
     if target.weights is not None:
-        values = alternate(target, values, PASSES)
+        values = alternate(target, values, MAX_ROUNDS)
     values = [_normalized(factor) for factor in values]
     if target.weights is not None:
         values = _away_from_zero(target, values)
@@ -56,7 +56,7 @@ def _fitted_to_sample(target: Target, small: Sequence[Tensor]) -> list[Tensor]:
     if int((part.starts.diff() - 1).clamp_(min=0).sum()) < IDS_A_ROW * sum(target.sizes[1:]):
         return list(small)
     part = replace(part, scale=part.scale.float(), weights=part.weights.float())
-    return [table.double() for table in alternate(part, [table.float() for table in small], PASSES)]
+    return [table.double() for table in alternate(part, [table.float() for table in small], MAX_ROUNDS)]
 
 
 def _normalized(factor: Tensor) -> Tensor:
@@ -175,12 +175,12 @@ def _grow(target: Target) -> list[Tensor]:
         values, index = target.entries(ids).abs().max(0)
         seed = torch.where(values > largest, ids[index], seed)
         largest = torch.maximum(values, largest)
-    places = seed if target.permutation is None else target.permutation(seed)
+    numbers = seed if target.permutation is None else target.permutation(seed)
     small = target.zeros()
     for table, part in zip(small, target.partitions[1:], strict=True):
-        table[part(places), torch.arange(d, device=places.device)] = 1
+        table[part(numbers), torch.arange(d, device=numbers.device)] = 1
     known = 0
-    for _ in range(PASSES):
+    for _ in range(MAX_ROUNDS):
         for j in range(len(small)):
             _improve(target, small, j)
         before, known = known, sum(int(t.count_nonzero()) for t in small)
@@ -199,8 +199,8 @@ def _from_logarithms(target: Target) -> list[Tensor]:
         padding = next(iter((target.rows == padding).nonzero().flatten().tolist()), None)
     by_logarithm = replace(target, dense=logarithms, rows=None, scale=scale, padding=padding)
     sizes = [table.exp() for table in sums.solve(by_logarithm)]
-    places = ids if target.permutation is None else target.permutation(ids)
-    signs = _signs([part(places) for part in target.partitions], target.sizes, rows < 0)
+    numbers = ids if target.permutation is None else target.permutation(ids)
+    signs = _signs([part(numbers) for part in target.partitions], target.sizes, rows < 0)
     return [size * sign.to(size) for size, sign in zip(sizes, signs[1:], strict=True)]
 
 

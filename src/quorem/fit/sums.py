@@ -8,21 +8,21 @@ from torch import Tensor
 
 from .target import Target, run_pass
 
-PASSES = 200  # the most passes of one run of conjugate gradients, unless there are few unknowns
+MAX_PASSES = 200  # the most passes of one run of conjugate gradients, unless there are few unknowns
 FEW_UNKNOWNS = 2**16
-ROUNDS = 4  # the most runs; each solves for the error that rounding left in the previous one
-TOLERANCE = 1e-13  # for the gradient, relative to the entries of the table
+MAX_RUNS = 4  # the most runs; each solves for the error that rounding left in the previous one
+GRADIENT_TOLERANCE = 1e-13  # for the gradient, relative to the entries of the table
 
 
 def solve(target: Target) -> list[Tensor]:
     """The small tables of the best sum, float64, each of mean zero over its buckets."""
     # Where weights are almost zero they do not determine the tables; there the solution without weights is kept.
     small = target.zeros() if target.weights is None else solve(replace(target, weights=None))
-    for _ in range(ROUNDS):
+    for _ in range(MAX_RUNS):
         sums = run_pass(target, small, "add")
         gradient, curvature = torch.cat(sums.gradients), torch.cat(sums.curvatures)
         size = _scaled(gradient, curvature).mul_(gradient).sum(0)
-        goal = TOLERANCE**2 * target.total_weight
+        goal = GRADIENT_TOLERANCE**2 * target.total_weight
         if (size <= goal).all():
             break
         step = _conjugate_gradients(target, gradient, curvature, goal)
@@ -38,7 +38,7 @@ def _conjugate_gradients(target: Target, gradient: Tensor, curvature: Tensor, go
     step, rest = torch.zeros_like(gradient), gradient.clone()
     direction = _scaled(rest, curvature)
     size = (direction * rest).sum(0)
-    for _ in range(max(PASSES, 2 * len(gradient)) if gradient.numel() <= FEW_UNKNOWNS else PASSES):
+    for _ in range(max(MAX_PASSES, 2 * len(gradient)) if gradient.numel() <= FEW_UNKNOWNS else MAX_PASSES):
         if (size <= goal).all():
             break
         # The gradient of fitting zeros is minus the normal matrix times the tables.
@@ -57,7 +57,7 @@ def _scaled(gradient: Tensor, curvature: Tensor) -> Tensor:
     return torch.where(curvature > 0, gradient / curvature, 0)
 
 
-def fit_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
+def fit_sum_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
     """Fill the stored tables with the best sum."""
     for table, values in zip(small, solve(target), strict=True):
         table.copy_(values * target.scale)

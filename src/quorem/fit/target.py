@@ -14,10 +14,10 @@ from ..partitions import Partition
 from ..renumbering import Mixing, Permutation
 from ..schemes import AnyPartition
 
-BLOCK = 2**17  # numbers of the trained table that are processed at a time
+BLOCK_NUMBERS = 2**17  # numbers of the trained table that are processed at a time
 ROWS_TOGETHER = 32  # a range has at least so many buckets, whose rows are next to each other and read at once,
 RANGES = 4  # as long as there are at least so many ranges
-MANY = 2**20  # threads share a pass over a table with at least so many numbers
+THREADED_NUMBERS = 2**20  # threads share a pass over a table with at least so many numbers
 UNSEEN = 1e-9  # weight of an id that never occurs, relative to the smallest frequency above zero
 
 
@@ -128,11 +128,11 @@ class Target:
         size, device = self.partitions[0].size, self.dense.device
         buckets = torch.empty(number, dtype=torch.int32 if size < 2**31 else torch.int64, device=device)
         counts = torch.zeros(size, dtype=torch.int64, device=device)
-        for begin in range(0, number, BLOCK):
-            ids = some(begin, min(begin + BLOCK, number)).to(device)
+        for begin in range(0, number, BLOCK_NUMBERS):
+            ids = some(begin, min(begin + BLOCK_NUMBERS, number)).to(device)
             bucket = self.partitions[0](ids if self.permutation is None else self.permutation(ids))
             counts.index_add_(0, bucket, torch.ones_like(bucket))
-            buckets[begin : begin + BLOCK] = bucket
+            buckets[begin : begin + BLOCK_NUMBERS] = bucket
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
         return replace(self, members=buckets.argsort(stable=True), starts=starts)
 
@@ -143,7 +143,7 @@ class Target:
     @property
     def block_ids(self) -> int:
         """The most ids of a block."""
-        return max(1, BLOCK // self.dense.shape[1])
+        return max(1, BLOCK_NUMBERS // self.dense.shape[1])
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Ranges ``[first, last)`` of the first partition's buckets, with about a block of ids each."""
@@ -156,9 +156,9 @@ class Target:
         """Blocks of the ids in buckets ``[first, last)`` of the first partition, which blocks count from ``first``."""
         if self.members is not None and self.starts is not None:
             for ids in self.members[int(self.starts[first]) : int(self.starts[last])].split(self.block_ids):
-                places = self.row_of(ids)
-                weights = None if self.weights is None else self.weights[places][None]
-                yield self._block(ids[None], self.dense.index_select(0, places)[None], weights, first)
+                rows = self.row_of(ids)
+                weights = None if self.weights is None else self.weights[rows][None]
+                yield self._block(ids[None], self.dense.index_select(0, rows)[None], weights, first)
             return
         part, n = self.partitions[0], len(self.dense)
         assert isinstance(part, Partition)
@@ -196,15 +196,15 @@ class Target:
         if self.padding is not None and (absent := (self.row_of(ids) == self.padding)[..., None]).any():
             weights = torch.where(absent, 0, rows.new_ones(()) if weights is None else weights)
             rows = rows.masked_fill(absent, 0)  # even if it has NaN
-        places = ids if self.permutation is None else self.permutation(ids)
+        numbers = ids if self.permutation is None else self.permutation(ids)
         largest, *others = self.partitions
         if self.members is not None or not isinstance(largest, Partition):
-            return Block(rows, weights, [largest(places) - first, *(part(places) for part in others)])
+            return Block(rows, weights, [largest(numbers) - first, *(part(numbers) for part in others)])
         period = largest.size * largest.stride
         above = [isinstance(part, Partition) and part.stride % period == 0 for part in others]
         # A digit above that of the largest table is the same for all ids of one round.
-        buckets = [part(places[:, :1] if same else places) for part, same in zip(others, above, strict=True)]
-        return Block(rows, weights, [largest(places[:1]) - first, *buckets])
+        buckets = [part(numbers[:, :1] if same else numbers) for part, same in zip(others, above, strict=True)]
+        return Block(rows, weights, [largest(numbers[:1]) - first, *buckets])
 
     @property
     def total_weight(self) -> float:
@@ -253,7 +253,7 @@ def run_pass(
     """
     wanted = range(len(small)) if wanted is None else wanted
     ranges = list(target.ranges())
-    workers = 1 if target.dense.numel() < MANY else min(target.threads, len(ranges))
+    workers = 1 if target.dense.numel() < THREADED_NUMBERS else min(target.threads, len(ranges))
     work = partial(_pass_over, target, small, operation, wanted, largest=largest, of_zeros=of_zeros)
     if workers == 1:
         return work(ranges)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-NAME = re.compile(r"(?P<file>[^#]+\.py):(?P<function>[^\W\d]\w*)(#(?P<digest>[0-9a-f]{12}))?")
+CUSTOM_NETWORK = re.compile(r"(?P<file>[^#]+\.py):(?P<function>[^\W\d]\w*)(#(?P<digest>[0-9a-f]{12}))?")
 
 
 def is_custom(network: str) -> bool:
@@ -21,7 +21,7 @@ def is_custom(network: str) -> bool:
     >>> is_custom("nets/wide.py:build"), is_custom("dlrm")
     (True, False)
     """
-    return NAME.fullmatch(network) is not None
+    return CUSTOM_NETWORK.fullmatch(network) is not None
 
 
 def pinned(network: str) -> str:
@@ -32,7 +32,7 @@ def pinned(network: str) -> str:
     Raises:
         OSError: if the file cannot be read.
     """
-    match = NAME.fullmatch(network)
+    match = CUSTOM_NETWORK.fullmatch(network)
     if match is None or match["digest"]:
         return network
     return f"{network}#{_digest(Path(match['file']))}"
@@ -46,7 +46,7 @@ def load(network: str) -> Callable[..., nn.Module]:
         ValueError: if the name is none, or the file has changed since it was pinned, does not run, or has no such
             function.
     """
-    match = NAME.fullmatch(network)
+    match = CUSTOM_NETWORK.fullmatch(network)
     if match is None:
         raise ValueError(f"network ({network!r}) must be FILE.py:FUNCTION")
     path = Path(match["file"])

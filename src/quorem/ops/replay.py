@@ -44,10 +44,10 @@ from .state import (
     MomentumSGDState,
 )
 
-BLOCK = 32  # terms added at a time
+TERMS_AT_ONCE = 32  # terms added at a time
 CHUNK = 2**16  # rows brought up to date at a time
 NEVER = 2.0**31  # a step that is not reached
-TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err less than float32 rounds
+SPREAD_TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err less than float32 rounds
 
 
 def lookup_catch_up_(
@@ -187,14 +187,14 @@ def adam_constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, a
 
 
 def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
-    """The first step from which on the relative spread of the d_j of a window is below TOLERANCE."""
+    """The first step from which on the relative spread of the d_j of a window is below SPREAD_TOLERANCE."""
     if beta1 == 0:
         return 0.0
     if beta2 == 0:
         return NEVER
     rate = -math.log(beta2)
     tolerable = (
-        2 * TOLERANCE * (1 - beta1) / math.sqrt(beta1) / rate
+        2 * SPREAD_TOLERANCE * (1 - beta1) / math.sqrt(beta1) / rate
     )  # of beta2^t / (1 - beta2^t), or 1 / (1 - beta2^t)
     if amsgrad:
         return math.ceil(math.log1p(1 / tolerable) / rate)
@@ -251,9 +251,9 @@ def summed(
     gap = (state.step - since).clamp(max=int(constants.window))
     gap = torch.where(since > 0, gap, 0)  # before its first gradient a row has no momentum
     total = torch.zeros_like(root)
-    for first in range(1, int(gap.max()) + 1, BLOCK):
+    for first in range(1, int(gap.max()) + 1, TERMS_AT_ONCE):
         behind = gap >= first
-        j = torch.arange(first, first + BLOCK, device=root.device)
+        j = torch.arange(first, first + TERMS_AT_ONCE, device=root.device)
         a, d = _terms(j, since[behind, None] + j, state, constants, amsgrad)
         counts = j <= gap[behind, None]
         a, d = torch.where(counts, a, 0), torch.where(counts, d, 1)

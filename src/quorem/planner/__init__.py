@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checks import DTYPES
+from ..checks import FLOAT_DTYPES
 from ..collection import Table
 from ..ops.quantized import BITS
 from ..optimizer_names import Optimizer
@@ -93,11 +93,12 @@ def plan_modules(
     """``plan`` for tables grouped by the module that holds them; ``reserved`` bytes of the budget are already used."""
     size = parse_bytes(budget)
     check_optimizer(optimizer)
-    if not dtypes or any(dtype not in DTYPES for dtype in dtypes):
-        raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {', '.join(map(str, DTYPES))}")
+    if not dtypes or any(dtype not in FLOAT_DTYPES.values() for dtype in dtypes):
+        known = ", ".join(map(str, FLOAT_DTYPES.values()))
+        raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {known}")
     modules = [with_frequencies(module, frequencies or {}) for module in modules]
-    if unknown := sorted(set(frequencies or {}) - {name for module in modules for name in module.names}):
-        raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unknown))}")
+    if unmatched := sorted(set(frequencies or {}) - {name for module in modules for name in module.names}):
+        raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unmatched))}")
     counted = all(counts is not None for module in modules for counts in module.frequencies)
     if bits is None:
         bits = BITS if counted and optimizer is None else ()
@@ -143,16 +144,16 @@ def _plan(
     modules: Sequence[Module], narrowed: Sequence[Module], budget: int, optimizer: Optimizer | None
 ) -> tuple[Plan | None, int]:
     """The plan with the dtypes of ``narrowed`` (None if the budget is too small), and the smallest possible budget."""
-    places = [Place(m, t) for m, module in enumerate(modules) for t in range(len(module.names))]
+    positions = [(m, t) for m, module in enumerate(modules) for t in range(len(module.names))]
     storages = [storage_of(module, optimizer) for module in narrowed]
-    rates = [storages[m].rate(modules[m].sizes[t][1]) for m, t in places]
+    rates = [storages[m].rate(modules[m].sizes[t][1]) for m, t in positions]
     choices = all_choices(_to_plan(modules))
     row = np.array([rate.row + rate.row_state for rate in rates])
     table_state = np.array([rate.table_state for rate in rates])
     bytes_ = choices.rows * row[choices.table] + choices.tables * table_state[choices.table]
     corners = hulls(choices.table, bytes_, choices.cost)
     table, sizes = choices.table[corners], bytes_[corners]
-    module_of = np.array([place.module for place in places])
+    module_of = np.array([m for m, _ in positions])
 
     def fixed(taken: Integers) -> tuple[int, int]:
         """Bytes of the modules and of the state that belong to no single table, for the choices ``taken``."""
@@ -169,7 +170,7 @@ def _plan(
     taken = corners[allocate(table, sizes, choices.cost[corners], budget - shared)]
     entries = [
         _entry(modules[m], narrowed[m].dtype, t, rate, choices, i)
-        for (m, t), rate, i in zip(places, rates, taken.tolist(), strict=True)
+        for (m, t), rate, i in zip(positions, rates, taken.tolist(), strict=True)
     ]
     layout, state = fixed(taken)
     return (
@@ -182,13 +183,6 @@ def _plan(
         ),
         least,
     )
-
-
-class Place(NamedTuple):
-    """Where a table is: the position of its module, and its position in the module."""
-
-    module: int
-    table: int
 
 
 def _to_plan(modules: Sequence[Module]) -> TablesToPlan:

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from ..renumbering import Mixing
 from ..sizes import coprime_sizes, coprime_sizes_for_rows
+from .allocate import Integers
 
 PARTITIONS = 2  # rows of the pool that a cold id sums
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from ..schemes import QR, Full, GeneralizedQR, HotCold, Scheme
 from ..sizes import balanced_sizes
+from .allocate import Integers
 
 HOT_COLLISIONS = 6  # up to this number of collisions, one collision more or less is a large step in rows
 HOT_SHARES = (0.25, 0.5, 0.75)  # steps between one number of collisions and the next
 _HOT_COLLISIONS = np.repeat(np.arange(2, HOT_COLLISIONS + 1), len(HOT_SHARES))  # every number with every share
 _HOT_SHARES = np.tile(HOT_SHARES, HOT_COLLISIONS - 1)
-STEP = 1.15  # ratio of the collisions, or the rows, of one choice to the previous one
-_POWERS = STEP ** np.arange(330)  # up to more than 2**63
+RATIO = 1.15  # ratio of the collisions, or the rows, of one choice to the previous one
+_POWERS = RATIO ** np.arange(330)  # up to more than 2**63
 EULER = 0.5772156649015329
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def full(tables: TablesToPlan) -> Choices:
     return Choices(each, n, np.ones_like(n), np.zeros(len(n)), lambda _: Full(), lambda _: "fits as it is")
 
 
-def quotient_remainder(tables: TablesToPlan) -> Choices:
+def large_and_small(tables: TablesToPlan) -> Choices:
     """One large and one small table, with 2 to sqrt(n) collisions: the fewest rows are about 2 sqrt(n)."""
     table, collisions = _steps(
         np.full(len(tables.num_embeddings), 2), np.array([math.isqrt(n) for n in tables.num_embeddings.tolist()])
@@ -126,7 +126,7 @@ def equal_tables(tables: TablesToPlan, k: int) -> Choices:
 
 MEANS: tuple[Callable[[TablesToPlan], Choices], ...] = (
     full,
-    quotient_remainder,
+    large_and_small,
     hot_rows,
     partial(equal_tables, k=3),
     partial(equal_tables, k=4),
@@ -199,7 +199,7 @@ def _harmonic(n: Integers) -> NDArray[np.float64]:
 
 
 def _steps(low: Integers, high: Integers) -> tuple[Integers, Integers]:
-    """For each table, integers from its ``low`` to its ``high``, each about ``STEP`` times the one before.
+    """For each table, integers from its ``low`` to its ``high``, each about ``RATIO`` times the one before.
 
     Returns:
         For each integer the position of its table, and the integer. A table with ``high < low`` has no integers.
@@ -208,7 +208,7 @@ def _steps(low: Integers, high: Integers) -> tuple[Integers, Integers]:
     (array([0, 0, 0, 0, 0, 0, 1, 1, 1]), array([  2,   3,   4,   5,   6,   7, 100, 115, 120]))
     """
     is_empty = high < low
-    count = 1 + (np.log(np.where(is_empty, 1.0, high / low)) / math.log(STEP)).astype(np.int64)
+    count = 1 + (np.log(np.where(is_empty, 1.0, high / low)) / math.log(RATIO)).astype(np.int64)
     powers = _POWERS[: count.max(initial=0)]
     values = np.rint(low[:, None] * powers).astype(np.int64)
     values = np.where(np.arange(len(powers)) < count[:, None], values, high[:, None])

@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
     gives_rows_to_all: bool  # whether each id seen more than once has a row of its own
 
 
-class _Place(NamedTuple):
+class _TablePosition(NamedTuple):
     """Where a table is: the position of its module, its position there, and the pool that its cold ids would share."""
 
     module: int
@@ -50,28 +50,30 @@ def plan_counted(
     """
     storages = [storage_of(module, optimizer, bits) for module in narrowed]
     groups: dict[tuple[int, int], int] = {}  # by module and width
-    places = [
-        _Place(m, t, groups.setdefault((m, d), len(groups)))
+    positions = [
+        _TablePosition(m, t, groups.setdefault((m, d), len(groups)))
         for m, module in enumerate(modules)
         for t, (_, d) in enumerate(module.sizes)
     ]
     counts, in_order, unseen = [], [], []
-    for place in places:
-        found = modules[place.module].frequencies[place.table]
+    for position in positions:
+        found = modules[position.module].frequencies[position.table]
         assert found is not None
         counts.append((found.double() if found.is_floating_point() else found).numpy())
-        unseen.append(modules[place.module].sizes[place.table][0] - len(found))
+        unseen.append(modules[position.module].sizes[position.table][0] - len(found))
         in_order.append(not unseen[-1] and comes_by_frequency(found))
     # The lists of all tables of a module are stored in one tensor, so they have one dtype.
     listed = [8 if any(n >= 2**31 for n, _ in module.sizes) else 4 for module in modules]
-    rates = [storages[place.module].rate(modules[place.module].sizes[place.table][1]) for place in places]
+    rates = [
+        storages[position.module].rate(modules[position.module].sizes[position.table][1]) for position in positions
+    ]
     counted = [
         CountedTable.of(
-            count, rate.row + rate.row_state, listed[place.module], place.group, in_order=ordered, unseen=more
+            count, rate.row + rate.row_state, listed[position.module], position.group, in_order=ordered, unseen=more
         )
-        for place, count, rate, ordered, more in zip(places, counts, rates, in_order, unseen, strict=True)
+        for position, count, rate, ordered, more in zip(positions, counts, rates, in_order, unseen, strict=True)
     ]
-    module_of = np.array([place.module for place in places])
+    module_of = np.array([position.module for position in positions])
     module_of_group = np.array([m for m, _ in groups])
 
     def shared(division: Division) -> tuple[int, int]:
@@ -96,22 +98,22 @@ def plan_counted(
     total = [float(count.sum()) for count in counts]
     average = sum(total) / len(total) or 1.0
     entries, traffic_of_pools = [], np.zeros(len(groups))
-    for i, (place, count, rate) in enumerate(zip(places, counts, rates, strict=True)):
-        before = modules[place.module]
-        n, d = before.sizes[place.table]
+    for i, (position, count, rate) in enumerate(zip(positions, counts, rates, strict=True)):
+        before = modules[position.module]
+        n, d = before.sizes[position.table]
         hot, cold = (n, 0) if division.is_full[i] else (int(division.hot[i]), int(division.cold[i]))
         rest = n - hot - cold
         traffic = _traffic(count, counted[i], hot, cold, in_order[i])
-        traffic_of_pools[place.group] += traffic[1] * total[i]
+        traffic_of_pools[position.group] += traffic[1] * total[i]
         lists = int(counted[i].listed * division.listed[i])
         own = int(division.own[i])
         entries.append(
             PlannedTable(
-                name=before.names[place.table],
+                name=before.names[position.table],
                 num_embeddings=n,
                 embedding_dim=d,
-                scheme=_scheme(n, hot, cold, rest, _pool(division, place.group)),
-                dtype=narrowed[place.module].dtype,
+                scheme=_scheme(n, hot, cold, rest, _pool(division, position.group)),
+                dtype=narrowed[position.module].dtype,
                 bytes_before=n * d * before.dtype.itemsize,
                 bytes=own * rate.row + lists,
                 state_bytes=own * rate.row_state + rate.table_state * (own > 0),
@@ -125,12 +127,12 @@ def plan_counted(
     pools = []
     for (m, d), g in groups.items():
         if rows := int(division.pools[g]):
-            members = [i for i, place in enumerate(places) if place.group == g and division.cold[i]]
+            members = [i for i, position in enumerate(positions) if position.group == g and division.cold[i]]
             rate = rates[members[0]]
             pools.append(
                 PlannedPool(
                     name=_pool(division, g).name,
-                    tables=tuple(modules[m].names[places[i].table] for i in members),
+                    tables=tuple(modules[m].names[positions[i].table] for i in members),
                     embedding_dim=d,
                     num_rows=rows,
                     num_ids=int(sum(division.cold[i] for i in members)),

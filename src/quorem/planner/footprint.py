@@ -21,7 +21,7 @@ from ..ops.state import CATCHES_UP, HISTORY, MOMENT_COLUMNS
 from ..optimizer_names import AVERAGES, Optimizer
 from ..schemes import TableSpec
 
-SGD = ("sgd", "decayed_sgd", "momentum_sgd")
+SGD_NAMES = ("sgd", "decayed_sgd", "momentum_sgd")
 LAGS = ("decayed_sgd", *CATCHES_UP)  # optimizers that store, for each row, the step that it is up to date with
 BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
 
@@ -35,7 +35,7 @@ class Rate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Storage:
+class TrainedStorage:
     """How the tables of one module are stored and trained.
 
     Args:
@@ -81,10 +81,10 @@ class Storage:
         if self.optimizer is None:
             return 0
         if not self.sparse:
-            return 0 if self.optimizer in SGD else 4  # torch's step
+            return 0 if self.optimizer in SGD_NAMES else 4  # torch's step
         if self.optimizer not in LAGS:
             return 8
-        if self.optimizer in SGD:
+        if self.optimizer in SGD_NAMES:
             return 8 + linear.empty_products(torch.device("meta")).nbytes
         constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
         history = max(HISTORY, 2 * int(constants.window))
@@ -104,7 +104,7 @@ class Storage:
         return self.layout(most_partitions), self.shared_state()
 
 
-def module_bytes(storage: Storage, specs: Sequence[TableSpec]) -> tuple[int, int]:
+def module_bytes(storage: TrainedStorage, specs: Sequence[TableSpec]) -> tuple[int, int]:
     """Bytes of a module with tables of these specs, and of the optimizer's state for it.
 
     The specs must have closed-form partitions and must not concatenate, like those of the planner's choices.

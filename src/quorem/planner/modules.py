@@ -13,7 +13,7 @@ from ..optimizer_names import Optimizer
 from ..schemes import Full, RawCounts, Scheme
 from ..schemes.frequency import check_frequencies, check_ranking, counts_by_id
 from ..tables import Tables
-from .footprint import Storage
+from .footprint import TrainedStorage
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,10 +131,12 @@ def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
     return list(modules.values())
 
 
-def storage_of(module: Module, optimizer: Optimizer | None, bits: int = 0) -> Storage:
+def storage_of(module: Module, optimizer: Optimizer | None, bits: int = 0) -> TrainedStorage:
     """How the tables of a module are stored and trained."""
     widths = tuple(d for _, d in module.sizes)
-    return Storage(widths, module.num_features, module.dtype, module.sparse, optimizer, bits, module.has_id_rules)
+    return TrainedStorage(
+        widths, module.num_features, module.dtype, module.sparse, optimizer, bits, module.has_id_rules
+    )
 
 
 def with_frequencies(module: Module, frequencies: Mapping[str, Tensor]) -> Module:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import schemes
-from ..checks import DTYPES, check_int
+from ..checks import FLOAT_DTYPES, check_int, dtype_name
 from ..collection import Table
 from ..ops.quantized import BITS
 from ..optimizer_names import Optimizer
@@ -18,7 +18,6 @@ from .footprint import check_optimizer
 from .text import plan_text
 
 FORMAT = "quorem-plan"
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +225,7 @@ class Plan(Mapping[str, Scheme]):
     def to_json(self) -> str:
         """The plan as JSON text."""
         tables = [
-            {**vars(table), "scheme": json.loads(schemes.to_json(table.scheme)), "dtype": _name_of(table.dtype)}
+            {**vars(table), "scheme": json.loads(schemes.to_json(table.scheme)), "dtype": dtype_name(table.dtype)}
             for table in self.tables
         ]
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tables", "pools")}
@@ -265,10 +264,6 @@ def _table_from(entry: Any) -> PlannedTable:
     if not isinstance(entry, dict):
         raise TypeError(f"a table ({entry!r}) must be an object")
     scheme = schemes.from_json(json.dumps(entry["scheme"]))
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"dtype ({entry['dtype']!r}) must be one of {', '.join(map(repr, _DTYPES))}")
-    return PlannedTable(**{**entry, "scheme": scheme, "dtype": _DTYPES[entry["dtype"]]})
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    if entry["dtype"] not in FLOAT_DTYPES:
+        raise ValueError(f"dtype ({entry['dtype']!r}) must be one of {', '.join(map(repr, FLOAT_DTYPES))}")
+    return PlannedTable(**{**entry, "scheme": scheme, "dtype": FLOAT_DTYPES[entry["dtype"]]})

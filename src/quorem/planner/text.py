@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..checks import dtype_name
 from ..schemes import Full, HotCold
 from .budget import show_bytes
 
@@ -24,7 +25,7 @@ def _by_scheme(plan: "Plan") -> list[list[str]]:
     rows = [["table", "ids", "D", "before", "after", "state", "scheme", "why"]]
     for table in plan.tables:
         sizes = [show_bytes(size) for size in (table.bytes_before, table.bytes, table.state_bytes)]
-        dtype = "" if table.dtype == torch.float32 else f", {str(table.dtype).removeprefix('torch.')}"
+        dtype = "" if table.dtype == torch.float32 else f", {dtype_name(table.dtype)}"
         ids, width = f"{table.num_embeddings:,}", str(table.embedding_dim)
         rows.append([table.name, ids, width, *sizes, repr(table.scheme) + dtype, table.why])
     if plan.shared_bytes or plan.shared_state_bytes:
@@ -42,7 +43,7 @@ def _by_count(plan: "Plan") -> list[list[str]]:
         ids = [f"{number:,}" for number in (n, hot, n - hot - rest, rest)]
         sizes = [show_bytes(size) for size in (table.bytes_before, table.bytes, table.state_bytes)]
         about = ["full"] * isinstance(scheme, Full) + ["lists its hot and cold ids"] * table.ranked
-        about += [] if table.dtype == torch.float32 else [str(table.dtype).removeprefix("torch.")]
+        about += [] if table.dtype == torch.float32 else [dtype_name(table.dtype)]
         rows.append([table.name, *ids, *map(_percent, table.traffic or (0, 0, 0)), *sizes, ", ".join(about)])
     for pool in plan.pools:
         use = f"{pool.num_rows:,} rows, of which each of these ids sums two; {len(pool.tables)} tables share them"

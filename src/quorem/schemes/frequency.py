@@ -216,8 +216,8 @@ def counts_by_id(frequencies: RawCounts, n: int) -> tuple[Tensor, Tensor]:
     >>> len(ids), sorted(counts.tolist())
     (2, [1, 7])
     """
-    ids, place = mixed_ids(frequencies.ids, n).unique(return_inverse=True)
-    return ids, torch.zeros(len(ids), dtype=frequencies.counts.dtype).index_add_(0, place, frequencies.counts)
+    ids, position = mixed_ids(frequencies.ids, n).unique(return_inverse=True)
+    return ids, torch.zeros(len(ids), dtype=frequencies.counts.dtype).index_add_(0, position, frequencies.counts)
 
 
 def _rank_raw(frequencies: RawCounts, spec: TableSpec) -> Ranks:

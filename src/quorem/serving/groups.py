@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
+from ..id_rules import UnknownIds
 from ..ops.layout import Extent, pool_key
 from ..partitions import ExplicitPartition, Partition
 from ..paths import PathNetworks, path_scheme
 from ..renumbering import Mixing
 from ..schemes import AnyPartition, TableSpec
-from ..store.model_file import tables_of
+from ..store.model_file import tables_in
 from ..tables import Tables
 
-Unknown = Literal["nan", "zeros"]  # the vector of an id outside its table
+UnknownVector = Literal["nan", "zeros"]  # the vector of an id outside its table
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class FeatureGroup:
     features: list[int]  # positions in the module
     limits: list[int]  # number of ids
     raw: bool  # whether ids are raw, and hashed to ids of the table
-    unknown: str  # how an id outside the table is treated (``id_rules``)
+    unknown_ids: UnknownIds  # how an id outside the table is treated
     num_composed: list[int]
     padding: list[int] | None  # -1 for a table without padding; an id of the table even if ids are raw
     own: OwnRows | None
@@ -125,7 +126,7 @@ def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
         features=features,
         limits=[spec.num_embeddings for spec in specs],
         raw=tables.raw_ids[members[0]],
-        unknown=tables.unknown[members[0]],
+        unknown_ids=tables.unknown[members[0]],
         num_composed=[spec.num_composed for spec in specs],
         padding=padding if any(pad >= 0 for pad in padding) else None,
         own=_own(tables, members) if first else None,
@@ -142,19 +143,19 @@ def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
 
 def columns_in_order(groups: Sequence[FeatureGroup]) -> list[int]:
     """For each output column, with features in order, its position in the concatenated columns of the groups."""
-    columns, place = {}, 0
+    columns, first = {}, 0
     for group in groups:
         for feature in group.features:
-            columns[feature] = range(place, place + group.width)
-            place += group.width
+            columns[feature] = range(first, first + group.width)
+            first += group.width
     return [column for feature in sorted(columns) for column in columns[feature]]
 
 
 def check_options(model: nn.Module, unknown: str, jagged: bool, sample_weights: bool) -> None:
     """Raise ValueError unless the options of an export fit a model."""
-    tables = tables_of(model)
-    if unknown not in get_args(Unknown):
-        raise ValueError(f"unknown ({unknown!r}) must be {' or '.join(map(repr, get_args(Unknown)))}")
+    tables = tables_in(model)
+    if unknown not in get_args(UnknownVector):
+        raise ValueError(f"unknown ({unknown!r}) must be {' or '.join(map(repr, get_args(UnknownVector)))}")
     pools = isinstance(tables, EmbeddingBag) or (isinstance(tables, EmbeddingCollection) and jagged)
     if jagged and not pools:
         raise ValueError(f"jagged ({jagged}) must be False for {type(tables).__name__}, which does not pool")
@@ -202,7 +203,7 @@ def _pool(tables: Tables, members: Sequence[int]) -> tuple[tuple[list[int], int]
     key = pool_key(tables.pools, tables.specs[members[0]])
     sharing = [t for t, spec in enumerate(tables.specs) if pool_key(tables.pools, spec) == key]
     counts = [tables.specs[t].num_composed for t in sharing]
-    before = {t: sum(counts[:place]) for place, t in enumerate(sharing)}
+    before = {t: sum(counts[:i]) for i, t in enumerate(sharing)}
     bits = Mixing.covering(max(sum(counts), 2)).bits
     extents = tables.pools[key]
     rows = [

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import files
+from ..checks import dtype_name
 from ..data.batches import Prepared
 from ..data.encoding import read_encoding
 from ..data.folder import file_name
@@ -113,7 +114,7 @@ def _run(path: Path, data: str | os.PathLike[str] | None, verify: bool) -> dict[
 
 def _model(path: Path, verify: bool) -> dict[str, Any]:
     model, file = model_file.load(path, verify=verify), TensorFile(path, model_file.KIND)
-    tables = model_file.tables_of(model)
+    tables = model_file.tables_in(model)
     prefix = "" if model is tables else "embeddings."
     sizes = {name.removeprefix(prefix): entry.stop - entry.start for name, entry in file.entries.items()}
     network = sum(p.nbytes for name, p in model.named_parameters() if prefix and not name.startswith(prefix))
@@ -121,7 +122,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "path": str(path),
         "model": type(model).__name__,
         "bits": tables.bits,
-        "dtype": str(tables.dtype).removeprefix("torch."),
+        "dtype": dtype_name(tables.dtype),
         "tables": [_table(tables, t, sizes) for t in range(len(tables.specs))],
         "pools": [_pool(tables, name) for name in tables.pools],
         "network_bytes": network,
@@ -153,7 +154,7 @@ def _table(tables: Tables, t: int, sizes: Mapping[str, int]) -> dict[str, Any]:
         "width": spec.embedding_dim,
         "scheme": str(spec.scheme),
         "operation": spec.operation,
-        "dtype": str(tables.dtype).removeprefix("torch."),
+        "dtype": dtype_name(tables.dtype),
         "bits": tables.bits or 8 * tables.dtype.itemsize,
         "rows": rows,
         "bytes_on_disk": sum(sizes.get(entry, 0) for entry in named) + networks,
@@ -197,7 +198,7 @@ def _with_traffic(facts: dict[str, Any], path: Path, prepared: Prepared | None) 
     """Add to ``HotCold`` tables the shares of training lookups that go to hot ids, cold ids and the rest."""
     if prepared is None:
         return facts
-    tables = model_file.tables_of(model_file.load(path, verify=False))
+    tables = model_file.tables_in(model_file.load(path, verify=False))
     for t, table in enumerate(facts["tables"]):
         spec = tables.specs[t]
         if not spec.num_own:

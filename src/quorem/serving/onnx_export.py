@@ -9,8 +9,8 @@ from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
-from ..store.model_file import tables_of
-from .groups import Unknown, check_options, output_shape
+from ..store.model_file import tables_in
+from .groups import UnknownVector, check_options, output_shape
 from .onnx_graph import EXTERNAL_BYTES, OPSET, Graph
 from .onnx_networks import NetworkNodes
 from .onnx_tables import TableNodes
@@ -20,7 +20,7 @@ def export_onnx(
     model: nn.Module,
     path: str | os.PathLike[str],
     *,
-    unknown: Unknown = "nan",
+    unknown: UnknownVector = "nan",
     jagged: bool = False,
     sample_weights: bool = False,
     external_bytes: int = EXTERNAL_BYTES,
@@ -53,7 +53,7 @@ def export_onnx(
         ValueError: if an option does not fit the model.
         OSError: if the disk is full; an existing file is kept.
     """
-    tables = tables_of(model)
+    tables = tables_in(model)
     check_options(model, unknown, jagged, sample_weights)
     with torch.no_grad():
         graph = Graph()

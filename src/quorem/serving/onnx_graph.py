@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 OPSET = 18  # the first in which ScatterND and ScatterElements can reduce by maximum
 IR_VERSION = 8  # IR version of the release that introduced this opset
 EXTERNAL_BYTES = 2**31 - 2**20  # a protobuf message is limited to 2 GiB; larger weights go to a separate file
-DTYPES = {
+ONNX_DTYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float64: onnx.TensorProto.DOUBLE,
     torch.float16: onnx.TensorProto.FLOAT16,
@@ -53,13 +53,13 @@ class Graph:
 
     def input(self, name: str, dtype: torch.dtype, shape: Shape) -> str:
         """Add an input of the graph. A string in ``shape`` names a dynamic size; None means any shape."""
-        self._inputs.append(helper.make_tensor_value_info(name, DTYPES[dtype], shape))
+        self._inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
         return name
 
     def output(self, name: str, value: str, dtype: torch.dtype, shape: Shape) -> None:
         """Make a value an output of the graph, under a name."""
         self.nodes.append(helper.make_node("Identity", [value], [name]))
-        self._outputs.append(helper.make_tensor_value_info(name, DTYPES[dtype], shape))
+        self._outputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
 
     def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node; returns the name of its output, or a list of names if it has several."""
@@ -89,7 +89,7 @@ class Graph:
 
     def cast(self, value: str, dtype: torch.dtype) -> str:
         """Convert a value to another dtype."""
-        return str(self.op("Cast", value, to=DTYPES[dtype]))
+        return str(self.op("Cast", value, to=ONNX_DTYPES[dtype]))
 
     def write(
         self,
@@ -113,7 +113,7 @@ class Graph:
         offset, initializers = 0, list(self._constants.values())  # constants stay in the graph, for shape inference
         for name, rows in self.weights.items():
             shape = rows[0].shape if len(rows) == 1 else (sum(len(row) for row in rows), *rows[0].shape[1:])
-            tensor = onnx.TensorProto(name=name, data_type=DTYPES[rows[0].dtype], dims=shape)
+            tensor = onnx.TensorProto(name=name, data_type=ONNX_DTYPES[rows[0].dtype], dims=shape)
             if data is not None:
                 tensor.data_location = onnx.TensorProto.EXTERNAL
                 for key, value in (("location", data.name), ("offset", offset), ("length", sizes[name])):

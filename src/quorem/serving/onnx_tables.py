@@ -16,11 +16,11 @@ from .. import hashing
 from ..ops.quantized import code_bytes
 from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
-from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows, Unknown, columns_in_order, group_of, groups_of
+from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows, UnknownVector, columns_in_order, group_of, groups_of
 from .onnx_graph import Graph
 
 
-class ComposedVectors(NamedTuple):
+class ComposedNodes(NamedTuple):
     """Names of values in the graph: composed vectors ``[N, G, W]``, and masks ``[N, G]``."""
 
     vectors: str
@@ -34,11 +34,11 @@ class TableNodes:
     Args:
         graph: the graph to which nodes are added.
         tables: the module.
-        unknown: the vector of an id out of range, ``"nan"`` or ``"zeros"``.
+        unknown_vector: the vector of an id out of range, ``"nan"`` or ``"zeros"``.
     """
 
-    def __init__(self, graph: Graph, tables: Tables, unknown: Unknown) -> None:
-        self.graph, self.tables, self.unknown = graph, tables, unknown
+    def __init__(self, graph: Graph, tables: Tables, unknown_vector: UnknownVector) -> None:
+        self.graph, self.tables, self.unknown_vector = graph, tables, unknown_vector
         self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
 
     def lookup(self, ids: str) -> str:
@@ -46,13 +46,13 @@ class TableNodes:
         graph, groups, parts = self.graph, groups_of(self.tables), []
         for group in groups:
             columns = ids if len(groups) == 1 else graph.op("Gather", ids, graph.constant(group.features), axis=1)
-            parts.append(self._filled(self._compose(columns, group, with_nan=self.unknown == "nan")))
+            parts.append(self._filled(self._compose(columns, group, with_nan=self.unknown_vector == "nan")))
         order = [feature for group in groups for feature in group.features]
         if len({group.width for group in groups}) == 1:
             together = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
             if order != sorted(order):
-                places = sorted(range(len(order)), key=lambda place: order[place])
-                together = graph.op("Gather", together, graph.constant(places), axis=1)
+                positions = sorted(range(len(order)), key=lambda position: order[position])
+                together = graph.op("Gather", together, graph.constant(positions), axis=1)
             return str(graph.op("Reshape", together, graph.constant([0, len(order) * groups[0].width])))
         flat = [
             graph.op("Reshape", part, graph.constant([0, len(group.features) * group.width]))
@@ -61,7 +61,7 @@ class TableNodes:
         together = graph.op("Concat", *flat, axis=1)
         return str(graph.op("Gather", together, graph.constant(columns_in_order(groups)), axis=1))
 
-    def _compose(self, ids: str, group: FeatureGroup, with_nan: bool = False) -> ComposedVectors:
+    def _compose(self, ids: str, group: FeatureGroup, with_nan: bool = False) -> ComposedNodes:
         """Vectors of int64 ``ids`` ``[N, G]`` of one group.
 
         Ids out of range give the vector of another id, which the caller replaces. With ``with_nan``, and if rows are
@@ -77,15 +77,15 @@ class TableNodes:
             in_range = graph.op("Equal", number, ids)
         inside = "" if in_range is None else in_range  # used only with a policy for unknown ids, which excludes raw ids
         hashed = None
-        if group.unknown == "hash":
+        if group.unknown_ids == "hash":
             hashed = graph.op("Mod", self._mixed_raw(ids), graph.constant(group.num_composed))
-        by_row = with_nan and group.unknown == "error" and in_range is not None and _is_sum_or_product(group)
+        by_row = with_nan and group.unknown_ids == "error" and in_range is not None and _is_sum_or_product(group)
         if group.own is None:
             number = number if hashed is None else graph.op("Where", inside, number, hashed)
             vectors = self._composed(number, group, in_range if by_row else None)
         else:
             place, num_own = self._place(number, group.own)
-            if group.unknown != "error":  # the row of the rest comes after those of the hot ids
+            if group.unknown_ids != "error":  # the row of the rest comes after those of the hot ids
                 other = graph.constant(group.own.num_hot) if hashed is None else graph.op("Add", hashed, num_own)
                 place = graph.op("Where", inside, place, other)
             is_composed = graph.op("GreaterOrEqual", place, num_own)
@@ -98,7 +98,7 @@ class TableNodes:
         if group.padding is not None:
             same = graph.op("Equal", ids, graph.constant(group.padding))
             is_padding = same if in_range is None else graph.op("And", same, in_range)  # the id -1 is not padding
-        return ComposedVectors(vectors, None if by_row or group.unknown != "error" else in_range, is_padding)
+        return ComposedNodes(vectors, None if by_row or group.unknown_ids != "error" else in_range, is_padding)
 
     def _composed(self, number: str, group: FeatureGroup, in_range: str | None = None) -> str:
         """Composed vectors of numbers, the arguments of the partitions; NaN where ``in_range`` is given and False."""
@@ -145,8 +145,8 @@ class TableNodes:
         weight, length = graph.weight(lists.name, lists.tables), graph.constant(lengths)
         last, one = graph.constant(size - 1), graph.constant(1)
 
-        def entry(place: str) -> str:
-            start = place if lists.starts is None else graph.op("Add", place, graph.constant(lists.starts))
+        def entry(position: str) -> str:
+            start = position if lists.starts is None else graph.op("Add", position, graph.constant(lists.starts))
             return str(graph.op("Gather", weight, graph.op("Min", start, last), axis=0))
 
         below = graph.op("Mul", ids, graph.constant(0))
@@ -251,11 +251,11 @@ class TableNodes:
                 vectors = vectors if layer == len(level.weights) - 1 else graph.op(activation, vectors)
         return str(graph.op("Squeeze", vectors, inner))
 
-    def _filled(self, composed: ComposedVectors) -> str:
-        """The vectors, with zeros for padding, and NaN or zeros (``unknown``) for ids out of range."""
+    def _filled(self, composed: ComposedNodes) -> str:
+        """The vectors, with zeros for padding, and NaN or zeros (``unknown_vector``) for ids out of range."""
         graph, vectors = self.graph, composed.vectors
         if composed.in_range is not None:
-            fill = graph.scalar(float("nan") if self.unknown == "nan" else 0.0, self.compute)
+            fill = graph.scalar(float("nan") if self.unknown_vector == "nan" else 0.0, self.compute)
             mask = graph.op("Unsqueeze", composed.in_range, graph.constant([2]))
             vectors = graph.op("Where", mask, vectors, fill)
         if composed.is_padding is not None:
@@ -272,7 +272,7 @@ class TableNodes:
             own_ids, own_bag, own_weights = ids, bag, weights
             if features > 1:
                 first, last = (graph.op("Mul", batch, graph.constant([k])) for k in (feature, feature + 1))
-                limits = [graph.op("Gather", offsets, place, axis=0) for place in (first, last)]
+                limits = [graph.op("Gather", offsets, bag_end, axis=0) for bag_end in (first, last)]
                 own_ids, own_bag = (graph.op("Slice", values, *limits) for values in (ids, bag))
                 own_bag = graph.op("Sub", own_bag, first)
                 own_weights = None if weights is None else graph.op("Slice", weights, *limits)
@@ -307,7 +307,7 @@ class TableNodes:
         bag = graph.op("Slice", bag, graph.constant([0]), graph.constant([-1]))
         return bag, graph.op("Div", bags, graph.constant([features]))
 
-    def _pooled(self, composed: ComposedVectors, bag: str, batch: str, weights: str | None, mode: str) -> str:
+    def _pooled(self, composed: ComposedNodes, bag: str, batch: str, weights: str | None, mode: str) -> str:
         """Pool the vectors ``[V, 1, W]`` of one table into ``[B, W]``; ids past the last bag are ignored."""
         graph, one, zero = self.graph, self.graph.constant([1]), self.graph.scalar(0.0, self.compute)
         bags = graph.op("Add", batch, one)  # plus one for ids past the last bag
@@ -335,7 +335,7 @@ class TableNodes:
             pooled = graph.op("Div", pooled, graph.op("Max", count(counted), graph.scalar(1.0, self.compute)))
         if mode == "max":
             pooled = graph.op("Where", graph.op("Greater", count(counted), zero), pooled, zero)
-        if self.unknown == "nan" and composed.in_range is not None:
+        if self.unknown_vector == "nan" and composed.in_range is not None:
             invalid = graph.op("Greater", count(graph.op("Not", composed.in_range)), zero)
             pooled = graph.op("Where", invalid, graph.scalar(float("nan"), self.compute), pooled)
         return str(pooled)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..bags import EmbeddingBag
 from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
-from ..store.model_file import tables_of
+from ..store.model_file import tables_in
 from ..tables import Tables
-from .groups import Unknown, columns_in_order, groups_of, output_shape
+from .groups import UnknownVector, columns_in_order, groups_of, output_shape
 from .plain_groups import ComposedVectors, PlainGroup, constant
 
 
@@ -24,17 +24,17 @@ class PlainTables(nn.Module):
 
     columns: Tensor | None
 
-    def __init__(self, tables: Tables, unknown: Unknown) -> None:
+    def __init__(self, tables: Tables, unknown_vector: UnknownVector) -> None:
         super().__init__()
-        self.num_features, self.unknown = len(tables.features), unknown
+        self.num_features, self.unknown_vector = len(tables.features), unknown_vector
         self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
-        groups, shared = groups_of(tables), dict[str, nn.Module]()
-        self.groups = nn.ModuleList([PlainGroup(group, tables, shared) for group in groups])
+        groups, shared_rows = groups_of(tables), dict[str, nn.Module]()
+        self.groups = nn.ModuleList([PlainGroup(group, tables, shared_rows) for group in groups])
         columns = columns_in_order(groups)
         constant(self, "columns", None if columns == sorted(columns) else columns)
         for number, group in enumerate(groups):
-            place = [group.features.index(f) if f in group.features else -1 for f in range(self.num_features)]
-            constant(self, f"places_{number}", place)
+            members = [group.features.index(f) if f in group.features else -1 for f in range(self.num_features)]
+            constant(self, f"members_{number}", members)
             constant(self, f"features_{number}", group.features)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class PlainTables(nn.Module):
         for number, group in enumerate(self.groups):
             features = getattr(self, f"features_{number}")
             composed = group(ids[:, features], torch.arange(len(features), device=ids.device))
-            fill = torch.nan if self.unknown == "nan" else 0.0
+            fill = torch.nan if self.unknown_vector == "nan" else 0.0
             vectors = torch.where(composed.in_range[..., None], composed.vectors, fill)
             parts.append(torch.where(composed.is_padding[..., None], 0.0, vectors).flatten(1))
         return self._ordered(parts)
@@ -63,8 +63,8 @@ class PlainTables(nn.Module):
         feature = bag // size
         parts = []
         for number, group in enumerate(self._groups()):
-            places = getattr(self, f"places_{number}")
-            member = places[feature.clamp(max=self.num_features - 1)]
+            members = getattr(self, f"members_{number}")
+            member = members[feature.clamp(max=self.num_features - 1)]
             inside = (feature < self.num_features) & (member >= 0)
             member = member.clamp(min=0)
             composed = group(torch.where(inside, ids, 0), member)
@@ -101,7 +101,7 @@ class PlainTables(nn.Module):
             pooled = zeros.index_put(bag, vectors, accumulate=True)[:-1]
         if mode == "mean":
             pooled = pooled / count(counted).clamp(min=1)
-        return torch.where(count(~composed.in_range) > 0, torch.nan, pooled) if self.unknown == "nan" else pooled
+        return torch.where(count(~composed.in_range) > 0, torch.nan, pooled) if self.unknown_vector == "nan" else pooled
 
     def _groups(self) -> list[PlainGroup]:
         return cast(list[PlainGroup], list(self.groups))
@@ -120,9 +120,9 @@ class PlainModel(nn.Module):
         jagged: bags of any length, given by offsets.
     """
 
-    def __init__(self, model: nn.Module, *, unknown: Unknown = "nan", jagged: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, unknown: UnknownVector = "nan", jagged: bool = False) -> None:
         super().__init__()
-        tables = tables_of(model)
+        tables = tables_in(model)
         self.tables, self.jagged = PlainTables(tables, unknown), jagged
         self.mode = getattr(tables, "mode", None)
         self.rows_are_bags = isinstance(tables, EmbeddingBag) and not jagged

@@ -132,7 +132,13 @@ def _search(ids: Tensor, lists: PlainRows, length: Tensor, member: Tensor, steps
 
 
 class PlainGroup(nn.Module):
-    """The lookup of one group of features."""
+    """The lookup of one group of features.
+
+    Args:
+        group: the group.
+        tables: the module that it belongs to.
+        shared_rows: rows of the groups made so far, by name; groups whose tables share a pool share its rows.
+    """
 
     limits: Tensor
     num_composed: Tensor | None
@@ -142,18 +148,17 @@ class PlainGroup(nn.Module):
     moduli: Tensor
     offsets: Tensor | None
 
-    def __init__(self, group: FeatureGroup, tables: Tables, pools: dict[str, nn.Module]) -> None:
+    def __init__(self, group: FeatureGroup, tables: Tables, shared_rows: dict[str, nn.Module]) -> None:
         super().__init__()
         self.operation, self.width, self.features, self.raw = group.operation, group.width, group.features, group.raw
-        self.unknown = group.unknown
+        self.unknown_ids = group.unknown_ids
         self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
 
         def stored(rows: JoinedTables) -> nn.Module:
-            quantized = QuantizedRows(rows, tables.width, tables.bits, self.compute) if tables.bits else None
-            return quantized or PlainRows(rows)
+            return QuantizedRows(rows, tables.width, tables.bits, self.compute) if tables.bits else PlainRows(rows)
 
         constant(self, "limits", group.limits)
-        constant(self, "num_composed", group.num_composed if group.unknown == "hash" else None)
+        constant(self, "num_composed", group.num_composed if group.unknown_ids == "hash" else None)
         constant(self, "padding", group.padding)
         for name, values in zip(("multipliers", "shifts", "moduli"), group.permutation or [None] * 3, strict=True):
             constant(self, name, values)
@@ -164,8 +169,9 @@ class PlainGroup(nn.Module):
             self.places, self.own = PlainPlaces(group.own), stored(group.own.rows)
         self.buckets = nn.ModuleList([PlainBuckets(buckets) for buckets in group.buckets])
         for rows in group.rows:
-            pools[rows.name] = pools.get(rows.name) or stored(rows)
-        self.rows = nn.ModuleList([pools[rows.name] for rows in group.rows])
+            if rows.name not in shared_rows:
+                shared_rows[rows.name] = stored(rows)
+        self.rows = nn.ModuleList([shared_rows[rows.name] for rows in group.rows])
         self.networks = nn.ModuleList([PlainBuckets(level.buckets) for level in group.levels])
         self.weights, self.biases = (
             nn.ModuleList([PlainRows(rows, self.compute) for level in group.levels for rows in getattr(level, kind)])
@@ -179,13 +185,13 @@ class PlainGroup(nn.Module):
         in_range = (ids >= 0) & (ids < self.limits[member])
         number = torch.where(in_range, ids, 0)
         is_padding = torch.zeros_like(in_range) if self.padding is None else in_range & (ids == self.padding[member])
-        known = in_range if self.unknown == "error" else torch.ones_like(in_range)
+        known = in_range if self.unknown_ids == "error" else torch.ones_like(in_range)
         hashed = None if self.num_composed is None else mixed_ids(ids, self.num_composed[member])
         if self.places is None or self.own is None:
             number = number if hashed is None else torch.where(in_range, number, hashed)
             return ComposedVectors(self._composed(number, member), known, is_padding)
         place, num_own = self.places(number, member)
-        if self.unknown != "error":  # the row of the rest comes after those of the hot ids
+        if self.unknown_ids != "error":  # the row of the rest comes after those of the hot ids
             other = self.places.num_hot[member] if hashed is None else hashed + num_own
             place = torch.where(in_range, place, other)
         is_composed = place >= num_own

@@ -12,15 +12,15 @@ from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..files import replacing
 from ..models import DCN, DLRM, DeepFM
-from ..store.model_file import tables_of
-from .groups import Unknown, check_options
+from ..store.model_file import tables_in
+from .groups import UnknownVector, check_options
 from .plain import PlainModel
 
 BATCH = 3  # batch size of the example that is traced: torch treats sizes 0 and 1 as constants
 
 
 def export_program(
-    model: nn.Module, *, unknown: Unknown = "nan", jagged: bool = False, sample_weights: bool = False
+    model: nn.Module, *, unknown: UnknownVector = "nan", jagged: bool = False, sample_weights: bool = False
 ) -> ExportedProgram:
     """A model as an exported program of torch's own operators, for any batch size.
 
@@ -72,7 +72,7 @@ def _example(
     model: nn.Module, plain: PlainModel, jagged: bool, sample_weights: bool
 ) -> tuple[list[Tensor], list[dict[int, Dim]]]:
     """Example inputs for tracing, and their dynamic sizes."""
-    tables, batch = tables_of(model), Dim("batch")
+    tables, batch = tables_in(model), Dim("batch")
     inputs: list[Tensor] = []
     sizes: list[dict[int, Dim]] = []
     if isinstance(model, DLRM | DCN | DeepFM):

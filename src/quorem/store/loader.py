@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bags import EmbeddingBag
-from ..checks import DTYPES as FLOATS
+from ..checks import FLOAT_DTYPES
 from ..collection import EmbeddingCollection, Table
 from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
@@ -24,7 +24,6 @@ from . import description
 from .description import Known, check_known, taken
 
 EMBEDDINGS = "embeddings."  # prefix of a network's tables
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 # Options of all classes of tables, and options of each class with their JSON types.
 COMMON = ("type", "sparse", "on_invalid_id", "bits", "dtype")
 OPTIONS: dict[str, dict[str, type]] = {
@@ -32,7 +31,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     "EmbeddingBag": {"mode": str, "include_last_offset": bool},
     "EmbeddingCollection": {"mode": str},
 }
-NETWORKS: dict[str, tuple[type[nn.Module], dict[str, type]]] = {
+NETWORK_CLASSES: dict[str, tuple[type[nn.Module], dict[str, type]]] = {
     "DLRM": (DLRM, {"raw_dense": bool, "bottom": list, "top": list}),
     "DCN": (DCN, {"deep": list, "num_cross": int}),
     "DeepFM": (DeepFM, {"deep": list}),
@@ -53,7 +52,7 @@ class Loader:
         self.frozen = taken(values, "frozen", list)
         taken(values, "versions", dict)
         self.values = {name: value for name, value in values.items() if name not in ("frozen", "versions")}
-        self.is_network = self.values.get("type") in NETWORKS
+        self.is_network = self.values.get("type") in NETWORK_CLASSES
         self.prefix = EMBEDDINGS if self.is_network else ""
         self.table_values = taken(self.values, "embeddings", dict) if self.is_network else self.values
 
@@ -112,14 +111,14 @@ class Loader:
         """The module of the tables, on the meta device; only its lists of ids are loaded."""
         values, kind = self.table_values, taken(self.table_values, "type", str)
         if kind not in OPTIONS:
-            raise ValueError(f"type ({kind!r}) must be one of {', '.join((*OPTIONS, *NETWORKS))}")
+            raise ValueError(f"type ({kind!r}) must be one of {', '.join((*OPTIONS, *NETWORK_CLASSES))}")
         check_known(values, {*COMMON, "tables", *OPTIONS[kind]}, kind)
         bits, dtype = taken(values, "bits", int), taken(values, "dtype", str)
-        if bits not in (0, 8, 4) or dtype not in DTYPES:
-            raise ValueError(f"bits ({bits}) must be 0, 8 or 4, and dtype ({dtype!r}) one of {', '.join(DTYPES)}")
+        if bits not in (0, 8, 4) or dtype not in FLOAT_DTYPES:
+            raise ValueError(f"bits ({bits}) must be 0, 8 or 4, and dtype ({dtype!r}) one of {', '.join(FLOAT_DTYPES)}")
         options: dict[str, Any] = {name: taken(values, name, kind) for name, kind in OPTIONS[kind].items()}
         options |= {"sparse": taken(values, "sparse", bool), "on_invalid_id": taken(values, "on_invalid_id", str)}
-        options["dtype"] = DTYPES[dtype]
+        options["dtype"] = FLOAT_DTYPES[dtype]
         entries = taken(values, "tables", list)
         if not entries or not all(isinstance(entry, dict) for entry in entries):
             raise ValueError("tables must be one or more objects")
@@ -183,11 +182,11 @@ class Loader:
     def _network(self, tables: Tables) -> nn.Module:
         """The network around the tables: checked against the file on the meta device, then built and mapped."""
         values, kind = self.values, self.values["type"]
-        check_known(values, {"type", "num_dense", "embedding_dims", "embeddings", *NETWORKS[kind][1]}, kind)
-        options: dict[str, Any] = {name: taken(values, name, kind) for name, kind in NETWORKS[kind][1].items()}
+        check_known(values, {"type", "num_dense", "embedding_dims", "embeddings", *NETWORK_CLASSES[kind][1]}, kind)
+        options: dict[str, Any] = {name: taken(values, name, kind) for name, kind in NETWORK_CLASSES[kind][1].items()}
         options["num_dense"] = taken(values, "num_dense", int)
         options["embedding_dims"] = taken(values, "embedding_dims", list)
-        build: Callable[..., nn.Module] = NETWORKS[kind][0]
+        build: Callable[..., nn.Module] = NETWORK_CLASSES[kind][0]
         if kind == "DLRM":  # its constructor lists all pairs of vectors, so check their number first
             vectors, top = len(options["embedding_dims"]) + 1, self.file.entries.get("top.0.weight")
             if top is None or len(top.shape) != 2 or top.shape[1] < (vectors - 1) * (vectors - 2) // 2:

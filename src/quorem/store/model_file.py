@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..bags import EmbeddingBag
+from ..checks import dtype_name
 from ..collection import EmbeddingCollection
 from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
@@ -45,7 +46,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     values = _described(model)
     values["frozen"] = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     values["versions"] = versions()
-    tables = tables_of(model)
+    tables = tables_in(model)
     tensors = description.maps_of(tables) | {name: tensor.detach() for name, tensor in model.state_dict().items()}
     by_width = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # stable: tables stay together
     write(path, KIND, dict(by_width), values)
@@ -75,7 +76,7 @@ def load(path: str | os.PathLike[str], *, table: str | None = None, verify: bool
         raise ValueError(text if str(file.path) in text else f"{file.path} is damaged: {text}") from None
 
 
-def tables_of(model: nn.Module) -> Tables:
+def tables_in(model: nn.Module) -> Tables:
     """The tables of a model whose class ``save`` accepts.
 
     Raises:
@@ -91,10 +92,10 @@ def tables_of(model: nn.Module) -> Tables:
 
 def _described(model: nn.Module) -> dict[str, Any]:
     """The class of a model and its options, as JSON values."""
-    tables = tables_of(model)
+    tables = tables_in(model)
     values: dict[str, Any] = {"type": type(tables).__name__}
     values |= {"sparse": tables.sparse, "on_invalid_id": tables.on_invalid_id}
-    values |= {"bits": tables.bits, "dtype": str(tables.dtype).removeprefix("torch.")}
+    values |= {"bits": tables.bits, "dtype": dtype_name(tables.dtype)}
     values["tables"] = [description.of_table(tables, t) for t in range(len(tables.specs))]
     if isinstance(tables, EmbeddingBag):
         values |= {"mode": tables.mode, "include_last_offset": tables.include_last_offset}

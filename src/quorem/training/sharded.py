@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..collection import EmbeddingCollection
 from ..data.batches import Batch
 from ..integrations.torchrec import EmbeddingBagCollection, constraints, copy_state_
-from ..integrations.torchrec.convert import tables_of
+from ..integrations.torchrec.convert import declared_tables
 from .config import RunConfig
 from .trial import Trial
 
@@ -59,7 +59,7 @@ class ShardedTrial(Trial):
         assert isinstance(self.embeddings, EmbeddingCollection)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         tables = ShardedTables(
-            tables_of(self.embeddings), mode=self.embeddings.mode, num_shards=self.ranks, device="meta"
+            declared_tables(self.embeddings), mode=self.embeddings.mode, num_shards=self.ranks, device="meta"
         )
         network = copy.deepcopy(model, {id(self.embeddings): tables})  # TorchRec's tables replace quorem's
         updated = [*(tables.bags.parameters() if tables.bags is not None else ()), *tables.vectors.parameters()]

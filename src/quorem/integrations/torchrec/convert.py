@@ -30,7 +30,7 @@ def from_collection(
     """
     _, table = next(collection.named_tables())
     module = EmbeddingBagCollection(
-        tables_of(collection),
+        declared_tables(collection),
         mode=collection.mode,
         is_weighted=is_weighted,
         num_shards=num_shards,
@@ -42,7 +42,7 @@ def from_collection(
     return module
 
 
-def tables_of(collection: single.EmbeddingCollection) -> list[single.Table]:
+def declared_tables(collection: single.EmbeddingCollection) -> list[single.Table]:
     """The tables that a collection was made of; lists of hot and cold ids take the place of its frequencies."""
     features: dict[int, list[str]] = {}
     for name, t in zip(collection.features, collection.table_of, strict=True):
