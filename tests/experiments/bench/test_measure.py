@@ -1,0 +1,115 @@
+"""What is measured: the grid of settings, the ids, the bytes, and the order of calls."""
+
+import dataclasses
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quorem.data.shape import CARDINALITIES
+from quorem.experiments.bench import measure, run
+from quorem.experiments.bench.grid import (
+    MODES,
+    PRESETS,
+    SCHEMES,
+    Grid,
+    draw_ids,
+    groups,
+    scheme_of,
+)
+
+ROOT = Path(__file__).parents[3]
+SIZES = (50, 4, 1000, 7)
+CPU = torch.device("cpu")
+
+
+def test_quantiles_are_those_of_the_samples():
+    call = measure.Call("x", lambda: None, seconds=[5e-6, 1e-6, 4e-6, 2e-6, 3e-6, 9e-6])
+    assert call.quantiles() == pytest.approx(tuple(np.quantile([5, 1, 4, 2, 3, 9], [0.2, 0.5, 0.8])))
+
+
+def test_calls_take_turns():
+    order = []
+    calls = [measure.Call(name, lambda name=name: order.append(name)) for name in "ab"]
+    measure.time_in_turns(calls, CPU, measure.Effort(sample=0.0, total=0.0, least=3, most=3))
+    assert "".join(order).endswith("ababab")
+    assert [len(call.seconds) for call in calls] == [3, 3]
+
+
+@pytest.mark.parametrize(("mode", "passes"), [("forward", 0), ("step", 1), ("step_amsgrad", 3)])
+def test_bytes_count_ids_distinct_rows_vectors_and_state(mode, passes):
+    ids = draw_ids("zipf", SIZES, 40, seed=0)
+    specs = [SCHEMES["QR(4)"].spec(n, 8) for n in SIZES]
+    rows = {
+        (f, k, int(p(torch.tensor(i))))
+        for f, spec in enumerate(specs)
+        for i in ids[:, f].tolist()
+        for k, p in enumerate(spec.partitions)
+    }
+    pass_ = 40 * 4 * 8 + len(rows) * 8 * 4 + 40 * 4 * 8 * 4
+    expected = pass_ if not passes else 2 * pass_ + len(rows) * 8 * 4 * (1 + 2 * passes)
+    assert measure.bytes_to_move(specs, [ids], mode) == expected
+    assert measure.bytes_to_move(specs, [ids], "dlrm") is None
+
+
+@pytest.mark.parametrize("how", ["zipf", "uniform"])
+def test_ids_follow_their_distribution(how):
+    ids = draw_ids(how, (99, 3), 20_000, seed=0)
+    assert ids.min() == 0 and ids.amax(0).tolist() == [98, 2]
+    p = math.log(2) / math.log(100) if how == "zipf" else 1 / 99
+    deviation = math.sqrt(p * (1 - p) / 20_000)
+    assert abs((ids[:, 0] == 0).double().mean() - p) < 4 * deviation
+
+
+def test_presets_measure_nothing_twice_and_what_the_targets_ask():
+    for preset, grids in PRESETS.items():
+        cells = [
+            (group.mode, scheme_of(p, group.scheme), group.dim, p, how, batch)
+            for group in groups(grids)
+            for how, batch, providers in group.cells
+            for p in providers
+        ]
+        assert len(cells) == len(set(cells)), preset
+        batches = (128, 2048, 16384) if preset == "fbgemm" else (1, 128, 2048, 16384)
+        wanted = {("step", "QR(4)", 16, p, "zipf", b) for p in ("fbgemm", "fused") for b in batches}
+        assert wanted <= set(cells)
+    assert {group.mode for group in groups(PRESETS["h200"])} == set(MODES)
+
+
+@pytest.mark.parametrize("preset", ["cpu", "h200", "fbgemm"])
+def test_fbgemm_is_measured_in_both_settings_wherever_it_is(preset):
+    for group in groups(PRESETS[preset]):
+        for *_, providers in group.cells:
+            assert ("fbgemm" in providers) == ("fbgemm_fastest" in providers)
+            assert ("fbgemm_full" in providers) == ("fbgemm_full_fastest" in providers)
+
+
+def test_limits_confine_a_provider():
+    grid = Grid(
+        modes=("step",), providers=("loop", "fused"), schemes=("QR(4)",), ids=("zipf",), batches=(1, 2), dims=(4,)
+    )
+    (group,) = groups([dataclasses.replace(grid, limits=(("loop", "step", (2,)),))])
+    assert group.cells == (("zipf", 1, ("fused",)), ("zipf", 2, ("loop", "fused")))
+
+
+def test_sizes_below_one_are_refused():
+    with pytest.raises(ValueError, match=r"dims \(\(0,\)\) must be at least 1"):
+        Grid(dims=(0,))
+
+
+def test_bench_measures_the_features_of_the_paper():
+    assert len(CARDINALITIES) == 26 and run.CARDINALITIES == CARDINALITIES
+
+
+def test_an_eager_step_is_measured_on_either_thread():
+    """``benchmarks/eager.py`` sets autograd's switch for a step, and leaves it as it was."""
+    spec = importlib.util.spec_from_file_location("eager", ROOT / "benchmarks" / "eager.py")
+    eager = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(eager)
+    seen = []
+    for multithreaded in eager.THREADS.values():
+        eager.on_thread(lambda: seen.append(torch._C._is_multithreading_enabled()), multithreaded)()
+    assert seen == [True, False] and torch._C._is_multithreading_enabled()

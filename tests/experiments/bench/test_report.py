@@ -1,0 +1,108 @@
+"""Rows of a benchmark as files, tables and plots; and the tables that documents show."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from bench_rows import row
+from typer.testing import CliRunner
+
+from quorem.cli import app
+from quorem.experiments.bench import report
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_file_of_other_columns_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"columns of x\.csv \(\['a', 'b'\]\) must be"):
+        report.read(tmp_path / "x.csv")
+
+
+def test_no_rows_make_no_table():
+    assert report.tables([]) == "Nothing was measured.\n"
+
+
+def test_rows_come_back_from_a_file(tmp_path):
+    rows = [row(), row(provider="dense", scheme="Full()", bytes=10, gbps=1.5, floor_us=0.5, ratio_to_floor=20.0)]
+    report.append(tmp_path / "x.csv", rows[:1])
+    report.append(tmp_path / "x.csv", rows[1:])
+    assert report.read(tmp_path / "x.csv") == rows
+
+
+def test_tables_compare_with_fused_on_the_same_tables():
+    rows = [row(provider="dense", scheme="Full()", median_us=30.0), row(provider="loop", median_us=50.0), row()]
+    rows += [row(provider="loop", scheme="ChineseRemainder(3)", median_us=70.0), row(batch=2048, median_us=1234.5)]
+    lines = report.tables(rows).splitlines()[4:]
+    assert lines == [
+        "| step, D = 16, zipf ids | tables | B = 128 | B = 2048 |",
+        "|---|---|---|---|",
+        "| `dense` | `Full()` | 30.0 (3.00x) |  |",
+        "| `loop` | `QR(4)` | 50.0 (5.00x) |  |",
+        "| `fused` | `QR(4)` | 10.0 | 1,234 |",
+        "| `loop` | `ChineseRemainder(3)` | 70.0 |  |",
+    ]
+
+
+def test_tables_and_plots_name_the_setting_of_fbgemm():
+    rows = [
+        row(provider="fbgemm", setting="default", optimizer="FBGEMM exact Adagrad", graph=1),
+        row(provider="fbgemm_fastest", setting="fastest", optimizer="FBGEMM row-wise Adagrad"),
+        row(),
+    ]
+    names = [line.split("|")[1].strip() for line in report.tables(rows).splitlines()[6:]]
+    assert names == [
+        "`fbgemm`, default setting, CUDA graph, FBGEMM exact Adagrad",
+        "`fbgemm_fastest`, FBGEMM row-wise Adagrad",
+        "`fused`",
+    ]
+    (legend,) = report.figure(rows).legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts[:3] == ["fbgemm, default", "fbgemm_fastest", "fused"]
+
+
+def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
+    rows = [row(mode=mode, batch=batch) for mode in ("step", "forward") for batch in (2048, 1, 128)]
+    rows += [row(provider="loop", median_us=10.0), row(provider="loop", mode="forward", graph=1, batch=1)]
+    rows += [row(ids="uniform", batch=7), row(scheme="ChineseRemainder(3)", batch=9), row(scheme="Full()", batch=8)]
+    figure = report.figure(rows)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["loop", "fused", "eager", "CUDA graph"]
+    assert [axis.get_title() for axis in figure.axes] == ["step, D = 16", "forward, D = 16"]
+    for axis in figure.axes:
+        assert axis.get_legend() is None
+        assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "128", "2048"]
+        lines = {drawn.get_label(): drawn.lines[0] for drawn in axis.containers}
+        shown = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.get_lines(), strict=True)}
+        assert {name: line.get_color() for name, line in lines.items()} == {n: shown[n].get_color() for n in lines}
+        assert lines["fused"].get_zorder() > lines["loop"].get_zorder()
+        assert lines["fused"].get_linewidth() > lines["loop"].get_linewidth()
+        assert (lines["fused"].get_linestyle(), lines["fused"].get_xdata().tolist()) == ("--", [1, 128, 2048])
+
+
+def shown_tables() -> list[tuple[str, str, str]]:
+    """Document, command and text of every table that a document shows."""
+    found = []
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        pattern = r"<!-- (quorem (?:bench|report) [^\n]*--table [^\n]*) -->\n(.*?)<!-- end -->\n"
+        found += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
+    return found
+
+
+@pytest.mark.parametrize(("document", "line", "text"), shown_tables())
+def test_documents_show_what_the_result_files_hold(document, line, text, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert CliRunner().invoke(app, shlex.split(line)[1:]).output == text
+
+
+def test_documents_show_results():
+    assert {"README.md", "benchmarks.md"} <= {document for document, *_ in shown_tables()}
+
+
+def test_results_tell_where_they_come_from():
+    for path in (ROOT / "benchmarks" / "results").glob("*.csv"):
+        for r in report.read(path):
+            assert r.device and r.torch and r.quorem and r.date and r.commit not in ("", "unknown")
+            assert r.command.startswith("quorem bench") and str(Path.home()) not in r.command
