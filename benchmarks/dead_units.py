@@ -6,20 +6,19 @@ Adagrad's first step moves every weight by the learning rate, whatever the gradi
 survive that: the ReLU after the bottom network gives next to nothing but zeros from then on, and what the dense
 features say is lost. Each start is trained for 150 steps at batch 128 with full tables, with hashed ones, and with
 plans at a 16th and at a 250th of the bytes; the network starts alike in all four. Counted are the runs in which less
-than one in a hundred outputs of that layer is above zero, over 2,000 training rows.
+than one in a hundred outputs of that layer is above zero, over 2,000 training rows. Starts are numbered from 1000
+on.
 """
 
-import argparse
 import json
 import multiprocessing
-from pathlib import Path
 from typing import Any
 
 import torch
-from plan_quality import _data, settings
+from plan_quality import _data, parser_of, settings
 
 from quorem.data.batches import Prepared
-from quorem.provenance import commit, versions
+from quorem.provenance import versions
 from quorem.training.config import RunConfig
 from quorem.training.model import build_model, data_identity
 from quorem.training.trial import Trial
@@ -44,18 +43,11 @@ def active(task: tuple[str, str, int, dict[str, Any]]) -> tuple[str, int, int, f
 
 def main() -> None:
     """Read the command line, train, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="prepared data")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--starts", type=int, default=200, help="of the network, numbered from 1000 on")
-    parser.add_argument("--commit", default=commit(), help="of the sources, where git does not say")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, seeds=200).parse_args()
     sizes = sorted({times for _, times in WANTED if times > 1})
     found = settings(Prepared(arguments.data), sizes, ["full", "hash", "plan"])
     chosen = [setting for setting in found if (setting["setting"], setting["times"]) in WANTED]
-    seeds = range(1000, 1000 + arguments.starts)
+    seeds = range(1000, 1000 + arguments.seeds)
     tasks = [(str(arguments.data), arguments.device, seed, setting) for seed in seeds for setting in chosen]
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
         runs = pool.map(active, tasks, chunksize=4)

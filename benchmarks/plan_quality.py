@@ -154,17 +154,23 @@ def _error(losses: list[float]) -> float:
     return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
 
 
-def main() -> None:
-    """Read the command line, train, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None, seeds: int) -> argparse.ArgumentParser:
+    """The options of every study of prepared data."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="prepared data")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=seeds, help="how many starts of the network")
+    parser.add_argument("--commit", default=commit(), help="of the sources, where git does not say")
+    return parser
+
+
+def main() -> None:
+    """Read the command line, train, write."""
+    parser = parser_of(__doc__, seeds=10)
     parser.add_argument("--networks", nargs="+", default=["dlrm", "dcn"])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--commit", default=commit(), help="of the sources, where git does not say")
     parser.add_argument("--settings", nargs="+", default=["full", "plan", "hash", "QR"])
     arguments = parser.parse_args()
     data = Prepared(arguments.data)
