@@ -1,6 +1,7 @@
 """Figures of the documents are those of the files in benchmarks/results."""
 
 import csv
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,10 +11,14 @@ import pytest
 from quorem.experiments.bench import report
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+RESULTS = ROOT / "benchmarks" / "results"
 
-from result_tables import TABLES, speed, training  # noqa: E402
-from result_tables.files import RESULTS, results  # noqa: E402
+# Not by sys.path: other files of benchmarks/ have the names of folders of tests/.
+spec = importlib.util.spec_from_file_location("result_tables", ROOT / "benchmarks" / "result_tables" / "__init__.py")
+result_tables = sys.modules["result_tables"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(result_tables)
+TABLES, speed, training = result_tables.TABLES, result_tables.speed, result_tables.training
+results = speed.results
 
 
 def table_in_document(name: str) -> str:
