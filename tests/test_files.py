@@ -165,5 +165,8 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
         files.read_json(tmp_path)
     with pytest.raises(ValueError, match="is a device and must be a file"):
         files.check_is_file(files.Path("/dev/null"))
+    with pytest.raises(ValueError, match="pipe is a pipe and must be a file"):
+        files.write(tmp_path / "pipe", "takes its place")
+    assert (tmp_path / "pipe").is_fifo() and os.listdir(tmp_path) == ["pipe"]
     with pytest.raises(FileNotFoundError):
         files.read(tmp_path / "absent")

@@ -96,6 +96,7 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
 
     Raises:
         IsADirectoryError: if ``path`` is a folder.
+        ValueError: if ``path`` is a pipe or a device (``/dev/null``), which a file must not take the place of.
         FileNotFoundError: if the folder of ``path`` does not exist.
         OSError: if the disk is full; an existing file is kept.
     """
@@ -104,6 +105,8 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
         raise IsADirectoryError(f"{path} is a folder and must be a file")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} does not exist: make it first")
+    if path.exists():
+        check_is_file(path)
     clear_drafts(path.parent, path.name)
     file = _new_draft(path)
     draft = Path(file.name)
@@ -180,7 +183,7 @@ def disk_full(path: Path, consequence: str, num_bytes: int | None = None) -> OSE
 
 
 def check_is_file(path: Path) -> None:
-    """Raise unless ``path`` is a regular file: reading a pipe or a device could block.
+    """Raise unless ``path`` is a regular file: a pipe or a device could block a reader, and must not be replaced.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.

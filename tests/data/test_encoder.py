@@ -109,6 +109,25 @@ def test_one_row_and_no_row(tmp_path: Path) -> None:
     assert missing.bags["tags"].offsets.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("options", [{}, {"ids": "raw"}])
+def test_a_category_is_the_same_in_any_type(options: dict[str, object], tmp_path: Path) -> None:
+    encode = encoder(prepared(tmp_path, **options), tmp_path)
+    known = encode(rows(item=[7], user=["plain"], tags=[["t1", "t2"]]))
+    two = {name: values * 2 for name, values in rows().items()}
+    array = np.array([["t1", "t2"], ["t1", "t2"]])
+    same = encode(two | {"item": np.array([7.0, np.nan]), "user": [b"plain"] * 2, "tags": array})
+    assert torch.equal(same.ids[:1], known.ids) and same.ids[1, 1] == 0  # NaN is a missing value
+    assert same.bags["tags"].values.tolist() == 2 * known.bags["tags"].values.tolist()
+
+    class Stream:  # as the tables of Arrow and pandas offer it
+        def __arrow_c_stream__(self, schema: object = None) -> object:
+            return pl.DataFrame(rows(item=[7], user=["plain"], tags=[["t1", "t2"]])).__arrow_c_stream__(schema)
+
+    assert torch.equal(encode(Stream()).ids, known.ids)
+    with pytest.raises(TypeError, match=r"rows \(list\) must be a mapping of columns, or a data frame"):
+        encode([rows()])
+
+
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
@@ -116,6 +135,8 @@ def test_one_row_and_no_row(tmp_path: Path) -> None:
         ({"price": [float("inf")]}, "price is not finite"),
         ({"user": [["a"]]}, "user holds lists but must hold one value a row"),
         ({"tags": ["t1"]}, "tags is String but must hold lists"),
+        ({"user": [b"\xff"]}, "user holds bytes that are not UTF-8"),
+        ({"user": [{"a": 1}]}, "user is Struct.* but must hold text or numbers"),
         ({"age": [1, 2]}, "rows must be columns of one length and of one type each"),
         ({"user": ["a", 3]}, "rows must be columns of one length and of one type each"),
     ],
@@ -145,6 +166,11 @@ def test_made_up_data_hold_ids(log: Prepared, tmp_path: Path) -> None:
     assert torch.equal(batch.ids, log.all.ids) and torch.equal(batch.dense, log.all.dense)
     with pytest.raises(UnknownTokenError, match=r"C1 \(400\) must be in \[0, 400\)"):
         encode({name: values[:1] for name, values in columns.items()} | {"C1": [400]})
+    assert torch.equal(encode(columns | {"C1": [str(i) for i in columns["C1"]]}).ids, log.all.ids)  # from a CSV file
+    row = {name: values[:1] for name, values in columns.items()}
+    other = encoder(log, tmp_path, policies={"C1": "hash"}, unknown="missing")
+    assert other(row | {"C1": [-(2**63)], "C2": [2**64]}).ids[0, :2].tolist() == [-(2**63), 0]
+    assert other(row | {"C1": [2**64]}).ids[0, 0] == -1 and other.unknown_counts["C1"] == 2
     with pytest.raises(ValueError, match="C1 is String but must hold ids: the data were made up"):
         encode({name: values[:1] for name, values in columns.items()} | {"C1": ["a"]})
 

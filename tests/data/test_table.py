@@ -244,6 +244,23 @@ def test_text_is_no_dense_feature(tmp_path):
         prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="click", dense=["shop"], categorical=["user"])
 
 
+def test_categories_are_the_same_in_any_type(tmp_path):
+    """Integers that missing values turned into floats, and lists of one length, against text and lists."""
+    count = 40
+    values = {"click": [i % 2 for i in range(count)], "user": [None if i % 9 == 0 else i % 7 for i in range(count)]}
+    plain = pl.DataFrame({**values, "tags": [[str(i % 3), str(i % 5)] for i in range(count)]})
+    floats = plain["user"].cast(pl.Float64).fill_null(float("nan"))
+    other = plain.with_columns(user=floats, tags=plain["tags"].cast(pl.Array(pl.String, 2)))
+    results = []
+    for name, frame in (("plain", plain), ("other", other)):
+        frame.write_parquet(tmp_path / f"{name}.parquet")
+        columns = {"label": "click", "categorical": ["user", "tags"]}
+        results.append(prepare_table(tmp_path / f"{name}.parquet", tmp_path / name, **columns))
+        assert results[-1].vocabulary("user") == results[0].vocabulary("user")
+    assert torch.equal(results[0].all.ids, results[1].all.ids)
+    assert torch.equal(results[0].all.bags["tags"].values, results[1].all.bags["tags"].values)
+
+
 def test_a_transform_must_be_known():
     with pytest.raises(ValueError, match=r"transform of price \('cube'\) must be one of 'log', 'signed_log', 'none'"):
         PrepareConfig(transforms={"price": "cube"})

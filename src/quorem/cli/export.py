@@ -53,18 +53,21 @@ def export(
             from ..quantize import quantize_
 
             quantize_(module, 8 if bits == "8" else 4)
+        written = [out]
         if format == "safetensors":
             save(module, out)
         elif format == "onnx":
             from ..serving.onnx_export import export_onnx
+            from ..serving.onnx_graph import data_files
 
             export_onnx(module, out, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
+            written += data_files(out)
         else:
             from ..serving.torch_export import compile_program, export_program, write_program
 
             program = export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
             (write_program if format == "torch-export" else compile_program)(program, out)
-        size = sum(path.stat().st_size for path in [out, *out.parent.glob(f"{out.name}.????????.data")])
+        size = sum(path.stat().st_size for path in written)
         inputs = ", bags given by offsets" if jagged else ""
         typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes{inputs}")
 

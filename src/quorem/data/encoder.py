@@ -18,7 +18,7 @@ from ..hashing import hash_strings
 from .batches import Bags, Batch, unescaped
 from .dense import Dense
 from .encoding import Encoding
-from .ids import NULL, crc32, raw_ids
+from .ids import NULL, category_text, check_category, crc32, raw_ids
 
 
 class UnknownTokenError(ValueError):
@@ -99,20 +99,22 @@ class Encoder:
             if name in self.vocabularies and len(self.vocabularies[name]) + encoding.first_token != size:
                 raise ValueError(f"the vocabulary of {name} has {len(self.vocabularies[name])} tokens for {size} ids")
 
-    def __call__(self, rows: Mapping[str, Any] | pl.DataFrame) -> Batch:
+    def __call__(self, rows: Any) -> Batch:
         """The rows as a batch whose labels are all 0.
 
         Args:
             rows: values by column: strings or numbers, or lists of them in columns with several values per row; None
-                if a value is missing. Other columns are ignored.
+                if a value is missing. Other columns are ignored. Or a data frame (Polars, Arrow, pandas).
 
         Raises:
-            TypeError: if ``rows`` is neither a mapping nor a Polars frame.
+            TypeError: if ``rows`` is neither a mapping nor a data frame.
             ValueError: if a column is missing or has values of the wrong type.
             UnknownTokenError: if a value is not in the vocabulary, with ``unknown="error"``.
         """
+        if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pl.DataFrame):
+            rows = pl.DataFrame(rows)
         if not isinstance(rows, Mapping | pl.DataFrame):
-            raise TypeError(f"rows ({type(rows).__name__}) must be a mapping of columns, or a Polars frame")
+            raise TypeError(f"rows ({type(rows).__name__}) must be a mapping of columns, or a data frame")
         wanted = [*self.encoding.dense, *self.encoding.categorical]
         if missing := [name for name in wanted if name not in rows]:
             raise ValueError(f"rows have no column {', '.join(missing)}")
@@ -125,7 +127,8 @@ class Encoder:
                 raise ValueError(reason)
         dense = self.dense.array(frame)
         single = [name for name in self.encoding.categorical if name not in self.encoding.bags]
-        ids = np.empty((frame.height, len(single)), np.int64 if self.encoding.ids == "raw" else np.int32)
+        wide = self.encoding.ids == "raw" or (self.encoding.ids == "none" and len(self.policies) > 0)
+        ids = np.empty((frame.height, len(single)), np.int64 if wide else np.int32)
         for k, name in enumerate(single):
             ids[:, k] = self._ids(name, frame[name])
         bags = {name: self._bags(name, frame[name]) for name in self.encoding.bags}
@@ -135,6 +138,8 @@ class Encoder:
     def _bags(self, name: str, values: pl.Series) -> Bags:
         if values.dtype == pl.Null:  # no row has a value
             values = values.cast(pl.List(pl.String))
+        if isinstance(values.dtype, pl.Array):
+            values = values.cast(pl.List(values.dtype.inner))
         if values.dtype != pl.List:
             raise ValueError(f"{name} is {values.dtype} but must hold lists")
         lengths = values.list.len().fill_null(0).cast(pl.Int64).to_numpy()
@@ -144,12 +149,11 @@ class Encoder:
 
     def _ids(self, name: str, values: pl.Series) -> NDArray[Any]:
         """The ids of one column's values; ``NULL`` for a missing value."""
-        if values.dtype == pl.List:
-            raise ValueError(f"{name} holds lists but must hold one value a row")
+        check_category(values)
         if self.encoding.ids == "none":
             return self._given_ids(name, values)
-        text = values.cast(pl.String)
-        is_missing = (text.is_null() | (text == "")).fill_null(True).to_numpy()
+        text = pl.select(category_text(pl.lit(values), values.dtype)).to_series()
+        is_missing = text.is_null().to_numpy()
         if self.encoding.ids == "raw":
             return np.where(is_missing, NULL, raw_ids(text))
         if self.encoding.ids == "hash":
@@ -165,8 +169,9 @@ class Encoder:
             if policy == "error" and self.unknown == "error":
                 token = text[int(np.argmax(ids < 0))]
                 raise UnknownTokenError(
-                    f"{name} ({token!r}) is not in the vocabulary of the training data: unknown='missing' takes such"
-                    " values for missing ones; data prepared with vocabulary='train' have an id for them"
+                    f"{name} ({token!r}) is not in the vocabulary of the training data: unknown='missing'"
+                    " (--unknown missing) takes such values for missing ones; data prepared with vocabulary='train'"
+                    " have an id for them"
                 )
             self.unknown_counts[name] += int(np.count_nonzero(ids < 0))
             if policy == "hash":
@@ -176,14 +181,21 @@ class Encoder:
                 ids[ids < 0] = NULL
         return ids
 
-    def _given_ids(self, name: str, values: pl.Series) -> NDArray[np.int32]:
+    def _given_ids(self, name: str, values: pl.Series) -> NDArray[np.int64]:
         size = self.encoding.cardinalities[self.encoding.categorical.index(name)]
-        if not (values.dtype.is_integer() or values.dtype == pl.Null):
+        numbers = values.cast(pl.Int64, strict=False) if values.dtype == pl.String else values  # a field of a CSV file
+        if numbers.null_count() > values.null_count() or not (numbers.dtype.is_integer() or numbers.dtype == pl.Null):
             raise ValueError(f"{name} is {values.dtype} but must hold ids: the data were made up")
-        ids = values.cast(pl.Int64).fill_null(NULL).to_numpy()
-        if len(outside := ids[(ids < 0) | (ids >= size)]):
-            raise UnknownTokenError(f"{name} ({outside[0]}) must be in [0, {size})")
-        return ids.astype(np.int32)
+        values = numbers
+        is_outside = ((values < 0) | (values >= size)).fill_null(False).to_numpy()
+        ids = values.cast(pl.Int64, strict=False).fill_null(NULL).to_numpy().copy()
+        if is_outside.any():
+            policy = self.policies.get(name, "error")
+            if policy == "error" and self.unknown == "error":
+                raise UnknownTokenError(f"{name} ({values.filter(pl.Series(is_outside))[0]}) must be in [0, {size})")
+            self.unknown_counts[name] += int(np.count_nonzero(is_outside))
+            ids[is_outside & ((ids == NULL) | (policy == "error"))] = NULL if policy == "error" else -1
+        return ids
 
 
 def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:

@@ -13,6 +13,7 @@ from .. import files
 from . import quoting
 from .batches import Prepared
 from .folder import Progress
+from .ids import category_text, check_category
 from .infer import ROWS, Inferred, infer
 from .prepare import Columns, PrepareConfig, write
 from .text import BLOCK_BYTES, Malformed, ParsedRows, TextBlock, TextLayout, blocks, line_ends, parse, without_head
@@ -250,7 +251,7 @@ def _collected(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
 
 
 def _list_columns(path: Path) -> list[str]:
-    return [name for name, dtype in _scan(path).collect_schema().items() if dtype == pl.List]
+    return [name for name, dtype in _scan(path).collect_schema().items() if dtype in (pl.List, pl.Array)]
 
 
 def check_present(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:
@@ -276,17 +277,20 @@ def _features(
     typed = [pl.col(name).cast(pl.Float64) for name in dense]
     for name in categorical:
         values, dtype = pl.col(name), frame.schema[name]
+        if name in bags and isinstance(dtype, pl.List | pl.Array):
+            check_category(frame[name].explode())
+            lists = values.cast(pl.List(dtype.inner))
+            typed.append(lists.list.eval(category_text(pl.element(), dtype.inner)))
+            continue
+        check_category(frame[name])
+        text = category_text(values, dtype)
         if name in bags:
-            lists = values if dtype == pl.List else _text(values).str.split(multi_separator)
-            typed.append(lists.list.eval(_text(pl.element())).alias(name))
+            typed.append(
+                text.str.split(multi_separator).list.eval(category_text(pl.element(), pl.String())).alias(name)
+            )
         else:
-            typed.append(values if dtype.is_integer() else _text(values).alias(name))
+            typed.append(values if dtype.is_integer() else text.alias(name))
     return typed
-
-
-def _text(values: pl.Expr) -> pl.Expr:
-    text = values.cast(pl.String)
-    return pl.when(text != "").then(text)
 
 
 def _label(dtype: pl.DataType, name: str) -> pl.Expr:

@@ -3,6 +3,7 @@
 All operators are of the default operator set, so any runtime that supports opset 18 can run it.
 """
 
+import glob
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -134,7 +135,7 @@ class Graph:
         text = model.SerializeToString()
         with replacing(path, num_bytes=len(text)) as file:
             file.write(text)
-        for old in path.parent.glob(f"{path.name}.????????.data"):
+        for old in data_files(path):
             if data is None or old.name != data.name:
                 old.unlink()
 
@@ -154,6 +155,11 @@ class Graph:
                         size += file.write(block)
                 file.write(bytes(_padded(size) - size))
         return data
+
+
+def data_files(path: Path) -> list[Path]:
+    """The data files beside a model: those of its name and a checksum."""
+    return list(path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.data"))
 
 
 def _padded(size: int) -> int:

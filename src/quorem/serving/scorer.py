@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,12 +34,14 @@ class Scorer:
 
     Raises:
         FileNotFoundError: if there is no such folder, the run is not finished, or it did not keep its model.
-        ValueError: if a file is damaged.
+        ValueError: if a file is damaged, or ``unknown`` has another value.
     """
 
     def __init__(
         self, run: str | os.PathLike[str], *, unknown: Literal["error", "missing"] = "error", verify: bool = True
     ) -> None:
+        if unknown not in ("error", "missing"):
+            raise ValueError(f"unknown ({unknown!r}) must be 'error' or 'missing'")
         self.path = Path(run)
         if not (self.path / "run.json").exists():
             raise FileNotFoundError(f"{self.path} is not the folder of a run: run.json is missing")
@@ -69,14 +70,15 @@ class Scorer:
             self._encoder = Encoder(self.encoding, self._texts, unknown=self._unknown, policies=policies)
         return self._encoder
 
-    def __call__(self, rows: Mapping[str, Any]) -> Tensor:
+    def __call__(self, rows: Any) -> Tensor:
         """The probability of a click for each row, float32 ``[N]``.
 
         Args:
             rows: values by column: strings or numbers, or lists of them in columns with several values per row; None
-                if a value is missing.
+                if a value is missing. Or a data frame (Polars, Arrow, pandas).
 
         Raises:
+            TypeError: if ``rows`` is neither a mapping nor a data frame.
             ValueError: if a column is missing, or has values of the wrong type or an unknown value.
         """
         return self.probabilities(self.encoder(rows))
