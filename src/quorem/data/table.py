@@ -278,9 +278,10 @@ def _features(
     for name in categorical:
         values, dtype = pl.col(name), frame.schema[name]
         if name in bags and isinstance(dtype, pl.List | pl.Array):
-            check_category(frame[name].explode())
-            lists = values.cast(pl.List(dtype.inner))
-            typed.append(lists.list.eval(category_text(pl.element(), dtype.inner)))
+            elements = frame[name].explode()
+            check_category(elements)
+            lists = values.cast(pl.List(elements.dtype))
+            typed.append(lists.list.eval(category_text(pl.element(), elements.dtype)))
             continue
         check_category(frame[name])
         text = category_text(values, dtype)
