@@ -4,7 +4,8 @@
     (whatever stands here is replaced)
     <!-- end -->
 
-Tables of ``result_tables`` stand between ``<!-- name -->`` and ``<!-- /name -->``.
+A long command may be broken over several lines. Tables of ``result_tables`` stand between ``<!-- name -->`` and
+``<!-- /name -->``.
 
 Run from the root of a checkout after a new benchmark.
 """
@@ -23,7 +24,7 @@ def main() -> None:
     for path in [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         shown = re.sub(
-            r"(<!-- (quorem (?:bench|report) [^\n]*--table [^\n]*) -->\n).*?(<!-- end -->\n)",
+            r"(<!-- (quorem (?:bench|report) (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n).*?(<!-- end -->\n)",
             filled,
             text,
             flags=re.DOTALL,

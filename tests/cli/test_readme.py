@@ -1,4 +1,4 @@
-"""The five commands of README.md, as they stand there, on a small file."""
+"""The five commands of README.md, as they stand there, on the made-up file that it names."""
 
 import re
 import shlex
@@ -14,22 +14,16 @@ from typer.testing import CliRunner
 from quorem.cli import app
 
 README = Path(__file__).parents[2] / "README.md"
-ROWS = 600
+ROWS = 2000
 
 
 def test_the_five_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = README.read_text(encoding="utf-8").split("## Five commands")[1]
     commands = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1].splitlines()
     assert [command.split()[1] for command in commands] == ["prepare", "plan", "train", "predict", "export"]
-    rows = {
-        "click": [int(i % 3 == 0) for i in range(ROWS)],
-        "price": [i % 50 / 7 for i in range(ROWS)],
-        "user": [f"user {i % 97}" for i in range(ROWS)],
-    }
-    pl.DataFrame(rows).write_csv(tmp_path / "clicks.csv")
-    pl.DataFrame({**rows, "user": [f"user {i}" for i in range(ROWS)]}).drop("click").write_csv(tmp_path / "new.csv")
+    made_up = re.search(r"`(quorem synthesize clicks.csv --rows) 20000`", section)[1]
     monkeypatch.chdir(tmp_path)
-    for command in commands:
+    for command in (f"{made_up} {ROWS}", *commands):
         done = CliRunner().invoke(app, shlex.split(command, comments=True)[1:])
         assert done.exit_code == 0, f"{command}\n{done.output}"
     scores = pl.read_csv(tmp_path / "scores.csv")["probability"]

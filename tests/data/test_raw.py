@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from quorem.data.criteo import prepare_criteo
+from quorem.data.prepare import PrepareConfig
 from quorem.data.raw import token, write_raw
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
+from quorem.data.table import prepare_table
 
 
 @pytest.mark.parametrize("name", ["raw.txt", "raw.txt.gz"])
@@ -29,6 +31,26 @@ def test_raw_form_prepares_to_the_same_log(name, tmp_path):
         tokens[0] = ""
         found = np.array([t or "" for t in data.vocabulary(feature)])
         assert (found[data.all.ids[:, f]] == tokens[draw.ids[:, f]]).all()
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_csv_form_prepares_to_the_same_log(name, tmp_path):
+    log = ClickLog(cardinalities=(50, 400, 3), num_dense=2)
+    write_raw(log, 2000, tmp_path / name)
+    data = prepare_table(
+        tmp_path / name,
+        tmp_path / "out",
+        label="click",
+        dense=["I1", "I2"],
+        categorical=["C1", "C2", "C3"],
+        config=PrepareConfig(transform="log"),
+    )
+    draw = log.draw(0, 2000).batch
+    assert torch.equal(data.all.labels, draw.labels)
+    np.testing.assert_array_max_ulp(data.all.dense.numpy(), draw.dense.numpy(), maxulp=1)
+    for f, feature in enumerate(data.names):
+        pairs = torch.stack([data.all.ids[:, f], draw.ids[:, f]], 1).unique(dim=0)
+        assert all(len(column.unique()) == len(pairs) for column in pairs.T), feature
 
 
 def test_raw_form_has_missing_and_negative_values(tmp_path):

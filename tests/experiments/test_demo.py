@@ -17,6 +17,7 @@ from quorem.collection import EmbeddingCollection
 from quorem.data.batches import Prepared
 from quorem.experiments import demo
 from quorem.experiments.figures import Figure
+from quorem.experiments.program import program
 from quorem.training.tables import tables_of
 
 
@@ -80,15 +81,15 @@ def test_the_commands_to_try_next_work_as_pasted(tmp_path, monkeypatch):
 def test_the_program_is_named_so_that_it_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    program = tmp_path / ".venv" / "bin" / "quorem"
-    program.touch(mode=0o755)
-    monkeypatch.setattr(sys, "argv", [str(program)])
+    script = tmp_path / ".venv" / "bin" / "quorem"
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.setenv("PATH", "/nowhere")
-    assert demo.program() == ".venv/bin/quorem"
-    monkeypatch.setenv("PATH", str(program.parent))
-    assert demo.program() == "quorem"
+    assert program() == ".venv/bin/quorem"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert program() == "quorem"
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "__main__.py")])
-    assert demo.program().endswith(" -m quorem")
+    assert program().endswith(" -m quorem")
 
 
 def test_demo_on_prepared_data(tmp_path):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from quorem import QR, GeneralizedQR, load, schemes
 from quorem.cli import app
 from quorem.experiments import watch
+from quorem.experiments.program import command
 from quorem.experiments.reproduce import figures_in
 from quorem.experiments.train import busy_hint, scheme_from
 from quorem.training import checkpoint, clock
@@ -107,7 +108,7 @@ def test_a_run_has_a_header_and_a_finished_one_says_so(log, tmp_path):
         assert [line[:10].strip() for line in done.output.splitlines()[:4]] == ["data", "model", "tables", ""]
         assert f"data      {log.path}: 3,429 train, 286 validation and 285 test rows;" in done.output
         assert "times smaller than full tables" in done.output
-        assert done.output.endswith(f"\nNext: quorem report {out}\n")
+        assert done.output.endswith(f"\nNext: {command('report', out)}\n")
     finished = f"{out} is finished: nothing is trained again."
     assert finished not in first.output and finished in again.output and "rows/s" not in again.output
 

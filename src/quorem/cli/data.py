@@ -143,7 +143,7 @@ def _names(values: list[str] | None) -> list[str]:
 
 @commands.command(epilog="Example: quorem synthesize data/log --rows 1000000 --scale 0.01")
 def synthesize(
-    out: Annotated[Path, typer.Argument(help="Folder to write, or file with --raw.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; or a file: NAME.csv, or any name with --raw.")],
     rows: Annotated[int, typer.Option(min=1, help="Rows of the log.")] = 1_000_000,
     scale: Annotated[float, typer.Option(help="Of Criteo's cardinalities; 1 has all 33.8 million ids.")] = 0.001,
     click_rate: Annotated[float, typer.Option(help="Mean probability of a click.")] = 0.25,

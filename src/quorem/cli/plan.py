@@ -49,6 +49,7 @@ def plan(
         from ..collection import Table
         from ..data.batches import Prepared
         from ..experiments import many_gpus, planning
+        from ..experiments.program import command
         from ..files import write
 
         if out is not None and out.exists() and not overwrite:
@@ -73,7 +74,7 @@ def plan(
         if out is not None:
             write(out, planned.to_json() + "\n")
             if target.suffix != ".py":
-                typer.echo(f"Next: quorem train --data {target} --plan {out} --out RUN")
+                typer.echo(f"Next: {command('train', '--data', target, '--plan', out, '--out', 'RUN')}")
 
 
 def model_in(path: Path) -> "nn.Module":

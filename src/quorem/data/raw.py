@@ -1,4 +1,4 @@
-"""The synthetic click log as text in the format of the Criteo file, to exercise ``quorem prepare``."""
+"""The synthetic click log as text: in the format of the Criteo file, or as CSV, to try ``quorem prepare`` on."""
 
 import gzip
 import os
@@ -27,6 +27,7 @@ def write_raw(
     """Write the first rows of a log as lines of label, counts and tokens, separated by tabs; missing ones are empty.
 
     A token is eight hex digits, different for every id of a feature. A file whose name ends in ``.gz`` is compressed.
+    One whose name ends in ``.csv`` or ``.csv.gz`` has commas instead of tabs, and a header line (``click,I1,...``).
 
     Raises:
         FileExistsError: if ``path`` exists and ``overwrite`` is False.
@@ -39,10 +40,15 @@ def write_raw(
         raise FileExistsError(f"{path} exists: choose another name, or overwrite=True (--overwrite)")
 
     def text(start: int) -> bytes:
-        return lines(Chunk(*(part[..., : num_rows - start] for part in log._chunk(start, torch.device("cpu")))))
+        chunk = Chunk(*(part[..., : num_rows - start] for part in log._chunk(start, torch.device("cpu"))))
+        return lines(chunk, "," if is_csv(path) else "\t")
 
     packed = path.suffix == ".gz"
     with files.replacing(path) as plain, gzip.GzipFile("", "wb", 6, plain) if packed else nullcontext(plain) as file:
+        if is_csv(path):
+            numbers = [f"I{k + 1}" for k in range(log.num_dense)]
+            categories = [f"C{k + 1}" for k in range(len(log.cardinalities))]
+            file.write((",".join(["click", *numbers, *categories]) + "\n").encode())
         for start in range(0, num_rows, WRITE_ROWS):
             stop = min(start + WRITE_ROWS, num_rows)
             file.writelines(in_threads(text, range(start, stop, CPU_CHUNK_ROWS)))
@@ -50,7 +56,16 @@ def write_raw(
                 progress("draw", stop / num_rows, stop)
 
 
-def lines(chunk: Chunk) -> bytes:
+def is_csv(path: Path) -> bool:
+    """Whether the name is that of a CSV file, plain or compressed.
+
+    >>> [is_csv(Path(name)) for name in ("log.csv", "log.csv.gz", "train.txt", "csv")]
+    [True, True, False, False]
+    """
+    return path.name.endswith((".csv", ".csv.gz"))
+
+
+def lines(chunk: Chunk, separator: str) -> bytes:
     """The text of some rows, built as a matrix of characters ``[B, W]`` from which unused positions are dropped."""
     label = chunk.labels.numpy().astype(np.uint8)[:, None] + ord("0")
     fields = [(label, np.ones_like(label, bool))]
@@ -59,7 +74,7 @@ def lines(chunk: Chunk) -> bytes:
         fields.append((hex_digits(token(ids, feature)), np.repeat(ids[:, None] != 0, 8, 1)))
     characters, there = [], []
     for k, (text, present) in enumerate(fields):
-        end = ord("\t") if k < len(fields) - 1 else ord("\n")
+        end = ord(separator) if k < len(fields) - 1 else ord("\n")
         characters += [text, np.full((len(text), 1), end, np.uint8)]
         there += [present, np.ones((len(text), 1), bool)]
     return np.concatenate(characters, 1)[np.concatenate(there, 1)].tobytes()

@@ -1,8 +1,5 @@
 """The demo: one click log, DLRM trained with tables of several sizes, and a page that compares size and loss."""
 
-import shlex
-import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +25,7 @@ from ..training.tables import tables_of
 from . import words
 from .aggregate import FinishedRun, result_of
 from .figures import Axes, Figure, Result
+from .program import command
 from .reproduce import describe
 from .watch import watching
 
@@ -75,8 +73,8 @@ def show(
     page([figure], out / "index.html", headline=headline(figure.points))
     console.print(f"\n{headline(figure.points)}", highlight=False, soft_wrap=True)
     console.print(f"Page: {out / 'index.html'}\n\nTry next:", highlight=False, soft_wrap=True)
-    for command in next_commands(prepared.path, out):
-        console.print(f"  {command}", highlight=False, soft_wrap=True)
+    for line in next_commands(prepared.path, out):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
     return figure
 
 
@@ -212,19 +210,4 @@ def next_commands(data: Path, out: Path) -> list[str]:
         ["report", out / "mult"],
         ["reproduce", "figure4", "--data", data, "--out", out / "figure4", *options],
     ]
-    return [f"{program()} {shlex.join(map(str, command))}" for command in commands]
-
-
-def program() -> str:
-    """The command that runs this program again: ``quorem`` if that is the same program on the PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "quorem":
-        return shlex.join([_short(Path(sys.executable)), "-m", "quorem"])
-    command = shutil.which("quorem")
-    return "quorem" if command and Path(command).resolve() == called.resolve() else shlex.quote(_short(called))
-
-
-def _short(path: Path) -> str:
-    """The path relative to the current folder, if it is inside."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    return [command(*arguments) for arguments in commands]

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from ..data.batches import Prepared
 from ..data.folder import Progress as Report
-from ..data.raw import write_raw
+from ..data.raw import is_csv, write_raw
 from ..data.synthetic import ClickLog, synthesize
+from .program import command
 
 if TYPE_CHECKING:  # these load polars
     from ..data.infer import Inferred
@@ -43,6 +44,7 @@ def criteo(raw: Path, out: Path, config: "PrepareConfig", *, overwrite: bool, co
     with bar(console) as report:
         prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
     summary(prepared, console)
+    show_next(prepared, console)
 
 
 def table(
@@ -99,6 +101,7 @@ def table(
             progress=report,
         )
     summary(prepared, console)
+    show_next(prepared, console)
 
 
 def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
@@ -108,20 +111,22 @@ def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
     for column in columns:
         table.add_row(Text(column.name), words[column.kind], Text(column.reason))
     console.print(table)
-    console.print("Otherwise: name it in --dense, --categorical, --multi or --drop, and add --infer.", highlight=False)
+    text = "To take a column for something else, name it in --dense, --categorical, --multi or --drop, and add --infer."
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def synthetic(log: ClickLog, rows: int, out: Path, *, days: int, raw: bool, overwrite: bool, console: Console) -> None:
     """Write a synthetic log as prepared data, or as a raw file."""
     with bar(console) as report:
-        if raw:
+        if raw or is_csv(out):
             write_raw(log, rows, out, overwrite=overwrite, progress=report)
-            console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", highlight=False)
+            console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
             return
         prepared = synthesize(log, rows, out, days=days, overwrite=overwrite, progress=report)
     summary(prepared, console)
     best = prepared.meta["bayes_log_loss"]
     console.print(f"best log loss of any model on the test rows: {best['test']:.5f}", highlight=False)
+    show_next(prepared, console)
 
 
 @contextmanager
@@ -192,6 +197,15 @@ def features(prepared: Prepared, console: Console) -> None:
         most = counts.max(initial=0) / max(counts.sum(), 1)
         table.add_row(name, f"{size:,}", f"{int((counts > 0).sum()):,}", f"{most:.1%}".rstrip("%"))
     console.print(table)
+
+
+def show_next(prepared: Prepared, console: Console) -> None:
+    """Print the command to go on with. Raw ids need a plan first."""
+    if prepared.has_raw_ids:
+        following = command("plan", prepared.path, "--budget", "100MB", "--out", "plan.json")
+    else:
+        following = command("train", "--data", prepared.path, "--out", "runs/first")
+    console.print(f"Next: {following}", highlight=False, soft_wrap=True)
 
 
 def summary(prepared: Prepared, console: Console) -> None:

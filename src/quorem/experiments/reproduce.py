@@ -20,6 +20,7 @@ from . import budgets, figure4, figure5, figure6, figure7, plans, sweep, table1
 from .aggregate import aggregate, figure_of_run, write_csv
 from .conditions import file_names, split
 from .figures import Axes, Figure, FigurePlan, Point
+from .program import command
 from .progress import showing
 
 PAPER = {module.AXES.name: module for module in (figure4, figure5, figure6, figure7, table1)}
@@ -132,13 +133,15 @@ def run(
     try:
         failed = train(plans, out, device=device, workers=workers, console=console)
     except KeyboardInterrupt:
-        console.print(f"Interrupted; the same command goes on, and quorem report {out} shows what is finished")
+        shown = command("report", out)
+        console.print(f"Interrupted; the same command goes on, and {shown} shows what is finished", soft_wrap=True)
         raise
     if not train_only:
         figures = figures_in(out)
         publish(figures, out / "results")
         page(figures, out / "report.html")
-        console.print(f"Numbers and pictures: {out / 'results'}; page: {out / 'report.html'}", highlight=False)
+        console.print(f"Numbers and pictures: {out / 'results'}", highlight=False, soft_wrap=True)
+        console.print(f"Page: {out / 'report.html'}", highlight=False, soft_wrap=True)
     if failed:
         raise RuntimeError(f"{failed} runs failed")
 
@@ -172,8 +175,8 @@ def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, 
     failed = [made.error(config) for group in made.runs for config in group if made.has_failed(config)]
     reasons = dict.fromkeys(json.loads(path.read_text(encoding="utf-8"))["error"] for path in failed)
     if failed:
-        console.print(f"{len(failed)} runs failed: {'; '.join(reasons)}", highlight=False)
-        console.print(f"Details are in {out / 'errors'}; the same command tries them again", highlight=False)
+        console.print(f"{len(failed)} runs failed: {'; '.join(reasons)}", highlight=False, soft_wrap=True)
+        console.print(f"Details are in {out / 'errors'}; the same command tries them again", soft_wrap=True)
     return len(failed)
 
 

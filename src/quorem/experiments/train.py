@@ -26,6 +26,7 @@ from ..training.run import read_result
 from ..training.tables import METHODS, scheme_of
 from ..training.trial import Trial
 from . import words
+from .program import command
 from .watch import watching
 
 
@@ -185,13 +186,13 @@ def _run(
         try:
             result = train(config, prepared, out, device=device, options=options, stop=stop, make_trial=make_trial)
         except KeyboardInterrupt:
-            console.print(f"Interrupted; the same command goes on from the checkpoint in {out}", highlight=False)
+            console.print(f"Interrupted; the same command goes on from the checkpoint in {out}", soft_wrap=True)
             raise
     for split in ("validation", "test"):
         console.print(words.metrics(split, result[split]), highlight=False, soft_wrap=True)
     if not finished:
         console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s", highlight=False)
-    console.print(f"Next: quorem report {out}", highlight=False, soft_wrap=True)
+    console.print(f"Next: {command('report', out)}", highlight=False, soft_wrap=True)
     return result
 
 

@@ -86,7 +86,7 @@ def shown_tables() -> list[tuple[str, str, str]]:
     found = []
     for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         text = path.read_text(encoding="utf-8")
-        pattern = r"<!-- (quorem (?:bench|report) [^\n]*--table [^\n]*) -->\n(.*?)<!-- end -->\n"
+        pattern = r"<!-- (quorem (?:bench|report) (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n(.*?)<!-- end -->\n"
         found += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
     return found
 
