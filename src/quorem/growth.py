@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import init
-from .ops.layout import Extent
+from .ops.layout import Extent, pool_key
 from .partitions import Partition, is_complementary
 from .renumbering import Mixing
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
@@ -128,8 +128,7 @@ def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimize
 def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
     """Raise ValueError unless the pool has unused numbers directly after those of the table."""
     assert grown.pool is not None
-    width = grown.embedding_dim
-    sharing = [s for s, other in enumerate(tables.specs) if (other.pool, other.embedding_dim) == (grown.pool, width)]
+    sharing = tables.pool_members(pool_key(tables.pools, grown))
     before = sum(tables.specs[s].num_composed for s in sharing)
     after = before - tables.specs[t].num_composed + grown.num_composed
     room, name = 2 ** Mixing.covering(max(before, 2)).bits, grown.pool.name

@@ -18,6 +18,7 @@ from .ops.quantized import dequantize
 from .ops.updates import Updates, updates_of
 from .partitions import naive
 from .paths import PathNetworks, path_groups
+from .renumbering import Mixing
 from .saved_paths import PathGroups
 from .schemes import TableSpec
 from .schemes.frequency import Ranks, RawCounts, rank
@@ -147,10 +148,20 @@ class StoredTables(nn.Module):
             if self.is_full(t) and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for name, extents in self.pools.items():
-            members = [t for t, spec in enumerate(self.specs) if pool_key(self.pools, spec) == name]
+            members = self.pool_members(name)
             init.pool_(self._views(extents), [self.specs[t] for t in members], std=self.start_std(members))
         for group in self._path_networks():
             group.reset_parameters()
+
+    def pool_members(self, pool: str) -> list[int]:
+        """The tables that share a pool, in the order in which it numbers their cold ids."""
+        return [t for t, spec in enumerate(self.specs) if pool_key(self.pools, spec) == pool]
+
+    def pool_numbering(self, table: int) -> tuple[int, Mixing]:
+        """The number of a table's first cold id in its pool, and the bijection that the pool applies to numbers."""
+        counts = {t: self.specs[t].num_composed for t in self.pool_members(pool_key(self.pools, self.specs[table]))}
+        first = sum(count for t, count in counts.items() if t < table)
+        return first, Mixing.covering(max(sum(counts.values()), 2))
 
     def start_std(self, members: Sequence[int]) -> float | None:
         """The standard deviation of initial vectors, or None for the default, which depends on the number of ids.

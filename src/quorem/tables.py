@@ -18,7 +18,6 @@ from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_
 from .ops.updates import updates_of
 from .partitions import Partition
 from .paths import PathNetworks
-from .renumbering import Mixing
 from .schemes.frequency import places
 from .stored import StoredTables
 
@@ -46,13 +45,9 @@ class Tables(StoredTables):
         if len(composed):
             numbers, partitions = place[composed] - spec.num_own, spec.partitions
             if spec.pool is not None:
-                key = pool_key(self.pools, spec)
-                extents = self.pools[key]
-                before = [
-                    other for t, other in enumerate(self.specs) if t < table and pool_key(self.pools, other) == key
-                ]
-                total = sum(other.num_composed for other in self.specs if pool_key(self.pools, other) == key)
-                numbers = Mixing.covering(max(total, 2))(numbers + sum(other.num_composed for other in before))
+                first, mixing = self.pool_numbering(table)
+                numbers = mixing(numbers + first)
+                extents = self.pools[pool_key(self.pools, spec)]
                 partitions = tuple(Partition(1, extent.rows) for extent in extents)
                 rows = self._views(extents)
             else:

@@ -10,7 +10,7 @@ from ..collection import EmbeddingCollection
 from ..fit import fit_
 from ..ops.layout import pool_key
 from ..schemes import HotCold, Scheme
-from ..schemes.frequency import places
+from ..schemes.frequency import composed_ids, places
 
 
 def fill_(
@@ -40,8 +40,7 @@ def fill_(
         else:
             init.init_(single.tables(t), spec, std=init.deviation(trained[name]))
     for key in single.pools:
-        members = [t for t, spec in enumerate(single.specs) if pool_key(single.pools, spec) == key]
-        _fill_pool_(single, members, trained, counts, fit)
+        _fill_pool_(single, single.pool_members(key), trained, counts, fit)
 
 
 def _fill_pool_(
@@ -79,6 +78,4 @@ def _pool_tables(single: EmbeddingCollection, table: int) -> list[Tensor]:
 def _cold_ids(single: EmbeddingCollection, table: int) -> Tensor:
     """The composed ids of a table, in the order of their numbers."""
     spec = single.specs[table]
-    place = places(spec, single.ranks_of[table]).to(single.stored.device)
-    ids = (place >= spec.num_own).nonzero().flatten()
-    return torch.empty_like(ids).index_copy_(0, place[ids] - spec.num_own, ids)
+    return composed_ids(places(spec, single.ranks_of[table]), spec).to(single.stored.device)

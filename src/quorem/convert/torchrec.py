@@ -120,14 +120,14 @@ def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRec
             if isinstance(child, POOLED | UNPOOLED) and id(child) not in inside and id(child) not in collections:
                 collections[id(child)] = TorchRecCollection(f"{path}.{key}" if path else key, child, parent)
     for collection in collections.values():
-        for name, module in tables_in(collection.module).items():
+        for name, module in table_modules(collection.module).items():
             collection.groups[name] = by_module[id(module)]
             by_module[id(module)].collection = collection
         collection.leave_out()
     return list(collections.values())
 
 
-def tables_in(collection: Any) -> nn.ModuleDict:
+def table_modules(collection: Any) -> nn.ModuleDict:
     """The ``nn.EmbeddingBag`` or ``nn.Embedding`` of each table of TorchRec's collection, by the table's name."""
     tables: nn.ModuleDict = collection.embedding_bags if isinstance(collection, POOLED) else collection.embeddings
     return tables
@@ -274,7 +274,7 @@ def _plain(module: Any) -> nn.Module:
     else:
         new = UNPOOLED([EmbeddingConfig(**option) for option in options], device=torch.device("meta"))
     new._device = first.device
-    for name, embedding in tables_in(new).items():
+    for name, embedding in table_modules(new).items():
         if name in dense:
             embedding.weight = nn.Parameter(dense[name].detach().to(first.device), requires_grad=first.requires_grad)
     keep_(module, new)

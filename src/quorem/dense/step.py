@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..models.dcn import DCN
 from ..models.dlrm import DLRM
-from ..models.mlp import check_inputs
+from ..models.network import check_inputs
 from ..ops.gpu.constants import on_device
 from ..ops.state import Constants, DeviceScalar, SGDConstants
 from . import interactions, rules

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..partitions import ExplicitPartition, Partition
 from ..renumbering import Mixing, Permutation
 from ..schemes import Full, Ranks, TableSpec
-from ..schemes.frequency import check_frequencies, places
+from ..schemes.frequency import check_frequencies, composed_ids, places
 from . import products, sums
 from .target import Target, run_pass, weights_of
 
@@ -109,9 +109,7 @@ def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: 
         run_pass(part.with_partitions([partition]), [], "add", largest=tables[0])
         hot = owners[place[owners] < spec.num_hot]
         tables[0].index_copy_(0, place[hot], target.dense[hot].to(tables[0].dtype))
-    cold = torch.empty(spec.num_composed, dtype=torch.int64, device=place.device)
-    composed = (place >= spec.num_own).nonzero().flatten()
-    cold[place[composed] - spec.num_own] = composed
+    cold = composed_ids(place, spec)
     if spec.pool is None:
         return replace(target, rows=cold)
     partitions = tuple(Partition(1, len(table)) for table in tables[spec.num_own > 0 :])

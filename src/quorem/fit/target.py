@@ -1,6 +1,6 @@
 """A trained table that is read in blocks of ids, and the pass over it that all fits use."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -277,44 +277,62 @@ def _pass_over(
     largest: Tensor | None,
     of_zeros: bool,
 ) -> ErrorTerms:
-    """``run_pass`` over some ranges of buckets."""
-    sums = ErrorTerms(torch.zeros_like(target.scale), [], [])
-    one = target.scale.new_ones(1, 1, 1)
+    """``run_pass`` over some ranges of buckets. Each range is read twice: for its rows, then for the error."""
+    terms = ErrorTerms(torch.zeros_like(target.scale), [], [])
     for j in wanted:
-        sums.gradients.append(torch.zeros_like(small[j]))
-        sums.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
+        terms.gradients.append(torch.zeros_like(small[j]))
+        terms.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
     ids_a_bucket = target.num_ids / target.partitions[0].size
     for first, last in ranges:
-        keep = ids_a_bucket * (last - first) <= 4 * target.block_ids
-        blocks = list(target.blocks(first, last)) if keep else None
-        above = target.scale.new_zeros(last - first, len(target.scale))
-        below = torch.zeros_like(above if operation == "mult" else above[:, :1])
-        for block in blocks or target.blocks(first, last):
-            rest, factor = _split(block, small, operation, of_zeros)
-            rest = block.weighted(rest)
-            block.sum_into_(above, 0, rest if factor is None else rest * factor)
-            block.sum_weighted_into_(below, 0, one if factor is None else factor * factor)
-        rows = torch.where(below > 0, above / below, 0)
+        is_small = ids_a_bucket * (last - first) <= 4 * target.block_ids
+        kept = list(target.blocks(first, last)) if is_small else None
+        rows = _best_rows(kept or target.blocks(first, last), last - first, target, small, operation, of_zeros)
         if largest is not None:
             largest[first:last] = rows * target.scale
-        for block in blocks or target.blocks(first, last):
-            rest, factor = _split(block, small, operation, of_zeros)
-            row = F.embedding(block.buckets[0], rows)
-            rest = rest - (row if factor is None else row * factor)
-            weighted = block.weighted(rest)
-            sums.error.add_((weighted * rest).sum((0, 1)))
-            for j, gradient, curvature in zip(wanted, sums.gradients, sums.curvatures, strict=True):
-                slope = None
-                if operation == "mult":
-                    others = (
-                        F.embedding(b, t)
-                        for i, (t, b) in enumerate(zip(small, block.buckets[1:], strict=True))
-                        if i != j
-                    )
-                    slope = reduce(torch.mul, others, row)
-                block.sum_into_(gradient, 1 + j, weighted if slope is None else weighted * slope)
-                block.sum_weighted_into_(curvature, 1 + j, one if slope is None else slope * slope)
-    return sums
+        for block in kept or target.blocks(first, last):
+            _add_terms_(terms, block, rows, small, operation, wanted, of_zeros)
+    return terms
+
+
+def _best_rows(
+    blocks: Iterable[Block], num_rows: int, target: Target, small: Sequence[Tensor], operation: str, of_zeros: bool
+) -> Tensor:
+    """The best rows ``[num_rows, D]`` of the largest table in one range of buckets: weighted means."""
+    one = target.scale.new_ones(1, 1, 1)
+    sums = target.scale.new_zeros(num_rows, len(target.scale))
+    weights = torch.zeros_like(sums if operation == "mult" else sums[:, :1])
+    for block in blocks:
+        rest, factor = _split(block, small, operation, of_zeros)
+        rest = block.weighted(rest)
+        block.sum_into_(sums, 0, rest if factor is None else rest * factor)
+        block.sum_weighted_into_(weights, 0, one if factor is None else factor * factor)
+    return torch.where(weights > 0, sums / weights, 0)
+
+
+def _add_terms_(
+    terms: ErrorTerms,
+    block: Block,
+    rows: Tensor,
+    small: Sequence[Tensor],
+    operation: str,
+    wanted: Sequence[int],
+    of_zeros: bool,
+) -> None:
+    """Add the error of one block, and its derivatives by the ``wanted`` small tables."""
+    rest, factor = _split(block, small, operation, of_zeros)
+    row = F.embedding(block.buckets[0], rows)
+    rest = rest - (row if factor is None else row * factor)
+    weighted = block.weighted(rest)
+    terms.error.add_((weighted * rest).sum((0, 1)))
+    for j, gradient, curvature in zip(wanted, terms.gradients, terms.curvatures, strict=True):
+        if operation == "add":
+            block.sum_into_(gradient, 1 + j, weighted)
+            block.sum_weighted_into_(curvature, 1 + j, row.new_ones(1, 1, 1))
+            continue
+        pairs = enumerate(zip(small, block.buckets[1:], strict=True))
+        slope = reduce(torch.mul, (F.embedding(bucket, table) for i, (table, bucket) in pairs if i != j), row)
+        block.sum_into_(gradient, 1 + j, weighted * slope)
+        block.sum_weighted_into_(curvature, 1 + j, slope * slope)
 
 
 def _split(block: Block, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor | None]:

@@ -48,7 +48,7 @@ class PartReads(NamedTuple):
     used: Tensor | None  # bool [N, K]: which parts each id reads; None where it reads all
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """A feature: the table it reads, and the keys under which its rows are looked up.
 
@@ -228,20 +228,20 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
         ranks = collection.ranks_of[t]
         features.append(
             Feature(
-                name,
-                table,
-                spec,
-                collection.padding[t],
-                stored,
-                tuple(parts),
-                tuple(bases.get(part.name, 0) for part in parts),
-                partitions,
-                slot[OFFSET],
-                slot[BITS],
-                None if ranks is None else (slot[HOT], len(ranks.hot)),
-                None if ranks is None else (slot[COLD], len(ranks.cold)),
-                None if rules is None else tuple(rules[f].tolist()),
-                listed.get(f),
+                name=name,
+                table=table,
+                spec=spec,
+                padding=collection.padding[t],
+                stored=stored,
+                parts=tuple(parts),
+                bases=tuple(bases.get(part.name, 0) for part in parts),
+                partitions=partitions,
+                offset=slot[OFFSET],
+                bits=slot[BITS],
+                hot=None if ranks is None else (slot[HOT], len(ranks.hot)),
+                cold=None if ranks is None else (slot[COLD], len(ranks.cold)),
+                rule=None if rules is None else tuple(rules[f].tolist()),
+                listed=listed.get(f),
             )
         )
     return features, layout.ranks
@@ -261,7 +261,7 @@ def _pools(collection: EmbeddingCollection) -> dict[str, StoredTable]:
     """A plain table for each pool: first the other rows of the tables that share it, then the rows of the pool."""
     tables = {}
     for key, extents in collection.pools.items():
-        members = [t for t, spec in enumerate(collection.specs) if pool_key(collection.pools, spec) == key]
+        members = collection.pool_members(key)
         outside = [part for t in members for part in _parts(collection, t)]
         bound = init.pool_bound(len(extents), [collection.specs[t] for t in members], collection.start_std(members))
         rows = [Part(f"pools.{key}.{j}", extent.rows, -bound, bound) for j, extent in enumerate(extents)]

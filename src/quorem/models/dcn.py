@@ -6,10 +6,11 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from .mlp import check_inputs, mlp, start_, widths_of
+from .mlp import mlp, start_
+from .network import Network
 
 
-class DCN(nn.Module):
+class DCN(Network):
     """Deep and cross network: six vector cross layers beside an MLP, then one linear unit (section 5.1).
 
     With x0 the dense features and all vectors end to end, ``x[l + 1] = x0 (x[l] . w[l]) + b[l] + x[l]``.
@@ -23,12 +24,12 @@ class DCN(nn.Module):
         num_dense: number of dense features.
         deep: widths of the MLP's layers.
         num_cross: number of cross layers, L.
-        embedding_dims: widths of the vectors; ``embeddings.embedding_dims`` where absent.
-        device: of the network; the embeddings stay where they are.
-        dtype: of the network.
+        embedding_dims: widths of the vectors; None takes ``embeddings.embedding_dims``.
+        device: device of the layers; the embeddings stay where they are.
+        dtype: dtype of the layers.
 
     Raises:
-        ValueError: if a size is below its least, or the widths are not known.
+        ValueError: if a size is too small, or the widths are not known.
 
     >>> from quorem import QR, EmbeddingCollection, Table
     >>> tables = [Table("user", 1000, 16, QR(num_collisions=4)), Table("day", 7, 4)]
@@ -47,16 +48,12 @@ class DCN(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        if num_dense < 0:
-            raise ValueError(f"num_dense ({num_dense}) must be at least 0")
+        super().__init__(embeddings, num_dense, embedding_dims)
         if num_cross < 1:
             raise ValueError(f"num_cross ({num_cross}) must be at least 1")
         if not deep:
             raise ValueError(f"deep ({deep}) must have at least one layer")
-        self.num_dense, self.embedding_dims = num_dense, widths_of(embeddings, embedding_dims)
         width = num_dense + sum(self.embedding_dims)
-        self.embeddings = embeddings
         self.cross_weight = nn.Parameter(torch.empty(num_cross, width, device=device, dtype=dtype))
         self.cross_bias = nn.Parameter(torch.empty(num_cross, width, device=device, dtype=dtype))
         self.deep = mlp((width, *deep), device=device, dtype=dtype)
@@ -64,25 +61,16 @@ class DCN(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start all layers afresh (see ``mlp.start_``; cross layers alike, without bias); not the embeddings."""
+        """Initialize all layers (see ``mlp.start_``; cross layers likewise, without bias), but not the embeddings."""
         if not self.cross_weight.is_meta:
             nn.init.normal_(self.cross_weight, std=sqrt(2 / (self.cross_weight.shape[1] + 1)))
         nn.init.zeros_(self.cross_bias)
         start_(self.deep)
         start_(self.output)
 
-    def forward(self, dense: Tensor, *ids: Tensor) -> Tensor:
-        """Logits ``[B]`` of dense features ``[B, num_dense]`` and whatever the embeddings take.
-
-        Raises:
-            ValueError: if shapes do not fit.
-        """
-        return self.logits(dense, self.embeddings(*ids))
-
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Logits ``[B]`` of dense features and vectors already looked up."""
-        check_inputs(dense, vectors, self.num_dense, self.embedding_dims)
-        vectors = vectors.to(self.output.weight.dtype)  # which may be narrower in the tables
+        """Logits ``[B]`` of dense features and vectors that were looked up before."""
+        vectors = self._checked(dense, vectors)
         x0 = torch.cat([dense, vectors.flatten(1)], 1)
         to_cross, to_deep = self.output.weight[0].split([x0.shape[1], self.output.in_features - x0.shape[1]])
         weights = torch.cat([self.cross_weight, to_cross[None]])  # [L + 1, width]

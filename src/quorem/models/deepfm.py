@@ -6,10 +6,11 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from .mlp import check_inputs, mlp, start_, widths_of
+from .mlp import mlp, start_
+from .network import Network
 
 
-class DeepFM(nn.Module):
+class DeepFM(Network):
     """A factorization machine and an MLP over the same vectors; their sum is the logit.
 
     The machine sums the dot products of all pairs of vectors, those of the dense features among them: dense feature j
@@ -22,12 +23,12 @@ class DeepFM(nn.Module):
         embeddings: any module that turns ids into vectors ``[B, F', D]``.
         num_dense: number of dense features.
         deep: widths of the MLP's layers.
-        embedding_dims: widths of the vectors, all equal; ``embeddings.embedding_dims`` where absent.
-        device: of the network; the embeddings stay where they are.
-        dtype: of the network.
+        embedding_dims: widths of the vectors, all equal; None takes ``embeddings.embedding_dims``.
+        device: device of the layers; the embeddings stay where they are.
+        dtype: dtype of the layers.
 
     Raises:
-        ValueError: if a size is below its least, or the widths are not known or not equal.
+        ValueError: if a size is too small, or the widths are not known or not equal.
 
     >>> from quorem import QR, EmbeddingCollection, Table
     >>> tables = [Table("user", 1000, 16, QR(num_collisions=4)), Table("day", 7, 16)]
@@ -45,43 +46,26 @@ class DeepFM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        if num_dense < 0:
-            raise ValueError(f"num_dense ({num_dense}) must be at least 0")
+        super().__init__(embeddings, num_dense, embedding_dims)
         if not deep:
             raise ValueError(f"deep ({deep}) must have at least one layer")
-        self.embedding_dims = widths_of(embeddings, embedding_dims)
-        if len(set(self.embedding_dims)) > 1:
-            raise ValueError(
-                f"embedding_dims ({self.embedding_dims}) must all be equal: DeepFM takes their dot products"
-            )
-        self.num_dense, self.embedding_dim = num_dense, self.embedding_dims[0]
+        self.embedding_dim = self._equal_width()
         width = num_dense + sum(self.embedding_dims)
-        self.embeddings = embeddings
         self.dense_vectors = nn.Parameter(torch.empty(num_dense, self.embedding_dim, device=device, dtype=dtype))
         self.deep = mlp((width, *deep), device=device, dtype=dtype)
         self.output = nn.Linear(width + deep[-1], 1, device=device, dtype=dtype)  # of the linear part, then the deep
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start all layers afresh (see ``mlp.start_``; the dense features' vectors alike); not the embeddings."""
+        """Initialize all layers (see ``mlp.start_``; the dense features' vectors likewise), but not the embeddings."""
         if not self.dense_vectors.is_meta:
             nn.init.normal_(self.dense_vectors, std=sqrt(1 / self.embedding_dim))
         start_(self.deep)
         start_(self.output)
 
-    def forward(self, dense: Tensor, *ids: Tensor) -> Tensor:
-        """Logits ``[B]`` of dense features ``[B, num_dense]`` and whatever the embeddings take.
-
-        Raises:
-            ValueError: if shapes do not fit.
-        """
-        return self.logits(dense, self.embeddings(*ids))
-
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Logits ``[B]`` of dense features and vectors already looked up."""
-        check_inputs(dense, vectors, self.num_dense, self.embedding_dims)
-        vectors = vectors.to(self.output.weight.dtype)  # which may be narrower in the tables
+        """Logits ``[B]`` of dense features and vectors that were looked up before."""
+        vectors = self._checked(dense, vectors)
         vectors = vectors.reshape(vectors.shape[0], -1, self.embedding_dim)
         features = torch.cat([dense, vectors.flatten(1)], 1)
         total = vectors.sum(1) + dense @ self.dense_vectors

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import check_inputs, mlp, start_, widths_of
+from .mlp import mlp, start_
+from .network import Network
 
 
-class DLRM(nn.Module):
+class DLRM(Network):
     """A bottom MLP for the dense features, dot products between all pairs of vectors, and a top MLP (section 5.1).
 
     The bottom's output, D wide, is one more vector; it also goes to the top beside the dot products.
@@ -21,12 +22,12 @@ class DLRM(nn.Module):
         bottom: widths of the bottom's hidden layers; a last one of width D follows.
         top: widths of the top's hidden layers; the output unit follows.
         raw_dense: give the top the dense features as they are instead of the bottom's output (table 1).
-        embedding_dims: widths of the vectors, all equal; ``embeddings.embedding_dims`` where absent.
-        device: of the network; the embeddings stay where they are.
-        dtype: of the network.
+        embedding_dims: widths of the vectors, all equal; None takes ``embeddings.embedding_dims``.
+        device: device of the layers; the embeddings stay where they are.
+        dtype: dtype of the layers.
 
     Raises:
-        ValueError: if a size is below its least, or the widths are not known or not equal.
+        ValueError: if a size is too small, or the widths are not known or not equal.
 
     >>> from quorem import QR, EmbeddingCollection, Table
     >>> tables = [Table("user", 1000, 16, QR(num_collisions=4)), Table("day", 7, 16)]
@@ -49,15 +50,10 @@ class DLRM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        if num_dense < 0:
-            raise ValueError(f"num_dense ({num_dense}) must be at least 0")
+        super().__init__(embeddings, num_dense, embedding_dims)
         if not top:
             raise ValueError(f"top ({top}) must have at least one layer")
-        self.embedding_dims = widths_of(embeddings, embedding_dims)
-        if len(set(self.embedding_dims)) > 1:
-            raise ValueError(f"embedding_dims ({self.embedding_dims}) must all be equal: DLRM takes their dot products")
-        self.num_dense, self.raw_dense, self.embedding_dim = num_dense, raw_dense, self.embedding_dims[0]
+        self.raw_dense, self.embedding_dim = raw_dense, self._equal_width()
         self.num_vectors = len(self.embedding_dims) + (num_dense > 0)
         if self.num_vectors < 2:
             raise ValueError(
@@ -65,7 +61,6 @@ class DLRM(nn.Module):
             )
         beside = (num_dense if raw_dense else self.embedding_dim) if num_dense else 0
         dots = self.num_vectors * (self.num_vectors - 1) // 2
-        self.embeddings = embeddings
         layers = (num_dense, *bottom, self.embedding_dim) if num_dense else ()
         self.bottom = mlp(layers, device=device, dtype=dtype)
         self.top = mlp((beside + dots, *top), device=device, dtype=dtype)
@@ -73,25 +68,16 @@ class DLRM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start all layers afresh (see ``mlp.start_``); not the embeddings."""
+        """Initialize all layers (see ``mlp.start_``), but not the embeddings."""
         for part in (self.bottom, self.top, self.output):
             start_(part)
         pairs, pair_of = pair_indices(self.num_vectors)  # here because after to_empty() the buffers hold nothing
         self.register_buffer("pairs", pairs.to(self.output.weight.device), persistent=False)
         self.register_buffer("pair_of", pair_of.to(self.output.weight.device), persistent=False)
 
-    def forward(self, dense: Tensor, *ids: Tensor) -> Tensor:
-        """Logits ``[B]`` of dense features ``[B, num_dense]`` and whatever the embeddings take.
-
-        Raises:
-            ValueError: if shapes do not fit.
-        """
-        return self.logits(dense, self.embeddings(*ids))
-
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Logits ``[B]`` of dense features and vectors already looked up."""
-        check_inputs(dense, vectors, self.num_dense, self.embedding_dims)
-        vectors = vectors.to(self.output.weight.dtype)  # which may be narrower in the tables
+        """Logits ``[B]`` of dense features and vectors that were looked up before."""
+        vectors = self._checked(dense, vectors)
         vectors = vectors.reshape(vectors.shape[0], -1, self.embedding_dim)  # len would fix the size in torch.export
         if not self.num_dense:
             features = PairwiseDots.apply(vectors, self.pairs, self.pair_of)

@@ -12,10 +12,10 @@ in each table. The ids between are *cold* and share one pool. Let R be the numbe
 Everything is counted in bytes, so that tables may differ in width. ``docs/choosing.md`` has the measured results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,28 +196,26 @@ class CountedTables:
 
 def divide(tables: CountedTables, budget: int, rule: Rule) -> Division | None:
     """Divide the ids by the rule within a budget; None if the budget does not pay for one row for each table."""
-    if tables.bytes(full := tables.full()) <= budget:
+    full = tables.full()
+    if tables.bytes(full) <= budget:
         return full
-    seen = int(tables.ids[tables.value > 0].sum())
-    most_hot = _largest(tables.without_pool, seen, tables, budget)
-    if most_hot is None:
+    num_seen = int(tables.ids[tables.value > 0].sum())
+    unpooled = _most_hot(tables.without_pool, num_seen, tables, budget)
+    if unpooled is None:
         return None
-    levels, rows, lists = _kept(tables, float(rule.rarely) if noise(tables) else 0.0)
-    space = budget - tables.overhead(tables.with_pool(0, float(levels[0]), 0.0))
-    enough = np.flatnonzero((rows <= rule.kept_per_row * (space - lists)) & (lists < space))
-    skip = 1
-    while len(enough):
-        i = int(enough[0])
-        level, left = float(levels[i]), space - float(lists[i])
-        kept = int(tables.ids[tables.value > level].sum())
-        if rows[i] <= left or int(most_hot.hot.sum()) >= kept:
-            return most_hot
-        pool_bytes = min(rule.pool_share, float(rows[i]) / left - 1) * left
-        division = _largest(partial(tables.with_pool, threshold=level, pool_bytes=pool_bytes), kept, tables, budget)
+    least = float(rule.rarely) if noise(tables) else 0.0
+    space = budget - tables.overhead(tables.with_pool(0, least, 0.0))
+    for threshold in _thresholds(tables, least, space, rule):
+        left = space - float(threshold.list_bytes)
+        num_kept = int(tables.ids[tables.value > threshold.limit].sum())
+        if threshold.row_bytes <= left or int(unpooled.hot.sum()) >= num_kept:
+            return unpooled
+        pool_bytes = min(rule.pool_share, float(threshold.row_bytes) / left - 1) * left
+        with_pool = partial(tables.with_pool, threshold=threshold.limit, pool_bytes=pool_bytes)
+        division = _most_hot(with_pool, num_kept, tables, budget)
         if division is not None:
             return division
-        enough, skip = enough[skip:], 2 * skip  # with fewer cold ids the pool needs fewer rows
-    return most_hot
+    return unpooled
 
 
 def noise(tables: CountedTables) -> float:
@@ -231,23 +229,37 @@ def gives_rows_to_all(tables: CountedTables, division: Division) -> bool:
     return bool((division.is_full | (division.hot >= kept.hot + kept.cold)).all())
 
 
-def _kept(tables: CountedTables, least: float) -> tuple[NDArray[np.float64], Integers, Integers]:
-    """Thresholds on the count up to which ids are the rest, and the bytes of the other ids for each threshold.
+class Threshold(NamedTuple):
+    """A count up to which ids are the rest, and what the other ids would take."""
 
-    Returns:
-        The thresholds, rising from ``least``; bytes of one row for each id above; bytes of lists of these ids.
+    limit: float
+    row_bytes: int  # bytes of one row for each id above
+    list_bytes: int  # bytes of the lists of these ids
+
+
+def _thresholds(tables: CountedTables, least: float, space: int, rule: Rule) -> Iterator[Threshold]:
+    """The thresholds to try, rising from ``least``, with at most ``kept_per_row`` ids above for each row of ``space``.
+
+    With fewer cold ids the pool needs fewer rows, so distances double: the 1st, 2nd, 4th, 8th, ... are tried.
     """
-    levels = np.unique(np.append(tables.value[tables.value > least], least))
+    counts = np.unique(np.append(tables.value[tables.value > least], least))
     order = np.argsort(tables.value)
-    below = np.searchsorted(tables.value[order], levels, side="right")
-    rows, lists = (
-        np.concatenate([[0], np.cumsum((tables.ids * each[tables.number])[order])])
-        for each in (tables.row, tables.listed)
-    )
-    return levels, rows[-1] - rows[below], lists[-1] - lists[below]
+    below = np.searchsorted(tables.value[order], counts, side="right")
+
+    def bytes_above(bytes_of_id: Integers) -> Integers:
+        total = np.concatenate([[0], np.cumsum((tables.ids * bytes_of_id[tables.number])[order])])
+        return np.asarray(total[-1] - total[below])
+
+    rows, lists = bytes_above(tables.row), bytes_above(tables.listed)
+    fitting = np.flatnonzero((rows <= rule.kept_per_row * (space - lists)) & (lists < space)).tolist()
+    position = 1
+    while position <= len(fitting):
+        i = fitting[position - 1]
+        yield Threshold(float(counts[i]), int(rows[i]), int(lists[i]))
+        position *= 2
 
 
-def _largest(
+def _most_hot(
     division_with: Callable[[int], Division], most: int, tables: CountedTables, budget: int
 ) -> Division | None:
     """The division with the most hot ids that fits the budget; None if not even one without hot ids fits."""

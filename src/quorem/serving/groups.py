@@ -17,7 +17,6 @@ from ..id_rules import UnknownIds
 from ..ops.layout import Extent, pool_key
 from ..partitions import ExplicitPartition, Partition
 from ..paths import PathNetworks, path_scheme
-from ..renumbering import Mixing
 from ..schemes import AnyPartition, TableSpec
 from ..store.model_file import tables_in
 from ..tables import Tables
@@ -201,16 +200,13 @@ def _permutation(specs: Sequence[TableSpec]) -> tuple[list[int], list[int], list
 def _pool(tables: Tables, members: Sequence[int]) -> tuple[tuple[list[int], int], list[Buckets], list[JoinedTables]]:
     """``mixing``, ``buckets`` and ``rows`` of a group whose tables share a pool."""
     key = pool_key(tables.pools, tables.specs[members[0]])
-    sharing = [t for t, spec in enumerate(tables.specs) if pool_key(tables.pools, spec) == key]
-    counts = [tables.specs[t].num_composed for t in sharing]
-    before = {t: sum(counts[:i]) for i, t in enumerate(sharing)}
-    bits = Mixing.covering(max(sum(counts), 2)).bits
+    numberings = [tables.pool_numbering(t) for t in members]
     extents = tables.pools[key]
     rows = [
         JoinedTables(f"pool_{key}_{j}", [_view(tables, extent)], None, extent.pitch) for j, extent in enumerate(extents)
     ]
     buckets = [Buckets(None, [extent.rows] * len(members), None) for extent in extents]
-    return ([before[t] for t in members], bits), buckets, rows
+    return ([first for first, _ in numberings], numberings[0][1].bits), buckets, rows
 
 
 def _stored(tables: Tables, members: Sequence[int], j: int) -> JoinedTables:

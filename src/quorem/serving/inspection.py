@@ -29,7 +29,6 @@ from ..training.trained import KIND as LAYERS_KIND
 from ..training.trained import LAYERS, MODEL
 
 MOST_COUNTED = 2**22  # largest number of composed ids of a custom scheme whose combinations of rows are enumerated
-Counts = Mapping[str, tuple[NDArray[np.int64] | None, NDArray[np.int64]]]  # ids (None: all, in order) and their counts
 
 
 def inspect(

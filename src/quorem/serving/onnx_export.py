@@ -8,7 +8,7 @@ from torch import nn
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..embeddings import Embedding
-from ..models import DCN, DLRM, DeepFM
+from ..models.network import Network
 from ..store.model_file import tables_in
 from .groups import UnknownVector, check_options, output_shape
 from .onnx_graph import EXTERNAL_BYTES, OPSET, Graph
@@ -58,7 +58,7 @@ def export_onnx(
     with torch.no_grad():
         graph = Graph()
         nodes = TableNodes(graph, tables, unknown)
-        if isinstance(model, DLRM | DCN | DeepFM):
+        if isinstance(model, Network):
             dense = graph.input("dense", nodes.compute, ["batch", model.num_dense])
             vectors = _vectors(graph, nodes, jagged, sample_weights, len(model.embedding_dims))
             layers = NetworkNodes(graph, nodes.compute)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import DCN, DLRM, DeepFM
+from ..models.network import Network
 from .onnx_graph import Graph
 
 
@@ -18,11 +19,14 @@ class NetworkNodes:
     def __init__(self, graph: Graph, compute: torch.dtype) -> None:
         self.graph, self.compute = graph, compute
 
-    def logits(self, model: DLRM | DCN | DeepFM, dense: str, vectors: str) -> str:
+    def logits(self, model: Network, dense: str, vectors: str) -> str:
         """Logits ``[B]`` of a network, from dense features and vectors ``[B, sum D]``."""
         if isinstance(model, DLRM):
             return self.dlrm(model, dense, vectors)
-        return self.dcn(model, dense, vectors) if isinstance(model, DCN) else self.deepfm(model, dense, vectors)
+        if isinstance(model, DCN):
+            return self.dcn(model, dense, vectors)
+        assert isinstance(model, DeepFM)
+        return self.deepfm(model, dense, vectors)
 
     def dlrm(self, model: DLRM, dense: str, vectors: str) -> str:
         """Logits ``[B]`` of dense features and vectors ``[B, sum D]``."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..bags import EmbeddingBag
 from ..embeddings import Embedding
-from ..models import DCN, DLRM, DeepFM
+from ..models.network import Network
 from ..store.model_file import tables_in
 from ..tables import Tables
 from .groups import UnknownVector, columns_in_order, groups_of, output_shape
@@ -130,8 +130,8 @@ class PlainModel(nn.Module):
         self.one_table = isinstance(tables, Embedding)
         self.shape = output_shape(tables)
         self.num_columns = sum(getattr(model, "embedding_dims", ()))
-        self.network: DLRM | DCN | DeepFM | None = None
-        if isinstance(model, DLRM | DCN | DeepFM):
+        self.network: Network | None = None
+        if isinstance(model, Network):
             self.network = _layers_of(model, self.tables.compute)
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ class PlainModel(nn.Module):
         return self.tables(ids.reshape(-1, 1) if self.one_table else ids)
 
 
-def _layers_of(model: DLRM | DCN | DeepFM, compute: torch.dtype) -> DLRM | DCN | DeepFM:
+def _layers_of(model: Network, compute: torch.dtype) -> Network:
     """A copy of a network in one dtype, without its embeddings."""
     nothing: dict[int, object] = {id(model.embeddings): nn.Identity()}
     return copy.deepcopy(model, nothing).to(compute)

@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..files import replacing
-from ..models import DCN, DLRM, DeepFM
+from ..models.network import Network
 from ..store.model_file import tables_in
 from .groups import UnknownVector, check_options
 from .plain import PlainModel
@@ -75,7 +75,7 @@ def _example(
     tables, batch = tables_in(model), Dim("batch")
     inputs: list[Tensor] = []
     sizes: list[dict[int, Dim]] = []
-    if isinstance(model, DLRM | DCN | DeepFM):
+    if isinstance(model, Network):
         inputs.append(torch.zeros(BATCH, model.num_dense, dtype=plain.tables.compute))
         sizes.append({0: batch})
     if not jagged:
@@ -84,7 +84,7 @@ def _example(
         elif isinstance(tables, EmbeddingBag):
             shape = [BATCH, BATCH + 1]
         else:
-            shape = [BATCH, len(model.embedding_dims)] if isinstance(model, DLRM | DCN | DeepFM) else [BATCH]
+            shape = [BATCH, len(model.embedding_dims)] if isinstance(model, Network) else [BATCH]
         inputs.append(torch.zeros(shape, dtype=torch.int64))
         sizes.append({0: batch, 1: Dim("length")} if isinstance(tables, EmbeddingBag) else {0: batch})
     else:

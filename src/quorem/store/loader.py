@@ -77,29 +77,38 @@ class Loader:
             rule = f"one of {', '.join(map(repr, names))}" if names else "None: the file holds a single table"
             raise ValueError(f"table ({name!r}) of {self.file.path} must be {rule}")
         t = names.index(name)
-        options: dict[str, Any] = {"sparse": tables.sparse, "on_invalid_id": tables.on_invalid_id}
-        options |= {"dtype": tables.dtype, "frequencies": tables.ranks_of[t], "raw_ids": tables.raw_ids[t]}
-        options["unknown"] = tables.unknown[t]
-        alone = "must be loaded with the whole file" if tables.specs[t].pool is not None else None
-        if alone is None:
-            module = _embedding(Embedding, tables.specs[t], tables.padding_ids[t], options)
-            if tables.bits and module.width != tables.width:
-                alone = f"is stored in pieces of {tables.width} numbers and must be loaded with the whole file"
-        if alone is not None:
-            raise ValueError(f"table ({name!r}) of {self.file.path} {alone}: its rows are shared or cut with others'")
+        if tables.specs[t].pool is not None:
+            rule = "must be loaded with the whole file: its rows are shared with other tables"
+            raise ValueError(f"table ({name!r}) of {self.file.path} {rule}")
+        module = _embedding(
+            Embedding,
+            tables.specs[t],
+            tables.padding_ids[t],
+            {
+                "sparse": tables.sparse,
+                "on_invalid_id": tables.on_invalid_id,
+                "dtype": tables.dtype,
+                "frequencies": tables.ranks_of[t],
+                "raw_ids": tables.raw_ids[t],
+                "unknown": tables.unknown[t],
+            },
+        )
+        if tables.bits and module.width != tables.width:
+            rule = f"is stored in pieces of {tables.width} numbers and must be loaded with the whole file"
+            raise ValueError(f"table ({name!r}) of {self.file.path} {rule}")
         if tables.bits:
             quantize_(module, cast(Literal[8, 4], tables.bits))
         stored = [f"{self.prefix}{table}" for table, _ in tables.named_tables()]
-        mine = stored[sum(map(len, tables.extents[:t])) :][: len(tables.extents[t])]
-        places = self._networks(tables)
+        stored = stored[sum(map(len, tables.extents[:t])) :][: len(tables.extents[t])]
+        in_file = self._networks(tables)
         networks = {
-            f"paths.{layer.name}": places[f"{self.prefix}paths.{name}.{alone}"]
+            f"paths.{layer.name}": in_file[f"{self.prefix}paths.{name}.{own_name}"]
             for layer in network_layers(module)
-            for alone in layer.counts
+            for own_name in layer.counts
         }
         if self.verify:
-            self.file.verify([*mine, *(source for source, _ in networks.values())])
-        _assign(module, "stored", self.file.together(mine).view(module.stored.shape))
+            self.file.verify([*stored, *(source for source, _ in networks.values())])
+        _assign(module, "stored", self.file.together(stored).view(module.stored.shape))
         for target, (source, rows) in networks.items():
             _assign(module, target, self.file.tensor(source)[rows])
         module.place_integers()
