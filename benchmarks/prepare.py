@@ -224,11 +224,12 @@ def table(path: Path) -> str:
     data = json.loads(path.read_text())
     heads = "rows", "work", "wall, s", "CPU, s", "peak memory, GB", "wall over parse", "CPU over parse"
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    found = {(r["rows"], r["work"]): r for r in sorted(data["results"], key=lambda r: r["rows"])}
-    for (rows, work), result in found.items():
+    results = {(r["rows"], r["work"]): r for r in sorted(data["results"], key=lambda r: r["rows"])}
+    for (rows, work), result in results.items():
         ratios = ["", ""]
         if "job" in work:
-            parses = [found[k]["rounds"] for k in found if k[0] == rows and k[1].startswith(work.split()[0] + " parse")]
+            prefix = work.split()[0] + " parse"
+            parses = [r["rounds"] for (size, name), r in results.items() if size == rows and name.startswith(prefix)]
             for j, key in enumerate(("wall_s", "cpu_s")):
                 each = [
                     sample[key] / min(parse[i][key] for parse in parses) for i, sample in enumerate(result["rounds"])
@@ -257,7 +258,7 @@ def synthetic(device: str, rows: int, work: Path, out: Path) -> None:
         results["synthesize"] = [measure(lambda: synthesize(log, rows, work / "synthetic", overwrite=True))]
         results["write_raw"] = [measure(lambda: write_raw(log, rows, work / "synthetic.txt", overwrite=True))]
     name = platform.processor() or platform.machine() if device == "cpu" else torch.cuda.get_device_name()
-    speeds = {key: round(rows / min(s["wall_s"] for s in found)) for key, found in results.items()}
+    speeds = {key: round(rows / min(s["wall_s"] for s in samples)) for key, samples in results.items()}
     report = {**environment(), "device": name, "rows": rows, "rows_per_second": speeds, "samples": results}
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(speeds))

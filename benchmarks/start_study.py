@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -169,8 +170,8 @@ def read(path: Path, rows: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     return torch.from_numpy(frame["label"].to_numpy()).float(), dense, torch.from_numpy(np.stack(ids, 1)), sizes
 
 
-def start_(tables: quorem.EmbeddingCollection, setting: Setting) -> None:
-    """Start the tables as the setting says."""
+def initialize_(tables: quorem.EmbeddingCollection, setting: Setting) -> None:
+    """Draw the initial values of the tables as the setting says."""
     tables.reset_parameters(setting.start if setting.start in init.METHODS else "matched")
     with torch.no_grad():
         if setting.noise is not None:
@@ -196,11 +197,11 @@ def run(setting: Setting, seed: int, data: tuple[Tensor, Tensor, Tensor, list[in
         )
     torch.manual_seed(seed)  # here, so that the networks of one seed start alike in every setting
     model = CompactDLRM(tables, dense.shape[1], config)
-    start_(tables, setting)
+    initialize_(tables, setting)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=config.lr)
     first = None
-    for at in range(0, config.train_rows, config.batch):
-        rows = slice(at, min(at + config.batch, config.train_rows))
+    for row in range(0, config.train_rows, config.batch):
+        rows = slice(row, min(row + config.batch, config.train_rows))
         loss = F.binary_cross_entropy_with_logits(model(dense[rows], ids[rows]), labels[rows])
         first = loss.item() if first is None else first
         optimizer.zero_grad()
@@ -244,12 +245,14 @@ def study(data_path: Path, out: Path) -> None:
     todo = [(s, seed) for s, seed in dict.fromkeys(wanted) if (s.key, seed) not in done]
     data = read(data_path, config.train_rows + config.val_rows + config.test_rows)
     began = time.perf_counter()
-    for at, (setting, seed) in enumerate(todo):
+    for num_done, (setting, seed) in enumerate(todo, 1):
         runs.append(run(setting, seed, data, config))
         save(out, config, runs)
-        left = (time.perf_counter() - began) / (at + 1) * (len(todo) - at - 1)
+        left = (time.perf_counter() - began) / num_done * (len(todo) - num_done)
         loss = runs[-1]["test_loss"]
-        print(f"{at + 1}/{len(todo)} {setting.key} seed {seed}: {loss:.4f}, {left / 60:.0f} min left", file=sys.stderr)
+        print(
+            f"{num_done}/{len(todo)} {setting.key} seed {seed}: {loss:.4f}, {left / 60:.0f} min left", file=sys.stderr
+        )
 
 
 def table(study: dict) -> str:
@@ -258,8 +261,8 @@ def table(study: dict) -> str:
     for r in study["runs"]:
         cells.setdefault(r["setting"], []).append(r)
 
-    def cell(setting: Setting, seeds: int = 5, of: str = "test_loss") -> str:
-        losses = [r[of] for r in cells[setting.key] if r["seed"] < seeds]
+    def cell(setting: Setting, seeds: int = 5, loss: str = "test_loss") -> str:
+        losses = [r[loss] for r in cells[setting.key] if r["seed"] < seeds]
         return f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"
 
     def parameters(setting: Setting) -> str:
@@ -287,14 +290,14 @@ def table(study: dict) -> str:
     rows = [
         [
             f"{pair[0].scheme}, {pair[0].collisions}x",
-            *(cell(s, 15, of) for of in ("val_loss", "test_loss") for s in pair),
+            *(cell(s, 15, loss) for loss in ("val_loss", "test_loss") for s in pair),
         ]
         for pair in settings
     ]
     full = Setting("full", 1, "matched")
     rows = [["full", cell(full, 15, "val_loss"), "", cell(full, 15), ""], *rows]
     starts = ["matched", "symmetric"]
-    text += block(["15 seeds", *(f"{of}, {s}" for of in ("validation", "test") for s in starts)], rows)
+    text += block(["15 seeds", *(f"{split}, {s}" for split in ("validation", "test") for s in starts)], rows)
 
     schemes = ["path, linear", "path, h=16", "path, h=64"]
     settings = [[Setting(s, 4, "identity"), Setting(s, 4, "nn.Linear")] for s in schemes]
@@ -313,9 +316,8 @@ def table(study: dict) -> str:
     ]
     text += block(["validation log loss by noise, 3 seeds", *sizes], rows)
 
-    for made in dict.fromkeys((r["commit"], r["versions"]) for r in study["runs"]):
-        count = sum((r["commit"], r["versions"]) == made for r in study["runs"])
-        text += [f"{count} runs at commit {made[0]} with {made[1]}, one thread.", ""]
+    for (made_by, versions), count in Counter((r["commit"], r["versions"]) for r in study["runs"]).items():
+        text += [f"{count} runs at commit {made_by} with {versions}, one thread.", ""]
     return "\n".join(text[:-1]) + "\n"
 
 

@@ -170,17 +170,17 @@ def check(network: str, batch: int) -> dict[str, Any]:
     errors = {
         who: {n: relative(g, gradients["float64"][n]) for n, g in gradients[who].items()} for who in ("fused", "torch")
     }
-    worst = {who: max(own.items(), key=lambda pair: pair[1]) for who, own in errors.items()}
-    found: dict[str, Any] = {"network": network, "batch": batch, "worst": worst, "loss_error": float(total - loss)}
+    worst = {who: max(by_name.items(), key=lambda pair: pair[1]) for who, by_name in errors.items()}
+    row: dict[str, Any] = {"network": network, "batch": batch, "worst": worst, "loss_error": float(total - loss)}
     for rule in ("sgd", "adagrad", "adam", "amsgrad"):
-        found[rule] = steps_of(rule, network, batch)
-    found["ok"] = worst["fused"][1] < 1e-4 and all(found[r]["change"] < 1e-2 for r in ("sgd", "adagrad", "adam"))
-    return found
+        row[rule] = steps_of(rule, network, batch)
+    row["ok"] = worst["fused"][1] < 1e-4 and all(row[r]["change"] < 1e-2 for r in ("sgd", "adagrad", "adam"))
+    return row
 
 
 def _network(network: str) -> nn.Module:
-    made = {"dlrm": models.DLRM, "dcn": models.DCN}[network]
-    return made(nn.Identity(), embedding_dims=(16,) * 26, device="cuda")
+    network_class = {"dlrm": models.DLRM, "dcn": models.DCN}[network]
+    return network_class(nn.Identity(), embedding_dims=(16,) * 26, device="cuda")
 
 
 def steps_of(rule: str, network: str, batch: int) -> dict[str, float]:
@@ -193,7 +193,7 @@ def steps_of(rule: str, network: str, batch: int) -> dict[str, float]:
     }[rule]
     torch.manual_seed(2)
     start = _network(network)
-    ended = []
+    changes, losses = [], []
     for who in ("fused", "fused", "torch"):
         torch.manual_seed(3)
         model = copy.deepcopy(start)
@@ -211,14 +211,12 @@ def steps_of(rule: str, network: str, batch: int) -> dict[str, float]:
             loss.backward()
             optimizer.step()
             total += loss.detach()
-        ended.append((torch.cat([(p - q).detach().flatten() for p, q in zip(*both(model, start), strict=True)]), total))
-    same = bool(torch.equal(ended[0][0], ended[1][0]))
-    losses = abs(float(ended[0][1] - ended[2][1])) / 10
-    return {"change": relative(ended[0][0], ended[2][0]), "loss": losses, "same_bits_twice": same}
-
-
-def both(one: nn.Module, other: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    return list(one.parameters()), list(other.parameters())
+        pairs = zip(model.parameters(), start.parameters(), strict=True)
+        changes.append(torch.cat([(p - q).detach().flatten() for p, q in pairs]))
+        losses.append(float(total))
+    fused, again, plain = changes
+    same_bits = bool(torch.equal(fused, again))
+    return {"change": relative(fused, plain), "loss": abs(losses[0] - losses[2]) / 10, "same_bits_twice": same_bits}
 
 
 def profiled(network: str, scheme: str, optimizer: str, layers: str) -> dict[str, Any]:
@@ -236,8 +234,8 @@ def profiled(network: str, scheme: str, optimizer: str, layers: str) -> dict[str
     for event in events:
         by_name.setdefault(event.name[:90], []).append(event.time_range.elapsed_us())
     rows = [
-        {"kernel": name, "launches": len(own) / steps, "us_each": round(sum(own) / len(own), 2)}
-        for name, own in by_name.items()
+        {"kernel": name, "launches": len(times) / steps, "us_each": round(sum(times) / len(times), 2)}
+        for name, times in by_name.items()
     ]
     rows.sort(key=lambda row: -row["launches"] * row["us_each"])
     busy = round(sum(map(sum, by_name.values())) / steps, 1)
@@ -284,16 +282,16 @@ def warm_one(network: str, optimizer: str, name: str = "", value: str = "") -> N
 def tune() -> list[dict[str, Any]]:
     """Vary one setting at a time of DLRM's and DCN's steps at batch 128; keep each that makes their sum smaller."""
     warm([["dlrm", "adagrad", name, json.dumps(value)] for name, values in CHOICES.items() for value in values])
-    model, found = {network: build(network, "QR(4)") for network in NETWORKS}, []
+    model, rows = {network: build(network, "QR(4)") for network in NETWORKS}, []
 
     def measure() -> dict[str, float]:
         return {n: timed(model[n], n, "QR(4)", "adagrad", 128, "fused")["graph_us"] for n in NETWORKS}
 
     best = measure()
-    found.append({"setting": "as shipped", **best})
+    rows.append({"setting": "as shipped", **best})
     for name, values in CHOICES.items():
         for value in values:
-            before = setting(name)
+            previous = setting(name)
             row: dict[str, Any] = {"setting": name, "value": value}
             try:
                 choose(name, value)
@@ -303,11 +301,11 @@ def tune() -> list[dict[str, Any]]:
             if "error" not in row and sum(row[n] for n in NETWORKS) < 0.99 * sum(best.values()):
                 best, row["kept"] = {n: row[n] for n in NETWORKS}, True
             else:
-                choose(name, before)
-            found.append(row)
+                choose(name, previous)
+            rows.append(row)
             print(json.dumps(row), flush=True)
-    found.append({"setting": "best", "values": {name: setting(name) for name in CHOICES}, **best})
-    return found
+    rows.append({"setting": "best", "values": {name: setting(name) for name in CHOICES}, **best})
+    return rows
 
 
 def facts() -> dict[str, Any]:
@@ -344,9 +342,9 @@ def main() -> None:
             result["failed"].append({"part": part, "what": what, "error": "no time left"})
             return
         try:
-            found = run()
-            result[part] += found if isinstance(found, list) else [found]
-            print(part, json.dumps(found)[:400], f"{time.perf_counter() - began:.0f} s", flush=True)
+            rows = run()
+            result[part] += rows if isinstance(rows, list) else [rows]
+            print(part, json.dumps(rows)[:400], f"{time.perf_counter() - began:.0f} s", flush=True)
         except Exception:
             result["failed"].append({"part": part, "what": what, "error": traceback.format_exc()[-1500:]})
             print(part, "FAILED", what, traceback.format_exc()[-600:], flush=True)

@@ -65,9 +65,9 @@ class Batch:
 
     def rows(self, start: int, stop: int) -> "Batch":
         """Rows ``[start, stop)``, as views."""
-        kept = slice(start, stop)
+        part = slice(start, stop)
         bags = {name: bag.rows(start, stop) for name, bag in self.bags.items()}
-        return Batch(self.labels[kept], self.dense[kept], self.ids[kept], bags)
+        return Batch(self.labels[part], self.dense[part], self.ids[part], bags)
 
     def take(self, index: Tensor) -> "Batch":
         """The rows ``index``, in that order."""

@@ -56,8 +56,8 @@ class Vocabulary:
         hashes, first, inverse = np.unique(values.hash().to_numpy(), return_index=True, return_inverse=True)
         positions = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
         places = self.places[positions]
-        same = (self.hashes[positions] == hashes) & self._are_tokens(places, values, first)
-        return np.where(same, places + self.first, unknown).astype(np.int32)[inverse]
+        is_token = (self.hashes[positions] == hashes) & self._are_tokens(places, values, first)
+        return np.where(is_token, places + self.first, unknown).astype(np.int32)[inverse]
 
     def _are_tokens(self, places: NDArray[np.int32], values: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         return (self.tokens.gather(places) == values.gather(rows)).to_numpy()
@@ -115,10 +115,13 @@ class Encoder:
             rows = pl.DataFrame(rows)
         if not isinstance(rows, Mapping | pl.DataFrame):
             raise TypeError(f"rows ({type(rows).__name__}) must be a mapping of columns, or a data frame")
-        wanted = [*self.encoding.dense, *self.encoding.categorical]
-        if missing := [name for name in wanted if name not in rows]:
+        columns = [*self.encoding.dense, *self.encoding.categorical]
+        if missing := [name for name in columns if name not in rows]:
             raise ValueError(f"rows have no column {', '.join(missing)}")
-        frame = rows.select(wanted) if isinstance(rows, pl.DataFrame) else _frame({name: rows[name] for name in wanted})
+        if isinstance(rows, pl.DataFrame):
+            frame = rows.select(columns)
+        else:
+            frame = _frame({name: rows[name] for name in columns})
         for name in self.encoding.dense:
             if not (frame[name].dtype.is_numeric() or frame[name].dtype in (pl.Boolean, pl.Null)):
                 raise ValueError(f"{name} is {frame[name].dtype} but must be numeric")

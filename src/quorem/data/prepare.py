@@ -156,7 +156,7 @@ def write(
                 "unknown_id": 1 if config.vocabulary == "train" else None,
                 "first_token_id": None if config.ids in ("hash", "raw") else config.first_token,
                 "config": asdict(config),
-                "malformed": {"count": malformed.count, "first": [list(found) for found in malformed.first]},
+                "malformed": {"count": malformed.count, "first": [list(pair) for pair in malformed.first]},
                 "source": {"name": source.name, "bytes": source.stat().st_size},
                 "versions": versions("polars"),
             }

@@ -72,12 +72,12 @@ def lines(chunk: Chunk, separator: str) -> bytes:
     fields += [decimal(count) for count in chunk.counts.numpy()]
     for feature, ids in enumerate(chunk.ids.numpy()):
         fields.append((hex_digits(token(ids, feature)), np.repeat(ids[:, None] != 0, 8, 1)))
-    characters, there = [], []
+    characters, used = [], []
     for k, (text, present) in enumerate(fields):
         end = ord(separator) if k < len(fields) - 1 else ord("\n")
         characters += [text, np.full((len(text), 1), end, np.uint8)]
-        there += [present, np.ones((len(text), 1), bool)]
-    return np.concatenate(characters, 1)[np.concatenate(there, 1)].tobytes()
+        used += [present, np.ones((len(text), 1), bool)]
+    return np.concatenate(characters, 1)[np.concatenate(used, 1)].tobytes()
 
 
 def token(ids: NDArray[np.int64], feature: int) -> NDArray[np.uint32]:
@@ -104,8 +104,8 @@ def hex_digits(numbers: NDArray[np.uint32]) -> NDArray[np.uint8]:
 def decimal(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """The sign and decimal digits of each number ``[B, W]``, and which of them are used: none for a missing number.
 
-    >>> text, there = decimal(np.array([-12, 305, MISSING]))
-    >>> [row[here].tobytes().decode() for row, here in zip(text, there)]
+    >>> text, used = decimal(np.array([-12, 305, MISSING]))
+    >>> [row[is_used].tobytes().decode() for row, is_used in zip(text, used)]
     ['-12', '305', '']
     """
     missing = numbers == MISSING
@@ -113,6 +113,6 @@ def decimal(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.b
     width = len(str(size.max(initial=0)))
     scaled = size[:, None] // 10 ** np.arange(width - 1, -1, -1)
     sign = np.full((len(numbers), 1), ord("-"))
-    there = np.concatenate([(numbers < 0)[:, None], scaled > 0], 1)
-    there[:, -1] = True
-    return np.concatenate([sign, ord("0") + scaled % 10], 1).astype(np.uint8), there & ~missing[:, None]
+    used = np.concatenate([(numbers < 0)[:, None], scaled > 0], 1)
+    used[:, -1] = True
+    return np.concatenate([sign, ord("0") + scaled % 10], 1).astype(np.uint8), used & ~missing[:, None]

@@ -100,10 +100,10 @@ class ClickLog:
 
         def fill(first: int) -> None:
             chunk = self._chunk(first, device)
-            own = slice(max(first - start, 0), min(first + chunk_rows, stop) - start)
-            part = slice(max(start - first, 0), min(stop - first, chunk_rows))
-            labels[own], probability[own] = chunk.labels[part], chunk.probability[part]
-            dense[own], ids[own] = chunk.logs[:, part].T, chunk.ids[:, part].T
+            target = slice(max(first - start, 0), min(first + chunk_rows, stop) - start)
+            source = slice(max(start - first, 0), min(stop - first, chunk_rows))
+            labels[target], probability[target] = chunk.labels[source], chunk.probability[source]
+            dense[target], ids[target] = chunk.logs[:, source].T, chunk.ids[:, source].T
 
         chunk_rows = CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS
         starts = range(start - start % chunk_rows, stop, chunk_rows)
@@ -155,10 +155,10 @@ class ClickLog:
     def _effects(self, ids: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The unscaled parts of the log-odds from categories, pairs and dense features, as integers."""
         feature = torch.arange(len(ids), device=ids.device)[:, None]
-        own, factor = _normals(_hash(ids + (feature << 32), self.seed + (1 << 32)))
+        effect, factor = _normals(_hash(ids + (feature << 32), self.seed + (1 << 32)))
         unit = (logs * LOG_UNIT).long()
         weight = _hash(torch.arange(len(logs), device=ids.device)[:, None], self.seed + (2 << 32)) >> 58
-        return own.sum(0), (factor * factor.roll(1, 0)).sum(0), (unit * weight).sum(0)
+        return effect.sum(0), (factor * factor.roll(1, 0)).sum(0), (unit * weight).sum(0)
 
 
 class Draw(NamedTuple):
@@ -196,9 +196,9 @@ def _calibration(log: ClickLog) -> Scales:
     logs = log._counts(bits[len(log.cardinalities) : -1]).clamp(min=0).double().log1p()
     effects = [effect.double().numpy() for effect in log._effects(ids, logs)]
     scales = []
-    for effect, wanted in zip(effects, (log.categories, log.pairs, log.dense), strict=True):
+    for effect, target in zip(effects, (log.categories, log.pairs, log.dense), strict=True):
         deviation = effect.std()
-        scales.append(_rounded(wanted / deviation) if deviation > 0 else 0.0)
+        scales.append(_rounded(target / deviation) if deviation > 0 else 0.0)
     log_odds = sum(effect * scale for effect, scale in zip(effects, scales, strict=True))
     low, high = -100.0, 100.0
     while high - low > 1e-9:

@@ -118,23 +118,23 @@ def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int
                 break
             if line == 1 and not rest:
                 chunk = chunk.removeprefix(b"\xef\xbb\xbf")
-            made = _cut(rest, chunk, separator)
-            if not made.rows and len(made.rest) > most:
+            cut = _cut(rest, chunk, separator)
+            if not cut.rows and len(cut.rest) > most:
                 raise ValueError(f"{path}: line {line} is longer than {most:,} bytes: this is not a text file")
-            block, rest = _block(made, line, done, is_cut=False), made.rest
+            block, rest = _block(cut, line, done, is_cut=False), cut.rest
             line += block.num_breaks
             if block.data:
                 yield without_head(block, skip, separator)
                 skip = 0
     if rest:
         is_cut = not rest.endswith(b"\n")
-        made = _cut(rest, b"\n" * is_cut, separator, is_end=True)
-        yield without_head(_block(made, line, 1.0, is_cut=is_cut), skip, separator)
+        cut = _cut(rest, b"\n" * is_cut, separator, is_end=True)
+        yield without_head(_block(cut, line, 1.0, is_cut=is_cut), skip, separator)
 
 
-def _block(made: quoting.Cut, line: int, done: float, *, is_cut: bool) -> TextBlock:
-    broken = tuple(line + number for number in made.broken)
-    return TextBlock(made.rows, line, _count(made.rows, NEWLINE), done, is_cut, broken)
+def _block(cut: quoting.Cut, line: int, done: float, *, is_cut: bool) -> TextBlock:
+    broken = tuple(line + number for number in cut.broken)
+    return TextBlock(cut.rows, line, _count(cut.rows, NEWLINE), done, is_cut, broken)
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:

@@ -83,9 +83,9 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
     for run in runs:
         by_optimizer.setdefault(run.config.optimizer, []).append(run)
     others = {
-        name: {split: mean(run.result[split]["log_loss"] for run in own) for split in ("validation", "test")}
-        | {"trials": len(own)}
-        for name, own in by_optimizer.items()
+        name: {split: mean(run.result[split]["log_loss"] for run in trials) for split in ("validation", "test")}
+        | {"trials": len(trials)}
+        for name, trials in by_optimizer.items()
     }
     best = min(others, key=lambda name: (not isfinite(others[name]["validation"]), others[name]["validation"]))
     chosen = by_optimizer[best]
@@ -144,7 +144,7 @@ def figure_of_run(folder: Path) -> Figure:
     config = RunConfig.from_json(read(folder / "run.json"))
     run = finished_run(config, folder)
     if run is None:
-        raise ValueError(f"{folder} holds a run that is not finished: the command that began it goes on")
+        raise ValueError(f"{folder} holds a run that is not finished: the command that started it resumes it")
     point = result_of(words.scheme(without_seed(config)), None, [run], "DATA")
     y_label = "validation log loss"
     if not point.curve:  # the run was not validated during training

@@ -93,8 +93,8 @@ def configs_of(prepared: Prepared, seed: int, max_rows: int | None = None) -> di
     options: dict[str, dict[str, Any]] = {name: {"scheme": scheme} for name, scheme in SCHEMES.items()}
     options[PLAN] = {"plan": dict(plan_of(prepared))}
     return {
-        RunConfig(data=data, seed=seed, max_rows=max_rows, validate_every=every, **more): name
-        for name, more in options.items()
+        RunConfig(data=data, seed=seed, max_rows=max_rows, validate_every=every, **storage): name
+        for name, storage in options.items()
     }
 
 
@@ -155,16 +155,16 @@ def cells(points: Sequence[Result]) -> list[tuple[str, ...]]:
     full = points[0]
     rows: list[tuple[str, ...]] = []
     for point in points:
-        change = words.known(point.test_mean) / words.known(full.test_mean) - 1
+        change = words.or_nan(point.test_mean) / words.or_nan(full.test_mean) - 1
         smaller = full.embedding_bytes / point.embedding_bytes
         rows.append(
             (
                 point.series,
                 words.size(point.embedding_bytes),
                 "" if point is full else f"{smaller:.1f}",
-                f"{words.known(point.test_mean):.4f}",
+                f"{words.or_nan(point.test_mean):.4f}",
                 "" if point is full else f"{change:+.1%}",
-                f"{words.known(point.auc_mean):.4f}",
+                f"{words.or_nan(point.auc_mean):.4f}",
             )
         )
     return rows
@@ -192,7 +192,7 @@ def headline(points: Sequence[Result]) -> str:
     )
 
     def change(point: Result) -> str:
-        part = words.known(point.test_mean) / words.known(full.test_mean) - 1
+        part = words.or_nan(point.test_mean) / words.or_nan(full.test_mean) - 1
         return f"{abs(part):.1%} {'above' if part >= 0 else 'below'}"
 
     times = full.embedding_bytes / planned.embedding_bytes

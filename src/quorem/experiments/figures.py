@@ -58,9 +58,9 @@ class Axes:
         if not re.fullmatch(r"[\w .-]+", self.name):
             raise ValueError(f"name ({self.name!r}) must be letters, digits, spaces, '_', '.' and '-': it names files")
         choices = {"x": ("x", "parameters", "embedding_bytes", "step"), "y": ("test", "validation", "parameters")}
-        for axis, known in choices.items():
-            if getattr(self, axis) not in known:
-                raise ValueError(f"{axis} ({getattr(self, axis)!r}) must be one of {', '.join(known)}")
+        for axis, allowed in choices.items():
+            if getattr(self, axis) not in allowed:
+                raise ValueError(f"{axis} ({getattr(self, axis)!r}) must be one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +197,8 @@ class FigurePlan:
             {"series": p.series, "x": p.x, "runs": [json.loads(config.to_json()) for config in runs]}
             for p, runs in zip(self.points, self.runs, strict=True)
         ]
-        whole = {"axes": dataclasses.asdict(self.axes), "made": self.made, "points": points}
-        files.write_json(path, {"format": PLAN_FORMAT, **whole})
+        contents = {"axes": dataclasses.asdict(self.axes), "made": self.made, "points": points}
+        files.write_json(path, {"format": PLAN_FORMAT, **contents})
 
     @classmethod
     def read(cls, path: Path) -> "FigurePlan":

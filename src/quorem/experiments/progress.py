@@ -41,13 +41,13 @@ def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any]
 @contextmanager
 def _lines(console: Console, view: "View") -> Iterator[Callable[[str, int, Any], None]]:
     """Print a line at the beginning, every ``LINE_SECONDS`` if it has changed, and at the end."""
-    shown, printed = "", float("-inf")
+    last_line, printed = "", float("-inf")
 
     def show() -> None:
-        nonlocal shown, printed
-        if view.head() != shown:
-            shown, printed = view.head(), time.monotonic()
-            console.print(shown, highlight=False, soft_wrap=True)
+        nonlocal last_line, printed
+        if view.summary() != last_line:
+            last_line, printed = view.summary(), time.monotonic()
+            console.print(last_line, highlight=False, soft_wrap=True)
 
     def report(kind: str, worker: int, value: Any) -> None:
         view.take(kind, worker, value)
@@ -71,7 +71,7 @@ class View:
         self.failed: list[RunConfig] = []
         self.began, self.surveyed = time.monotonic(), float("-inf")
         self.survey()
-        self.before = self.done
+        self.done_before = self.done
 
     def take(self, kind: str, worker: int, value: Any) -> None:
         """Handle one report of a worker."""
@@ -95,22 +95,25 @@ class View:
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds until the sweep is done, at the rate so far; None before the first run is done."""
-        trained = self.done - self.before
-        left = len(self.open) - len(self.failed)
-        return (time.monotonic() - self.began) / trained * left if trained else None
+        trained = self.done - self.done_before
+        remaining = len(self.open) - len(self.failed)
+        return (time.monotonic() - self.began) / trained * remaining if trained else None
 
     def current(self) -> dict[RunConfig, Any]:
         """The runs that workers of this process are training, with their status."""
         return {config: status for runs in self.running.values() for config, status in runs.items()}
 
-    def head(self) -> str:
+    def summary(self) -> str:
         """Counts and the time left, in one line."""
         running = len(self.current())
-        left = max(0, len(self.open) - len(self.failed) - running)
+        to_do = max(0, len(self.open) - len(self.failed) - running)
+        text = f"{self.done} of {self.total} runs done, {running} running, {to_do} to do"
+        if self.failed:
+            text += f", {len(self.failed)} failed"
         seconds = self.seconds_left
-        ahead = "" if seconds is None or not left + running else f", {int(seconds) // 60}:{int(seconds) % 60:02} left"
-        text = f"{self.done} of {self.total} runs done, {running} running, {left} to do"
-        return text + f", {len(self.failed)} failed" * bool(self.failed) + ahead
+        if seconds is not None and to_do + running:
+            text += f", {int(seconds) // 60}:{int(seconds) % 60:02} left"
+        return text
 
     def table(self) -> Group:
         """What a terminal shows."""
@@ -119,7 +122,7 @@ class View:
             loss = "" if status.loss is None else f"loss {status.loss:.4f}"
             rate = f"{status.rows_per_second:,.0f} rows/s"
             rows.add_row(name_of(config), f"{100 * status.step // status.steps}%", rate, loss)
-        return Group(Text(self.head()), rows)
+        return Group(Text(self.summary()), rows)
 
 
 def name_of(config: RunConfig) -> str:

@@ -156,23 +156,25 @@ def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, 
         ValueError: if the folder has figures of the same name on other data.
         KeyboardInterrupt: if interrupted; the same call continues.
     """
-    files: dict[Path, FigurePlan | None] = {out / "plans" / f"{plan.axes.name}.json": plan for plan in plans}
-    for path, plan in zip(files, plans, strict=True):
+    files: dict[Path, FigurePlan] = {}
+    for plan in plans:
+        path = out / "plans" / f"{plan.axes.name}.json"
+        earlier = None
         with suppress(FileNotFoundError, ValueError):  # an unreadable file is replaced
-            files[path] = joined(FigurePlan.read(path), plan)
-        if files[path] is None:
+            earlier = FigurePlan.read(path)
+        if earlier is not None and earlier.made["datasets"].keys() != plan.made["datasets"].keys():
             raise ValueError(f"{path} is on other data: take another folder for each data")
+        files[path] = plan if earlier is None else joined(earlier, plan)
     (out / "plans").mkdir(parents=True, exist_ok=True)
-    for path, whole in files.items():
-        if whole is not None:
-            whole.write(path)
-    wanted = [runs for plan in plans if plan.axes.y != "parameters" for runs in plan.runs]
+    for path, plan in files.items():
+        plan.write(path)
+    runs = [runs for plan in plans if plan.axes.y != "parameters" for runs in plan.runs]
     data = {name: Path(about["path"]) for plan in plans for name, about in plan.made["datasets"].items()}
-    made = sweep.new(out, in_turns(wanted, device), data, device)
-    if made.runs:
-        with showing(console, made) as report:
-            sweep.run(made, workers=workers, report=report)
-    failed = [made.error(config) for group in made.runs for config in group if made.has_failed(config)]
+    begun = sweep.new(out, in_turns(runs, device), data, device)
+    if begun.runs:
+        with showing(console, begun) as report:
+            sweep.run(begun, workers=workers, report=report)
+    failed = [begun.error(config) for group in begun.runs for config in group if begun.has_failed(config)]
     reasons = dict.fromkeys(json.loads(path.read_text(encoding="utf-8"))["error"] for path in failed)
     if failed:
         console.print(f"{len(failed)} runs failed: {'; '.join(reasons)}", highlight=False, soft_wrap=True)
@@ -180,20 +182,18 @@ def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, 
     return len(failed)
 
 
-def joined(before: FigurePlan, new: FigurePlan) -> FigurePlan | None:
-    """A plan with the points of both, so that a command keeps what earlier ones trained; None if their data differ.
+def joined(earlier: FigurePlan, new: FigurePlan) -> FigurePlan:
+    """A plan with the points of both, so that a command keeps what earlier ones trained.
 
     A point that is in both has the runs of both. Points trained on different numbers of rows become separate figures
     (``conditions.split``).
     """
-    if before.made["datasets"].keys() != new.made["datasets"].keys():
-        return None
 
     def setting(configs: Sequence[RunConfig]) -> RunConfig:
         return dataclasses.replace(configs[0], optimizer="adagrad", seed=0)
 
     points = {setting(configs): (point, list(configs)) for point, configs in zip(new.points, new.runs, strict=True)}
-    for point, configs in zip(before.points, before.runs, strict=True):
+    for point, configs in zip(earlier.points, earlier.runs, strict=True):
         _, runs = points.setdefault(setting(configs), (point, []))
         runs += [config for config in configs if config not in runs]
     pairs = list(points.values())

@@ -45,14 +45,14 @@ class Study:
         *,
         threshold: int = 0,
         x: float | None = None,
-        **more: Any,
+        **options: Any,
     ) -> list[Point]:
         """A point for each network; ``method`` is as in ``training.tables.scheme_of``.
 
         So that figures share runs, the runs of figure 4 are validated during training in every figure, and a threshold
         below the smallest table is left out.
         """
-        options: dict[str, Any] = {"scheme": scheme_of(method, num_collisions), "max_rows": self.max_rows, **more}
+        options = {"scheme": scheme_of(method, num_collisions), "max_rows": self.max_rows, **options}
         if threshold >= min(self.cardinalities):
             options["threshold"] = threshold
         elif method == "full" or (method in ("hash", "mult") and num_collisions == 4):

@@ -102,19 +102,19 @@ def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: t
     """
     torch.set_num_threads(threads)
     feeds: dict[str, Feed] = {}
-    left = [list(group) for group in sweep.runs]
-    while left and not stop.is_set():
-        took = False
-        for group in left:
+    open_groups = [list(group) for group in sweep.runs]
+    while open_groups and not stop.is_set():
+        any_claimed = False
+        for group in open_groups:
             if stop.is_set():
                 return
             with claimed(sweep, group) as folders:
-                took = took or bool(folders)
-                for together in [folders] if sweep.device.startswith("cuda") else [[folder] for folder in folders]:
-                    if together:
-                        _train(sweep, together, feeds, report, stop)
-        left = [group for group in left if not all(map(sweep.is_settled, group))]
-        if left and not took:
+                any_claimed = any_claimed or bool(folders)
+                at_once = len(folders) if sweep.device.startswith("cuda") else 1
+                for first in range(0, len(folders), at_once or 1):
+                    _train(sweep, folders[first : first + at_once], feeds, report, stop)
+        open_groups = [group for group in open_groups if not all(map(sweep.is_settled, group))]
+        if open_groups and not any_claimed:
             stop.wait(WAIT)
 
 
@@ -209,10 +209,10 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
             writer.close()  # so that the pipe ends when the worker closes its end
             pipes[reader] = worker
         signal.signal(signal.SIGINT, handler)
-        told = False
+        terminated = False
         while pipes:
-            if stop.is_set() and not told:
-                told = True
+            if stop.is_set() and not terminated:
+                terminated = True
                 for process in processes:
                     process.terminate()  # each saves its runs, then ends
             for ready in wait(list(pipes), timeout=WAIT):

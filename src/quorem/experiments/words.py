@@ -15,7 +15,7 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NONE = "\N{EN DASH}"
 
 
-def known(value: float | None) -> float:
+def or_nan(value: float | None) -> float:
     """The number, or NaN if it is None."""
     return math.nan if value is None else value
 
@@ -26,7 +26,7 @@ def loss(value: float | None) -> str:
     >>> loss(0.452517)
     '0.45252'
     """
-    return f"{value:.5f}" if math.isfinite(value := known(value)) else NONE
+    return f"{value:.5f}" if math.isfinite(value := or_nan(value)) else NONE
 
 
 def mean_text(mean: float | None, deviation: float | None, trials: int) -> str:
@@ -35,7 +35,7 @@ def mean_text(mean: float | None, deviation: float | None, trials: int) -> str:
     >>> mean_text(0.45, 0.0003, 5), mean_text(0.45, 0.0, 1)
     ('0.45000 ± 0.00030', '0.45000')
     """
-    return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(known(deviation)) else "")
+    return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(or_nan(deviation)) else "")
 
 
 def metrics(split: str, values: Mapping[str, float]) -> str:
@@ -161,16 +161,16 @@ def data(dataset: Mapping[str, Any]) -> str:
     >>> data({"name": "log", "rows": {"train": 1200, "test": 100}, "num_dense": 2, "cardinalities": [30, 1000]})
     '1,200 train and 100 test rows; 2 dense and 2 categorical features with 1,030 categories'
     """
-    rest = {name: value for name, value in dataset.items() if name not in ("name", "path", "identity")}
+    entries = {name: value for name, value in dataset.items() if name not in ("name", "path", "identity")}
     parts = []
-    if isinstance(rows := rest.get("rows"), Mapping) and rows:
-        *first, last = [f"{value_text(number)} {split}" for split, number in rest.pop("rows").items()]
+    if isinstance(rows := entries.get("rows"), Mapping) and rows:
+        *first, last = [f"{value_text(number)} {split}" for split, number in entries.pop("rows").items()]
         parts.append((", ".join(first) + " and " if first else "") + f"{last} rows")
-    if isinstance(sizes := rest.get("cardinalities"), list) and all(isinstance(size, int) for size in sizes):
-        del rest["cardinalities"]
-        dense = f"{rest.pop('num_dense')} dense and " if "num_dense" in rest else ""
+    if isinstance(sizes := entries.get("cardinalities"), list) and all(isinstance(size, int) for size in sizes):
+        del entries["cardinalities"]
+        dense = f"{entries.pop('num_dense')} dense and " if "num_dense" in entries else ""
         parts.append(f"{dense}{len(sizes)} categorical features with {sum(sizes):,} categories")
-    return "; ".join([*parts, *([facts(rest)] if rest else [])])
+    return "; ".join([*parts, *([facts(entries)] if entries else [])])
 
 
 def value_text(value: Any) -> str:

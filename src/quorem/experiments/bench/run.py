@@ -48,9 +48,9 @@ def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, f
             contender = _build(provider, group, cardinalities, device, say)
             if contender is not None:
                 contenders[provider] = contender
-        for how, batch, wanted in group.cells:
+        for how, batch, providers in group.cells:
             ids = [draw_ids(how, cardinalities, batch, seed=i).to(device) for i in range(ROTATION)]
-            present = {provider: contenders[provider] for provider in wanted if provider in contenders}
+            present = {provider: contenders[provider] for provider in providers if provider in contenders}
             calls = _calls(present, group, ids, say)
             measure.time_in_turns([call for *_, call, _ in calls], device, effort, ROTATION)
             specs = {p: _specs(scheme_of(p, group.scheme), cardinalities, group.dim) for p in present}
@@ -61,7 +61,7 @@ def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, f
                 if scheme not in moved:
                     networks = stored // 4 - sum(r * w for spec in specs[provider] for r, w in spec.shapes)
                     moved[scheme] = measure.bytes_to_move(specs[provider], ids, group.mode, networks)
-                yield _row(call, moved[scheme], speed)(
+                yield Row(
                     mode=group.mode,
                     provider=provider,
                     scheme=scheme,
@@ -73,6 +73,7 @@ def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, f
                     setting=present[provider].setting,
                     peak_extra_bytes="" if peak is None else peak,
                     stored_bytes=stored,
+                    **_times(call, moved[scheme], speed),
                     **facts,
                 )
             del calls
@@ -81,10 +82,11 @@ def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, f
         _free(device)
 
 
-def _row(call: measure.Call, moved: int | None, speed: float) -> Callable[..., Row]:
+def _times(call: measure.Call, moved: int | None, speed: float) -> dict[str, Any]:
+    """The columns of a row with times; ``moved`` bytes take at least ``moved / speed`` seconds."""
     low, median, high = call.quantiles()
     floor = None if moved is None else moved / speed * 1e6
-    numbers: dict[str, Any] = {
+    return {
         "median_us": round(median, 3),
         "q20_us": round(low, 3),
         "q80_us": round(high, 3),
@@ -94,7 +96,6 @@ def _row(call: measure.Call, moved: int | None, speed: float) -> Callable[..., R
         "floor_us": "" if floor is None else round(floor, 6),
         "ratio_to_floor": "" if floor is None else round(median / floor, 3),
     }
-    return lambda **more: Row(**numbers, **more)
 
 
 def _specs(scheme: str, cardinalities: Sequence[int], dim: int) -> list[Any]:
@@ -144,8 +145,8 @@ def _build(
         contender = build(provider, group.scheme, rule, cardinalities, group.dim, device)
         if group.mode == "dlrm":
             model = DLRM(contender.module, embedding_dims=[group.dim] * len(cardinalities), device=device)
-            rest = [p for part in (model.bottom, model.top, model.output) for p in part.parameters()]
-            contender.optimizers.append(dense_optimizer("adagrad", rest))
+            layers = [p for part in (model.bottom, model.top, model.output) for p in part.parameters()]
+            contender.optimizers.append(dense_optimizer("adagrad", layers))
             contender.module = model
             if provider.startswith("fused") and can_fuse(model, 1):
                 from ...dense.step import FusedStep  # needs Triton
@@ -158,9 +159,9 @@ def _build(
     return None
 
 
-def _say_skipped(provider: str, group: CaseGroup, error: Exception, say: Say, what: str = "") -> None:
+def _say_skipped(provider: str, group: CaseGroup, error: Exception, say: Say, setting: str = "") -> None:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    say(f"skipped: {provider}{what} in {group.mode}, {group.scheme}, D = {group.dim}: {reason}")
+    say(f"skipped: {provider}{setting} in {group.mode}, {group.scheme}, D = {group.dim}: {reason}")
 
 
 def _calls(

@@ -161,8 +161,8 @@ def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]
 def _figure(key: str, figure: Figure, looks: Mapping[str, Style], plots: dict[str, str]) -> str:
     name, title = escape(short_name(figure)), escape(_title(figure))
     trained = f"trained on {_trained_on([figure])}" if figure.points and figure.axes.y != "parameters" else ""
-    said = claim(figure) + measured(figure)
-    aside = f'<div class="aside">{said}</div>' if said else ""
+    text = claim(figure) + measured(figure)
+    aside = f'<div class="aside">{text}</div>' if text else ""
     if figure.points and not any(line.points for lines in panels(figure).values() for line in lines):
         body = notes(figure)
     elif figure.points:
@@ -267,12 +267,12 @@ def _all_points(rows: Sequence[PointRow], groups: Mapping[str, Any], looks: Mapp
 
 def _made(figures: Sequence[Figure]) -> str:
     """How each figure was made; figures that were made in the same way share an entry."""
-    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    entries: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for figure in figures:
         key = json.dumps(figure.made, sort_keys=True, default=str)
-        found.setdefault(key, (figure.made, []))[1].append(short_name(figure))
+        entries.setdefault(key, (figure.made, []))[1].append(short_name(figure))
     parts, hidden = [], ("command", "datasets")
-    for made, names in found.values():
+    for made, names in entries.values():
         command = copyable(str(made["command"])) if made.get("command") else ""
         shown = {name: words.value_text(value).strip("()") for name, value in made.items() if name not in hidden}
         if isinstance(data := made.get("data"), Mapping):

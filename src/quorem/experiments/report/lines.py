@@ -8,7 +8,7 @@ from typing import Literal
 
 from .. import words
 from ..figures import Axes, Figure, Result
-from ..words import NETWORK_NAMES, known
+from ..words import NETWORK_NAMES, or_nan
 
 STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # choices of marks within a decade
 MAX_TICKS = 7
@@ -72,7 +72,7 @@ def _line(axes: Axes, series: str, kind: Literal["points", "level"], points: Seq
 
 
 def _curve(point: Result) -> Line:
-    rows = [(known(step), mean, _finite(sd)) for step, loss, sd in point.curve if math.isfinite(mean := known(loss))]
+    rows = [(or_nan(step), mean, _finite(sd)) for step, loss, sd in point.curve if math.isfinite(mean := or_nan(loss))]
     x, y, deviation = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
     return Line(series=point.series, kind="curve", points=[point], x=x, y=y, deviation=deviation)
 
@@ -86,9 +86,9 @@ def _y(axes: Axes, point: Result) -> tuple[float, float]:
         case "parameters":
             return float(point.parameters), 0.0
         case "validation":
-            return known(point.validation_mean), _finite(point.validation_sd)
+            return or_nan(point.validation_mean), _finite(point.validation_sd)
         case _:
-            return known(point.test_mean), _finite(point.test_sd)
+            return or_nan(point.test_mean), _finite(point.test_sd)
 
 
 def _finite(value: float | None) -> float:
@@ -133,19 +133,19 @@ def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
     height = math.log(high / low) if log else high - low
     groups: list[list[Line]] = []
     for line in lines:
-        group = next((g for g in groups if _apart(g[0], line, log) <= 0.004 * height), None)
+        group = next((g for g in groups if _distance(g[0], line, log) <= 0.004 * height), None)
         groups.append([line]) if group is None else group.append(line)
     texts = []
     for group in groups:
         if len({line.series for line in group}) > 1:
-            signs = [" = " if _apart(one, other, log) == 0 else " ≈ " for one, other in pairwise(group)]
+            signs = [" = " if _distance(one, other, log) == 0 else " ≈ " for one, other in pairwise(group)]
             texts.append(
                 group[0].series + "".join(f"{s}{line.series}" for s, line in zip(signs, group[1:], strict=True))
             )
     return texts
 
 
-def _apart(one: Line, other: Line, log: bool) -> float:
+def _distance(one: Line, other: Line, log: bool) -> float:
     """The greatest distance of two lines in y; infinite if their kinds or x coordinates differ."""
     if one.kind != other.kind or list(one.x) != list(other.x):
         return math.inf

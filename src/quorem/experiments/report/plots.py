@@ -82,8 +82,8 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
 def _cloud(points: Iterable[Result], series: str) -> Line:
     members = [point for point in points if point.series == series]
     x = [float(point.embedding_bytes) for point in members]
-    y = [words.known(point.test_mean) for point in members]
-    deviation = [s if math.isfinite(s := words.known(point.test_sd)) else 0.0 for point in members]
+    y = [words.or_nan(point.test_mean) for point in members]
+    deviation = [s if math.isfinite(s := words.or_nan(point.test_sd)) else 0.0 for point in members]
     return Line(series=series, kind="points", points=members, x=x, y=y, deviation=deviation)
 
 

@@ -33,7 +33,7 @@ def measured(figure: Figure) -> str:
         return ""
     rows = []
     for network in networks(figure.points):
-        points = [p for p in figure.points if p.network == network and math.isfinite(words.known(p.test_mean))]
+        points = [p for p in figure.points if p.network == network and math.isfinite(words.or_nan(p.test_mean))]
         if points:
             rows.append(f"<li><strong>{escape(words.network(network))}</strong>: {escape(_best(figure, points))}</li>")
     return f'<div class="measured"><h4>Here, the best</h4><ul>{"".join(rows)}</ul></div>' if rows else ""
@@ -42,13 +42,13 @@ def measured(figure: Figure) -> str:
 def _best(figure: Figure, points: Sequence[Result]) -> str:
     """The best point of one network, those that tie with it, and its difference from the full tables."""
     axes, full = figure.axes, next((p for p in points if is_full(p)), None)
-    ranked = sorted((p for p in points if not is_full(p)), key=lambda p: words.known(p.test_mean)) or points[:1]
+    ranked = sorted((p for p in points if not is_full(p)), key=lambda p: words.or_nan(p.test_mean)) or points[:1]
     best = ranked[0]
     where = f" at {axes.x_label} {best.x:,.6g}" if axes.x == "x" and best.x is not None else ""
     where = where or (f" at {words.count(best.parameters)} parameters" if axes.x == "parameters" else "")
     text = f"{best.series}{where}, test {words.mean_text(best.test_mean, best.test_sd, best.trials)}"
     if full is not None and best is not full and full.test_mean:
-        change = words.known(best.test_mean) / full.test_mean - 1
+        change = words.or_nan(best.test_mean) / full.test_mean - 1
         tie = ", a tie" if is_clear(best, full) is False else ""
         text += f", {abs(change):.2%} {'above' if change >= 0 else 'below'} full tables{tie}"
     others = dict.fromkeys(p.series for p in ranked if p.series != best.series)

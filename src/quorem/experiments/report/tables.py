@@ -64,8 +64,8 @@ def hidden_layers(figure: Figure) -> list[list[str]]:
         results = [points.get(width) for width in widths]
         name = words.network(network)
         rows.append([name, "parameters", *(f"{p.parameters:,}" if p else words.NONE for p in results)])
-        trained = [p for p in results if p and math.isfinite(words.known(p.test_mean))]
-        best = min(trained, key=lambda p: words.known(p.test_mean), default=None)
+        trained = [p for p in results if p and math.isfinite(words.or_nan(p.test_mean))]
+        best = min(trained, key=lambda p: words.or_nan(p.test_mean), default=None)
         rows.append([name, "test log loss", *(_loss(p, best) for p in results)])
         printed = [LOSSES.get(network, {}).get(int(width), math.nan) for width in widths]
         if any(map(math.isfinite, printed)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..figures import Figure, Result
-from ..words import known
+from ..words import or_nan
 
 WITHOUT_EFFECT = ("seed", "validate_every")  # options that do not make a different setting
 
@@ -34,7 +34,7 @@ class Win:
     @property
     def difference(self) -> float:
         """Test loss of the second minus that of the best."""
-        return math.nan if self.second is None else known(self.second.test_mean) - known(self.best.test_mean)
+        return math.nan if self.second is None else or_nan(self.second.test_mean) - or_nan(self.best.test_mean)
 
 
 def distinct(figures: Iterable[Figure]) -> list[Result]:
@@ -42,7 +42,7 @@ def distinct(figures: Iterable[Figure]) -> list[Result]:
     best: dict[str, Result] = {}
     for figure in figures:
         for point in figure.points:
-            if math.isfinite(known(point.test_mean)) and point.embedding_bytes > 0:
+            if math.isfinite(or_nan(point.test_mean)) and point.embedding_bytes > 0:
                 config = {name: value for name, value in point.config.items() if name not in WITHOUT_EFFECT}
                 best.setdefault(json.dumps([point.network, config], sort_keys=True), point)
     return list(best.values())
@@ -51,8 +51,8 @@ def distinct(figures: Iterable[Figure]) -> list[Result]:
 def front(points: Iterable[Result]) -> list[Result]:
     """The points that no other point beats: no other has at most as many bytes and a lower loss."""
     best: list[Result] = []
-    for point in sorted(points, key=lambda p: (p.embedding_bytes, known(p.test_mean))):
-        if not best or known(point.test_mean) < known(best[-1].test_mean):
+    for point in sorted(points, key=lambda p: (p.embedding_bytes, or_nan(p.test_mean))):
+        if not best or or_nan(point.test_mean) < or_nan(best[-1].test_mean):
             best.append(point)
     return best
 
@@ -80,12 +80,12 @@ def is_clear(one: Result, other: Result) -> bool | None:
     """Whether two test losses differ by more than the sum of both deviations; None if one has a single trial."""
     if min(one.trials, other.trials) < 2:
         return None
-    apart = abs(known(one.test_mean) - known(other.test_mean))
-    return apart > known(one.test_sd) + known(other.test_sd)
+    apart = abs(or_nan(one.test_mean) - or_nan(other.test_mean))
+    return apart > or_nan(one.test_sd) + or_nan(other.test_sd)
 
 
 def _win(power: int, points: Sequence[Result]) -> Win:
-    ranked = sorted(points, key=lambda p: known(p.test_mean))
+    ranked = sorted(points, key=lambda p: or_nan(p.test_mean))
     best, second = ranked[0], next((p for p in ranked if p.series != ranked[0].series), None)
     clear = None if second is None else is_clear(best, second)
     sizes = [point.embedding_bytes for point in points]
