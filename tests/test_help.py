@@ -14,13 +14,34 @@ from quorem.training.config import RunConfig
 
 PUBLIC = {name: getattr(quorem, name) for name in quorem.__all__ if not inspect.ismodule(getattr(quorem, name))}
 PUBLIC |= {f"optim.{name}": getattr(quorem.optim, name) for name in quorem.optim.__all__}
-PUBLIC |= {f"models.{network.__name__}": network for network in (quorem.models.DCN, quorem.models.DLRM)}
+PUBLIC |= {f"models.{name}": getattr(quorem.models, name) for name in ("DCN", "DLRM", "DeepFM", "build")}
+PUBLIC |= {f"schemes.{name}": getattr(quorem.schemes, name) for name in ("Ranks", "RawCounts")}
+PUBLIC |= {
+    f"partitions.{name}": getattr(quorem.partitions, name)
+    for name in (
+        *("Partition", "ExplicitPartition", "naive", "hashing", "quotient_remainder", "chinese_remainder"),
+        *("generalized_quotient_remainder", "balanced_sizes", "coprime_sizes", "is_complementary"),
+    )
+}
+PUBLIC |= {
+    f"hashing.{name}": getattr(quorem.hashing, name)
+    for name in ("mix", "mixed_ids", "mixed_id", "expected_collisions", "as_int64")
+}
+PUBLIC |= {
+    f"{owner.__name__}.{name}": getattr(owner, name)
+    for owner, names in (
+        (quorem.Embedding, ("from_pretrained", "fit_", "grow_", "row_numbers", "score")),
+        (quorem.EmbeddingBag, ("from_pretrained",)),
+        (quorem.Scheme, ("spec",)),
+    )
+    for name in names
+}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_argument_is_explained(name: str) -> None:
     text = inspect.getdoc(PUBLIC[name])
-    arguments = [argument for argument in inspect.signature(PUBLIC[name]).parameters if argument != "_"]
+    arguments = [a for a in inspect.signature(PUBLIC[name]).parameters if a not in ("_", "self")]
     assert [a for a in arguments if not re.search(rf"^    {a}: \S", text, re.M)] == []
     assert ">>> " in text
 
@@ -35,6 +56,7 @@ def test_every_argument_is_explained(name: str) -> None:
         (quorem.EmbeddingBag, "mode", ("sum", "mean", "max")),
         (quorem.quantize_, "bits", (8, 4)),
         (quorem.load, "unknown", ("error", "missing")),
+        (quorem.models.build, "preset", ("text", "table1")),
         (RunConfig, "optimizer", ("adagrad", "amsgrad")),
         (RunConfig, "precision", ("float32", "tf32", "bfloat16")),
         (IdConfig, "ids", ("appearance", "frequency", "hash", "raw")),
@@ -42,3 +64,11 @@ def test_every_argument_is_explained(name: str) -> None:
 )
 def test_editors_complete_the_choices(owner: Any, option: str, choices: tuple[Any, ...]) -> None:
     assert set(get_args(inspect.signature(owner).parameters[option].annotation)) == set(choices)
+
+
+def test_every_argument_of_torchrec_tables_is_explained() -> None:
+    torchrec = pytest.importorskip("quorem.integrations.torchrec", reason="needs TorchRec", exc_type=ImportError)
+    for owner in (torchrec.EmbeddingBagCollection, torchrec.EmbeddingCollection, torchrec.from_collection):
+        text = inspect.getdoc(owner)
+        missing = [a for a in inspect.signature(owner).parameters if not re.search(rf"^    {a}: \S", text, re.M)]
+        assert missing == [] and ">>> " in text

@@ -168,9 +168,27 @@ class EmbeddingBag(Embedding):
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
     ) -> Self:
-        """The best fit of a trained table ``[n, D]`` by a scheme, as in ``Embedding.from_pretrained``.
+        """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
 
-        If ``embeddings`` is a module, ``mode`` and ``include_last_offset`` default to the module's.
+        Args:
+            embeddings: the trained table, or a module whose ``weight`` it is, such as ``nn.EmbeddingBag``.
+            scheme: how to store it; least squares finds its tables (see ``quorem.fit``).
+            frequencies: how often each id occurs, ``[n]``: the weight of its error, and its rank for ``HotCold``.
+            freeze: whether the tables take no gradient.
+            mode: as in the constructor; None takes the mode of ``embeddings`` if that is a module of bags, else
+                ``"mean"``.
+            include_last_offset: as in the constructor; None takes that of ``embeddings``, else False.
+            padding_idx: as in the constructor; its vector is zero even if ``embeddings`` holds another.
+            sparse: as in the constructor.
+            on_invalid_id: as in the constructor.
+
+        Raises:
+            ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
+
+        >>> from quorem import QR
+        >>> trained = nn.EmbeddingBag(1000, 16, mode="sum")
+        >>> EmbeddingBag.from_pretrained(trained, QR(num_collisions=4)).mode
+        'sum'
         """
         bags = embeddings if isinstance(embeddings, nn.EmbeddingBag | EmbeddingBag) else None
         pooling: Any = mode or (bags.mode if bags is not None else "mean")

@@ -193,6 +193,9 @@ class EmbeddingCollection(Tables):
     def row_numbers(self, ids: Tensor) -> Tensor:
         """The rows of ``stored`` whose sum is the vector of each id, ``[B, F, K]``; -1 where there is no row.
 
+        Args:
+            ids: ``[B, F]``.
+
         Raises:
             ValueError: if a scheme does not add rows, or widths differ.
         """

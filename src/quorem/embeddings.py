@@ -174,7 +174,15 @@ class Embedding(Tables):
         return queries @ vectors.T
 
     def forward(self, input: Tensor) -> Tensor:
-        """Vectors of the ids in ``input``, which has any shape."""
+        """Vectors ``[..., D]``, or ``[..., K, D]`` for feature generation.
+
+        Args:
+            input: ids of any shape, int32 or int64.
+
+        Raises:
+            TypeError: if ``input`` does not hold such ids.
+            IndexError: if an id on the CPU is outside the table.
+        """
         input = self._signed(input)
         check_ids(input, "input")
         vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
@@ -184,6 +192,9 @@ class Embedding(Tables):
         """The rows of ``stored`` whose sum is the vector of each id, ``[..., K]``; -1 where there is no row.
 
         With them, any engine that sums rows can look up this table. All rows of the padding id are -1.
+
+        Args:
+            input: ids of any shape.
 
         Raises:
             ValueError: if the scheme does not add rows.
@@ -271,6 +282,10 @@ class Embedding(Tables):
 
         Raises:
             ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
+
+        >>> from quorem import QR
+        >>> Embedding.from_pretrained(nn.Embedding(1000, 16), QR(num_collisions=4)).stored.shape
+        torch.Size([254, 16])
         """
         if isinstance(embeddings, nn.Module) and padding_idx is None:
             padding_idx = getattr(embeddings, "padding_idx", None)

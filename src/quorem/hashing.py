@@ -162,7 +162,11 @@ def mixed_ids(ids: Tensor, num_embeddings: int | Tensor) -> Tensor:
 
 
 def mixed_id(raw_id: int, num_embeddings: int) -> int:
-    """``mixed_ids`` of one id, signed or unsigned.
+    """``mixed_ids`` of one id.
+
+    Args:
+        raw_id: any 64-bit integer, signed or unsigned.
+        num_embeddings: size of the id space.
 
     Raises:
         TypeError: if ``raw_id`` is not an integer.
@@ -182,6 +186,10 @@ def mixed_id(raw_id: int, num_embeddings: int) -> int:
 def expected_collisions(num_ids: int, num_embeddings: int) -> float:
     """Expected number of pairs that share an id when ``num_ids`` raw ids are hashed to ``num_embeddings`` ids.
 
+    Args:
+        num_ids: number of distinct raw ids.
+        num_embeddings: size of the id space.
+
     Raises:
         ValueError: if ``num_ids`` is below 0 or ``num_embeddings`` below 1.
 
@@ -197,6 +205,9 @@ def expected_collisions(num_ids: int, num_embeddings: int) -> float:
 
 def as_int64(ids: Tensor) -> Tensor:
     """``ids`` as int64: the bits of uint64 are reinterpreted, narrower integers keep their value.
+
+    Args:
+        ids: integers.
 
     Raises:
         TypeError: if ``ids`` does not hold integers.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .checks import check_choice
 from .schemes import TableSpec
+from .schemes.families import Activation
 
 RAW_STD = sqrt(1 / (3 * 2**20))  # standard deviation of vectors of raw ids: that of a full table of 2**20 ids
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
@@ -20,7 +21,10 @@ NOISE = 0.01  # relative deviation of the small factors around their neutral val
 def intervals(spec: TableSpec, noise: float = NOISE, std: float | None = None) -> list[tuple[float, float]]:
     """The interval from which ``matched_`` draws each stored table of ``spec``, uniformly.
 
-    ``std`` is the standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
+    Args:
+        spec: the spec of the table.
+        noise: relative deviation of the small tables around their neutral value.
+        std: standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
 
     >>> from quorem import QR
     >>> intervals(QR(num_collisions=4).spec(10_000, 16))
@@ -41,13 +45,23 @@ def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) ->
     Neutral means one plus noise for ``mult``, and noise around zero for ``add``: the composed vector then has the
     distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so all their tables are drawn
     like a full one.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: the spec of the table.
+        noise: relative deviation of the small tables around their neutral value.
     """
     for table, interval in zip(tables, intervals(spec, noise)[-len(tables) :], strict=True):
         table.uniform_(*interval)
 
 
 def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """Draw all tables from one interval, scaled so that the composed vector has the full table's variance."""
+    """Draw all tables from one interval, scaled so that the composed vector has the full table's variance.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: the spec of the table.
+    """
     bound, k = sqrt(1 / spec.num_embeddings), len(tables)
     if spec.operation == "mult":  # var of a product of k uniforms is (b^2 / 3)^k; the full table's is bound^2 / 3
         bound = sqrt(3) * (bound / sqrt(3)) ** (1 / k)
@@ -61,6 +75,10 @@ def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
     """Draw as the public reference code does, U(sqrt(1/n), 1) for every table. It trains badly; kept for comparison.
 
     As in that code, a single table is drawn like a full one.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: the spec of the table.
     """
     bound = sqrt(1 / spec.num_embeddings)
     for table in tables:
@@ -115,6 +133,9 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched",
 def deviation(table: Tensor) -> float | None:
     """The standard deviation of a table's entries, estimated from a sample of rows; None if it is 0 or not finite.
 
+    Args:
+        table: ``[n, D]``.
+
     >>> deviation(torch.zeros(10, 4)), round(deviation(torch.tensor([[-1.0, 1.0]] * 1000)), 2)
     (None, 1.0)
     """
@@ -127,8 +148,11 @@ def deviation(table: Tensor) -> float | None:
 def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None = None) -> float:
     """The b of the interval [-b, b] from which a pool of ``num_tables`` tables is drawn.
 
-    A sum of one row per table then has the standard deviation ``std``. If None, it has that of a row of the members'
-    full tables, averaged over the cold ids.
+    Args:
+        num_tables: number of tables of the pool.
+        members: the specs of the tables that share the pool.
+        std: standard deviation of a sum of one row per table; if None, that of a row of the members' full tables,
+            averaged over the cold ids.
     """
     if std is not None:
         return sqrt(3 / num_tables) * std
@@ -138,14 +162,20 @@ def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None 
 
 
 def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec], *, std: float | None = None) -> None:
-    """Draw the tables of a pool that ``members`` share; a composed vector has the standard deviation ``std``."""
+    """Draw the tables of a pool.
+
+    Args:
+        tables: the tables of the pool, filled in place.
+        members: the specs of the tables that share the pool.
+        std: standard deviation of a composed vector, as in ``pool_bound``.
+    """
     bound = pool_bound(len(tables), members, std)
     with torch.no_grad():
         for table in tables:
             table.uniform_(-bound, bound)
 
 
-def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> None:
+def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> None:
     """Draw path networks (section 4.1) as close to the identity as their width allows, plus noise.
 
     With ``relu``, a direction q passes as ``relu(q x) - relu(-q x)``, so 2 D hidden units carry D dimensions

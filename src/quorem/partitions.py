@@ -27,6 +27,10 @@ class Partition:
 
     A partition does not know n, so ids are not checked: an id past the end silently falls into some bucket.
 
+    Args:
+        stride: number of consecutive ids in one bucket.
+        size: number of buckets.
+
     Raises:
         TypeError: if ``stride`` or ``size`` is not an integer or, on a call, ``ids`` is not an integer tensor.
         ValueError: if ``stride`` or ``size`` is not in ``[1, 2**63)``.
@@ -83,7 +87,14 @@ class ExplicitPartition:
 
     @classmethod
     def from_labels(cls, labels: Iterable[Hashable]) -> "ExplicitPartition":
-        """One bucket for each distinct label, numbered in order of first appearance."""
+        """One bucket for each distinct label, numbered in order of first appearance.
+
+        Args:
+            labels: the label of each id.
+
+        >>> ExplicitPartition.from_labels(["Ford", "Ford", "Kia"])
+        ExplicitPartition([0, 0, 1], n=3, size=2)
+        """
         buckets: dict[Hashable, int] = {}
         return cls([buckets.setdefault(label, len(buckets)) for label in labels])
 
@@ -108,6 +119,9 @@ class ExplicitPartition:
 def naive(n: int) -> tuple[Partition, ...]:
     """One bucket per category: the full table (section 3, example 1).
 
+    Args:
+        n: number of ids.
+
     >>> naive(10)
     (Partition(stride=1, size=10),)
     """
@@ -116,6 +130,10 @@ def naive(n: int) -> tuple[Partition, ...]:
 
 def hashing(n: int, m: int) -> tuple[Partition, ...]:
     """The remainder modulo ``m`` alone: categories collide unless ``m = n`` (section 2, algorithm 1).
+
+    Args:
+        n: number of ids.
+        m: number of buckets.
 
     Raises:
         ValueError: if ``m`` is not in ``[1, n]``.
@@ -128,6 +146,10 @@ def hashing(n: int, m: int) -> tuple[Partition, ...]:
 
 def quotient_remainder(n: int, m: int) -> tuple[Partition, ...]:
     """Remainder and quotient modulo ``m`` (section 2, algorithm 2), least significant digit first.
+
+    Args:
+        n: number of ids.
+        m: number of remainders.
 
     Raises:
         ValueError: if ``m`` is not in ``[1, n]``.
@@ -142,6 +164,10 @@ def quotient_remainder(n: int, m: int) -> tuple[Partition, ...]:
 def generalized_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partition, ...]:
     """The digits of the id in the mixed radix ``sizes`` (section 3, example 3).
 
+    Args:
+        n: number of ids.
+        sizes: number of buckets of each partition, least significant digit first.
+
     Raises:
         ValueError: if the product of ``sizes`` is below ``n``, or a stride reaches 2**63.
 
@@ -154,6 +180,10 @@ def generalized_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partit
 
 def chinese_remainder(n: int, sizes: Sequence[int]) -> tuple[Partition, ...]:
     """The remainders modulo pairwise coprime ``sizes`` (section 3, example 4).
+
+    Args:
+        n: number of ids.
+        sizes: number of buckets of each partition, pairwise coprime.
 
     Raises:
         ValueError: if two of ``sizes`` share a factor, or their product is below ``n``.
@@ -181,6 +211,10 @@ def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partit
     s_k < 2 n / m_k unless n <= m_k (no factor exceeds what was missing, so s_k overshoots by less than a factor of 2).
     The result equals ``generalized_quotient_remainder`` when the product of ``sizes`` is ``n``.
 
+    Args:
+        n: number of ids.
+        sizes: number of buckets of each partition, least significant digit first.
+
     Raises:
         ValueError: if the product of ``sizes`` is below ``n``.
 
@@ -204,6 +238,10 @@ def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partit
 def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> bool:
     """Whether any two of the ``n`` categories differ in some partition (section 3, definition 1); exact.
 
+    Args:
+        parts: the partitions.
+        n: number of ids.
+
     Raises:
         ValueError: if ``n`` is below 1, or an ``ExplicitPartition`` does not map ``n`` ids.
 
@@ -221,9 +259,9 @@ def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> 
     for part in parts:
         bucket, size = part(ids), part.size
         if size > n:
-            bucket, size = _ranks(bucket)
+            bucket, size = _renumbered(bucket)
         if span * size > INT64_MAX:
-            key, span = _ranks(key)
+            key, span = _renumbered(key)
         key, span = key.mul_(size).add_(bucket), span * size
     if span <= 8 * n:  # marking the keys is faster than sorting them, and takes no more memory
         return int(torch.zeros(span, dtype=torch.bool, device="cpu").scatter_(0, key, True).sum()) == n
@@ -231,10 +269,10 @@ def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> 
     return not bool((key[1:] == key[:-1]).any())
 
 
-def _ranks(values: Tensor) -> tuple[Tensor, int]:
-    """Renumber values as their ranks among the distinct values; returns the ranks and the number of distinct values."""
-    distinct, rank = torch.unique(values, return_inverse=True)
-    return rank, len(distinct)
+def _renumbered(values: Tensor) -> tuple[Tensor, int]:
+    """Each value's position among the distinct values, rising; and the number of distinct values."""
+    distinct, position = torch.unique(values, return_inverse=True)
+    return position, len(distinct)
 
 
 def _covering(n: int, sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:

@@ -9,6 +9,10 @@ from .checks import check_int
 def balanced_sizes(n: int, k: int) -> tuple[int, ...]:
     """The ``k`` sizes of smallest sum whose product reaches ``n``, largest first: O(k n^(1/k)) (section 4).
 
+    Args:
+        n: what the product must reach.
+        k: number of sizes.
+
     >>> balanced_sizes(1000, 3), balanced_sizes(1001, 3)
     ((10, 10, 10), (11, 10, 10))
     """
@@ -27,6 +31,10 @@ def coprime_sizes(n: int, k: int) -> tuple[int, ...]:
 
     Sizes of 1 are allowed, any number of them. Among equal sums, the product is the largest. The search is exact.
 
+    Args:
+        n: what the product must reach.
+        k: number of sizes.
+
     >>> coprime_sizes(1000, 3), coprime_sizes(10**6, 2)
     ((13, 11, 7), (1001, 1000))
     """
@@ -37,6 +45,10 @@ def coprime_sizes(n: int, k: int) -> tuple[int, ...]:
 
 def coprime_sizes_for_rows(num_rows: int, k: int) -> tuple[int, ...]:
     """The ``k`` pairwise coprime sizes of largest product whose sum is at most ``num_rows``, largest first.
+
+    Args:
+        num_rows: what the sum must not exceed.
+        k: number of sizes.
 
     Raises:
         ValueError: if ``num_rows`` is below ``k``.

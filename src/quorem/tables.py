@@ -155,7 +155,7 @@ class Tables(StoredTables):
         else:
             alone = len(group.members) == len(self.features)  # torch cannot add two sparse gradients in float16
             sparse = self.sparse and (alone or stored.dtype != torch.float16)
-            vectors = autograd.gather(rows, stored, self.updates, sparse).flatten(1)
+            vectors = autograd.gather_rows(rows, stored, self.updates, sparse).flatten(1)
         vectors = group(vectors, ids, member, self.layout.ranks)
         vectors = vectors.to(accumulator(vectors))
         factor = pooling_factor(valid, bag, sample_weights, offsets, mean, vectors.dtype)[:, 0]

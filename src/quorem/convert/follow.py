@@ -24,12 +24,14 @@ BLOCK_NUMBERS = 2**20  # numbers of a state that are processed at a time
 OPTIMIZER_OF_CLASS: dict[str, Optimizer] = {
     "SGD": "sgd",
     "Adagrad": "adagrad",
+    "RowWiseAdagrad": "rowwise_adagrad",
     "Adam": "adam",
-    "AdamW": "adamw",
     "SparseAdam": "adam",
+    "AMSGrad": "amsgrad",
+    "AdamW": "adamw",
+    "LazyAdam": "lazy_adam",
+    "LazyAMSGrad": "lazy_amsgrad",
 }
-OPTIMIZER_OF_CLASS |= {"RowWiseAdagrad": "rowwise_adagrad", "AMSGrad": "amsgrad", "LazyAdam": "lazy_adam"}
-OPTIMIZER_OF_CLASS |= {"LazyAMSGrad": "lazy_amsgrad"}
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:

@@ -39,10 +39,15 @@ class Entry:
 
 @dataclass
 class Report:
-    """What ``compress_`` or ``decompress_`` did. ``print`` shows it as a table."""
+    """What ``compress_`` or ``decompress_`` did. ``print`` shows it as a table.
+
+    Args:
+        entries: what was done with each table.
+        references: other references to replaced objects, updated or not, one sentence each.
+    """
 
     entries: list[Entry] = field(default_factory=list)
-    references: list[str] = field(default_factory=list)  # other references to replaced objects, updated or not
+    references: list[str] = field(default_factory=list)
 
     @property
     def bytes_before(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ PRESETS: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "table1": {"dcn": partial(DCN, deep=(512, 256)), "dlrm": partial(DLRM, raw_dense=True)},
 }
 NETWORKS = tuple(PRESETS["text"])
+Preset = Literal["text", "table1"]
 
 
 def build(
@@ -25,24 +27,29 @@ def build(
     embeddings: nn.Module,
     *,
     num_dense: int = 13,
-    preset: str = "text",
+    preset: Preset = "text",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """A network around ``embeddings``: the paper's ``"dcn"`` and ``"dlrm"`` (section 5.1), ``"deepfm"``, or your own.
 
     Args:
-        network: which one; ``"FILE.py:FUNCTION"`` for your own (see ``models.custom``).
-        embeddings: as each network takes them.
+        network: name of the network; ``"FILE.py:FUNCTION"`` for your own (see ``models.custom``).
+        embeddings: a module that turns ids into vectors, as each network takes it.
         num_dense: number of dense features.
         preset: ``"text"`` is the architecture of section 5.1, ``"table1"`` the one whose parameters table 1 counts.
-        device: of the network; the embeddings stay where they are.
-        dtype: of the network.
+        device: device of the layers; the embeddings stay where they are.
+        dtype: dtype of the layers.
 
     Raises:
         ValueError: if ``network`` or ``preset`` is unknown, a network has no such preset, or your own does not hold the
             embeddings.
         TypeError: if your own function returns no module.
+
+    >>> from quorem import EmbeddingCollection, QR, Table
+    >>> tables = EmbeddingCollection([Table("user", 1000, 16, QR(4)), Table("day", 7, 16)])
+    >>> type(build("dlrm", tables, num_dense=3)).__name__
+    'DLRM'
     """
     check_network(network, preset)
     if custom.is_custom(network):
@@ -57,6 +64,10 @@ def build(
 
 def check_network(network: str, preset: str = "text") -> None:
     """Check the names, without building anything.
+
+    Args:
+        network: as in ``build``.
+        preset: as in ``build``.
 
     Raises:
         ValueError: as ``build`` does.

@@ -1,4 +1,4 @@
-"""The ops with gradients: dense, sparse, or handed to an optimizer within the backward pass."""
+"""The ops with gradients: dense ones, sparse ones, or ones that go to an optimizer within the backward pass."""
 
 from functools import partial
 from typing import Any
@@ -31,13 +31,13 @@ def lookup(
         ids: int32 or int64.
         stored: every row, ``[R, W]``.
         layout: where the rows of an id are.
-        updates: what an optimizer has to do with ``stored``.
-        names: what an error calls each feature's table, one a line.
+        updates: the work that an optimizer has left for ``stored``, and where its gradients go.
+        names: for error messages, the name of each feature's table, one per line.
         sparse: whether the gradient of ``stored`` is sparse.
-        invalid: grows by the number of ids out of range, where these do not raise.
+        invalid: a count to which the number of ids out of range is added, if these do not raise.
     """
     updates.catch_up_(ids, None, stored, layout)
-    if invalid is not None and _transformed():  # a lookup that writes into its argument is not
+    if invalid is not None and _transformed():  # transforms take no op that writes into an argument
         call("count_invalid_", ids, None, invalid, layout)
         invalid = None
     collector = None if updates.collector is None else updates.collector_of(stored)
@@ -100,7 +100,7 @@ def bag(
     return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, is_sparse)
 
 
-def gather(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:
+def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:
     """``rows`` of ``stored`` as they are, ``[..., W]``."""
     collector = updates.collector_of(stored)
     if collector is not None:
@@ -133,9 +133,9 @@ def path_is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
 
 
 def _differentiated(*inputs: Tensor | None) -> bool:
-    """Whether a derivative may be taken. If not, the op alone will do: it is cheaper, and the compiler needs it so.
+    """Whether a derivative may be taken. If not, the op is called directly: that is cheaper, and the compiler needs it.
 
-    Not in ``torch.jit.trace``, which could not save a Python function.
+    ``torch.jit.trace`` takes none, since it cannot save a Python function.
     """
     if not torch.compiler.is_compiling() and is_captured():
         return False
@@ -149,9 +149,9 @@ def _differentiated(*inputs: Tensor | None) -> bool:
 
 
 def _may_be_sparse() -> bool:
-    """Whether a gradient may be sparse: not in a graph that is captured to be kept, nor in a transform's.
+    """Whether a gradient may be sparse: not in a graph that is captured to be saved, and not under a transform.
 
-    ``DistributedDataParallel`` takes sparse gradients from ``nn.Embedding`` and ``nn.EmbeddingBag`` alone.
+    ``DistributedDataParallel`` takes sparse gradients only from ``nn.Embedding`` and ``nn.EmbeddingBag``.
     """
     if is_captured() or torch._C._are_functorch_transforms_active():
         return False
@@ -159,7 +159,7 @@ def _may_be_sparse() -> bool:
 
 
 def _transformed() -> bool:
-    """Whether the compiler or a transform such as ``torch.vmap`` is at work."""
+    """Whether the compiler or a transform such as ``torch.vmap`` runs this code."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
@@ -222,18 +222,18 @@ def _sparse_bag(*inputs: Any) -> Tensor:
 
 
 def _enters_graph() -> bool:
-    """Whether the graph that is being made takes a lookup with a sparse gradient; else the compiler breaks it there.
+    """Whether the compiler's graph may contain a lookup with a sparse gradient; if not, the graph breaks there.
 
-    It must take ops whose output has a size that is not known, the number of rows: with ``fullgraph=True`` it does, or
-    where torch is configured so. The two functions above then enter it as they are: the compiler cannot look into a
-    function that makes a sparse tensor.
+    The number of rows in a sparse gradient depends on the ids, so the graph must allow outputs of unknown size: it does
+    with ``fullgraph=True``, or if torch is configured so. The two functions above are then called from the graph
+    without being traced, since the compiler cannot trace a function that makes a sparse tensor.
     """
     torch.compiler.allow_in_graph([_sparse_lookup, _sparse_bag])
     mode = torch._guards.TracingContext.get().fake_mode
     return mode is not None and mode.shape_env is not None and mode.shape_env.allow_dynamic_output_shape_ops
 
 
-_enters_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while a graph is made
+_enters_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while a graph is traced
 
 
 class _Path(torch.autograd.Function):
@@ -259,12 +259,12 @@ class _Path(torch.autograd.Function):
 
 
 def _gradient(name: str, *args: Any, **options: Any) -> Any:
-    """A gradient by its op. With create_graph it is differentiated itself, so the truth runs, which is plain torch."""
+    """A gradient, computed by its op; with create_graph by the truth in plain torch, which can be differentiated."""
     return getattr(gradients, name)(*args, **options) if torch.is_grad_enabled() else call(name, *args, **options)
 
 
 def _sparse(row_grads: tuple[Tensor, Tensor], stored: Tensor) -> Tensor:
     rows, values = row_grads
-    if torch.compiler.is_compiling():  # the compiler's graph has no other way to make one
+    if torch.compiler.is_compiling():  # the only way to make one in a compiled graph
         return torch.ops.aten._sparse_coo_tensor_unsafe(rows[None], values.to(stored.dtype), stored.shape)
     return torch.sparse_coo_tensor(rows[None], values.to(stored.dtype), stored.shape, check_invariants=False)

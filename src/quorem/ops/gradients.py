@@ -10,7 +10,7 @@ from .rows import IdBags, Reads, accumulator, bag_reads, lookup_reads, rows_read
 
 def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
     """The gradient ``[R, W]`` of ``lookup``."""
-    return dense(*_row_grads(grad, lookup_reads(ids, layout), stored), stored)
+    return dense_gradient(*_row_grads(grad, lookup_reads(ids, layout), stored), stored)
 
 
 def bag_backward(
@@ -24,7 +24,7 @@ def bag_backward(
     mean: bool,
 ) -> Tensor:
     """The gradient ``[R, W]`` of ``bag``."""
-    return dense(*_bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean), stored)
+    return dense_gradient(*_bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean), stored)
 
 
 def lookup_row_grads(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def table_rows(rows: Tensor, extents: Tensor) -> tuple[Tensor, Tensor]:
     return rows - (rows - base) % pitch, pitch
 
 
-def dense(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
+def dense_gradient(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
     """Add row gradients into a dense gradient ``[R, W]``."""
     total = values.new_zeros(stored.shape)
     return total.index_add(0, rows.clamp(min=0).flatten(), values.flatten(0, -2)).to(stored.dtype)

@@ -13,40 +13,40 @@ from .updates import Read, joined, read_of_rows
 
 
 class Collector:
-    """Collects the reads of one backward pass, and hands them on as the pass ends: then no gradient is still to come.
+    """Collects the reads of one backward pass, and hands them on at its end, when no further gradient can come.
 
     Args:
-        stored: whose reads these are.
-        apply: takes the reads of a pass.
+        stored: the parameter that was read.
+        apply: called with the reads of a pass.
     """
 
     def __init__(self, stored: Tensor, apply: Callable[[list[Read]], None]) -> None:
         self.stored, self.apply = stored, apply
-        self.replicas: Any = None  # the process group of those that step together, under DistributedDataParallel
+        self.replicas: Any = None  # process group of DistributedDataParallel: its replicas step together
         self._hook = stored.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
-        # A pass is kept alive by the engine alone, so that one that fails takes its reads with it.
+        # Only the autograd engine keeps a pass alive, so the reads of a pass that fails are dropped with it.
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
         self._apply_outside_the_graph = torch.compiler.disable(  # loads the compiler, which takes seconds
             _Collected.apply, reason="a lookup after apply_in_backward is not compiled"
         )
 
     def read(self, vectors: Tensor | Callable[[], Tensor], read: Read) -> Tensor:
-        """``vectors`` such that their gradient comes here.
+        """Return ``vectors``, connected so that their gradient comes to this collector.
 
         Args:
-            vectors: what was read, or a function that reads it, if nothing but ``stored`` gets a gradient.
-            read: how it was read.
+            vectors: the result of the read; or a function that computes it, if only ``stored`` gets a gradient.
+            read: what was read, and how.
         """
         if torch.compiler.is_compiling():
             return self._apply_outside_the_graph(self.stored, vectors, self, read)
         return _Collected.apply(self.stored, vectors, self, read)
 
     def close(self) -> None:
-        """Leave the gradients of ``stored`` to ``stored.grad``."""
+        """Let the gradients of ``stored`` go to ``stored.grad`` again."""
         self._hook.remove()
 
     def collect(self, read: Read, version: int) -> None:
-        """Note a read whose gradient has come; ``version`` is that of ``stored`` at the time it was read."""
+        """Add a read whose gradient is known; ``version`` is that of ``stored`` when it was read."""
         task = torch._C._current_graph_task_id()
         current = self._passes.get(task)
         if current is None:
@@ -56,7 +56,7 @@ class Collector:
         current.reads.append(read)
 
     def notice_replicas(self) -> None:
-        """Take steps together with the replicas of a model whose forward pass this is."""
+        """If this is a forward pass of ``DistributedDataParallel``, take later steps together with its replicas."""
         ddp = active_ddp()
         if ddp is None:
             return
@@ -119,7 +119,7 @@ class _Collected(torch.autograd.Function):
 
 
 def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
-    """Take the gradient of what was no lookup: of ``to_dense()``, ``weight`` or ``stored`` itself."""
+    """Collect a gradient that comes from no lookup: from ``to_dense()``, ``weight`` or ``stored`` itself."""
     grad, owner = stored.grad, collector()
     if grad is None or owner is None:
         return

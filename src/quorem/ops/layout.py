@@ -34,7 +34,7 @@ FEATURE, OPERATION, LIMIT, MULTIPLIER, SHIFT, PADDING, OWN, REST, COMPOSED, OFFS
 STRIDE, SIZE, BASE, PITCH, MAP = range(PART_COLUMNS)
 ADD, MULT = 0, 1
 NO_PADDING = -1
-NO_RANKS = -1  # in HOT and COLD: ids come by frequency, so there is no list to search
+NO_RANKS = -1  # in HOT and COLD: ids are in order of frequency, so there is no list to search
 UNUSED = -1  # in BASE: this slot has fewer than K partitions
 CLOSED_FORM = -1  # in MAP: the bucket is (number // stride) % size, not an entry of ``maps``
 
@@ -57,9 +57,9 @@ class Layout(NamedTuple):
 
     slots: Tensor  # int64 [S, 14]
     parts: Tensor  # int64 [S, K, 5]
-    maps: Tensor  # int64 [M]: the index maps of explicit partitions, end to end
+    maps: Tensor  # int64 [M]: the index maps of explicit partitions, concatenated
     spans: Tensor  # int64 [F, 2]: first slot and number of slots of each feature
-    ranks: Tensor  # int32 or int64 [H]: the hot and cold ids of tables that are given frequencies, end to end
+    ranks: Tensor  # int32 or int64 [H]: hot and cold ids of the tables that have frequencies, concatenated
 
 
 def extents_of(layout: Layout) -> Tensor:
@@ -106,13 +106,13 @@ def build(
     features: Sequence[int] | None = None,
     ranks: Sequence[Ranks | None] | None = None,
 ) -> Storage:
-    """Place the tables of ``specs``; integers on the CPU, whatever torch's default device is.
+    """Place the tables of ``specs`` in one storage. All integers are on the CPU, whatever torch's default device is.
 
     Args:
-        specs: what each table is.
-        padding: the id of each table that stands for nothing, or None.
-        features: the table that each feature reads; each its own where absent.
-        ranks: the hot and cold ids of each table, or None where its ids come by frequency.
+        specs: spec of each table.
+        padding: padding id of each table, or None.
+        features: the table that each feature reads; None if each table has one feature.
+        ranks: hot and cold ids of each table; None for a table whose ids are in order of frequency.
     """
     features = range(len(specs)) if features is None else features
     ranks = [None] * len(specs) if ranks is None else ranks
@@ -152,13 +152,13 @@ def build(
 
 
 class _Joined:
-    """Lists of integers end to end."""
+    """Concatenated lists of integers."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.lists, self.length = [torch.empty(0, dtype=dtype, device="cpu")], 0
 
     def add(self, values: Tensor) -> int:
-        """Add a list; where it starts."""
+        """Append a list; returns its start."""
         self.lists.append(values)
         self.length += len(values)
         return self.length - len(values)
@@ -168,7 +168,7 @@ class _Joined:
 
 
 def _place(first: int, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Extent, ...], int]:
-    """Tables of so many rows and pitch, one after another from row ``first`` on; and the row after them."""
+    """Extents of tables with these rows and pitches, one after another from row ``first``; and the row after them."""
     extents = []
     for rows, pitch in shapes:
         extents.append(Extent(first, rows, pitch))
@@ -177,7 +177,7 @@ def _place(first: int, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Extent,
 
 
 def _place_pools(specs: Sequence[TableSpec], width: int, first: int) -> tuple[dict[str, _PlacedPool], int]:
-    """The pools of ``specs``, each over one numbering of the cold ids of its tables; and the row after them."""
+    """The pools of ``specs``, each with one numbering of the cold ids of all its tables; and the row after them."""
     members: dict[tuple[str, int], list[int]] = {}
     for t, spec in enumerate(specs):
         if spec.pool is not None:
@@ -202,7 +202,7 @@ def _place_pools(specs: Sequence[TableSpec], width: int, first: int) -> tuple[di
 
 
 def pool_key(pools: Mapping[str, object], spec: TableSpec) -> str:
-    """The name of a table's pool among ``pools``, where pools of several widths carry theirs; "" if it has none."""
+    """The key of a table's pool: its name, with the width if pools of several widths share it; "" without a pool."""
     if spec.pool is None:
         return ""
     return spec.pool.name if spec.pool.name in pools else f"{spec.pool.name}.{spec.embedding_dim}"
@@ -243,13 +243,13 @@ def _table_slots(
     parts: list[list[list[int]]] = []
     for group in [composed] if together else [[part] for part in composed]:
         for unit in range((group or own)[0][PITCH]):
-            # A row of an id's own is as wide as all slots, so its part of a slot is as many units in as slots before.
+            # An id's own row is as wide as all slots of the table together: slot i reads its i-th unit.
             parts.append([_unit(part, len(parts)) for part in own] + [_unit(part, unit) for part in group])
     return _TableSlots(slot, parts)
 
 
 def _unit(part: list[int], unit: int) -> list[int]:
-    """A row of ``parts`` for the ``unit``-th of the rows of ``stored`` that a table's row is."""
+    """A row of ``parts`` for the ``unit``-th of the ``pitch`` rows of ``stored`` that make up a row of the table."""
     return [*part[:BASE], part[BASE] + unit, *part[PITCH:]]
 
 

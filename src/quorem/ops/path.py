@@ -3,11 +3,11 @@
     path(vectors, ids, layers, slots, parts, columns, *, networks, activation) -> (out, counts, lists)
 
 ``vectors`` ``[B, S, D]`` holds the rows of the first partition. ``columns`` ``[S]`` names each column once: the vectors
-of the first M are transformed, each by the network that its id ``ids`` ``[B, F]`` selects, the others pass. ``layers``
-are weight ``[G, in, out]`` and bias ``[G, out]`` of one or two layers. ``slots`` ``[M, 14]`` and ``parts``
+of the first M are transformed, each by the network that its id in ``ids`` ``[B, F]`` selects; the others are copied.
+``layers`` are weight ``[G, in, out]`` and bias ``[G, out]`` of one or two layers. ``slots`` ``[M, 14]`` and ``parts``
 ``[M, 1, 5]`` find the networks as ``layout`` finds rows; ``networks`` is the most that a feature has. Padding and
-out-of-range ids give zeros. ``counts`` and ``lists`` are the ids of each network, how many and which, if a fused
-version wants them again in the backward pass.
+out-of-range ids give zeros. ``counts`` and ``lists`` are the ids of each network, how many and which; a fused version
+needs them again in the backward pass.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Values that belong to tensors."""
+"""Values attached to tensors."""
 
 import weakref
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a row of Adam, AMSGrad or AdamW missed while no gradient reached it, added up when next needed: the truth.
+"""The steps of Adam, AMSGrad or AdamW that a row missed without a gradient, added up when next needed: the truth.
 
 A dense step moves every row by its decaying momentum. After a row's last gradient, at step ``since``, the j-th step
 without one subtracts ``exp_avg * a_j * d_j / (root + eps * d_j)``, where
@@ -133,7 +133,7 @@ def _catch_up_(
 
 
 def keep_rows_(state: LaggingState, constants: Constants) -> None:
-    """Take every row as up to date as it stands: its averages decay by the steps that it missed, the row stays."""
+    """Count every row as up to date: its averages decay by the steps that it missed, the row itself does not change."""
     for rows in (state.last < state.step).nonzero()[:, 0].split(CHUNK):
         since = state.last[rows].long()
         if isinstance(state, MomentumSGDState):
@@ -161,13 +161,13 @@ def _decay_(
 
 
 def rows_in_turn(stored: Tensor, state: LaggingState) -> Tensor:
-    """A few rows whose turn it is, touched or not, so that none lags behind further than the history goes back."""
+    """The next few rows in turn, touched or not, so that no row lags behind further than the history goes back."""
     history = linear.history_of(state) if isinstance(state, MomentumSGDState) else len(state.lrs)
     count = -(-2 * len(stored) // history)
     return (state.step * count + torch.arange(count, device=stored.device)) % len(stored)
 
 
-@lru_cache(maxsize=64)  # every step asks
+@lru_cache(maxsize=64)  # called in every step
 def adam_constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, amsgrad: bool) -> AdamConstants:
     """The constants of ``adam`` and ``amsgrad`` for rows of ``dtype``.
 
@@ -193,9 +193,8 @@ def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
     if beta2 == 0:
         return NEVER
     rate = -math.log(beta2)
-    tolerable = (
-        2 * SPREAD_TOLERANCE * (1 - beta1) / math.sqrt(beta1) / rate
-    )  # of beta2^t / (1 - beta2^t), or 1 / (1 - beta2^t)
+    # The tolerable beta2^t / (1 - beta2^t) of AMSGrad, or 1 / (1 - beta2^t) of Adam.
+    tolerable = 2 * SPREAD_TOLERANCE * (1 - beta1) / math.sqrt(beta1) / rate
     if amsgrad:
         return math.ceil(math.log1p(1 / tolerable) / rate)
     return NEVER if tolerable <= 1 else math.ceil(-math.log1p(-1 / tolerable) / rate)
@@ -299,7 +298,7 @@ def _terms(
 
 
 def _scale(since: Tensor, constants: AdamConstants | AdamWConstants, amsgrad: bool) -> Tensor:
-    """d_1, of which the moments take the relative distance of the others."""
+    """d_1: the moments are those of ``d_j / d_1 - 1``."""
     d = (1 - constants.beta2 ** (since.double() + 1)).sqrt()
     return d if amsgrad else d * constants.beta2**-0.5
 

@@ -1,8 +1,8 @@
 """Stochastic rounding of half-precision rows: up or down at random, such that the mean is the number itself.
 
 An update that is smaller than half the distance between two half-precision numbers would be lost if it were rounded to
-the nearest; rounded at random it arrives in the mean. The random bits of a number follow from a seed, the step, and its
-position in ``stored``, so that every device draws the same ones and a run that is resumed goes on with the same bits.
+the nearest; rounded at random it is applied on average. The random bits of a number depend on a seed, the step, and the
+position in ``stored``, so that every device draws the same ones and a resumed run continues with the same bits.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _LOW = 0xFFFFFFFF
 
 
 class Rounding(NamedTuple):
-    """What the random bits of a step follow from."""
+    """What determines the random bits of a step."""
 
     seed: int
     step: Tensor  # int64 scalar

@@ -43,7 +43,7 @@ class Reads(NamedTuple):
 
 
 class IdBags(NamedTuple):
-    """Where V jagged ids belong. P is the most slots of any feature."""
+    """The bags and slots of V jagged ids. P is the largest number of slots of a feature."""
 
     bag: Tensor  # [V]
     slot: Tensor  # [V, P]: the slots of the id's feature
@@ -56,7 +56,7 @@ def lookup_reads(ids: Tensor, layout: Layout) -> Reads:
 
 
 def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, IdBags]:
-    """What jagged ids ``[V]`` read, with S = P slots each, and where they belong."""
+    """What jagged ids ``[V]`` read, with S = P slots each; and their bags and slots."""
     bags = bags_of(ids, offsets, layout)
     reads = reads_of(ids[:, None], layout.slots[bags.slot], layout.parts[bags.slot], layout)
     return reads._replace(valid=reads.valid & bags.valid), bags
@@ -77,7 +77,7 @@ class Numbers(NamedTuple):
 
 
 def reads_of(ids: Tensor, slots: Tensor, parts: Tensor, layout: Layout) -> Reads:
-    """What ``ids`` ``[N, S]`` read through ``slots`` and ``parts``, those of all ids or of each."""
+    """What ``ids`` ``[N, S]`` read; ``slots`` and ``parts`` are the same for all ids, or given for each id."""
     numbers = numbers_of(ids, slots, layout.ranks)
     bucket = buckets_of(numbers, parts, layout.maps)
     # Where ids have rows of their own, these are the first part, and the others are for composed ids.
@@ -143,12 +143,12 @@ def bag_and_feature(ids: Tensor, offsets: Tensor, spans: Tensor) -> tuple[Tensor
     """Bag ``[V]`` and feature ``[V]`` of each jagged id."""
     positions = torch.arange(ids.shape[0], device=ids.device, dtype=offsets.dtype)
     bag = torch.searchsorted(offsets, positions, right=True) - 1
-    bag = bag.clamp(0, larger(offsets.shape[0] - 2, 0))  # ids past the last offset count for nothing
+    bag = bag.clamp(0, larger(offsets.shape[0] - 2, 0))  # ids past the last offset are ignored
     return bag, bag // larger((offsets.shape[0] - 1) // spans.shape[0], 1)
 
 
 def bags_of(ids: Tensor, offsets: Tensor, layout: Layout) -> IdBags:
-    """Where each jagged id belongs."""
+    """The bag and the slots of each jagged id."""
     bag, feature = bag_and_feature(ids, offsets, layout.spans)
     inside = (torch.arange(len(ids), device=ids.device) < offsets[-1])[:, None]
     first, count = layout.spans[feature].unbind(1)
@@ -172,7 +172,7 @@ def invalid_ids(ids: Tensor, offsets: Tensor | None, layout: Layout) -> tuple[Te
         feature = torch.arange(len(layout.spans), device=ids.device).expand(ids.shape)
         return out_of_range(ids, limits), limits[feature], feature
     feature = bag_and_feature(ids, offsets, layout.spans)[1]
-    inside = torch.arange(len(ids), device=ids.device) < offsets[-1]  # ids past the last offset count for nothing
+    inside = torch.arange(len(ids), device=ids.device) < offsets[-1]  # ids past the last offset are ignored
     return out_of_range(ids, limits[feature]) & inside, limits[feature], feature
 
 
@@ -186,7 +186,7 @@ def raise_out_of_range(ids: Tensor, offsets: Tensor | None, layout: Layout, name
 
 
 def raise_id(value: int, limit: int, names: str, feature: int) -> None:
-    """Raise IndexError for an id of a feature; ``names`` has the name of each feature's table, one a line."""
+    """Raise IndexError for an id of a feature; ``names`` has the name of each feature's table, one per line."""
     table = names.split("\n")[feature] if names else "the table"
     raise IndexError(f"id {value} is outside [0, {limit}) of {table}")
 
@@ -209,10 +209,10 @@ def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding |
 
 
 def larger(a: int | torch.SymInt, b: int) -> int:
-    """``max`` of sizes, which stays symbolic: the compiler traces Python's, ``torch.export`` would guard on it."""
+    """The larger of two sizes. A symbolic size stays symbolic: ``torch.export`` would guard on Python's ``max``."""
     return torch.sym_max(a, b) if isinstance(a, torch.SymInt) else max(a, b)
 
 
 def smaller(a: int | torch.SymInt, b: int) -> int:
-    """``min`` of sizes, which stays symbolic."""
+    """The smaller of two sizes. A symbolic size stays symbolic."""
     return torch.sym_min(a, b) if isinstance(a, torch.SymInt) else min(a, b)

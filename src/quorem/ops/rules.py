@@ -225,7 +225,7 @@ def _averaged(
     state: AdamState | AdamWState | LazyAdamState,
     constants: AdamConstants | AdamWConstants | LazyAdamConstants,
 ) -> tuple[Tensor, Tensor]:
-    """Enter ``grad`` into the averages; the first one, and the root of the second, or of its maximum."""
+    """Update the averages with ``grad``; returns the first, and the root of the second or of its maximum."""
     exp_avg = state.exp_avg[rows].lerp(grad, 1 - constants.beta1)
     exp_avg_sq = state.exp_avg_sq[rows] * constants.beta2 + grad * grad * (1 - constants.beta2)
     state.exp_avg[rows], state.exp_avg_sq[rows] = exp_avg, exp_avg_sq

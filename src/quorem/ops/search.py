@@ -1,4 +1,4 @@
-"""Positions in rising lists of ids that are searched again and again."""
+"""Positions in rising lists of ids that are searched many times."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .cpu import kernels
 
-PER_RUN = 4  # entries of a list to an entry of its index: a byte for each
+PER_RUN = 4  # entries of a list for each entry of its index, which takes a byte for each
 
 
 class Index(NamedTuple):
@@ -32,7 +32,7 @@ def search(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Searcher:
-    """``search``, with an index of every list that it is given, kept until the list changes; of ids >= 0."""
+    """``search`` for ids of at least 0, with an index of each list that is kept until the list changes."""
 
     def __init__(self) -> None:
         self._indices: dict[tuple[int, int], Index] = {}

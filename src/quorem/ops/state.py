@@ -137,7 +137,7 @@ Constants = SGDConstants | MomentumSGDConstants | AdagradConstants | AdamConstan
 
 
 class StepOptions(TypedDict):
-    """What a step takes by name: the rule and its constants, and what is done to the summed gradients before."""
+    """Keyword arguments of a step: the rule, its constants, and what is done to the summed gradients first."""
 
     rule: str
     constants: Constants

@@ -1,4 +1,4 @@
-"""The values of segments, each once, and where each of them went."""
+"""The distinct values of each segment of a tensor, and the position of each value among them."""
 
 from collections.abc import Sequence
 from functools import cache

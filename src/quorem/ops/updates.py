@@ -1,4 +1,4 @@
-"""Updates of the rows that were read, and of rows that lag behind."""
+"""Steps on the rows that were read, and on rows that lag behind."""
 
 import itertools
 import threading
@@ -33,11 +33,11 @@ class RowRule:
     written: tuple[int, int] | None = None  # version and address of ``stored`` after the last write under this rule
 
     def note_rows(self, stored: Tensor) -> None:
-        """Take ``stored`` as it is for what this rule wrote."""
+        """Record that ``stored`` is as this rule has written it."""
         self.written = (stored._version, stored.data_ptr())
 
     def keep_what_was_written_(self, stored: Tensor) -> None:
-        """If someone else has written into ``stored`` since, take its rows as up to date: what was written stays."""
+        """If other code has written into ``stored`` since, count its rows as up to date: they stay as written."""
         if self.rule not in CATCHES_UP or self.written == (stored._version, stored.data_ptr()):
             return
         with _writing:
@@ -48,15 +48,15 @@ class RowRule:
 
 
 class Updates:
-    """What optimizers have to do with one ``stored`` when it is read or gets a gradient.
+    """What must be done for an optimizer when one ``stored`` is read or gets a gradient.
 
-    The modules whose parameter it is own this object, and hand it to the ops. A copy of a module has an empty one of
-    its own: the rows of a copy are up to date, and an optimizer stays with the module it was made for.
+    The modules with this parameter own the object and pass it to the ops. A copy of a module has an empty one of its
+    own: the rows of a copy are up to date, and an optimizer stays with the module it was made for.
     """
 
     def __init__(self, stored: Tensor | None = None) -> None:
         self.stored = stored
-        self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # those that share ``stored``
+        self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # the modules that share ``stored``
         self.lagging: RowRule | None = None  # the rule under which rows lag behind, if there is one
         self.collector: Collector | None = None  # where gradients go, if not into ``stored.grad``
         with _registering:
@@ -69,8 +69,8 @@ class Updates:
     def collector_of(self, stored: Tensor) -> "Collector | None":
         """Where the gradients of ``stored`` go.
 
-        None for a tensor that stands in for it (``functional_call``), in a graph that is captured to be kept, and
-        where a transform such as ``torch.vmap`` runs: its gradient comes by ``stored.grad``.
+        None, so that they go to ``stored.grad``, if another tensor replaces it (``functional_call``), in a graph that
+        is captured to be saved, and under a transform such as ``torch.vmap``.
 
         Raises:
             RuntimeError: if ``fully_shard`` has replaced ``stored``, whose gradients would be lost.
@@ -85,7 +85,7 @@ class Updates:
         return None if torch._C._are_functorch_transforms_active() else self.collector
 
     def _refuse_shards(self) -> None:
-        for module in self.modules:  # each of whose parameters leaves a hook there as it is sharded
+        for module in self.modules:  # fully_shard leaves such a hook in the modules that it shards
             if any("fsdp" in getattr(hook, "__module__", "") for hook in module._load_state_dict_post_hooks.values()):
                 raise RuntimeError(
                     "fully_shard must not shard tables that apply_in_backward updates: remove() its optimizer, and use"
@@ -93,9 +93,10 @@ class Updates:
                 )
 
     def catch_up_(self, ids: Tensor, offsets: Tensor | None, stored: Tensor, layout: Layout) -> None:
-        """Bring the rows that ``ids`` read up to date; a tensor that stands in for ``stored`` is left as it is.
+        """Bring the rows that ``ids`` read up to date; a tensor that replaces ``stored`` is not changed.
 
-        Every row, where a graph is captured to be kept, which then reads ``stored`` alone, or ``torch.vmap`` runs.
+        All rows are brought up to date if a graph is captured to be saved, since it will read ``stored`` without an
+        optimizer, and under a transform such as ``torch.vmap``.
         """
         if self.lagging is None:
             return
@@ -119,7 +120,7 @@ class Updates:
         assert self.stored is not None and self.lagging is not None
         rule = self.lagging
         if torch.compiler.is_dynamo_compiling():
-            rule.written = None  # a compiled graph counts what it catches up as a write
+            rule.written = None  # catching up counts as a write in a compiled graph
         else:
             rule.keep_what_was_written_(self.stored)
         options = {"rule": rule.rule, "constants": rule.constants, "rounding_seed": rule.rounding_seed}
@@ -129,16 +130,16 @@ class Updates:
 
 
 def is_captured() -> bool:
-    """Whether ``torch.export`` or ``torch.jit.trace`` captures the graph, to be run where no optimizer is."""
+    """Whether ``torch.export`` or ``torch.jit.trace`` captures the graph, which will run without an optimizer."""
     if torch.compiler.is_compiling():
-        return torch.compiler._is_exporting_flag  # the compiler of torch 2.11 takes is_exporting() for true
+        return torch.compiler._is_exporting_flag  # the compiler of torch 2.11 treats is_exporting() as true
     return torch._C._get_tracing_state() is not None
 
 
 def _flush_before_capture(name: str) -> int:
-    """Bring every row up to date, for real, while a graph is captured.
+    """Bring every row up to date while a graph is captured, outside that graph.
 
-    The ``Updates`` is given by its name, since the compiler of torch 2.11 takes constants only.
+    The ``Updates`` is given by its name, since the compiler of torch 2.11 accepts only constants.
     """
     with _registering:
         updates = next(updates for updates in _registry if updates.name == name)
@@ -157,19 +158,19 @@ _flush_before_capture._dynamo_marked_constant = True  # type: ignore[attr-define
 
 _registry: weakref.WeakSet[Updates] = weakref.WeakSet()
 _numbers = itertools.count()
-_registering = threading.Lock()  # a set must not grow while another thread goes through it
-_writing = threading.Lock()  # what was written is noticed once
+_registering = threading.Lock()  # a set must not change while another thread iterates over it
+_writing = threading.Lock()  # one thread at a time handles what other code has written
 
 
 def updates_of(stored: Tensor) -> Updates | None:
-    """The ``Updates`` of a module's ``stored``: the one way from a parameter, which optimizers get, to its module."""
+    """The ``Updates`` of a module's ``stored``: the only way from a parameter, as optimizers have it, to its module."""
     with _registering:
         return next((updates for updates in _registry if updates.stored is stored), None)
 
 
 @dataclass
 class Read:
-    """A read of ``stored``, and the gradient of what was read once it has come."""
+    """A read of ``stored``, and the gradient of its result once that is known."""
 
     op: Literal["lookup", "bag", "rows"]
     inputs: tuple[Tensor | None, ...]  # ids; ids, offsets and sample weights; or rows
@@ -186,7 +187,7 @@ class Read:
         return replace(self, grad=None if self.grad is None else -self.grad)
 
     def arguments(self, *between: Any) -> tuple[Any, ...]:
-        """What an op of this read takes: gradient and inputs, then what is ``between``, then the layout."""
+        """Arguments of this read's ops: gradient and inputs, then ``between``, then the layout."""
         first = (*self.inputs, self.grad) if self.op == "rows" else (self.grad, *self.inputs)
         return (*first, *between) if self.layout is None else (*first, *between, self.layout)
 

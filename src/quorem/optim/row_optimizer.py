@@ -255,9 +255,7 @@ class RowOptimizer(torch.optim.Optimizer):
             self._check(group)
             for p, i in zip(group["params"], saved["params"], strict=True):
                 for name, value in state_dict["state"].get(i, {}).items():
-                    if (
-                        name in self.averages and accumulator(p) != p.dtype
-                    ):  # torch has rounded it to the dtype of the parameter
+                    if name in self.averages and accumulator(p) != p.dtype:  # torch rounded it to the parameter's dtype
                         self.state[p][name] = value.to(p.device)
 
     @property

@@ -132,17 +132,35 @@ class HotCold(Scheme):
 
 
 class Ranks(NamedTuple):
-    """Which ids of a table are hot and which are cold, each list in rising order; all others are the rest."""
+    """Which ids of a table are hot and which are cold; all others are the rest.
+
+    Args:
+        hot: ids with rows of their own, int32 or int64 ``[num_hot]``, rising.
+        cold: composed ids, rising; empty if there is no rest, since then every id that is not hot is cold.
+
+    >>> from quorem import HotCold, QR, Table
+    >>> hot = torch.tensor([7, 12])
+    >>> table = Table("user", 1000, 16, HotCold(2, cold=QR(4)), frequencies=Ranks(hot, hot[:0]))
+    """
 
     hot: Tensor
-    cold: Tensor  # empty if there is no rest: then every id that is not hot is cold
+    cold: Tensor
 
 
 class RawCounts(NamedTuple):
-    """How often each raw id occurs in training; ids that are not listed do not occur."""
+    """How often each raw id occurs in training; ids that are not listed do not occur.
 
-    ids: Tensor  # int64 or uint64 [N], any order, each once or several times
-    counts: Tensor  # [N]
+    Args:
+        ids: raw ids, int64 or uint64 ``[N]``, in any order, each once or several times.
+        counts: how often each of ``ids`` occurs, ``[N]``.
+
+    >>> from quorem import HotCold, QR, Table
+    >>> seen = RawCounts(torch.tensor([2**50, -3]), torch.tensor([90, 10]))
+    >>> table = Table("user", 2**40, 16, HotCold(1, cold=QR(2**20)), frequencies=seen, raw_ids=True)
+    """
+
+    ids: Tensor
+    counts: Tensor
 
 
 def rank(frequencies: "Tensor | Ranks | RawCounts", spec: TableSpec) -> Ranks:

@@ -98,6 +98,9 @@ class TableSpec:
     def expected_collisions(self, num_ids: int) -> float:
         """Expected number of pairs of raw ids that share an id, when ``num_ids`` raw ids are mixed into this table.
 
+        Args:
+            num_ids: number of distinct raw ids.
+
         Raises:
             ValueError: if ``num_ids`` is below 0.
 
@@ -139,11 +142,19 @@ class Scheme:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
-        """The partitions of ``n`` ids, least significant digit first."""
+        """The partitions of ids, least significant digit first.
+
+        Args:
+            n: number of ids.
+        """
         raise NotImplementedError
 
     def spec(self, n: int, d: int) -> TableSpec:
-        """This scheme applied to a table of ``n`` ids and width ``d``.
+        """This scheme applied to one table; nothing is allocated.
+
+        Args:
+            n: number of ids.
+            d: width of an embedding vector.
 
         Raises:
             ValueError: if the scheme cannot store such a table.

@@ -24,7 +24,14 @@ def export_program(
 ) -> ExportedProgram:
     """A model as an exported program of torch's own operators, for any batch size.
 
-    Inputs, outputs and options are those of ``export_onnx``; inputs are positional, outputs are a dict.
+    Inputs and outputs are those of ``export_onnx``; inputs are positional, outputs are a dict.
+
+    Args:
+        model: a module or network that ``save`` accepts.
+        unknown: the vector of an id outside its table: ``"nan"``, or ``"zeros"``, with which the id is left out of a
+            bag.
+        jagged: bags of any length, given by offsets.
+        sample_weights: add ``per_sample_weights`` as an input.
 
     Raises:
         TypeError: if ``save`` does not accept the class of the model.

@@ -19,7 +19,11 @@ def from_collection(
 ) -> EmbeddingBagCollection:
     """Convert a single-device collection, with its weights, to TorchRec's tables.
 
-    ``num_shards`` is that of ``EmbeddingBagCollection``.
+    Args:
+        collection: the collection.
+        is_weighted: whether each id has a weight.
+        num_shards: as in ``EmbeddingBagCollection``.
+        device: device of the tables; None takes that of ``collection``.
 
     ``DistributedModelParallel`` initializes tables on the CPU again: ``copy_state_`` then restores their weights and
     optimizer state.
