@@ -55,3 +55,12 @@ def test_a_batch_takes_the_hops_of_the_page() -> None:
         for hop in hops(name):
             assert hop[0] in COMPILED or hop in rest, (name, hop, made)
         assert len(hops(name)) == {"forward": 7, "backward": 10}[name]
+
+
+@pytest.mark.parametrize("folder", ["", "ops"])
+def test_the_tree_names_every_file_and_folder(folder: str) -> None:
+    (tree,) = re.findall(r"```\nsrc/quorem/\n(.*?)```", DOCUMENT, re.S)
+    paths = [path for path in (SOURCE / folder).iterdir() if not path.name.startswith(("_", "py.typed"))]
+    names = [f"{path.name}/" if path.is_dir() else path.name.removesuffix(".py") for path in paths]
+    named = {word.removesuffix(".py") for word in tree.split()}
+    assert sorted(set(names) - named - {"version"}) == []
