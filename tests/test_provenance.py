@@ -24,7 +24,7 @@ def test_versions_are_those_installed():
 def test_the_commit_is_that_of_the_checkout():
     git = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     if git.returncode:
-        pytest.skip("not a checkout")
+        pytest.skip("needs a checkout of the repository, and git: git clone")
     head = git.stdout.strip()[:12]
     changed = subprocess.run(["git", "-C", ROOT, "status", "--porcelain", "src/quorem"], capture_output=True, text=True)
     assert provenance.commit() == head + "+" * bool(changed.stdout.strip())

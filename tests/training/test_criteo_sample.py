@@ -18,7 +18,7 @@ RAW = SAMPLE / "train.txt.gz"
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     if not RAW.exists():
-        pytest.skip(f"{RAW} is absent: 80,000 rows of the Criteo Kaggle log (QUOREM_CRITEO_SAMPLE names the folder)")
+        pytest.skip("needs 80,000 rows of the Criteo Kaggle log: QUOREM_CRITEO_SAMPLE names their folder")
     days = PrepareConfig(days=5)  # of 16,000 rows: four train, the last is halved
     return prepare_criteo(RAW, tmp_path_factory.mktemp("sample") / "log", days)
 

@@ -91,6 +91,8 @@ STEPS = [
 if CUDA:
     RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
     STEPS = [(kind, rule, name) for kind in KINDS for rule in RULES for name in ("lookup", "bag")]
+    # Fused row-wise Adagrad is for rows of one piece; tables of the other kinds have rows of several.
+    STEPS = [step for step in STEPS if step[1] != "rowwise_adagrad" or step[0].startswith("pool")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,8 +133,7 @@ def test_gradients(kind: str) -> None:
 def test_steps(kind: str, rule: str, name: str) -> None:
     module = collection(kind, dtype=torch.float64)
     layout, start = module.layout, module.stored.detach()
-    if rule == "rowwise_adagrad" and (layout.parts[..., PITCH] > 1).any():
-        pytest.skip("the fused rule takes rows of one piece only; the truth runs")
+    assert rule != "rowwise_adagrad" or (layout.parts[..., PITCH] <= 1).all()
     fused, plain = start.clone(), start.clone()
     fused_state, constants = rule_state(rule, fused)
     plain_state, lr, options = copied(fused_state), scalar(0.05), {"rule": rule, "constants": constants}
