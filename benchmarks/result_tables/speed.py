@@ -182,9 +182,19 @@ def cpu_loop() -> str:
     times = {(row["mode"], row["beside"], row["batch"]): row["times_as_fast"] for row in rows}
     batches = sorted({row["batch"] for row in rows})
     names = {"forward": "lookup", "step": "step of Adagrad"}
+    settings = [(mode, beside) for mode in names for beside in ("nothing", "a busy process")]
     cells = [
-        (f"{name}, beside {beside}", *(f"{times[mode, beside, batch]:.1f}x" for batch in batches))
-        for mode, name in names.items()
-        for beside in ("nothing", "a busy process")
+        (f"{names[mode]}, beside {beside}", *(f"{times[mode, beside, batch]:.1f}x" for batch in batches))
+        for mode, beside in settings
+    ]
+    gains = {
+        (row["mode"], row["beside"], row["batch"]): row["fused_on_one_thread_us"] / row["fused_us"]
+        for row in rows
+        if "fused_on_one_thread_us" in row
+    }
+    cells += [
+        (f"gain by threads: {names[mode]}, beside {beside}", *(f"{gains[mode, beside, b]:.2f}x" for b in batches))
+        for mode, beside in settings
+        if gains
     ]
     return markdown(("", *(f"B = {batch}" for batch in batches)), *cells)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, get_ident
 
 import pytest
 import torch
@@ -58,21 +59,66 @@ def test_calls_from_several_threads(many_threads):
             same("out", out, vectors)
 
 
+def test_work_does_not_wait_for_a_thread_that_has_not_woken(monkeypatch):
+    helpers, finished = threads._Helpers(), Event()
+    monkeypatch.setattr(threads, "_helpers", [helpers])
+    helpers.invite([threads._Invitation(lambda: int(finished.wait(60)))])  # the only other thread has other work
+    tasks = [(i,) for i in range(5)]
+    assert threads.run_tasks(lambda: lambda i: i, tasks, 2) == 4 and not finished.is_set()
+    finished.set()
+
+
+def test_an_exception_on_another_thread_is_raised():
+    main, failed = get_ident(), Event()
+
+    def run(task: int) -> int:
+        if get_ident() == main:
+            return int(failed.wait(60))
+        failed.set()
+        raise ValueError(f"task {task}")
+
+    with pytest.raises(ValueError, match="task"):
+        threads.run_tasks(lambda: run, [(0,), (1,)], 2)
+
+
 @pytest.mark.parametrize("gain, chosen", [(0.5, 4), (0.95, 1), (3.0, 1)])
 def test_several_threads_are_taken_where_they_were_quicker(gain, chosen, monkeypatch):
+    work, taken = clocked_work(monkeypatch), []
+    for _ in range(40):
+        taken.append(work(lambda number: gain if number == 4 else 1.0))
+    assert taken[:8] == [1, 4] * 4 and set(taken[8:]) == {chosen}
+    for _ in range(600):  # the machine's load changes
+        taken.append(work(lambda number: 1.0 if number == 4 else gain))
+    assert taken[-1] == (1 if chosen == 4 else 4 if gain > 1.2 else 1)
+
+
+def test_calls_that_became_slower_are_tried_the_other_way_at_once(monkeypatch):
+    work = clocked_work(monkeypatch)
+    for _ in range(300):
+        work(lambda number: 0.6 if number == 4 else 1.0)
+    taken = [work(lambda number: 3.0 if number == 4 else 1.0) for _ in range(40)]
+    assert set(taken[:16]) == {4} and set(taken[21:]) == {1}
+
+
+def test_sometimes_late_threads_are_not_taken(monkeypatch):
+    """The median of their times is short, the mean is not."""
+    work, late = clocked_work(monkeypatch), iter([0.5, 0.5, 0.5, 4.0] * 1000)
+    taken = [work(lambda number: next(late) if number == 4 else 1.0) for _ in range(600)]
+    assert taken.count(4) < 200
+
+
+def clocked_work(monkeypatch):
+    """A function that does some work, with a given number of seconds for a number of threads; returns the number."""
     clock = [0.0]
     monkeypatch.setattr(threads.time, "perf_counter", lambda: clock[0])
-    work, taken = threads.Threads(("work", 20, 4)), []
-    for _ in range(60):
-        with work as number:
-            taken.append(number)
-            clock[0] += gain if number == 4 else 1.0
-    assert set(taken[:6]) == {1, 4} and set(taken[6:]) == {chosen}
-    for _ in range(3 * 64):  # the machine's load changes
-        with work as number:
-            taken.append(number)
-            clock[0] += 1.0 if number == 4 else gain
-    assert taken[-2] == (1 if chosen == 4 else 4 if gain > 1.2 else 1)
+    choice = threads.Choice(4)
+
+    def work(seconds):
+        with threads._Call(choice, 1000) as number:
+            clock[0] += seconds(number)
+        return number
+
+    return work
 
 
 def test_kernels_survive_a_fork():

@@ -13,7 +13,7 @@ from ..quantized import code_bytes
 from ..rows import accumulator
 from . import gradients, lookup
 from .gradients import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, Areas, area_bytes
-from .pages import PASSING, in_huge_pages
+from .pages import in_huge_pages
 from .rows import Source, source_fits
 from .sharing import Placement, Sharing, Unit, sharing_of
 from .threads import run_tasks, threads_for
@@ -163,7 +163,7 @@ class Scratch:
     """Memory for areas of summed gradients (see ``gradients``). It must outlive the kernels that use it."""
 
     def __init__(self, num_bytes: int, stored: Tensor) -> None:
-        self.memory = in_huge_pages(stored.new_empty(num_bytes + 64, dtype=torch.uint8), PASSING)
+        self.memory = in_huge_pages(stored.new_empty(num_bytes + 64, dtype=torch.uint8))
         self.address = -(-self.memory.data_ptr() // 64) * 64
 
 

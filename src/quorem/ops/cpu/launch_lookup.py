@@ -16,7 +16,7 @@ from ..rows import accumulator, raise_out_of_range
 from . import gradients
 from . import lookup as kernels
 from .launch import KINDS, Codes, IdBatch, bag_batch, lookup_batch, raise_misfit, sum_by_row
-from .pages import PASSING, in_huge_pages
+from .pages import in_huge_pages
 from .rows import BLOCK, INVALID_IDS, MISFIT
 from .threads import run_tasks, threads_for
 
@@ -60,7 +60,7 @@ def lookup_quantized(
 
 def _vectors(batch: IdBatch, stored: Tensor, layout: Layout, width: int, dtype: torch.dtype) -> Tensor:
     """What a lookup writes to, ``[B, S, W]``."""
-    return in_huge_pages(stored.new_empty(batch.size, layout.parts.shape[0], width, dtype=dtype), PASSING)
+    return in_huge_pages(stored.new_empty(batch.size, layout.parts.shape[0], width, dtype=dtype))
 
 
 def _written(dtype: torch.dtype) -> torch.dtype:
@@ -198,7 +198,7 @@ def bag_sample_weights_backward(
 def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> Tensor:
     if batch is None:
         return NotImplemented
-    out = in_huge_pages(stored.new_empty(stored.shape), PASSING).zero_()
+    out = in_huge_pages(stored.new_empty(stored.shape)).zero_()
     run = partial(gradients.write_dense, KINDS[stored.dtype], out.data_ptr())
     sum_by_row(grad, stored, batch, layout, lambda areas, unit: run(areas))
     return out

@@ -1,7 +1,8 @@
 """Huge pages for large tensors, where Linux gives them to those who ask, as NumPy does for its arrays.
 
 Rows are read here and there in tables of many megabytes. With pages of 4 KB almost each of them misses the processor's
-cache of addresses, with pages of 2 MB few do. And a page costs about a microsecond when it is first written.
+cache of addresses, with pages of 2 MB few do. And a page costs about a microsecond when it is first written: the output
+of a lookup of 27 MB takes 10 ms longer in small pages, 2 in huge ones, whenever the allocator hands out fresh memory.
 """
 
 import ctypes
@@ -12,8 +13,7 @@ from typing import Any
 from torch import Tensor
 
 PAGE = 1 << 21
-LEAST = 1 << 22  # bytes of a tensor that is kept
-PASSING = 1 << 25  # bytes of one that is made anew in each call: smaller ones get memory that was used before
+LEAST = 1 << 22  # bytes of a tensor that is worth it
 _MADV_HUGEPAGE = 14
 
 
@@ -30,9 +30,9 @@ def _madvise() -> Any:
     return function
 
 
-def in_huge_pages(tensor: Tensor, least: int = LEAST) -> Tensor:
+def in_huge_pages(tensor: Tensor) -> Tensor:
     """``tensor``, whose memory has not been written yet, after asking for huge pages if it is large and on a CPU."""
-    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.nbytes < least:
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.nbytes < LEAST:
         return tensor
     madvise = _madvise()
     if madvise is not None:
