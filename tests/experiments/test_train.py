@@ -169,6 +169,7 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_p
     process = subprocess.Popen(
         [sys.executable, "-c", "from quorem.cli import main; main()", "train", "--out", str(out), *options],
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
     while process.poll() is None and not checkpoint.saved(out / "checkpoints"):
@@ -176,7 +177,7 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_p
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
-    assert "Interrupted; the same command goes on" in printed
+    assert "quorem: interrupted; the same command goes on" in printed
     (step, _), *_ = checkpoint.saved(out / "checkpoints")
     assert step > 0
     assert quorem("train", "--out", out, *options).exit_code == 0

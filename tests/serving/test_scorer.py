@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import signal
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 import quorem
 from quorem.cli import app
-from quorem.data.batches import Prepared
+from quorem.data.batches import Batch, Prepared
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
 from quorem.data.table import prepare_table
@@ -118,6 +119,38 @@ def test_small_blocks_change_nothing(folder: Path, tmp_path: Path, monkeypatch: 
     assert predict(Scorer(folder / "run"), tmp_path / "rows.parquet", tmp_path / "scores.csv").rows == ROWS
     found = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
     torch.testing.assert_close(found, oracle(folder))
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "scores.parquet"])
+def test_ctrl_c_ends_with_one_line_and_keeps_the_file_from_before(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("quorem.serving.predict.BLOCK_BYTES", 2000)
+    probabilities, calls = Scorer.probabilities, []
+
+    def interrupted(scorer: Scorer, batch: Batch) -> torch.Tensor:
+        calls.append(len(batch))
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return probabilities(scorer, batch)
+
+    monkeypatch.setattr(Scorer, "probabilities", interrupted)
+    table().drop("tags").with_columns(tags=pl.lit("t1")).write_csv(tmp_path / "rows.csv")
+    command = ["predict", str(folder / "run"), str(tmp_path / "rows.csv"), "--out", str(tmp_path / name)]
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        for before, told in ((None, "nothing was written"), (b"before", "the file from before is kept")):
+            calls.clear()
+            if before is not None:
+                (tmp_path / name).write_bytes(before)
+            done = CliRunner().invoke(app, command)
+            assert (done.exit_code, len(calls)) == (130, 3), done.output
+            assert done.stderr == f"quorem: interrupted; {tmp_path / name}: {told}\n"
+            assert "Traceback" not in capfd.readouterr().err
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", *([name] if before else [])]
+            assert before is None or (tmp_path / name).read_bytes() == before
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_values_and_lines_that_cannot_be_scored(folder: Path, tmp_path: Path) -> None:

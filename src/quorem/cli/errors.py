@@ -1,4 +1,4 @@
-"""Errors that a user can fix are shown in one line."""
+"""Errors that a user can fix, and Ctrl-C, are told in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import typer
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Print an error in one line and exit with code 1, without a traceback."""
+    """Print an error in one line and exit with code 1, without a traceback; Ctrl-C likewise, with code 130."""
     try:
         yield
     except (typer.Exit, typer.Abort):  # these are RuntimeErrors
@@ -16,3 +16,6 @@ def plain_errors() -> Iterator[None]:
     except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
         typer.echo(f"quorem: {error}", err=True)
         raise typer.Exit(1) from error
+    except KeyboardInterrupt as stop:
+        typer.echo(f"quorem: {stop if stop.args else 'interrupted'}", err=True)
+        raise typer.Exit(130) from stop

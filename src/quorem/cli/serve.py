@@ -87,16 +87,20 @@ def predict(
         if bits is not None:
             scorer.quantize_(8 if bits == "8" else 4)
         console = Console(stderr=True)
-        with preparing.bar(console) as progress:
-            done = predict(
-                scorer,
-                file,
-                out,
-                separator=separator,
-                multi_separator=multi_separator,
-                max_malformed=max_malformed,
-                progress=progress,
-            )
+        try:
+            with preparing.bar(console) as progress:
+                done = predict(
+                    scorer,
+                    file,
+                    out,
+                    separator=separator,
+                    multi_separator=multi_separator,
+                    max_malformed=max_malformed,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            kept = "the file from before is kept" if out.exists() else "nothing was written"
+            raise KeyboardInterrupt(f"interrupted; {out}: {kept}") from None
         rate = done.rows / max(done.seconds, 1e-9)
         typer.echo(f"{out}: {done.rows:,} rows, {rate:,.0f} rows/s")
         if done.malformed:

@@ -133,9 +133,9 @@ def run(
     try:
         failed = train(plans, out, device=device, workers=workers, console=console)
     except KeyboardInterrupt:
-        shown = command("report", out)
-        console.print(f"Interrupted; the same command goes on, and {shown} shows what is finished", soft_wrap=True)
-        raise
+        report = command("report", out)
+        message = f"interrupted; the same command goes on, and {report} shows what is finished"
+        raise KeyboardInterrupt(message) from None
     if not train_only:
         figures = figures_in(out)
         publish(figures, out / "results")

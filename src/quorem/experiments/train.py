@@ -186,8 +186,8 @@ def _run(
         try:
             result = train(config, prepared, out, device=device, options=options, stop=stop, make_trial=make_trial)
         except KeyboardInterrupt:
-            console.print(f"Interrupted; the same command goes on from the checkpoint in {out}", soft_wrap=True)
-            raise
+            message = f"interrupted; the same command goes on from the checkpoint in {out}"
+            raise KeyboardInterrupt(message) from None
     for split in ("validation", "test"):
         console.print(words.metrics(split, result[split]), highlight=False, soft_wrap=True)
     if not finished:

@@ -3,7 +3,11 @@
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Full, Queue
+from threading import Event
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -119,22 +123,40 @@ def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed)
 
 
 def _write_parquet(frames: Iterator[pl.DataFrame], unit: str, sink: Any) -> None:
-    """Write frames as they are produced. Polars would wrap an error of the producer, so it is kept and raised again."""
+    """Write frames as they are produced.
+
+    Polars writes in another thread and takes them from a queue. Errors and Ctrl-C of the producer stay outside of
+    Polars, which would wrap the former and print a traceback at the latter.
+    """
     from polars.io.plugins import register_io_source
 
-    failure: list[BaseException] = []
+    queue: Queue[pl.DataFrame] = Queue(maxsize=1)
+    ended = Event()
 
     def source(columns: list[str] | None, *_: Any) -> Iterator[pl.DataFrame]:
+        while True:
+            is_last = ended.is_set()
+            try:
+                frame = queue.get(timeout=0.1)
+            except Empty:
+                if is_last:
+                    return
+            else:
+                yield frame if columns is None else frame.select(columns)
+
+    def write() -> None:
+        register_io_source(source, schema={unit: pl.Int64, "probability": pl.Float32}).sink_parquet(sink)
+
+    with ThreadPoolExecutor(1) as writer:
+        written = writer.submit(write)
         try:
             for frame in frames:
-                yield frame if columns is None else frame.select(columns)
-        except BaseException as error:
-            failure.append(error)
-            raise
-
-    try:
-        register_io_source(source, schema={unit: pl.Int64, "probability": pl.Float32}).sink_parquet(sink)
-    except pl.exceptions.PolarsError:
-        if failure:
-            raise failure[0] from None
-        raise
+                while not written.done():  # only an error ends it now
+                    with suppress(Full):
+                        queue.put(frame, timeout=0.1)
+                        break
+                else:
+                    break
+        finally:
+            ended.set()
+        written.result()
