@@ -8,7 +8,7 @@ from torch import Tensor
 from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme
 from quorem.ops import cpu, replay, state
 from quorem.ops.declare import OPS
-from quorem.ops.gradients import dense
+from quorem.ops.gradients import dense_gradient
 from quorem.ops.layout import build
 from quorem.ops.rows import accumulator
 from quorem.partitions import ExplicitPartition, Partition
@@ -104,7 +104,7 @@ def same(name: str, actual: Tensor, expected: Tensor, **tolerance: float) -> Non
 def each_once(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
     """The dense gradient of row gradients in which no row is repeated."""
     assert len(rows.unique()) == len(rows) and (rows >= 0).all()
-    return dense(rows, values, stored)
+    return dense_gradient(rows, values, stored)
 
 
 def check_lookup(case: Case, ids: Tensor) -> None:
