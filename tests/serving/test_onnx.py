@@ -246,7 +246,8 @@ def test_quantized_rows_of_several_widths(bits: int, tmp_path: Path) -> None:
     module = several_widths(bits)
     path = exported(module, tmp_path / "tables.onnx")
     ids = torch.arange(N)[:, None].expand(N, 5).contiguous()
-    assert_near(run(path, ids=ids)["vectors"], module(ids).detach())
+    for count in (N, 1, 0):
+        assert_near(run(path, ids=ids[:count])["vectors"], module(ids[:count]).detach())
     module = quantize_(fill_(EmbeddingBag(N, D, QR(4), mode="max", padding_idx=7, include_last_offset=True)), bits)
     path = exported(module, tmp_path / "bag.onnx", jagged=True)
     assert_near(run(path, input=IDS, offsets=OFFSETS)["vectors"], module(IDS, OFFSETS).detach())
@@ -274,6 +275,9 @@ def test_networks(name: str, tmp_path: Path) -> None:
     outputs = run(path, dense=dense, ids=ids)
     assert_near(outputs["logits"], model(dense, ids).detach())
     assert_near(outputs["probabilities"], model(dense, ids).sigmoid().detach())
+    for count in (1, 0):
+        logits = run(path, dense=dense[:count], ids=ids[:count])["logits"]
+        assert_near(logits, model(dense[:count], ids[:count]).detach())
     ids[3, 0] = N  # the score of a row with an unknown id cannot be taken for one
     logits = run(path, dense=dense, ids=ids)["logits"]
     assert logits.isnan().nonzero().flatten().tolist() == [3]

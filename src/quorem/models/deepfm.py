@@ -66,7 +66,7 @@ class DeepFM(Network):
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors that were looked up before."""
         vectors = self._checked(dense, vectors)
-        vectors = vectors.reshape(vectors.shape[0], -1, self.embedding_dim)
+        vectors = vectors.reshape(vectors.shape[0], len(self.embedding_dims), self.embedding_dim)
         features = torch.cat([dense, vectors.flatten(1)], 1)
         total = vectors.sum(1) + dense @ self.dense_vectors
         squares = vectors.square().sum((1, 2)) + dense.square() @ self.dense_vectors.square().sum(1)

@@ -78,7 +78,8 @@ class DLRM(Network):
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors that were looked up before."""
         vectors = self._checked(dense, vectors)
-        vectors = vectors.reshape(vectors.shape[0], -1, self.embedding_dim)  # len would fix the size in torch.export
+        batch = vectors.shape[0]  # len would fix the size in torch.export
+        vectors = vectors.reshape(batch, len(self.embedding_dims), self.embedding_dim)
         if not self.num_dense:
             features = PairwiseDots.apply(vectors, self.pairs, self.pair_of)
         else:

@@ -214,7 +214,7 @@ class TableNodes:
             low = graph.op("Sub", code, graph.op("Mul", high, graph.scalar(16.0, self.compute)))
             last = graph.constant([4])
             pair = graph.op("Concat", *(graph.op("Unsqueeze", half, last) for half in (low, high)), axis=4)
-            code = graph.op("Reshape", pair, graph.constant([0, 0, 0, -1]))
+            code = graph.op("Reshape", pair, graph.constant([0, 0, 0, 2 * size]))
         if size * 8 // bits != width:
             code = graph.op("Slice", code, graph.constant([0]), graph.constant([width]), graph.constant([3]))
         scale = graph.op("Gather", graph.weight(f"{rows.name}_scales", scales), row, axis=0)  # [N, G, pitch, 1]

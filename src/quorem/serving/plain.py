@@ -59,7 +59,9 @@ class PlainTables(nn.Module):
 
         Ids past the last bag are ignored.
         """
-        size = torch.sym_max(batch, 1)
+        size = torch.full((), batch, device=ids.device).clamp(
+            min=1
+        )  # a tensor: torch.export takes a batch to be over 1
         feature = bag // size
         parts = []
         for number, group in enumerate(self._groups()):
