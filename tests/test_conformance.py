@@ -132,7 +132,7 @@ def test_the_truth_is_what_the_ops_compute(case: str) -> None:
     assert_near(out.flatten(1), expected, torch.float64, "lookup")
     grad = torch.randn(out.shape, dtype=torch.float64)
     expected.backward(grad.flatten(1))
-    by_row = gradients.dense(*gradients.lookup_row_grads(grad, ids, stored, layout), stored)
+    by_row = gradients.dense_gradient(*gradients.lookup_row_grads(grad, ids, stored, layout), stored)
     assert_near(by_row, twin.stored.grad, torch.float64, "gradient of lookup by row")
     by_table = gradients.lookup_backward(grad, ids, stored, layout)
     assert_near(by_table, twin.stored.grad, torch.float64, "gradient of lookup")
@@ -148,7 +148,7 @@ def test_the_truth_is_what_the_ops_compute(case: str) -> None:
         rows = gradients.bag_row_grads(*arguments, sample.detach(), stored, layout, mean=True)
         weights = gradients.bag_sample_weights_backward(*arguments, stored, layout, mean=True)
         expected.backward(grad.flatten(1))
-        assert_near(gradients.dense(*rows, stored), twin.stored.grad, torch.float64, "gradient of bag")
+        assert_near(gradients.dense_gradient(*rows, stored), twin.stored.grad, torch.float64, "gradient of bag")
         assert_near(weights, sample.grad, torch.float64, "gradient of per_sample_weights")
         twin.zero_grad(set_to_none=False)
 
