@@ -22,7 +22,7 @@ from torch import Tensor
 
 from quorem.data.batches import Prepared
 from quorem.experiments import planning
-from quorem.ops.quantized import dequantize, quantize
+from quorem.ops.codes import dequantize, quantize
 from quorem.provenance import versions
 from quorem.training.config import RunConfig
 from quorem.training.loop import evaluate

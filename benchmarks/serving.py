@@ -28,7 +28,7 @@ from onnx import TensorProto, helper, numpy_helper
 import quorem
 from quorem.data.shape import CATEGORICAL_NAMES, scaled_cardinalities
 from quorem.experiments.bench.grid import draw_ids
-from quorem.ops.quantized import code_bytes
+from quorem.ops.codes import code_bytes
 from quorem.provenance import commit, versions
 from quorem.serving.onnx_export import export_onnx
 from quorem.serving.onnx_graph import OPSET

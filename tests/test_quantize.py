@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from varied import varied
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, quantize_
-from quorem.ops.quantized import dequantize, quantize
+from quorem.ops.codes import dequantize, quantize
 
 SCHEMES = [Full(), QR(4), QR(4, operation="add"), QR(4, operation="concat"), Path(4, (6,)), HotCold(9, cold=Pool(60))]
 

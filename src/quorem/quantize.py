@@ -1,21 +1,22 @@
-"""Quantized rows, 8 or 4 bits per number, for inference."""
+"""Quantized rows, 8 or 4 bits per number, for inference and, in 8 bits, for training."""
 
 from typing import Literal
 
 import torch
 from torch import nn
 
-from .ops.quantized import BITS, code_bytes, quantize
+from .ops.codes import BITS, code_bytes, quantize
 from .tables import Tables
 
 BLOCK_ROWS = 2**16  # rows quantized at a time
 
 
 def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
-    """Store the rows of every quorem module in ``module`` in 8 or 4 bits per number, in place, for inference.
+    """Store the rows of every quorem module in ``module`` in 8 or 4 bits per number, in place.
 
     Each row has its own scale and integer zero point. At D = 16 a row takes 20 bytes with 8 bits, 12 bytes with 4 bits,
-    and 64 bytes in float32. The lookup dequantizes rows. They no longer take gradients, since ``stored`` holds bytes.
+    and 64 bytes in float32. The lookup dequantizes rows. They no longer take gradients, since ``stored`` holds bytes;
+    rows of 8 bits can still be trained within the backward pass (``optim.apply_in_backward``).
     Networks of path-based tables are not quantized. Afterwards ``module.half()`` and the like change the dtype of these
     networks and of the output vectors.
 

@@ -12,9 +12,9 @@ from . import init, saved
 from .checks import FLOAT_DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
 from .hashing import mixed_id
 from .id_rules import UnknownIds, check_unknown, listed_of, rules_of
+from .ops.codes import dequantize
 from .ops.cpu.pages import in_huge_pages
 from .ops.layout import Extent, Layout, Storage, build, pool_key
-from .ops.quantized import dequantize
 from .ops.updates import Updates, updates_of
 from .partitions import naive
 from .paths import PathNetworks, path_groups

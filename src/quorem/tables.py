@@ -13,7 +13,6 @@ from .operations import OPERATIONS
 from .ops import autograd, declare
 from .ops.layout import LIMIT, pool_key
 from .ops.lookup import pooling_factor
-from .ops.quantized import dequantize
 from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
 from .ops.updates import updates_of
 from .partitions import Partition
@@ -107,7 +106,9 @@ class Tables(StoredTables):
         ids = self._within(ids, None)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
         if self.bits:
-            out = autograd.lookup_quantized(ids, stored, self.layout, invalid=invalid, **self._quantized())
+            out = autograd.lookup_quantized(
+                ids, stored, self.layout, self.updates, invalid=invalid, **self._quantized()
+            )
         else:
             out = autograd.lookup(
                 ids, stored, self.layout, self.updates, names=self.titles, sparse=self.sparse, invalid=invalid
@@ -127,11 +128,11 @@ class Tables(StoredTables):
             declare.call("count_invalid_", ids, offsets, self.invalid_ids, layout)
             self._report_invalid()
         inputs = (ids, offsets, sample_weights, stored, layout, self.updates)
-        if self.bits:
-            out = declare.call("bag_quantized", *inputs[:-1], mean=mean, **self._quantized())
-        else:
-            transformed = sum(len(group.members) for group in self._path_networks())  # _path_bag has their gradients
-            with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
+        transformed = sum(len(group.members) for group in self._path_networks())  # _path_bag has their gradients
+        with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
+            if self.bits:
+                out = autograd.bag_quantized(*inputs, mean=mean, **self._quantized())
+            else:
                 out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
         for group in self._path_networks():  # the op pooled untransformed rows: replace its output
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
@@ -151,7 +152,8 @@ class Tables(StoredTables):
         valid = reads.valid & inside[:, None]
         rows = torch.where(reads.used, reads.rows, 0).sum(-1)  # one is used: the id's own row, or its first partition's
         if self.bits:
-            vectors = dequantize(stored[rows], self.width, self.bits).to(self.dtype).flatten(1)
+            vectors = autograd.gather_quantized(rows, stored, self.updates, width=self.width, bits=self.bits)
+            vectors = vectors.to(self.dtype).flatten(1)
         else:
             alone = len(group.members) == len(self.features)  # torch cannot add two sparse gradients in float16
             sparse = self.sparse and (alone or stored.dtype != torch.float16)

@@ -84,6 +84,24 @@ def test_every_optimizer_takes_what_was_predicted(
     assert planned.state_bytes == state_size(optimizer)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_rows_of_8_bits_take_what_was_predicted(optimizer: str, counted: bool) -> None:
+    counts = {table.name: torch.arange(table.num_embeddings, 0, -1) for table in SMALL} if counted else None
+    options = {"optimizer": optimizer, "dtypes": (torch.int8,), "frequencies": counts}
+    planned = plan(SMALL, "150kB", **options)
+    assert planned.bytes <= 150_000 and Plan.from_json(planned.to_json()) == planned
+    assert planned.tables[0].bytes_before == 5000 * 16 * 4
+    module = quorem.quantize_(built(planned, SMALL, torch.float32), 8)
+    assert planned.bytes - planned.state_bytes == size_of(tensors_of(module))
+    assert planned.state_bytes == state_size(optim.apply_in_backward(module, OPTIMIZERS[optimizer]))
+
+
+def test_rows_of_8_bits_do_not_lag_behind() -> None:
+    with pytest.raises(ValueError, match=r"optimizer \('amsgrad'\) must not be one under which rows lag behind"):
+        plan(SMALL, "150kB", optimizer="amsgrad", dtypes=(torch.int8,))
+
+
 class Model(nn.Module):
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -254,7 +272,7 @@ def test_a_plan_is_a_mapping_that_prints_and_saves() -> None:
         (lambda d: d.update(optimizer="lion"), "optimizer \\('lion'\\) must be None or one of"),
         (lambda d: d["tables"][0].update(bytes=-1), "bytes \\(-1\\) must be"),
         (lambda d: d["tables"][0].update(cost="high"), "cost \\('high'\\) must be a number of at least 0"),
-        (lambda d: d["tables"][0].update(dtype="int8"), "dtype \\('int8'\\) must be one of"),
+        (lambda d: d["tables"][0].update(dtype="int16"), "dtype \\('int16'\\) must be one of"),
         (lambda d: d["tables"][0].update(name="b"), "names of tables \\('b'\\) must be unique"),
         (lambda d: d["tables"][0].update(scheme={"scheme": "None"}), "must be an object whose 'scheme' is one of"),
         (lambda d: d["tables"][0].update(more=1), "unexpected keyword argument 'more'"),
@@ -286,8 +304,8 @@ def test_refusals() -> None:
         plan(SMALL, "1MB", frequencies={"z": torch.ones(3)})
     with pytest.raises(ValueError, match=r"frequencies\['b'\] has shape \(3,\) but must be \[num_embeddings\] \(300\)"):
         plan(SMALL, "1MB", frequencies={"b": torch.ones(3)})
-    with pytest.raises(ValueError, match=r"dtypes \(\(torch.int8,\)\) must be one or more of"):
-        plan(SMALL, "1MB", dtypes=(torch.int8,))
+    with pytest.raises(ValueError, match=r"dtypes \(\(torch.int16,\)\) must be one or more of"):
+        plan(SMALL, "1MB", dtypes=(torch.int16,))
 
 
 @pytest.mark.parametrize(

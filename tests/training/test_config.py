@@ -121,6 +121,12 @@ def test_learning_rates_are_torchs_defaults():
         ({"preset": "table2"}, ValueError, r"preset \('table2'\) must be one of 'text', 'table1'"),
         ({"optimizer": "sgd"}, ValueError, r"optimizer \('sgd'\) must be one of 'adagrad', 'amsgrad'"),
         ({"precision": "fp8"}, ValueError, r"precision \('fp8'\) must be one of 'float32', 'tf32', 'bfloat16'"),
+        (
+            {"row_dtype": "int8", "optimizer": "amsgrad"},
+            ValueError,
+            r"optimizer \('amsgrad'\) must be 'adagrad' if row",
+        ),
+        ({"row_dtype": "int8", "bits": 4}, ValueError, r"bits \(4\) must be None or 8 if row_dtype is 'int8'"),
         ({"scheme": "QR"}, TypeError, r"scheme \('QR'\) must be a Scheme"),
         ({"threshold": -1}, ValueError, r"threshold \(-1\) must be at least 0"),
         ({"embedding_dim": 0}, ValueError, r"embedding_dim \(0\) must be at least 1"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import quorem
-from quorem import models
+from quorem import QR, models
 from quorem.collection import EmbeddingCollection
 from quorem.training import checkpoint, clock, loop, run
 from quorem.training import feed as feed_module
@@ -128,6 +128,19 @@ def test_stopped_and_resumed_is_uninterrupted_bit_for_bit(log, tmp_path, optimiz
     assert_same_model(tmp_path / "whole", tmp_path / "cut")
     assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
     assert (resumed["test"], resumed["validation"]) == (whole["test"], whole["validation"])
+
+
+def test_in_8_bits_it_learns_and_resumes_bit_for_bit(log, tmp_path):
+    config, single = small_run(log, row_dtype="int8", scheme=QR(4)), small_run(log, scheme=QR(4))
+    whole = train(config, log, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, log, tmp_path / "cut", stop=StopAt(29))
+    resumed = train(config, log, tmp_path / "cut")
+    assert_same_model(tmp_path / "whole", tmp_path / "cut")
+    assert resumed["test"] == whole["test"]
+    assert whole["test"]["log_loss"] == pytest.approx(train(single, log)["test"]["log_loss"], rel=0.01)
+    tables = build_model(config, log).embeddings
+    assert whole["embedding_bytes"] == tables.stored.nbytes == 8 * len(tables.stored)  # D = 4
 
 
 PROGRAM = """

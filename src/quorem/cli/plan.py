@@ -31,7 +31,7 @@ def plan(
     ] = False,
     dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
     row_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
         typer.Option(help="Of rows in training on prepared data; auto: bfloat16, where float32 pays for too few."),
     ] = "auto",
     world_size: Annotated[
@@ -55,6 +55,8 @@ def plan(
         if out is not None and out.exists() and not overwrite:
             raise ValueError(f"{out} exists: --overwrite replaces it")
         state = None if serving else optimizer
+        if serving and row_dtype == "int8":
+            raise ValueError("--row-dtype int8 is for training: a plan for --serving chooses the bits of a number")
         if target.suffix == ".py":
             if search:
                 raise ValueError("--search needs prepared data to train on, not a model")

@@ -31,7 +31,7 @@ def train(
         typer.Option(help="Store the rows in 8 or 4 bits a number once trained; by default as the plan says."),
     ] = None,
     row_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
+        Literal["float32", "bfloat16", "float16", "int8"] | None,
         typer.Option(help="Of the tables in training; by default as the plan says, float32 without one."),
     ] = None,
     unknown: Annotated[

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import models
-from ..collection import EmbeddingCollection
 from ..files import read, write
 from ..schemes import to_json
 from ..training.config import RunConfig
+from ..training.model import collection_of
 from ..training.run import read_metrics, read_result
 from ..training.tables import tables_of_run
 from . import words
@@ -117,7 +117,7 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
 def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
     """A point without trained runs, for which only the parameters are counted."""
     tables = tables_of_run(config, data["cardinalities"])
-    embeddings = EmbeddingCollection(tables, device="meta", dtype=getattr(torch, config.row_dtype))
+    embeddings = collection_of(tables, config.row_dtype, "meta")
     model = models.build(
         config.network, embeddings, preset=config.preset, num_dense=data["num_dense"], device=torch.device("meta")
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import gpu, gradients
+from .codes import dequantize
 from .declare import call
 from .layout import Layout
 from .replicas import active_ddp
@@ -57,6 +58,7 @@ def lookup_quantized(
     ids: Tensor,
     stored: Tensor,
     layout: Layout,
+    updates: Updates,
     *,
     width: int,
     bits: int,
@@ -64,14 +66,15 @@ def lookup_quantized(
     names: str = "",
     invalid: Tensor | None = None,
 ) -> Tensor:
-    """``lookup`` in rows as bytes, which take no gradient; ``quantized`` explains the arguments."""
-    options: dict[str, Any] = {"width": width, "bits": bits, "dtype": dtype, "names": names}
-    if invalid is None:
-        return call("lookup_quantized", ids, stored, layout, **options)
-    if _transformed():
+    """``lookup`` in rows as bytes, trained only by ``apply_in_backward``; ``quantized`` explains the arguments."""
+    if invalid is not None and _transformed():
         call("count_invalid_", ids, None, invalid, layout)
-        return call("lookup_quantized", ids, stored, layout, **options)
-    return call("lookup_quantized_counting", ids, stored, layout, invalid, **options)
+        invalid = None
+    op, counted = ("lookup_quantized", ()) if invalid is None else ("lookup_quantized_counting", (invalid,))
+    options: dict[str, Any] = {"width": width, "bits": bits, "dtype": dtype, "names": names}
+    read = partial(call, op, ids, stored, layout, *counted, **options)
+    collector = None if updates.collector is None else updates.collector_of(stored)
+    return read() if collector is None else collector.read(read, Read("lookup", (ids,), layout))
 
 
 def bag(
@@ -98,6 +101,37 @@ def bag(
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
         return _sparse_bag(ids, offsets, sample_weights, stored, *layout, mean, names, True)
     return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, is_sparse)
+
+
+def bag_quantized(
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    updates: Updates,
+    *,
+    mean: bool,
+    **options: Any,
+) -> Tensor:
+    """``bag`` in rows as bytes, trained only by ``apply_in_backward``; ``quantized`` explains the options.
+
+    Raises:
+        ValueError: if rows are trained and ``sample_weights`` want a gradient too.
+    """
+    read = partial(call, "bag_quantized", ids, offsets, sample_weights, stored, layout, mean=mean, **options)
+    collector = updates.collector_of(stored)
+    if collector is None:
+        return read()
+    if torch.is_grad_enabled() and sample_weights is not None and sample_weights.requires_grad:
+        raise ValueError("per_sample_weights must not require a gradient if rows are trained in 8 bits")
+    return collector.read(read, Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean}))
+
+
+def gather_quantized(rows: Tensor, stored: Tensor, updates: Updates, *, width: int, bits: int) -> Tensor:
+    """``rows`` of ``stored``, which holds bytes, as float32 ``[..., W]``."""
+    collector, numbers = updates.collector_of(stored), dequantize(stored[rows], width, bits)
+    return numbers if collector is None else collector.read(numbers, Read("rows", (rows,)))
 
 
 def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:

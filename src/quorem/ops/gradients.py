@@ -101,7 +101,7 @@ def dense_gradient(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
 
 def _row_grads(grad: Tensor, reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
     """Row numbers ``[N, S, K]`` and gradients ``[N, S, K, W]``; UNUSED and zeros where nothing was read."""
-    vectors = read_rows(reads, stored)
+    vectors = read_rows(reads, stored, grad.shape[-1])
     others = torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
     values = grad.to(vectors.dtype)[..., None, :] * others
     rows = rows_read(reads)

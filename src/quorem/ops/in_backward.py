@@ -23,7 +23,9 @@ class Collector:
     def __init__(self, stored: Tensor, apply: Callable[[list[Read]], None]) -> None:
         self.stored, self.apply = stored, apply
         self.replicas: Any = None  # process group of DistributedDataParallel: its replicas step together
-        self._hook = stored.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
+        # What lookups are differentiated by: ``stored``, or a stand-in if it holds bytes, which have no gradient.
+        self.anchor = stored if stored.is_floating_point() else torch.empty(0, requires_grad=True)
+        self._hook = self.anchor.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
         # Only the autograd engine keeps a pass alive, so the reads of a pass that fails are dropped with it.
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
         self._apply_outside_the_graph = torch.compiler.disable(  # loads the compiler, which takes seconds
@@ -38,8 +40,8 @@ class Collector:
             read: what was read, and how.
         """
         if torch.compiler.is_compiling():
-            return self._apply_outside_the_graph(self.stored, vectors, self, read)
-        return _Collected.apply(self.stored, vectors, self, read)
+            return self._apply_outside_the_graph(self.anchor, vectors, self, read)
+        return _Collected.apply(self.anchor, vectors, self, read)
 
     def close(self) -> None:
         """Let the gradients of ``stored`` go to ``stored.grad`` again."""
@@ -98,8 +100,8 @@ class _Pass:
 
 class _Collected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
-        ctx.collector, ctx.read, ctx.version = collector, read, stored._version
+    def forward(ctx: Any, anchor: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
+        ctx.collector, ctx.read, ctx.version = collector, read, collector.stored._version
         collector.notice_replicas()
         ctx.versions = [_version(tensor) for tensor in read.inputs]
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()

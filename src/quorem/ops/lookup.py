@@ -5,11 +5,10 @@ On the CPU an id outside its table raises IndexError. On a GPU it gives zeros an
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .layout import Layout
-from .rows import IdBags, Reads, accumulator, bag_reads, invalid_ids, lookup_reads, raise_out_of_range
+from .rows import IdBags, Reads, bag_reads, invalid_ids, lookup_reads, raise_out_of_range, read
 
 
 def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "") -> Tensor:
@@ -66,9 +65,12 @@ def pool(
     return out[: batch * slots].view(batch, slots, vectors.shape[2])
 
 
-def read_rows(reads: Reads, stored: Tensor) -> Tensor:
-    """The rows ``[N, S, K, W]`` in the accumulator's dtype, with the operation's identity where nothing is read."""
-    return with_identity(F.embedding(reads.rows.clamp(min=0), stored).to(accumulator(stored)), reads)
+def read_rows(reads: Reads, stored: Tensor, width: int | None = None) -> Tensor:
+    """The rows ``[N, S, K, W]`` in the accumulator's dtype, with the operation's identity where nothing is read.
+
+    ``width`` must be given if ``stored`` holds bytes.
+    """
+    return with_identity(read(stored, reads.rows.clamp(min=0), width or stored.shape[1]), reads)
 
 
 def with_identity(vectors: Tensor, reads: Reads) -> Tensor:

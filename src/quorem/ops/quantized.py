@@ -1,76 +1,12 @@
-"""Rows stored in 8 or 4 bits a number: the truth, in plain PyTorch.
-
-A row of W numbers is one run of bytes: W codes (two to a byte with 4 bits, the lower half first), padded to an even
-number of bytes; a scale, float16; and an integer zero point, int16. Then number = scale * (code - zero). At D = 16 that
-is 20 or 12 bytes, where float32 takes 64.
-
-The range of a row is widened to hold zero, so that zero is stored exactly, and the scale is rounded up, so that the
-codes cover the range: a number is off by at most one scale, and by half of one unless it lies at the end of the range.
-
-Rows that are trained in 8 bits are rounded at random in each step, so that small changes are not lost on average. Their
-range is spread over one code less, and the zero point rounded up: so every number lies between two codes, also at the
-ends of the range, and its mean is the number itself.
-"""
+"""Lookups in rows stored in 8 or 4 bits a number (``codes``): the truth, in plain PyTorch."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .codes import dequantize
 from .layout import Layout
 from .lookup import compose_vectors, count_invalid_, pool, with_identity
 from .rows import bag_reads, lookup_reads, raise_out_of_range
-
-BITS = (8, 4)
-SMALLEST_SCALE = 2.0**-24  # the smallest float16
-
-
-def code_bytes(width: int, bits: int) -> int:
-    """Bytes of the codes of a row of ``width`` numbers; scale and zero point take four more.
-
-    >>> code_bytes(16, 8), code_bytes(16, 4), code_bytes(3, 4)
-    (16, 8, 2)
-    """
-    return 2 * -(-width * bits // 16)
-
-
-def quantize(rows: Tensor, bits: int, noise: Tensor | None = None) -> Tensor:
-    """``rows`` ``[R, W]``, finite, as bytes ``[R, code_bytes + 4]``.
-
-    Args:
-        rows: the numbers.
-        bits: 8 or 4.
-        noise: uniform in [0, 1), ``[R, W]``, by which numbers are rounded at random; None rounds to the nearest.
-
-    >>> dequantize(quantize(torch.tensor([[-1.0, 0.0, 1.55]]), 8), 3, 8)
-    tensor([[-1.0002,  0.0000,  1.5503]])
-    """
-    steps, width = 2**bits - 1, rows.shape[1]
-    rows = rows.float()
-    low, high = rows.amin(1).clamp(max=0), rows.amax(1).clamp(min=0)
-    wanted = (high - low) / (steps if noise is None else steps - 1)
-    scale = wanted.half()
-    above = torch.nextafter(scale, torch.full_like(scale, torch.inf))
-    scale = torch.where(scale.float() < wanted, above, scale).clamp(min=SMALLEST_SCALE)[:, None]
-    zero, codes = -low[:, None] / scale.float(), rows / scale.float()
-    zero = zero.round() if noise is None else zero.ceil()
-    zero = zero.clamp(0, steps)
-    codes = codes.round() if noise is None else (codes + noise).floor()
-    codes = (codes + zero).clamp(0, steps).to(torch.uint8)
-    codes = F.pad(codes, (0, code_bytes(width, bits) * 8 // bits - width))
-    if bits == 4:
-        codes = codes[:, ::2] | (codes[:, 1::2] << 4)
-    ends = [scale.contiguous().view(torch.uint8), zero.to(torch.int16).view(torch.uint8)]
-    return torch.cat([codes, *ends], 1)
-
-
-def dequantize(rows: Tensor, width: int, bits: int) -> Tensor:
-    """The numbers ``[..., W]``, float32, of rows as bytes."""
-    *_, size = rows.shape
-    codes, scale, zero = rows.split([size - 4, 2, 2], -1)
-    if bits == 4:
-        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    numbers = codes[..., :width].float() - zero.contiguous().view(torch.int16).float()
-    return numbers * scale.contiguous().view(torch.float16).float()
 
 
 def lookup_quantized(

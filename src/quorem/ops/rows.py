@@ -3,9 +3,11 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..renumbering import mixed_numbers
+from .codes import dequantize, quantize
 from .layout import (
     BASE,
     BITS,
@@ -30,7 +32,7 @@ from .layout import (
     UNUSED,
     Layout,
 )
-from .rounding import Rounding, random_bits, round_at_random
+from .rounding import Rounding, random_bits, round_at_random, uniform
 
 
 class Reads(NamedTuple):
@@ -193,19 +195,33 @@ def raise_id(value: int, limit: int, names: str, feature: int) -> None:
 
 def accumulator(stored: Tensor) -> torch.dtype:
     """The dtype in which rows of ``stored`` are summed and multiplied."""
-    return torch.float32 if stored.dtype in (torch.bfloat16, torch.float16) else stored.dtype
+    return torch.float32 if stored.dtype in (torch.bfloat16, torch.float16, torch.uint8) else stored.dtype
+
+
+def read(stored: Tensor, rows: Tensor, width: int) -> Tensor:
+    """``rows`` of ``stored``, ``[..., W]``, in the accumulator's dtype; bytes are codes of 8 bits."""
+    if stored.dtype == torch.uint8:
+        return dequantize(stored[rows], width, 8)
+    return F.embedding(rows, stored).to(accumulator(stored))
 
 
 def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding | None = None) -> None:
     """Subtract ``change`` ``[N, W]`` from ``rows`` ``[N]``, all different, in the accumulator's dtype.
 
-    Half precision is rounded to the nearest, or at random where ``rounding`` is given.
+    Half precision and rows of 8 bits are rounded to the nearest, or at random where ``rounding`` is given.
     """
-    numbers = (stored[rows].to(accumulator(stored)) - change).to(accumulator(stored))
-    if rounding is None:
+    width = change.shape[1]
+    if stored.dtype == torch.uint8:  # a row that does not change must not be rounded anew
+        changed = (change != 0).any(1)
+        rows, change = rows[changed], change[changed]
+    numbers = (read(stored, rows, width) - change).to(accumulator(stored))
+    if stored.dtype == torch.uint8:
+        noise = None if rounding is None else uniform(random_bits(rows, width, rounding))
+        stored[rows] = quantize(numbers, 8, noise)
+    elif rounding is None:
         stored[rows] = numbers.to(stored.dtype)
     else:
-        stored[rows] = round_at_random(numbers, random_bits(rows, stored.shape[1], rounding), stored.dtype)
+        stored[rows] = round_at_random(numbers, random_bits(rows, width, rounding), stored.dtype)
 
 
 def larger(a: int | torch.SymInt, b: int) -> int:

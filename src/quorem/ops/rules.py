@@ -6,7 +6,7 @@ not finite counts as having a gradient of zero; then they are clamped to ``clip_
 counts even if no row is touched.
 
 A rule takes ``rows`` ``[N]``, all different; their gradients ``[N, W]`` in the accumulator's dtype; ``stored``
-``[R, W]``; ``lr``, a float64 scalar tensor; and its state and constants (see ``state``).
+``[R, W]``, or bytes (``codes``); ``lr``, a float64 scalar tensor; and its state and constants (see ``state``).
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def rows_update_(
 
     ``extents`` are those of ``gradients.sum_by_row``.
     """
-    values = values.reshape(-1, stored.shape[1]).to(accumulator(stored))
+    values = values.flatten(0, -2).to(accumulator(stored))
     rows, sums = gradients.sum_by_row(rows.flatten(), values, clip_value, loss_scale, extents)
     rounding = None if rounding_seed is None else Rounding(rounding_seed, state.step)
     RULES[rule](rows, sums, stored, lr, state, constants, rounding)

@@ -198,7 +198,7 @@ class Read:
         else:
             rows, values = declare.call(f"{self.op}_row_grads", *self.arguments(stored), **self.options)
         assert rows is not None and values is not None
-        return rows.flatten(), values.reshape(-1, stored.shape[1]).to(accumulator(stored))
+        return rows.flatten(), values.flatten(0, -2).to(accumulator(stored))
 
 
 def read_of_rows(rows: Tensor, grad: Tensor) -> Read:

@@ -15,6 +15,8 @@ from ..ops.state import CATCHES_UP, STATES, Constants, DeviceScalar, State
 from ..ops.updates import RowRule, Updates, read_of_rows, update_, updates_of
 from ..tables import module_of
 
+ROUNDED = (torch.bfloat16, torch.float16, torch.uint8)  # dtypes of rows that are rounded at random
+
 
 class RowOptimizer(torch.optim.Optimizer):
     """A ``torch.optim`` optimizer for parameters with dense gradients, and a row-wise rule for sparse gradients.
@@ -102,6 +104,11 @@ class RowOptimizer(torch.optim.Optimizer):
             )
         if p.dim() != 2:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
+        if self._rule(group) in CATCHES_UP and p.dtype == torch.uint8:
+            raise ValueError(
+                f"rows of 8 bits must not lag behind, as they do under {name}: use {self.instead}, Adagrad or"
+                " RowWiseAdagrad, or float rows"
+            )
         if self._rule(group) in CATCHES_UP and module_of(p) is None:
             raise ValueError(
                 f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: under {name} rows"
@@ -124,8 +131,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
-        names, number = self._averages(group), accumulator(p)
-        zeros = {name: in_huge_pages(torch.empty_like(p, dtype=number)).zero_() for name in names}
+        zeros = {name: in_huge_pages(empty_state(p)).zero_() for name in self._averages(group)}
         return {"step": torch.tensor(0), **zeros}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
@@ -155,7 +161,7 @@ class RowOptimizer(torch.optim.Optimizer):
             self._row_rules[p], self._updates[p] = row_rule, updates
             updates.lagging = row_rule if rule in CATCHES_UP else None
         row_rule.lr.set(group["lr"])
-        row_rule.rounding_seed = self.rounding_seed if p.dtype in (torch.bfloat16, torch.float16) else None
+        row_rule.rounding_seed = self.rounding_seed if p.dtype in ROUNDED else None
         return row_rule
 
     def _start_dense(self, p: Tensor) -> None:
@@ -284,6 +290,14 @@ def is_sparse_table(p: Tensor) -> bool:
     """Whether ``p`` is the ``stored`` of a module with ``sparse=True``."""
     tables = module_of(p)
     return tables is not None and tables.sparse
+
+
+def empty_state(p: Tensor) -> Tensor:
+    """An average for each number in ``p``, or in the rows of 8 bits that ``p`` holds; not filled."""
+    tables = module_of(p) if p.dtype == torch.uint8 else None
+    if tables is None:
+        return torch.empty_like(p, dtype=accumulator(p))
+    return torch.empty(len(p), tables.width, dtype=accumulator(p), device=p.device)
 
 
 def table_extents(p: Tensor) -> Tensor:

@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES
 from ..collection import Table
-from ..ops.quantized import BITS
+from ..ops.codes import BITS
 from ..optimizer_names import Optimizer
 from .allocate import Integers, allocate, hulls
 from .budget import parse_bytes, show_bytes
 from .by_count import Rule
 from .choices import Choices, TablesToPlan, all_choices
 from .counted import plan_counted
-from .footprint import Rate, check_optimizer
+from .footprint import LAGS, ROW_DTYPES, Rate, check_optimizer, number_bytes
 from .modules import Module, joined_modules, modules_of, storage_of, with_frequencies
 from .planned import Plan, PlannedPool, PlannedTable
 
@@ -56,7 +55,8 @@ def plan(
         frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. Where ids are not
             in order of falling frequency, tables store lists of their hot and cold ids, and the lists count.
         dtypes: dtypes that rows may have. A module keeps its dtype, unless that dtype is listed here and a narrower
-            listed one loses less.
+            listed one loses less. int8 stands for rows that are trained in 8 bits: ``quantize_`` the module, then
+            ``apply_in_backward``.
         bits: numbers of bits that ``quantize_`` may store a weight in after training: any of 8 and 4. By default both,
             where ``optimizer`` is None and frequencies are known, and none otherwise.
 
@@ -93,9 +93,11 @@ def plan_modules(
     """``plan`` for tables grouped by the module that holds them; ``reserved`` bytes of the budget are already used."""
     size = parse_bytes(budget)
     check_optimizer(optimizer)
-    if not dtypes or any(dtype not in FLOAT_DTYPES.values() for dtype in dtypes):
-        known = ", ".join(map(str, FLOAT_DTYPES.values()))
+    if not dtypes or any(dtype not in ROW_DTYPES.values() for dtype in dtypes):
+        known = ", ".join(map(str, ROW_DTYPES.values()))
         raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {known}")
+    if torch.int8 in dtypes and optimizer in LAGS:
+        raise ValueError(f"optimizer ({optimizer!r}) must not be one under which rows lag behind if they are int8")
     modules = [with_frequencies(module, frequencies or {}) for module in modules]
     if unmatched := sorted(set(frequencies or {}) - {name for module in modules for name in module.names}):
         raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unmatched))}")
@@ -210,7 +212,7 @@ def _entry(before: Module, dtype: torch.dtype, t: int, rate: Rate, choices: Choi
         embedding_dim=d,
         scheme=choices.scheme(i),
         dtype=dtype,
-        bytes_before=n * d * before.dtype.itemsize,
+        bytes_before=n * d * number_bytes(before.dtype),
         bytes=rows * rate.row,
         state_bytes=rows * rate.row_state + int(choices.tables[i]) * rate.table_state,
         cost=float(choices.cost[i]) + ROUNDED * (dtype != before.dtype),

@@ -10,6 +10,7 @@ from ..optimizer_names import Optimizer
 from ..schemes import Full, HotCold, Pool, Scheme
 from ..schemes.frequency import comes_by_frequency
 from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all, smallest
+from .footprint import number_bytes
 from .modules import Module, storage_of
 from .planned import Plan, PlannedPool, PlannedTable
 
@@ -114,7 +115,7 @@ def plan_counted(
                 embedding_dim=d,
                 scheme=_scheme(n, hot, cold, rest, _pool(division, position.group)),
                 dtype=narrowed[position.module].dtype,
-                bytes_before=n * d * before.dtype.itemsize,
+                bytes_before=n * d * number_bytes(before.dtype),
                 bytes=own * rate.row + lists,
                 state_bytes=own * rate.row_state + rate.table_state * (own > 0),
                 cost=(traffic[1] + traffic[2]) * total[i] / average,

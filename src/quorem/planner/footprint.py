@@ -13,10 +13,11 @@ from typing import NamedTuple, get_args
 
 import torch
 
+from ..checks import FLOAT_DTYPES
 from ..id_rules import RULE_COLUMNS
 from ..ops import linear, replay
+from ..ops.codes import code_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
-from ..ops.quantized import code_bytes
 from ..ops.state import CATCHES_UP, HISTORY, MOMENT_COLUMNS
 from ..optimizer_names import AVERAGES, Optimizer
 from ..schemes import TableSpec
@@ -24,6 +25,9 @@ from ..schemes import TableSpec
 SGD_NAMES = ("sgd", "decayed_sgd", "momentum_sgd")
 LAGS = ("decayed_sgd", *CATCHES_UP)  # optimizers that store, for each row, the step that it is up to date with
 BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
+
+
+ROW_DTYPES = {**FLOAT_DTYPES, "int8": torch.int8}  # dtypes that rows may have in training, by name
 
 
 class Rate(NamedTuple):
@@ -41,7 +45,7 @@ class TrainedStorage:
     Args:
         widths: ``embedding_dim`` of each table.
         num_features: number of features that read each table.
-        dtype: dtype of the rows.
+        dtype: dtype of the rows; int8 for rows of 8 bits, each with a scale and a zero point.
         sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
         optimizer: the optimizer whose state counts; None for none.
         bits: bits of a stored number, where rows are quantized after training; else 0.
@@ -64,17 +68,17 @@ class TrainedStorage:
     def rate(self, embedding_dim: int) -> Rate:
         """The bytes of a table of width ``embedding_dim``, for each row and each stored table."""
         number = self.dtype.itemsize
-        if self.bits:
-            return Rate(embedding_dim // self.width * (code_bytes(self.width, self.bits) + 4), 0, 0)
-        if self.optimizer is None:
-            return Rate(embedding_dim * number, 0, 0)
-        average = max(number, 4) if self.sparse else number
         rows = embedding_dim // self.width  # rows of the parameter that make up one row of the table
+        bits = 8 if self.dtype == torch.int8 else self.bits
+        row = rows * (code_bytes(self.width, bits) + 4) if bits else embedding_dim * number
+        if self.bits or self.optimizer is None:
+            return Rate(row, 0, 0)
+        average = max(number, 4) if self.sparse else number
         if self.optimizer == "rowwise_adagrad" and self.sparse:
-            return Rate(embedding_dim * number, rows * average, 16)
+            return Rate(row, rows * average, 16)
         state = embedding_dim * average * AVERAGES[self.optimizer]
         last = 4 * rows if self.sparse and self.optimizer in LAGS else 0
-        return Rate(embedding_dim * number, state + last, 0)
+        return Rate(row, state + last, 0)
 
     def shared_state(self) -> int:
         """Bytes of the optimizer's state that do not depend on the rows."""
@@ -115,6 +119,11 @@ def module_bytes(storage: TrainedStorage, specs: Sequence[TableSpec]) -> tuple[i
         module += rows * rate.row
         state += rows * rate.row_state + len(spec.shapes) * rate.table_state
     return module, state
+
+
+def number_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a number in full tables: those of the dtype, or of float32 if rows are to be trained in 8 bits."""
+    return 4 if dtype == torch.int8 else dtype.itemsize
 
 
 def check_optimizer(optimizer: str | None) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from .. import schemes
-from ..checks import FLOAT_DTYPES, check_int, dtype_name
+from ..checks import check_int, dtype_name
 from ..collection import Table
-from ..ops.quantized import BITS
+from ..ops.codes import BITS
 from ..optimizer_names import Optimizer
 from ..schemes import Scheme
 from .budget import show_bytes
-from .footprint import check_optimizer
+from .footprint import ROW_DTYPES, check_optimizer
 from .text import plan_text
 
 FORMAT = "quorem-plan"
@@ -29,7 +29,7 @@ class PlannedTable:
         num_embeddings: number of ids.
         embedding_dim: width of an embedding vector.
         scheme: how the table is to be stored.
-        dtype: dtype of its rows.
+        dtype: dtype of its rows; int8 for rows that are trained in 8 bits (``quantize_``).
         bytes_before: bytes of the table before planning, without an optimizer's state.
         bytes: bytes of its rows and lists of ids.
         state_bytes: bytes that the optimizer keeps for it.
@@ -264,6 +264,6 @@ def _table_from(entry: Any) -> PlannedTable:
     if not isinstance(entry, dict):
         raise TypeError(f"a table ({entry!r}) must be an object")
     scheme = schemes.from_json(json.dumps(entry["scheme"]))
-    if entry["dtype"] not in FLOAT_DTYPES:
-        raise ValueError(f"dtype ({entry['dtype']!r}) must be one of {', '.join(map(repr, FLOAT_DTYPES))}")
-    return PlannedTable(**{**entry, "scheme": scheme, "dtype": FLOAT_DTYPES[entry["dtype"]]})
+    if entry["dtype"] not in ROW_DTYPES:
+        raise ValueError(f"dtype ({entry['dtype']!r}) must be one of {', '.join(map(repr, ROW_DTYPES))}")
+    return PlannedTable(**{**entry, "scheme": scheme, "dtype": ROW_DTYPES[entry["dtype"]]})

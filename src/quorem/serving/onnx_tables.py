@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .. import hashing
-from ..ops.quantized import code_bytes
+from ..ops.codes import code_bytes
 from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
 from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows, UnknownVector, columns_in_order, group_of, groups_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..hashing import mixed_ids
-from ..ops.quantized import code_bytes
+from ..ops.codes import code_bytes
 from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
 from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows
@@ -42,7 +42,7 @@ class PlainRows(nn.Module):
 
 
 class QuantizedRows(nn.Module):
-    """Concatenated tables of quantized rows: codes, scales and zero points of their pieces (``ops.quantized``)."""
+    """Concatenated tables of quantized rows: codes, scales and zero points of their pieces (``ops.codes``)."""
 
     starts: Tensor | None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import schemes
 from ..operations import OPERATIONS, Operation, widths
-from ..ops.quantized import code_bytes
+from ..ops.codes import code_bytes
 from ..partitions import ExplicitPartition, Partition
 from ..renumbering import Permutation
 from ..schemes import QR, AnyPartition, Composed, Custom, EqualTables, HotCold, Path, Pool, Scheme, TableSpec

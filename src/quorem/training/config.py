@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 
 from .. import models, schemes
 from ..id_rules import UnknownIds
-from ..ops.quantized import BITS
+from ..ops.codes import BITS
 from ..schemes import QR, Scheme
 
 # Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
 DEFAULT_LRS = {"adagrad": 1e-2, "amsgrad": 1e-3}
 PRECISIONS = ("float32", "tf32", "bfloat16")
-RowDtype = Literal["float32", "bfloat16", "float16"]
+RowDtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,9 @@ class RunConfig:
             ``"hash"`` in composed tables (see ``Embedding``). In tables that do not support the option, it is an error.
         bits: 8 or 4: after training, rows are stored in so many bits per number, and the final metrics are measured
             with these rows. None keeps ``row_dtype``.
-        row_dtype: dtype of the rows in training: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` with stochastic
-            rounding of updates (``quorem.ops.rounding``). The optimizer's state is always float32.
+        row_dtype: dtype of the rows in training: ``"float32"``, or ``"bfloat16"``, ``"float16"`` or ``"int8"`` with
+            stochastic rounding of updates (``quorem.ops.rounding``). ``"int8"`` is 8 bits a number as ``quantize_``
+            stores them, and needs ``"adagrad"``. The optimizer's state is always float32.
         embedding_dim: width of a stored row, D; with ``concat``, vectors are several rows wide (see ``tables_of``).
         optimizer: ``"adagrad"`` or ``"amsgrad"``, with torch's defaults for all options but ``lr``.
         lr: learning rate; if None, torch's default for the optimizer.
@@ -103,6 +104,10 @@ class RunConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, allowed))}")
+        if self.row_dtype == "int8" and self.optimizer != "adagrad":
+            raise ValueError(f"optimizer ({self.optimizer!r}) must be 'adagrad' if row_dtype is 'int8'")
+        if self.row_dtype == "int8" and self.bits == 4:
+            raise ValueError("bits (4) must be None or 8 if row_dtype is 'int8'")
         least = {"threshold": 0, "embedding_dim": 1, "batch_size": 1, "epochs": 1, "seed": 0}
         optional = {name: 1 for name in ("validate_every", "max_rows") if getattr(self, name) is not None}
         for name, low in (least | optional).items():

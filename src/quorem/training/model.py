@@ -12,9 +12,10 @@ from torch import nn
 from .. import models
 from ..collection import EmbeddingCollection, Table
 from ..data.batches import Prepared
+from ..quantize import quantize_
 from ..schemes import HotCold, RawCounts
 from ..schemes.frequency import comes_by_frequency
-from .config import RunConfig
+from .config import RowDtype, RunConfig
 from .tables import tables_of_run
 
 MOST_RAW_PARAMETERS = 2**33  # per table of raw ids; a scheme that needs more was meant for a vocabulary
@@ -45,11 +46,19 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
         # Ids are checked when they are read from the files, so the lookup on a GPU need not check them again.
-        dtype = getattr(torch, config.row_dtype)
-        embeddings = EmbeddingCollection(tables, device=device, dtype=dtype, on_invalid_id="trust")
+        embeddings = collection_of(tables, config.row_dtype, device)
         num_dense = len(prepared.dense_names)
         torch.manual_seed((config.seed + NETWORK) % 2**64)
         return models.build(config.network, embeddings, num_dense=num_dense, preset=config.preset, device=device)
+
+
+def collection_of(tables: list[Table], row_dtype: RowDtype, device: torch.device | str) -> EmbeddingCollection:
+    """The tables of a run with rows of that dtype, on whose device ids are not checked."""
+    dtype = torch.float32 if row_dtype == "int8" else getattr(torch, row_dtype)
+    embeddings = EmbeddingCollection(tables, device=device, dtype=dtype, on_invalid_id="trust")
+    if row_dtype == "int8":
+        quantize_(embeddings, bits=8)
+    return embeddings
 
 
 def _raw_table(table: Table, prepared: Prepared) -> Table:

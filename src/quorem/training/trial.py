@@ -101,6 +101,7 @@ class Trial:
         """
         size, before = self.config.batch_size, self.steps
         plain = self.device.type != "cuda" or torch.are_deterministic_algorithms_enabled() or bool(batches.bags)
+        plain = plain or bool(self.embeddings.bits)  # the step on rows of 8 bits waits for the GPU
         if not plain and len(batches) == STEPS_PER_GRAPH * size:
             self._replay(batches)
         else:
@@ -137,7 +138,8 @@ class Trial:
     def quantize_(self, bits: int) -> None:
         """Store the rows of the tables in 8 or 4 bits; no step may follow."""
         self.tables.remove()
-        quantize_(self.embeddings, 8 if bits == 8 else 4)
+        if self.embeddings.bits != bits:
+            quantize_(self.embeddings, 8 if bits == 8 else 4)
 
     def mean_loss(self, steps: int) -> float:
         """Mean loss of the last ``steps`` steps, which must be all steps since the last call."""

@@ -6,8 +6,8 @@ from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, Case, check_bag, check_loo
 
 from quorem import QR, EmbeddingCollection, HotCold, Pool, Table, optim
 from quorem.ops import cpu
+from quorem.ops.codes import quantize
 from quorem.ops.cpu.sharing import sharing_of
-from quorem.ops.quantized import quantize
 
 pytestmark = pytest.mark.kernels(device="cpu")
 

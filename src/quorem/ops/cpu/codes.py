@@ -1,4 +1,4 @@
-"""Rows as kernels read them: numbers, or codes of 8 or 4 bits that are dequantized on the way (see ``ops.quantized``).
+"""Rows as kernels read them: numbers, or codes of 8 or 4 bits that are dequantized on the way (see ``ops.codes``).
 
 Codes have kinds as numbers have (see ``vector``): uint8 for 8 bits, int8 for 4.
 """

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..codes import code_bytes
 from ..layout import Layout
-from ..quantized import code_bytes
 from ..rows import accumulator
 from . import gradients, lookup
 from .gradients import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, Areas, area_bytes

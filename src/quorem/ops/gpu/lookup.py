@@ -54,7 +54,7 @@ def numbers_at(
 ):  # fmt: skip
     """Columns ``[C]``, from ``c`` on, of the rows ``[T]`` that are read, else zeros.
 
-    If NBITS are 8 or 4, rows are bytes (``ops.quantized``), and ``ends`` is ``stored`` as int32, or as int16 where rows
+    If NBITS are 8 or 4, rows are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where rows
     are no multiple of four bytes.
     """
     mask = read[:, None] & (columns < W)[None, :]

@@ -1,6 +1,6 @@
 """Lookups and bags of rows with 8 or 4 bits per number, by the kernels of ``lookup``, which unpack them.
 
-``ops.quantized`` defines the format of a row and is the plain reference.
+``ops.codes`` defines the format of a row; ``ops.quantized`` is the plain reference.
 """
 
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..codes import BITS, code_bytes
 from ..layout import Layout
-from ..quantized import BITS, code_bytes
 from .host import IdBatch, checked_rows
 from .lookup import StoredRows, bag_rows, lookup_rows
 
