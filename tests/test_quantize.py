@@ -97,3 +97,17 @@ def test_a_table_that_is_not_finite_is_refused_and_left_as_it_is():
     with pytest.raises(ValueError, match=r"tables\.0 must be finite"):
         quantize_(model)
     assert model[0].stored.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("bits", "widest"), [(8, 255 * 65504), (4, 15 * 65504)])
+def test_a_row_whose_scale_float16_cannot_hold_is_refused(bits, widest):
+    table = Embedding(9, 4, Full(), dtype=torch.float64)
+    with torch.no_grad():
+        table.stored[3] = torch.tensor([-1, 0, 1, widest - 1])
+        copy = Embedding(9, 4, Full(), dtype=torch.float64)
+        copy.stored.copy_(table.stored)
+        copy.stored[3, 0] = -2
+    assert quantize_(table, bits)(torch.tensor(3))[3] == widest
+    with pytest.raises(ValueError, match=rf"tables\.0 has numbers up to .* apart in a row: {bits} bits take"):
+        quantize_(copy, bits)
+    assert copy.stored.dtype == torch.float64

@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .ops.codes import BITS, code_bytes, quantize
 from .tables import Tables
@@ -30,7 +30,7 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
     Raises:
         TypeError: if ``module`` is not a module.
         ValueError: if ``bits`` is neither 8 nor 4, there are no tables, or a table is quantized already, is updated in
-            backward, or is not finite. In these cases nothing is changed.
+            backward, is not finite, or has a row whose scale float16 cannot hold. In these cases nothing is changed.
 
     >>> from quorem import QR, Embedding
     >>> table = quantize_(Embedding(1000, 16, QR(4)), bits=8)
@@ -50,8 +50,8 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
         if tables.updates.collector is not None:
             raise ValueError("module has a table that is updated in backward: remove() that optimizer first")
         for name, table in tables.named_tables():
-            if not table.is_meta and not all(block.isfinite().all() for block in table.split(BLOCK_ROWS)):
-                raise ValueError(f"{name} must be finite to be quantized")
+            if not table.is_meta:
+                _check_range(name, table.detach().reshape(-1, tables.width), bits)
     quantized: dict[nn.Parameter, nn.Parameter] = {}
     for tables in members:
         if tables.stored not in quantized:
@@ -60,6 +60,17 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
     for tables in members:
         tables.stored = quantized[tables.stored]
     return module
+
+
+def _check_range(name: str, rows: Tensor, bits: int) -> None:
+    """Raise ValueError unless the numbers of ``rows`` are finite, and the scale of each row fits in float16."""
+    limit = (2**bits - 1) * torch.finfo(torch.float16).max
+    for block in rows.split(BLOCK_ROWS):
+        if not block.isfinite().all():
+            raise ValueError(f"{name} must be finite to be quantized")
+        span = block.amax(1).clamp(min=0).double() - block.amin(1).clamp(max=0).double()
+        if (span > limit).any():
+            raise ValueError(f"{name} has numbers up to {span.max():.3g} apart in a row: {bits} bits take {limit:.3g}")
 
 
 @torch.no_grad()
