@@ -85,8 +85,9 @@ def check_bag_mode(mode: str, sparse: bool) -> None:
 
 def check_device(stored: Tensor, argument: str, *inputs: Tensor | None) -> None:
     """Ids, and offsets and sample weights if given, must be on the device of the tables."""
+    device = stored.device
     for name, tensor in zip((argument, "offsets", "per_sample_weights"), inputs, strict=False):
-        if tensor is not None and tensor.device != stored.device:
+        if tensor is not None and tensor.device != device:
             raise ValueError(f"{name} is on {tensor.device} but must be on {stored.device}, where the tables are")
 
 

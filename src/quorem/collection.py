@@ -162,7 +162,7 @@ class EmbeddingCollection(Tables):
             ValueError: if shapes, offsets or names do not fit.
             TypeError: if ids or weights have the wrong dtype.
         """
-        if isinstance(ids, Mapping):
+        if not isinstance(ids, Tensor) and isinstance(ids, Mapping):
             if offsets is not None:
                 raise ValueError("offsets must be None where ids are given by feature")
             ids, offsets = by_feature(ids, self.features)

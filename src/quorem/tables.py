@@ -102,8 +102,10 @@ class Tables(StoredTables):
     def _lookup(self, ids: Tensor) -> Tensor:
         """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
         stored = self.live_stored
-        check_device(stored, self.ids_argument, ids)
-        ids = self._within(ids, None)
+        if ids.device != stored.device:
+            check_device(stored, self.ids_argument, ids)
+        if "id_rules" in self._buffers:
+            ids = self._within(ids, None)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
         if self.bits:
             out = autograd.lookup_quantized(
@@ -115,8 +117,9 @@ class Tables(StoredTables):
             )
         if invalid is not None:
             self._report_invalid()
-        for group in self._path_networks():
-            out = group.transform(out, ids, self.layout.ranks)
+        if self._modules:
+            for group in self._path_networks():
+                out = group.transform(out, ids, self.layout.ranks)
         return out
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
@@ -178,7 +181,7 @@ class Tables(StoredTables):
 
     def _signed(self, ids: Tensor) -> Tensor:
         """Unsigned raw ids reinterpreted as int64, since torch does not compute with uint64."""
-        is_unsigned = isinstance(ids, Tensor) and ids.dtype == torch.uint64 and any(self.raw_ids)
+        is_unsigned = isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids)
         return ids.view(torch.int64) if is_unsigned else ids
 
     def _quantized(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from . import gpu, gradients
 from .codes import dequantize
-from .declare import call
+from .declare import call, is_eager
 from .layout import Layout
 from .replicas import active_ddp
 from .updates import Read, Updates, is_captured
@@ -37,16 +37,19 @@ def lookup(
         sparse: whether the gradient of ``stored`` is sparse.
         invalid: a count to which the number of ids out of range is added, if these do not raise.
     """
-    updates.catch_up_(ids, None, stored, layout)
-    if invalid is not None and _transformed():  # transforms take no op that writes into an argument
+    if updates.lagging is not None:
+        updates.catch_up_(ids, None, stored, layout)
+    eager, collector = is_eager(), updates.collector
+    if not eager and invalid is not None and _transformed():  # transforms take no op that writes into an argument
         call("count_invalid_", ids, None, invalid, layout)
         invalid = None
-    collector = None if updates.collector is None else updates.collector_of(stored)
+    if collector is not None and not (eager and stored is updates.stored):
+        collector = updates.collector_of(stored)
     op, counted = ("lookup", ()) if invalid is None else ("lookup_counting", (invalid,))
     if collector is not None:
         read = partial(call, op, ids, stored, layout, *counted, names=names)
         return collector.read(read, Read("lookup", (ids,), layout))
-    if not _differentiated(stored):
+    if not _differentiated(stored, eager=eager):
         return call(op, ids, stored, layout, *counted, names=names)
     is_sparse = sparse and _may_be_sparse()
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
@@ -166,17 +169,19 @@ def path_is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:
     return fused.can_fuse(vectors, layers, networks)
 
 
-def _differentiated(*inputs: Tensor | None) -> bool:
+def _differentiated(*inputs: Tensor | None, eager: bool = False) -> bool:
     """Whether a derivative may be taken. If not, the op is called directly: that is cheaper, and the compiler needs it.
 
-    ``torch.jit.trace`` takes none, since it cannot save a Python function.
+    ``torch.jit.trace`` takes none, since it cannot save a Python function. ``eager`` is ``is_eager()``, if known.
     """
-    if not torch.compiler.is_compiling() and is_captured():
+    if not eager and not torch.compiler.is_compiling() and is_captured():
         return False
     if torch.is_grad_enabled():
         for tensor in inputs:
             if tensor is not None and tensor.requires_grad:
                 return True
+    if eager:
+        return forward_ad._current_level >= 0
     if torch.compiler.is_compiling():
         return False
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()

@@ -214,28 +214,35 @@ def _alone(kernel: Kernel) -> Kernel:
     return run
 
 
+def is_eager() -> bool:
+    """Whether ops run one by one, and nothing has to see them: no compiler, transform, mode, profiler or tracer."""
+    if torch.compiler.is_compiling() or _are_functorch_transforms_active() or _len_torch_dispatch_stack():
+        return False
+    return not _profiler_enabled() and _get_tracing_state() is None
+
+
 def _direct_device(args: tuple[Any, ...]) -> Any:
     """``cpu`` or ``gpu``, if its kernels may be called without the dispatcher: plain tensors, and nothing looks on.
 
-    It runs for every op, so it is written for speed.
+    It runs for every op, so it is written for speed. Of the tensors only the first may be one of a batch of tensors,
+    which has no storage: a gradient in ``torch.autograd.grad(is_grads_batched=True)``.
     """
-    if torch.compiler.is_compiling() or _are_functorch_transforms_active() or _len_torch_dispatch_stack():
-        return None
-    if _profiler_enabled() or _get_tracing_state() is not None:
+    if not is_eager() or (type(args[0]) is Tensor and not _has_storage(args[0])):
         return None
     device = None
     for arg in args:
         kind = type(arg)
         if kind is Layout:
-            arg, kind = arg.slots, type(arg.slots)
+            arg, kind = arg[0], Tensor
         if kind is Tensor or kind is nn.Parameter:
-            kernels_of_arg = gpu if arg.is_cuda else cpu if arg.is_cpu else None
-            if kernels_of_arg is None or (kind is Tensor and not _has_storage(arg)):  # a batched one has none
-                return None
-            if device is not kernels_of_arg:
-                if device is not None:
+            if arg.is_cuda:
+                if device is cpu:
                     return None
-                device = kernels_of_arg
+                device = gpu
+            elif device is gpu or not arg.is_cpu:
+                return None
+            else:
+                device = cpu
         elif isinstance(arg, Tensor):
             return None
     return device

@@ -9,19 +9,22 @@ import torch
 from torch import Tensor
 
 from .replicas import active_ddp, mean_of_replicas
-from .updates import Read, joined, read_of_rows
+from .updates import Read, RowRule, joined, read_of_rows, update_
+
+
+Step = tuple[RowRule, float | None, Tensor | None, bool]  # rule, clip_value, loss_scale, maximize
 
 
 class Collector:
-    """Collects the reads of one backward pass, and hands them on at its end, when no further gradient can come.
+    """Collects the reads of one backward pass, and takes a step at its end, when no further gradient can come.
 
     Args:
         stored: the parameter that was read.
-        apply: called with the reads of a pass.
+        next_step: returns what the optimizer wants of the next step; called at the end of a pass.
     """
 
-    def __init__(self, stored: Tensor, apply: Callable[[list[Read]], None]) -> None:
-        self.stored, self.apply = stored, apply
+    def __init__(self, stored: Tensor, next_step: Callable[[], Step]) -> None:
+        self.stored, self.next_step = stored, next_step
         self.replicas: Any = None  # process group of DistributedDataParallel: its replicas step together
         # What lookups are differentiated by: ``stored``, or a stand-in if it holds bytes, which have no gradient.
         self.anchor = stored if stored.is_floating_point() else torch.empty(0, requires_grad=True)
@@ -95,28 +98,31 @@ class _Pass:
                 reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
             torch.autograd.Variable._execution_engine.queue_callback(partial(_forget_grad, collector.stored))
-        collector.apply(reads)
+        row_rule, clip_value, loss_scale, maximize = collector.next_step()
+        if maximize:
+            reads = [read.negated() for read in reads]
+        update_(reads, collector.stored, row_rule, clip_value, loss_scale)
 
 
 class _Collected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
-        ctx.collector, ctx.read, ctx.version = collector, read, collector.stored._version
-        collector.notice_replicas()
-        ctx.versions = [_version(tensor) for tensor in read.inputs]
+        if active_ddp() is not None:
+            collector.notice_replicas()
+        ctx.collected = collector, read, collector.stored._version, tuple(map(_version, read.inputs))
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
-        read = ctx.read
-        if ctx.versions != [_version(tensor) for tensor in read.inputs]:
+        collector, read, version, versions = ctx.collected
+        if versions != tuple(map(_version, read.inputs)):
             raise RuntimeError(
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
-        ctx.collector.collect(read.with_gradient(grad), ctx.version)
+        collector.collect(read.with_gradient(grad), version)
         return None, grad if ctx.needs_input_grad[1] else None, None, None
 
 

@@ -171,6 +171,12 @@ CONSTANTS: dict[str, type] = {
 CATCHES_UP = ("adam", "amsgrad", "adamw", "momentum_sgd")  # rules under which rows that no gradient reaches move too
 
 
+def present(state: State) -> tuple[Tensor, ...]:
+    """The tensors of a state without the last, which may be None."""
+    tensors: tuple[Tensor, ...] = state if state[-1] is not None else state[:-1]  # type: ignore[assignment]
+    return tensors
+
+
 class DeviceScalar:
     """A float64 number on a device, written only when it changes, so that a CUDA graph can read it there."""
 

@@ -3,8 +3,10 @@
 import itertools
 import threading
 import weakref
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -168,14 +170,13 @@ def updates_of(stored: Tensor) -> Updates | None:
         return next((updates for updates in _registry if updates.stored is stored), None)
 
 
-@dataclass
-class Read:
+class Read(NamedTuple):
     """A read of ``stored``, and the gradient of its result once that is known."""
 
     op: Literal["lookup", "bag", "rows"]
     inputs: tuple[Tensor | None, ...]  # ids; ids, offsets and sample weights; or rows
     layout: Layout | None = None  # None for rows
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = MappingProxyType({})
     grad: Tensor | None = None
 
     def with_gradient(self, grad: Tensor) -> "Read":
@@ -184,7 +185,7 @@ class Read:
 
     def negated(self) -> "Read":
         """The same read with the opposite gradient, to maximize."""
-        return replace(self, grad=None if self.grad is None else -self.grad)
+        return self._replace(grad=None if self.grad is None else -self.grad)
 
     def arguments(self, *between: Any) -> tuple[Any, ...]:
         """Arguments of this read's ops: gradient and inputs, then ``between``, then the layout."""
@@ -223,21 +224,21 @@ def update_(
     if torch.is_grad_enabled():  # a backward pass has it off
         with torch.no_grad():
             return update_(reads, stored, row_rule, clip_value, loss_scale)
-    row_rule.keep_what_was_written_(stored)
+    lags = row_rule.rule in CATCHES_UP
+    if lags:
+        row_rule.keep_what_was_written_(stored)
     read = reads[0] if len(reads) == 1 else read_of_rows(*joined(reads, stored))
-    options = read.options
-    if read.op == "rows" and loss_scale is not None:
-        options = {**options, "extents": row_rule.extents}
-    declare.call(
-        f"{read.op}_update_",
-        *read.arguments(stored, row_rule.lr.tensor, row_rule.state),
-        **options,
-        rule=row_rule.rule,
-        constants=row_rule.constants,
-        rounding_seed=row_rule.rounding_seed,
-        clip_value=clip_value,
-        loss_scale=loss_scale,
-    )
+    options = {**read.options, "rule": row_rule.rule, "constants": row_rule.constants}
+    if row_rule.rounding_seed is not None:
+        options["rounding_seed"] = row_rule.rounding_seed
+    if clip_value is not None:
+        options["clip_value"] = clip_value
+    if loss_scale is not None:
+        options["loss_scale"] = loss_scale
+        if read.op == "rows":
+            options["extents"] = row_rule.extents
+    declare.call(f"{read.op}_update_", *read.arguments(stored, row_rule.lr.tensor, row_rule.state), **options)
     torch.autograd.graph.increment_version(stored)
-    row_rule.note_rows(stored)
+    if lags:
+        row_rule.note_rows(stored)
     return None

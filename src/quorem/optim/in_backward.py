@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops.in_backward import Collector
+from ..ops.in_backward import Collector, Step
 from ..ops.state import DeviceScalar
-from ..ops.updates import Read, update_
 from ..saved import is_sharded
 from ..tables import Tables
 from .row_optimizer import RowOptimizer
@@ -85,15 +84,13 @@ def apply_in_backward(
     optimizer.clip_value, optimizer.loss_scale, optimizer.rounding_seed = clip_value, loss_scale, rounding_seed
     for stored, owner in tables.items():
         optimizer._row_rule(optimizer.param_groups[0], stored)
-        apply = partial(_apply, optimizer, stored, DeviceScalar(stored.device))
-        owner.updates.collector = Collector(stored, apply)
+        next_step = partial(_next_step, optimizer, stored, DeviceScalar(stored.device))
+        owner.updates.collector = Collector(stored, next_step)
     return optimizer
 
 
-def _apply(optimizer: RowOptimizer, stored: Tensor, scale: DeviceScalar, reads: list[Read]) -> None:
+def _next_step(optimizer: RowOptimizer, stored: Tensor, scale: DeviceScalar) -> Step:
     loss_scale = None if optimizer.loss_scale is None else scale.set(optimizer.loss_scale)
     group = optimizer.param_groups[0]
-    row_rule = optimizer._row_rule(group, stored)
-    reads = [read.negated() for read in reads] if group.get("maximize") else reads
-    update_(reads, stored, row_rule, optimizer.clip_value, loss_scale)
     optimizer._opt_called = True  # type: ignore[attr-defined]  # so that schedulers know that a step was taken
+    return optimizer._row_rule(group, stored), optimizer.clip_value, loss_scale, group.get("maximize", False)

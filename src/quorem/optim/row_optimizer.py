@@ -161,7 +161,8 @@ class RowOptimizer(torch.optim.Optimizer):
             self._row_rules[p], self._updates[p] = row_rule, updates
             updates.lagging = row_rule if rule in CATCHES_UP else None
         row_rule.lr.set(group["lr"])
-        row_rule.rounding_seed = self.rounding_seed if p.dtype in ROUNDED else None
+        if p.dtype is not torch.float32:
+            row_rule.rounding_seed = self.rounding_seed if p.dtype in ROUNDED else None
         return row_rule
 
     def _start_dense(self, p: Tensor) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 TESTED = ("3.6.",)  # prefixes of the tested versions of Triton
 MOST_PLANS = 256  # the most plans of one owner; when there are more, all are dropped
 
+_data_ptr = Tensor.data_ptr
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
@@ -94,7 +95,7 @@ def _launcher(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
 class LaunchPlan:
     """The launches of a call, and which of their addresses change from call to call."""
 
-    fixed: Sequence[Tensor | None]  # only while recording: tensors whose addresses are part of the plan's key
+    fixed: Sequence[Tensor]  # only while recording: tensors whose addresses are part of the plan's key
     changing: list[Tensor]  # only while recording: the tensors given to the call, then its scratch memory
     scratch: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
     launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, (position, which) pairs
@@ -118,8 +119,9 @@ class LaunchPlan:
 
     def run(self, device: int, given: Sequence[Tensor], addresses: list[int]) -> None:
         """Repeat the launches with new addresses."""
-        scratch_tensors = [given[0].new_empty(size, dtype=dtype) for size, dtype in self.scratch]
-        addresses += [tensor.data_ptr() for tensor in scratch_tensors]
+        if self.scratch:
+            scratch_tensors = [given[0].new_empty(size, dtype=dtype) for size, dtype in self.scratch]
+            addresses += [tensor.data_ptr() for tensor in scratch_tensors]
         stream = torch._C._cuda_getCurrentRawStream(device)
         for run, sizes, values, patches in self.launches:
             values = values.copy()  # another thread may run the same plan
@@ -138,7 +140,7 @@ _recording = _Recording()
 def planned(
     plans: dict[Any, LaunchPlan],
     key: tuple[Hashable, ...],
-    fixed: Sequence[Tensor | None],
+    fixed: Sequence[Tensor],
     given: Sequence[Tensor],
     body: Callable[[], None],
 ) -> None:
@@ -163,7 +165,7 @@ def planned(
         addresses.append(address)
     if device >= 0 and device != torch._C._cuda_getDevice():
         return body()
-    whole_key = (device, *key, *[tensor if tensor is None else tensor.data_ptr() for tensor in fixed])
+    whole_key = (device, *key, *map(_data_ptr, fixed))
     plan = plans.get(whole_key)
     if plan is not None:
         return plan.run(device, given, addresses)

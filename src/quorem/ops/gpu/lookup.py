@@ -253,19 +253,23 @@ def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor
     host = fused_layout(stored, layout)
     if host is None:
         return NotImplemented
-    return lookup_rows(ids, StoredRows(stored, None, stored.shape[1], 0), layout, host, invalid, stored.dtype)
+    return lookup_rows(ids, (stored, None, stored.shape[1], 0), layout, host, invalid, stored.dtype)
 
 
 def lookup_rows(
-    ids: Tensor, rows: StoredRows, layout: Layout, host: HostLayout, invalid: Tensor | None, dtype: torch.dtype
+    ids: Tensor,
+    rows: tuple[Tensor, Tensor | None, int, int],
+    layout: Layout,
+    host: HostLayout,
+    invalid: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``.
+    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``; ``rows`` are the fields of ``StoredRows``.
 
     If tables have lists of hot ids, this takes one more launch, and another one if invalid ids are counted.
     """
     stored, ends, width, bits = rows
-    batch, num_slots = ids.shape[0], host.num_slots
-    stride, step = ids.stride()
+    num_slots, (batch, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
     if step != 1:
         ids = ids.contiguous()
         stride = ids.stride(0)
@@ -282,12 +286,14 @@ def lookup_rows(
         launch(
             lookup_kernel, (cdiv(batch * num_slots, 32),),
             read.ids, stored, ends, out, invalid, host.table, layout.maps, batch, read.stride, num_slots, W=width,
-            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=rows.accumulator, COUNT=invalid is not None,
+            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=StoredRows(*rows).accumulator, COUNT=invalid is not None,
             NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
-    key = ("lookup", batch, stride, width, bits, dtype, ids.dtype, stored.dtype)
-    planned(host.plans, key, (stored, ends, layout.maps, invalid), (ids, out), launches)
+    fixed = (stored, layout.maps) if invalid is None else (stored, layout.maps, invalid)
+    fixed = fixed if ends is None else (*fixed, ends)
+    key = ("lookup", batch, stride, width, bits, invalid is None, dtype, ids.dtype, stored.dtype)
+    planned(host.plans, key, fixed, (ids, out), launches)
     return out
 
 

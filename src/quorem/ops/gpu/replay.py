@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import state as state_columns
 from ..layout import Layout
-from ..state import AdamConstants, AdamState
+from ..state import AdamConstants, AdamState, present
 from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH, on_device, power
 from .fast_launch import planned
 from .host import IdBatch, check_state, fused_layout
@@ -262,5 +262,5 @@ def _catch_up(
     shapes = (stored.shape, state.exp_avg.shape, state.lrs.shape, state.moments.shape)
     key = ("catch up", *constants, rounding_seed, size, batch.stride, reads, *shapes, *types)
     given = (ids,) if offsets is None else (ids, offsets)
-    planned(host.plans, key, (stored, *state, *layout), given, launches)
+    planned(host.plans, key, (stored, *present(state), *layout), given, launches)
     return None

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
-from ..state import CATCHES_UP, Constants, State, StepOptions
+from ..state import CATCHES_UP, Constants, State, StepOptions, present
 from . import replay
 from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
@@ -181,7 +181,7 @@ def _update(
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
 ) -> Any:
-    takes = rule in RULES and can_round(stored, rounding_seed)
+    takes = rule in RULES and (rounding_seed is None or can_round(stored, rounding_seed))
     host = fused_layout(stored, layout, whole_rows=True, any_order=True) if takes else None
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
         return NotImplemented
@@ -223,9 +223,11 @@ def _update(
         reads = rounded_up(len(ids))
         given = (grad, ids, offsets) if sample_weights is None else (grad, ids, offsets, sample_weights)
         types = tuple(tensor.dtype for tensor in given[1:])
-    types += (stored.dtype, grad.dtype, loss_scale if loss_scale is None else loss_scale.dtype)
-    state_shape = state[0].shape  # part of the key, since ``check_state`` only runs when the plan is made
-    sizes = (grad.shape[0], reads, stored.shape, state_shape)
+    fixed = (stored, lr, *present(state), *layout)
+    if loss_scale is not None:
+        fixed, types = (*fixed, loss_scale), (*types, loss_scale.dtype)
+    sum_or_average = state[0]  # its shape is part of the key, since ``check_state`` only runs when the plan is made
+    sizes = (grad.shape[0], reads, stored.shape, sum_or_average.shape, stored.dtype, grad.dtype)
     key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
-    planned(host.plans, key, (stored, lr, *state, loss_scale, *layout), given, launches)
+    planned(host.plans, key, fixed, given, launches)
     return None
