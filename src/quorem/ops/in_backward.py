@@ -11,7 +11,6 @@ from torch import Tensor
 from .replicas import active_ddp, mean_of_replicas
 from .updates import Read, RowRule, joined, read_of_rows, update_
 
-
 Step = tuple[RowRule, float | None, Tensor | None, bool]  # rule, clip_value, loss_scale, maximize
 
 

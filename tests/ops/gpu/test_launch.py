@@ -191,7 +191,7 @@ class Calls:
             launch(self.kernel, (7,), between, known, W=1, T=2)
             launch(self.kernel, (7,), self.own, known, W=1, T=2)
 
-        planned(self.plans, (n, given.dtype), (known, None), (given,), body)
+        planned(self.plans, (n, given.dtype), (known,), (given,), body)
 
 
 def test_a_planned_call_is_worked_out_once(kernel, monkeypatch):

@@ -286,8 +286,8 @@ def lookup_rows(
         launch(
             lookup_kernel, (cdiv(batch * num_slots, 32),),
             read.ids, stored, ends, out, invalid, host.table, layout.maps, batch, read.stride, num_slots, W=width,
-            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=StoredRows(*rows).accumulator, COUNT=invalid is not None,
-            NBITS=bits, **flags, num_warps=1,
+            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=StoredRows(*rows).accumulator,
+            COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
     fixed = (stored, layout.maps) if invalid is None else (stored, layout.maps, invalid)
