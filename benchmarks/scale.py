@@ -1,4 +1,4 @@
-"""Prints the tables of docs/scale.md: a model of 100 tables and 10 billion rows on 8, 64 and 512 GPUs.
+"""Prints the table of docs/appendix/scale_tables.md: a model of 100 tables and 10 billion rows on 8, 64 and 512 GPUs.
 
 python benchmarks/scale.py
 """

@@ -103,6 +103,7 @@ def prose() -> list[tuple[str, str]]:
     lookups = {r.scheme: r.median_us for r in graphs if (r.mode, r.batch, r.dim) == ("forward", 2048, 16)}
     paths = lookups["Path(4, (64,))"] / lookups["QR(4)"]
     rates = results("serving")["predict"]["rows_per_second"]
+    guarded = [case["ratio"] for case in results("serving")["onnx"]]
     faster = [eager["fbgemm", dim] / eager["fused", dim] for dim in (16, 64, 128)]
     return [
         ("README.md", f"{epoch('dlrm', 'QR(4)', 128):.0f} s for DLRM with `QR(4)`"),
@@ -136,9 +137,18 @@ def prose() -> list[tuple[str, str]]:
         ),
         ("docs/kernels.md", f"{min(lookup):.1f} (D = 64) and {max(lookup):.1f} times the floor (D = 16)"),
         ("docs/kernels.md", f"{min(step):.1f} (D = 128) and {max(step):.1f} (D = 16)"),
-        ("docs/serve.md", f"DLRM with int8 tables scores {rates['predict int8']:,} rows a second"),
-        ("docs/serve.md", f"The floor is {rates['floor']:,}"),
-        ("docs/serve.md", f"{rates['lookup int8'] / 1e6:.1f} million rows a second, encoding at {rates['encode']:,}."),
+        ("docs/appendix/serving_speed.md", f"DLRM with int8 tables scores {rates['predict int8']:,} rows a second"),
+        ("docs/appendix/serving_speed.md", f"The floor is {rates['floor']:,}"),
+        (
+            "docs/appendix/serving_speed.md",
+            f"{rates['lookup int8'] / 1e6:.1f} million rows a second, encoding at {rates['encode']:,}.",
+        ),
+        ("docs/serve.md", f"scores {rates['predict int8']:,} rows a second"),
+        ("docs/serve.md", f"would allow {rates['floor']:,}."),
+        ("docs/serve.md", f"takes {min(guarded):.1f} to {max(guarded):.1f} times as long"),
+        ("docs/reliability.md", f"{results('hunt/damage')['files']:,} damaged files"),
+        ("docs/reliability.md", f"{results('hunt/kills')['kills']} processes killed"),
+        ("docs/reliability.md", f"{results('hunt/steps')['steps']:,} steps of drawn optimizers"),
         ("docs/kernels.md", f"four in {rows['step', 'zipf', 128, 16, 1].median_us:.1f} us"),
     ]
 
