@@ -147,10 +147,33 @@ def test_training_goes_on_as_if_the_rows_had_always_been_there(name: str, in_bac
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("case", ["hash", "qr", "digits", "hot-cold"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_table_grows_again_and_again(case: str, loaded: bool, tmp_path) -> None:
+    schemes = {"hash": quorem.Hash(4), "qr": QR(4), "digits": quorem.GeneralizedQR(3, operation="add")}
+    module = fill_(Embedding(N, D, schemes.get(case, HotCold(5, cold=QR(4)))))
+    for n in (N + 1, 2 * N, 5 * N):
+        if loaded:
+            quorem.save(module, tmp_path / "table")
+            module = quorem.load(tmp_path / "table")
+        before = module.to_dense().detach()
+        after = module.grow_(n).to_dense().detach()
+        assert torch.equal(after[: len(before)], before) and len(after) == n
+        assert case == "hash" or len(after.unique(dim=0)) == n
+
+
+def test_a_table_that_is_too_large_for_the_memory_stays_as_it_was() -> None:
+    module = fill_(Embedding(N, D, QR(4)))
+    before = module.to_dense()
+    with pytest.raises(RuntimeError, match="allocate"):
+        module.grow_(2**60)
+    assert module.num_embeddings == N and torch.equal(module.to_dense(), before)
+
+
 def test_what_cannot_grow_says_what_can() -> None:
     with pytest.raises(ValueError, match=r"n \(59\) must be at least num_embeddings \(60\): tables do not shrink"):
         Embedding(N, D, QR(4)).grow_(N - 1)
-    with pytest.raises(ValueError, match=r"must have permute=None"):
+    with pytest.raises(ValueError, match=r"must have permute=None to take more ids, and be one of Full, Hash, QR"):
         Embedding(N, D, QR(4, permute=1)).grow_(MORE)
     with pytest.raises(ValueError, match=r"has room for 63 ids, not for 1000; Full, Hash, QR"):
         Embedding(N, D, ChineseRemainder(2)).grow_(1000)
@@ -164,7 +187,7 @@ def test_what_cannot_grow_says_what_can() -> None:
     with pytest.raises(ValueError, match=r"raw_ids \(True\) must be False: a table of raw ids takes any id"):
         Embedding(N, D, QR(4), raw_ids=True).grow_(MORE)
     tables = [Table(name, N, D, HotCold(3, cold=Pool(60))) for name in "ab"]
-    with pytest.raises(ValueError, match=r"only the last can grow of table 'a'"):
+    with pytest.raises(ValueError, match=r"only the last can grow of table 'a'; HotCold with a rest takes any"):
         EmbeddingCollection(tables).grow_("a", N + 1)
     with pytest.raises(ValueError, match=r"pool 'pool' has room for 14 more cold ids, not 40 of table 'b'"):
         EmbeddingCollection(tables).grow_("b", N + 40)

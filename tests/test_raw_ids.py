@@ -88,6 +88,11 @@ def test_collections_mix_the_ids_of_raw_tables_only() -> None:
     assert torch.equal(module(ids), twin(known)) and not module(ids)[3, 0].any()
     offsets = torch.arange(0, ids.numel() + 1, 3)
     assert torch.equal(module(ids.T.flatten(), offsets), twin(known.T.flatten(), offsets))
+    names = module.features
+    unsigned = {name: ids[:, f].contiguous().view(torch.uint64) for f, name in enumerate(names)}
+    assert torch.equal(module(unsigned), module(ids))
+    bags = unsigned | {names[0]: (unsigned[names[0]], torch.arange(len(ids)))}
+    assert torch.equal(module(bags), module(ids))
     with pytest.raises(IndexError, match=r"id 7 is outside \[0, 7\) of table day"):
         module(torch.full((1, 5), 7))
 

@@ -165,7 +165,11 @@ class EmbeddingCollection(Tables):
         if not isinstance(ids, Tensor) and isinstance(ids, Mapping):
             if offsets is not None:
                 raise ValueError("offsets must be None where ids are given by feature")
-            ids, offsets = by_feature(ids, self.features)
+            signed = {
+                name: (self._signed(column[0]), column[1]) if isinstance(column, tuple) else self._signed(column)
+                for name, column in ids.items()
+            }
+            ids, offsets = by_feature(signed, self.features)
         ids = self._signed(ids)
         check_ids(ids, "ids")
         features = len(self.features)
@@ -199,6 +203,7 @@ class EmbeddingCollection(Tables):
         Raises:
             ValueError: if a scheme does not add rows, or widths differ.
         """
+        ids = self._signed(ids)
         check_ids(ids, "ids")
         if ids.dim() != 2 or ids.shape[1] != len(self.features):
             raise ValueError(f"ids has shape {tuple(ids.shape)} but must be [B, {len(self.features)}]")

@@ -204,6 +204,7 @@ class Embedding(Tables):
         tensor([[0, 5],
                 [2, 6]])
         """
+        input = self._signed(input)
         check_ids(input, "input")
         return self._row_numbers(input.reshape(-1, 1)).view(*input.shape, -1)
 

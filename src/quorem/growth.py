@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ABLE = "Full, Hash, QR, GeneralizedQR, ChineseRemainder with room, and HotCold with a rest or with one of these as cold"
 
+ANY = "HotCold with a rest takes any number"
+
 
 def grown_spec(spec: TableSpec, n: int) -> TableSpec:
     """The spec of a table of ``n`` ids in which the ids of ``spec`` read the same rows as before.
@@ -37,7 +39,7 @@ def grown_spec(spec: TableSpec, n: int) -> TableSpec:
     if n == spec.num_embeddings:
         return spec
     if spec.permutation is not None:
-        raise ValueError(f"scheme ({spec.scheme}) must have permute=None: a permutation is one of all ids")
+        raise ValueError(f"scheme ({spec.scheme}) must have permute=None to take more ids, and be one of {ABLE}")
     scheme: Scheme
     if isinstance(spec.scheme, Full):
         return replace(spec.scheme.spec(n, spec.embedding_dim), operation=spec.operation, fallback=spec.fallback)
@@ -59,8 +61,9 @@ def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -
         return scheme
     if not all(isinstance(part, Partition) for part in partitions) or spec.hidden is not None:
         raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
-    grown = list(partitions)
-    if isinstance(scheme, QR | GeneralizedQR):
+    grown, old = list(partitions), spec.num_composed
+    is_grown = isinstance(scheme, Custom)  # a table that grew before has become custom
+    if isinstance(scheme, QR | GeneralizedQR) or (is_grown and _are_digits(grown, old)):
         last = max(range(len(grown)), key=lambda j: grown[j].stride)
         grown[last] = Partition(grown[last].stride, max(grown[last].size, -(-n // grown[last].stride)))
     elif isinstance(scheme, ChineseRemainder):
@@ -69,11 +72,25 @@ def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -
             room *= part.size
         if room < n:
             raise ValueError(f"scheme ({spec.scheme}) has room for {room} ids, not for {n}; {ABLE} can take more")
-    elif not isinstance(scheme, Hash) and not is_complementary(grown, n):
+    elif not isinstance(scheme, Hash) and not is_complementary(grown, n) and is_complementary(grown, old):
         raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
     widths = tuple(width for _, width in spec.shapes[len(spec.shapes) - len(grown) :])
     dims = widths if spec.operation == "concat" else None
     return Custom(tuple(grown), check=False, operation=spec.operation, dims=dims, force=True)
+
+
+def _are_digits(partitions: Sequence[Partition], n: int) -> bool:
+    """Whether the buckets of a number below ``n`` are its digits, as for ``QR`` and ``GeneralizedQR``.
+
+    >>> _are_digits([Partition(1, 4), Partition(4, 3)], 12), _are_digits([Partition(1, 4), Partition(1, 3)], 12)
+    (True, False)
+    """
+    place = 1
+    for part in sorted(partitions, key=lambda part: (part.stride, part.size)):
+        if part.stride != place:
+            return False
+        place *= part.size
+    return place >= n
 
 
 def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | None) -> None:
@@ -90,12 +107,16 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
         _check_pool(tables, t, grown, title)
     tables.updates.flush_()
     old = [*tables.extents, *tables.pools.values()]
-    tables.specs = (*tables.specs[:t], grown, *tables.specs[t + 1 :])
-    storage = tables._storage()
+    specs, stored = tables.specs, tables.stored
+    tables.specs = (*specs[:t], grown, *specs[t + 1 :])
+    try:
+        storage = tables._storage()
+        rows = stored.detach().new_empty(storage.num_rows, storage.width)
+    except BaseException:  # there is no memory for so many rows
+        tables.specs = specs
+        raise
     new = [*storage.extents, *storage.pools.values()]
     with torch.no_grad():
-        stored = tables.stored
-        rows = stored.new_empty(storage.num_rows, storage.width)
         new_rows = torch.empty(len(stored), dtype=torch.int64)  # new position of each old row
         for before, after in zip(_flat(old), _flat(new), strict=True):
             count = before.rows * before.pitch
@@ -133,9 +154,13 @@ def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
     after = before - tables.specs[t].num_composed + grown.num_composed
     room, name = 2 ** Mixing.covering(max(before, 2)).bits, grown.pool.name
     if t != sharing[-1]:
-        raise ValueError(f"pool {name!r} numbers the cold ids of its tables in order: only the last can grow{title}")
+        raise ValueError(
+            f"pool {name!r} numbers the cold ids of its tables in order: only the last can grow{title}; {ANY}"
+        )
     if after > room:
-        raise ValueError(f"pool {name!r} has room for {room - before} more cold ids, not {after - before}{title}")
+        raise ValueError(
+            f"pool {name!r} has room for {room - before} more cold ids, not {after - before}{title}; {ANY}"
+        )
 
 
 def _flat(extents: Sequence[Sequence[Extent]]) -> list[Extent]:
