@@ -103,6 +103,13 @@ def prose() -> list[tuple[str, str]]:
     lookups = {r.scheme: r.median_us for r in graphs if (r.mode, r.batch, r.dim) == ("forward", 2048, 16)}
     paths = lookups["Path(4, (64,))"] / lookups["QR(4)"]
     rates = results("serving")["predict"]["rows_per_second"]
+    medians = speed.medians("h200_full")
+    composed = [
+        us / medians[mode, dim, batch, provider, "Full()", graph]
+        for (mode, dim, batch, provider, scheme, graph), us in medians.items()
+        if (mode, provider, scheme) == ("forward", "fused", "QR(4)")
+    ]
+    full, tuned, *_ = results("fine_tune")["rows"]
     guarded = [case["ratio"] for case in results("serving")["onnx"]]
     faster = [eager["fbgemm", dim] / eager["fused", dim] for dim in (16, 64, 128)]
     return [
@@ -143,6 +150,10 @@ def prose() -> list[tuple[str, str]]:
             "docs/appendix/serving_speed.md",
             f"{rates['lookup int8'] / 1e6:.1f} million rows a second, encoding at {rates['encode']:,}.",
         ),
+        ("docs/benchmarks.md", f"take {min(composed):.2f} to {max(composed):.2f} times as long"),
+        ("docs/benchmarks.md", f"missed in {sum(x >= 1.105 for x in composed)} of {len(composed)} settings"),
+        ("docs/compress.md", f"{tuned['fitted at 100%']['mean']:.4f} against {tuned['scratch at 100%']['mean']:.4f}"),
+        ("docs/compress.md", f"full tables {full['at 100%']['mean']:.4f}"),
         ("docs/serve.md", f"scores {rates['predict int8']:,} rows a second"),
         ("docs/serve.md", f"would allow {rates['floor']:,}."),
         ("docs/serve.md", f"takes {min(guarded):.1f} to {max(guarded):.1f} times as long"),

@@ -98,7 +98,7 @@ def test_documents_show_what_the_result_files_hold(document, line, text, monkeyp
 
 
 def test_documents_show_results():
-    assert {"README.md", "benchmarks.md"} <= {document for document, *_ in shown_tables()}
+    assert {"README.md", "benchmark_tables.md"} <= {document for document, *_ in shown_tables()}
 
 
 def test_results_tell_where_they_come_from():
