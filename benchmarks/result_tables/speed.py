@@ -6,7 +6,7 @@ from typing import Any
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments.bench import report
 
-from .files import RESULTS, markdown, results, short
+from .files import RESULTS, machine, markdown, results, short
 
 EAGER = [(16, "zipf"), (64, "zipf"), (128, "zipf"), (16, "uniform")]  # width and ids of the eager steps at B = 2048
 
@@ -168,12 +168,14 @@ def frequency() -> str:
 
 def cold_start() -> str:
     """Seconds of first calls on the CPU, from ``cold_start.json``."""
-    rows = results("cold_start")["rows"]
+    result = results("cold_start")
+    rows = result["rows"]
     seconds = {(row["kernels"], row["fast_compile"], row["call"]): row["seconds"] for row in rows}
     calls = dict.fromkeys(row["call"] for row in rows)
     columns = (("compiled", True), ("compiled", False), ("kept", True))
     head = ("first", "kernels compiled", "the same, `QUOREM_FAST_COMPILE=0`", "kernels kept by an earlier process")
-    return markdown(head, *[(call, *(f"{seconds[*column, call]:.1f} s" for column in columns)) for call in calls])
+    lines = [(call, *(f"{seconds[*column, call]:.1f} s" for column in columns)) for call in calls]
+    return machine(result) + markdown(head, *lines)
 
 
 def cpu_loop() -> str:

@@ -1,11 +1,12 @@
 """What a user does: first minutes, other libraries' models, fits, and serving."""
 
-from .files import markdown, results, short
+from .files import machine, markdown, results, short
 
 
 def first_minutes() -> str:
     """Seconds of each step of a newcomer."""
-    steps = results("first_minutes")["steps"]
+    result = results("first_minutes")
+    steps = result["steps"]
     table = sum(steps[name]["seconds"] for name in ("prepare", "train", "predict"))
     demo = steps["demo"]
     rows = [
@@ -16,7 +17,7 @@ def first_minutes() -> str:
         ("`quorem demo`: first line, whole", f"{demo['first_line_s']:.0f} s, {demo['seconds']:.0f} s"),
         ("your own CSV of 10,000 rows: prepared, trained, scored", f"{table:.0f} s"),
     ]
-    return markdown(("step", "wait"), *rows)
+    return machine(result) + markdown(("step", "wait"), *rows)
 
 
 def foreign_models() -> str:
