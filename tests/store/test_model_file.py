@@ -115,8 +115,30 @@ def test_pools_and_tables_of_several_features(bits: int, tmp_path: Path) -> None
     assert other.features == module.features and other.bits == bits and other.dtype == torch.float32
     ids = torch.randint(0, 7, (9, 7))
     assert torch.equal(module(ids), other(ids))
-    with pytest.raises(ValueError, match=r"table \('user'\) of .*tables must be loaded with the whole file: its rows"):
-        load(tmp_path / "tables", table="user")
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_a_table_of_a_pool_alone(bits: int, tmp_path: Path) -> None:
+    module = pooled()
+    if bits:
+        save(quantize_(pooled(), bits), tmp_path / "tables")
+        with pytest.raises(ValueError, match=r"table \('user'\) of .* is stored in pieces of 6 numbers"):
+            load(tmp_path / "tables", table="user")
+        hot = {"user": HotCold(5, cold=Pool(40), num_rest=10), "item": HotCold(3, cold=Pool(40))}
+        tables = [Table(name, N, D, scheme, unknown="hash", frequencies=COUNTS) for name, scheme in hot.items()]
+        module = quantize_(fill_(EmbeddingCollection(tables)), bits)
+    save(module, tmp_path / "tables")
+    for t, name in enumerate(("user", "item") if bits else ("user", "item", "shop")):
+        alone = load(tmp_path / "tables", table=name)
+        assert isinstance(alone, Embedding) and alone.bits == bits and alone.unknown == (module.unknown[t],)
+        torch.testing.assert_close(alone.to_dense(), module.to_dense()[name])
+        if bits:
+            unknown = torch.tensor([-1, N, 2**40])
+            torch.testing.assert_close(alone(unknown), module(unknown[:, None].expand(3, 2))[:, t])
+    raw = [Table(name, 2**40, D, HotCold(3, cold=Pool(2**20, 4)), raw_ids=True) for name in "ab"]
+    save(EmbeddingCollection(raw), tmp_path / "tables")
+    with pytest.raises(ValueError, match=r"table \('a'\) of .* must be loaded with the whole file: 1,099,.* cold ids"):
+        load(tmp_path / "tables", table="a")
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])

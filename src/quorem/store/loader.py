@@ -15,6 +15,7 @@ from ..checks import FLOAT_DTYPES
 from ..collection import EmbeddingCollection, Table
 from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
+from ..ops.layout import pool_key
 from ..quantize import quantize_
 from ..saved_paths import network_layers
 from ..schemes import Ranks, TableSpec
@@ -22,6 +23,7 @@ from ..tables import Tables
 from ..tensor_file import TensorFile
 from . import description
 from .description import Known, check_known, taken
+from .pooled import spec_alone
 
 EMBEDDINGS = "embeddings."  # prefix of a network's tables
 # Options of all classes of tables, and options of each class with their JSON types.
@@ -77,12 +79,14 @@ class Loader:
             rule = f"one of {', '.join(map(repr, names))}" if names else "None: the file holds a single table"
             raise ValueError(f"table ({name!r}) of {self.file.path} must be {rule}")
         t = names.index(name)
-        if tables.specs[t].pool is not None:
-            rule = "must be loaded with the whole file: its rows are shared with other tables"
-            raise ValueError(f"table ({name!r}) of {self.file.path} {rule}")
+        in_pool = tables.specs[t].pool is not None
+        try:
+            spec = spec_alone(tables, t) if in_pool else tables.specs[t]
+        except ValueError as error:
+            raise ValueError(f"table ({name!r}) of {self.file.path} {error}") from None
         module = _embedding(
             Embedding,
-            tables.specs[t],
+            spec,
             tables.padding_ids[t],
             {
                 "sparse": tables.sparse,
@@ -100,6 +104,9 @@ class Loader:
             quantize_(module, cast(Literal[8, 4], tables.bits))
         stored = [f"{self.prefix}{table}" for table, _ in tables.named_tables()]
         stored = stored[sum(map(len, tables.extents[:t])) :][: len(tables.extents[t])]
+        if in_pool:
+            key = pool_key(tables.pools, tables.specs[t])
+            stored += [f"{self.prefix}pools.{key}.{j}" for j in range(len(spec.partitions) if spec.num_composed else 0)]
         in_file = self._networks(tables)
         networks = {
             f"paths.{layer.name}": in_file[f"{self.prefix}paths.{name}.{own_name}"]
@@ -108,9 +115,14 @@ class Loader:
         }
         if self.verify:
             self.file.verify([*stored, *(source for source, _ in networks.values())])
-        _assign(module, "stored", self.file.together(stored).view(module.stored.shape))
-        for target, (source, rows) in networks.items():
-            _assign(module, target, self.file.tensor(source)[rows])
+        if in_pool:  # its rows are not adjacent in the file, so they are copied
+            parts = zip(stored, spec.shapes, strict=True)
+            rows = torch.cat([self.file.tensor(part)[:count] for part, (count, _) in parts])
+        else:
+            rows = self.file.together(stored)
+        _assign(module, "stored", rows.view(module.stored.shape))
+        for target, (source, places) in networks.items():
+            _assign(module, target, self.file.tensor(source)[places])
         module.place_integers()
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point() and f"{self.prefix}stored" not in self.frozen)
