@@ -6,9 +6,10 @@
 Each tree runs in a process of its own, by its public names only, and the two take turns: a sample of one, a sample of
 the other, in an order that reverses each time. A row has the median time of each and the ratio after / before: its
 median over the pairs of samples, their 20% and 80% quantiles, and the ratio of the shortest samples. ``same_bits`` says
-whether both ended with the same vectors. ``--clock processor`` counts the time of the process on its cores instead of
-the time that passes, for a machine that others use too; with one thread. ``--out`` may end in .json or .csv. The exit
-code is 1 if a ratio is above ``--limit``.
+whether both ended with the same vectors. ``--processes`` starts both trees anew so many times: on some machines one
+process is slower than another of the same tree as long as it lives. ``--clock processor`` counts the time of the
+process on its cores instead of the time that passes, for a machine that others use too; with one thread. ``--out`` may
+end in .json or .csv. The exit code is 1 if a ratio is above ``--limit``.
 """
 
 import argparse
@@ -63,14 +64,22 @@ class Worker:
         self.process.wait()
 
 
-def compare(before: Worker, after: Worker, cell: dict[str, Any], rounds: int, seconds: float) -> Iterator[dict]:
-    """The rows of one cell: eager, and in a CUDA graph where there is a GPU."""
+Samples = dict[str, list[float]]  # microseconds of each tree, "before" and "after"
+
+
+def compare(
+    before: Worker, after: Worker, cell: dict[str, Any], rounds: int, seconds: float, earlier: dict[Any, Samples]
+) -> Iterator[dict]:
+    """The rows of one cell: eager, and in a CUDA graph where there is a GPU.
+
+    ``earlier`` has the samples of earlier processes, which these are added to.
+    """
     ready = {name: worker.ask(do="prepare", **cell) for name, worker in (("before", before), ("after", after))}
     for graph in ready["before"]["graphs"]:
         runs = max(
             worker.ask(do="runs", graph=graph, seconds=seconds)["runs"] for worker in (before, after)
         )  # the same number for both
-        us: dict[str, list[float]] = {"before": [], "after": []}
+        us = earlier.setdefault((*cell.values(), graph), {"before": [], "after": []})
         for turn in range(rounds):
             pair = [("before", before), ("after", after)]
             for name, worker in pair if turn % 2 == 0 else pair[::-1]:
@@ -85,7 +94,7 @@ def compare(before: Worker, after: Worker, cell: dict[str, Any], rounds: int, se
             "ratio_q20": round(quantile(ratios, 0.2), 4),
             "ratio_q80": round(quantile(ratios, 0.8), 4),
             "ratio_of_best": round(min(us["after"]) / min(us["before"]), 4),
-            "samples": rounds,
+            "samples": len(ratios),
             "same_bits": ready["before"]["digest"] == ready["after"]["digest"],
         }
 
@@ -277,6 +286,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", action="append", type=int, help="by default 128, 2048 and 16384; on a GPU 65536 too")
     parser.add_argument("--dim", action="append", type=int, help="by default 16; on a GPU 64 too")
     parser.add_argument("--rounds", type=int, default=15, help="samples of each tree in each cell")
+    parser.add_argument("--processes", type=int, default=1, help="of each tree, one after another; all samples count")
     parser.add_argument("--seconds", type=float, default=0.05, help="of a sample")
     parser.add_argument("--scale", type=float, default=1.0, help="of Criteo's cardinalities")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -290,6 +300,11 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+def started(options: argparse.Namespace) -> tuple[Worker, Worker]:
+    """A process of each tree."""
+    return Worker(options.before, options.threads), Worker(options.after, options.threads)
+
+
 def main() -> None:
     options = arguments()
     if options.worker:
@@ -298,7 +313,7 @@ def main() -> None:
     on_gpu = options.device == "cuda"
     dims = options.dim or ([16, 64] if on_gpu else [16])
     batches = options.batch or ([128, 2048, 16384, 65536] if on_gpu else [128, 2048, 16384])
-    before, after = (Worker(tree, options.threads) for tree in (options.before, options.after))
+    before, after = started(options)
     about = [worker.ask(do="about", device=options.device) for worker in (before, after)]
     commits = options.commits or [commit_of(tree) for tree in (options.before, options.after)]
     made = {
@@ -310,20 +325,26 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     rows: list[dict[str, Any]] = []
-    for mode, scheme, dim, batch in product(options.mode or MODES, options.scheme or SCHEMES[:1], dims, batches):
-        cell = {"mode": mode, "scheme": scheme, "dim": dim, "batch": batch, "scale": options.scale}
-        cell |= {"device": options.device, "threads": options.threads, "clock": options.clock}
-        for row in compare(before, after, cell, options.rounds, options.seconds):
-            rows.append({name: value for name, value in row.items() if name not in ("device", "threads", "clock")})
-            times = f"{row['before_us']:>10,.1f} {row['after_us']:>10,.1f} us"
-            where = "graph" if row["graph"] else "eager"
-            bits = "" if row["same_bits"] else "  other bits"
-            print(
-                f"{mode:13} {scheme:20} D={dim:<4} B={batch:<6} {where} {times}  x{row['ratio']:.3f}{bits}", flush=True
-            )
-            write(options.out, made, rows)
-    before.close()
-    after.close()
+    samples: dict[Any, Samples] = {}
+    for process in range(options.processes):
+        if process:
+            before, after = started(options)
+        rows = []
+        for mode, scheme, dim, batch in product(options.mode or MODES, options.scheme or SCHEMES[:1], dims, batches):
+            cell = {"mode": mode, "scheme": scheme, "dim": dim, "batch": batch, "scale": options.scale}
+            cell |= {"device": options.device, "threads": options.threads, "clock": options.clock}
+            for row in compare(before, after, cell, options.rounds, options.seconds, samples):
+                rows.append({name: value for name, value in row.items() if name not in ("device", "threads", "clock")})
+                times = f"{row['before_us']:>10,.1f} {row['after_us']:>10,.1f} us"
+                where = "graph" if row["graph"] else "eager"
+                bits = "" if row["same_bits"] else "  other bits"
+                text = f"{mode:13} {scheme:20} D={dim:<4} B={batch:<6} {where} {times}  x{row['ratio']:.3f}{bits}"
+                print(text, flush=True)
+                if not process:
+                    write(options.out, made, rows)
+        write(options.out, made, rows)
+        before.close()
+        after.close()
     slower = [row for row in rows if row["ratio"] > options.limit]
     print(f"{len(slower)} of {len(rows)} ratios are above {options.limit:g}")
     raise SystemExit(1 if slower else 0)

@@ -22,7 +22,12 @@ from quorem.experiments.bench import facts, grid, measure, run
 
 SMALL = 100  # ids up to which a table stays full
 HOT = 8  # one of so many ids has a row of its own
-MODES = {"forward": None, "step": quorem.optim.Adagrad, "step_amsgrad": quorem.optim.AMSGrad}
+MODES = {
+    "forward": None,
+    "step": quorem.optim.Adagrad,
+    "step_adam": quorem.optim.Adam,
+    "step_amsgrad": quorem.optim.AMSGrad,
+}
 FEWER_BITS = {"QR(4), 8 bits": 8, "QR(4), 4 bits": 4, "hot and cold, 8 bits": 8}
 
 

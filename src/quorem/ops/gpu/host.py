@@ -65,8 +65,8 @@ class HostLayout:
     flags: dict[str, Any]
     num_rows: int  # rows that ``stored`` must have at least
     shared: bool  # whether slots share rows
-    rounds: int  # rounds of bisection in the longest list of ids
     by_frequency: Layout | None  # the layout for renumbered ids, where ids are renumbered (``ranks``)
+    lists: Any = None  # cache of ``ranks.index_of``
     last_rows: int = 0  # rows of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
@@ -149,8 +149,7 @@ def _read(layout: Layout) -> HostLayout:
     slots, parts, spans = (tensor.to("cpu", copy=True) for tensor in (layout.slots, layout.parts, layout.spans))
     _check(slots, parts, spans, layout.maps, layout.ranks)
     ranked, by_frequency = slots[:, column.HOT] != NO_RANKS, None
-    longest = torch.maximum(slots[:, column.OWN], slots[:, column.COMPOSED])[ranked]
-    if len(longest):
+    if ranked.any():
         slots[:, [column.HOT, column.COLD]], slots[:, column.PADDING] = NO_RANKS, NO_PADDING
         by_frequency = layout._replace(slots=slots.to(device, copy=True))
     number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
@@ -183,7 +182,6 @@ def _read(layout: Layout) -> HostLayout:
         flags,
         int(end[used].max()),
         shared=bool((slots[:, column.GROUP] != number).any()),
-        rounds=int(longest.max()).bit_length() if len(longest) else 0,
         by_frequency=by_frequency,
     )
 

@@ -266,7 +266,7 @@ def lookup_rows(
 ) -> Tensor:
     """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``; ``rows`` are the fields of ``StoredRows``.
 
-    If tables have lists of hot ids, this takes one more launch, and another one if invalid ids are counted.
+    If tables have lists of hot ids, this takes one more launch.
     """
     stored, ends, width, bits = rows
     num_slots, (batch, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
@@ -276,18 +276,16 @@ def lookup_rows(
     out = stored.new_empty((batch, num_slots, width), dtype=dtype)
     if not batch:
         return out
-    if invalid is not None and host.by_frequency is not None:
-        count_invalid_(ids, None, invalid, layout)
-        invalid = None
 
     def launches() -> None:
-        read = by_frequency(IdBatch(ids), host, layout)[0]
+        read = by_frequency(IdBatch(ids), host, layout, invalid)[0]
+        counted = invalid if read.ids is ids else None  # else the launch before has counted
         flags = host.flags if read.stride == num_slots else host.flags | {"PLAIN": False}
         launch(
             lookup_kernel, (cdiv(batch * num_slots, 32),),
-            read.ids, stored, ends, out, invalid, host.table, layout.maps, batch, read.stride, num_slots, W=width,
+            read.ids, stored, ends, out, counted, host.table, layout.maps, batch, read.stride, num_slots, W=width,
             K=host.num_parts, T=32, C=columns_of(width, bits), ACC=StoredRows(*rows).accumulator,
-            COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
+            COUNT=counted is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
     fixed = (stored, layout.maps) if invalid is None else (stored, layout.maps, invalid)

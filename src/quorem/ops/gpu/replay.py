@@ -244,7 +244,7 @@ def _catch_up(
         check_state(stored, state.exp_avg, state.exp_avg_sq, highest, last=state.last)
         (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
         history, columns = state.lrs.shape[0], power_of_2(width)
-        block = max(1, min(64, 1024 // columns))
+        block = max(1, min(128, 2048 // columns))
         reading = cdiv(reads, block) * num_slots * k
         in_turn = cdiv(2 * num_rows, history)
         rule_constants = on_device(constants, stored.device)
@@ -255,7 +255,7 @@ def _catch_up(
             state.moments, rule_constants, *ranked[:3], size, read.stride, num_rows, history, in_turn, reading,
             seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k, T=block, C=columns,
             ACC=TYPES[stored.dtype], JAGGED=batch.jagged, AMSGRAD=state.max_exp_avg_sq is not None,
-            CLOSED=len(state.moments) > 0, OWNED=host.owned, ROUNDED=rounding_seed is not None, num_warps=2,
+            CLOSED=len(state.moments) > 0, OWNED=host.owned, ROUNDED=rounding_seed is not None, num_warps=4,
         )  # fmt: skip
 
     types = (ids.dtype, stored.dtype, None if offsets is None else offsets.dtype)

@@ -39,25 +39,26 @@ from .rows import is_valid, mask_if, number_of, part_at, places_inside, plain_ro
 CLEARED = 1024  # numbers that each program clears
 FEW_PROGRAMS = 512  # up to so many programs, each partition of a slot gets its own
 PLACE_COLUMNS = tl.constexpr(place_table.PLACE_COLUMNS)
+FIRST, COUNT, COPIES, CLAIMED, UNIT, USED, NOTED = map(tl.constexpr, range(place_table.PLACE_COLUMNS))
 
 
 @triton.jit
 def run_of(places, pair):
     """From a pair's row of ``Places.table``: first place, number of places, copies, and where its claims are."""
     run = places + pair * PLACE_COLUMNS
-    return tl.load(run), tl.load(run + 1), tl.load(run + 2), tl.load(run + 3)
+    return tl.load(run + FIRST), tl.load(run + COUNT), tl.load(run + COPIES), tl.load(run + CLAIMED)
 
 
 @triton.jit
 def used_places(places, pair):
     """How many places of a pair are used by itself: none where a pair before it has the same."""
-    return tl.load(places + pair * PLACE_COLUMNS + 5)
+    return tl.load(places + pair * PLACE_COLUMNS + USED)
 
 
 @triton.jit
 def noted_rows(rows, places, pair):
     """Where the rows of the ids of a pair are noted, by their places; -1 for ids that read none."""
-    return rows + tl.load(places + pair * PLACE_COLUMNS + 6)
+    return rows + tl.load(places + pair * PLACE_COLUMNS + NOTED)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from .launch import cdiv, launch, power_of_2
 from .places import rounded_up
 from .ranks import by_frequency
 from .rounding import as_stored, can_round, seed_bits
-from .row_sums import PLACE_COLUMNS, sum_by_row, sums_of, touched_rows, used_places
+from .row_sums import PLACE_COLUMNS, UNIT, sum_by_row, sums_of, touched_rows, used_places
 from .rows import PITCH, TYPES, part_at
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
@@ -104,7 +104,7 @@ def update_kernel(
             g = g / scale
             finite = all_finite(g)
             if PITCHED:  # the other slots of a table's row have the same places in runs of their own
-                first = pair - tl.load(places + pair * PLACE_COLUMNS + 4) * K
+                first = pair - tl.load(places + pair * PLACE_COLUMNS + UNIT) * K
                 for unit in range(0, tl.load(part_at(parts, pair) + PITCH)):
                     finite = finite & all_finite(sums_of(sums, places, first + unit * K, place, active, W, C) / scale)
             g = tl.where(finite[:, None], g, 0)
@@ -213,7 +213,7 @@ def _update(
                 read.stride, r.first_pair, r.num_pairs, W=width, K=parts.shape[1], T=block, C=columns,
                 ACC=TYPES[stored.dtype], JAGGED=batch.jagged, RULE=rule, CLIPPED=clip_value is not None,
                 SCALED=loss_scale is not None, PITCHED=host.flags["PITCHED"], ROUNDED=rounding_seed is not None,
-                **host.row_flags, num_warps=4,
+                **host.row_flags, num_warps=8,
             )  # fmt: skip
 
     ids, offsets, sample_weights, mean = batch
