@@ -11,6 +11,7 @@ import argparse
 import json
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,16 @@ def operation(mode: str, module: quorem.EmbeddingCollection, ids: torch.Tensor) 
     return lambda: module(ids).backward(grad)
 
 
+@cache
+def orders_by_frequency() -> list[torch.Tensor]:
+    """The ids of each table by falling frequency: drawn at random."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randperm(n, generator=draw) for n in CARDINALITIES]
+
+
 def measured(dim: int, batch: int, mode: str, device: torch.device) -> list[dict[str, Any]]:
     """A row for each kind of tables, eager and in a graph."""
-    draw = torch.Generator().manual_seed(0)
-    orders = [torch.randperm(n, generator=draw) for n in CARDINALITIES]
+    orders = orders_by_frequency()
     ranks = [grid.draw_ids("zipf", CARDINALITIES, batch, seed=seed) for seed in range(grid.ROTATION)]
     names = ["QR(4)", "hot and cold", "hot and cold, lists", *(FEWER_BITS if mode == "forward" else [])]
     calls: dict[tuple[str, bool], measure.Call] = {}
