@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .ops.codes import BITS, code_bytes, quantize
+from .ops.cpu.pages import in_huge_pages
 from .tables import Tables
 
 BLOCK_ROWS = 2**16  # rows quantized at a time
@@ -77,7 +78,7 @@ def _check_range(name: str, rows: Tensor, bits: int) -> None:
 def _quantized(tables: Tables, bits: int) -> nn.Parameter:
     stored = tables.stored
     size = (len(stored), code_bytes(tables.width, bits) + 4)
-    rows = torch.empty(size, dtype=torch.uint8, device=stored.device)
+    rows = in_huge_pages(torch.empty(size, dtype=torch.uint8, device=stored.device))
     if not stored.is_meta:
         for source, target in zip(stored.split(BLOCK_ROWS), rows.split(BLOCK_ROWS), strict=True):
             target.copy_(quantize(source, bits))

@@ -227,7 +227,10 @@ def _prefetch_rows(source, s, k, n, rows, size):
     """Prefetch ``n`` rows of partition ``k``, unless it is small."""
     if part_item(source, s, k, SIZE) > BLOCK:
         for i in range(n):
-            prefetch(source.stored + max(item(INT64, rows, i), 0) * size)
+            row = source.stored + max(item(INT64, rows, i), 0) * size
+            prefetch(row)
+            if size % 64:
+                prefetch(row + size - 1)  # it may begin in one cache line and end in the next
 
 
 @inner
