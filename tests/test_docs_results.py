@@ -167,25 +167,3 @@ def prose() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("document", "words"), prose())
 def test_prose_has_the_figures_of_the_files(document: str, words: str) -> None:
     assert words in " ".join((ROOT / document).read_text(encoding="utf-8").split())
-
-
-def test_ratios_of_cpu_lookups_are_those_of_their_file() -> None:
-    rows = results("cpu_lookups")["rows"]
-    ratios = {
-        (row["part"], row["provider"], row["mode"], row["tables"], row["batch"]): row[f"ratio_to_{base}"]
-        for row in rows
-        for base in ("float32", "qr", "bags")
-        if f"ratio_to_{base}" in row
-    }
-    page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
-    settings = [("bits", "8 bits", "lookup"), ("bits", "4 bits", "lookup")]
-    settings += [("pool", provider, mode) for provider in ("pool", "lists") for mode in ("lookup", "step")]
-    for part, provider, mode in settings:
-        cells = [ratios[part, provider, mode, size, batch] for size in ("small", "full") for batch in (2048, 65536)]
-        assert "| " + " | ".join(f"{cell + 1e-9:.2f}" for cell in cells) + " |" in page, (part, provider, mode)
-    distinct = {(r["provider"], r["tables"], r["batch"]): r["distinct_rows"] for r in rows if "distinct_rows" in r}
-    sizes = [(size, batch) for size in ("small", "full") for batch in (2048, 65536)]
-    cells = [distinct["pool", *setting] / distinct["qr", *setting] for setting in sizes]
-    assert "each once, against `QR(4)` | " + " | ".join(f"{cell + 1e-9:.2f}" for cell in cells) + " |" in page
-    latency = [ratio for (part, provider, *_), ratio in ratios.items() if (part, provider) == ("latency", "float32")]
-    assert f"takes {min(latency):.2f} to {max(latency):.2f} of the time" in page

@@ -32,6 +32,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/appendix/compressed_models.md", users.foreign_models),
         ("docs/appendix/data_speed.md", plans.id_orders),
         ("docs/kernels.md", speed.cold_start),
+        ("docs/kernels.md", speed.cpu_latency),
+        ("docs/kernels.md", speed.cpu_lookups),
         ("docs/kernels.md", speed.cpu_loop),
         ("docs/appendix/reliability_tables.md", hunts.damaged_files),
         ("docs/appendix/reliability_tables.md", hunts.drawn_lookups),

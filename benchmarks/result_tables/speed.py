@@ -200,3 +200,48 @@ def cpu_loop() -> str:
         if gains
     ]
     return markdown(("", *(f"B = {batch}" for batch in batches)), *cells)
+
+
+def cpu_lookups() -> str:
+    """Ratios of times on one CPU thread, from ``cpu_lookups.json``: few bits, and hot and cold ids over one pool."""
+    rows, settings = results("cpu_lookups")["rows"], list(product(("small", "full"), (2048, 65536)))
+    lines = []
+    for label, aim, part, provider, base, key, mode in (
+        ("8 bits against float32, lookup", "1.2", "bits", "8 bits", "float32", "p50_us", "lookup"),
+        ("4 bits against float32, lookup", "", "bits", "4 bits", "float32", "p50_us", "lookup"),
+        ("one pool against `QR(4)`, lookup", "1.3", "pool", "pool", "qr", "p50_us", "lookup"),
+        ("one pool against `QR(4)`, step of Adagrad", "1.3", "pool", "pool", "qr", "p50_us", "step"),
+        ("the same with lists of hot ids, lookup", "", "pool", "lists", "qr", "p50_us", "lookup"),
+        ("the same with lists of hot ids, step", "", "pool", "lists", "qr", "p50_us", "step"),
+        ("distinct rows that a batch reads, one pool against `QR(4)`", "", "pool", "pool", "qr", "distinct_rows", None),
+    ):
+        values = _by_setting(rows, part, key, mode)
+        ratios = [values[provider, *setting] / values[base, *setting] for setting in settings]
+        lines.append((label, aim, *(f"{ratio:.2f}" for ratio in ratios)))
+    head = [f"{'in cache' if size == 'small' else 'full'}, B = {batch}" for size, batch in settings]
+    return markdown(("ratio", "aim", *head), *lines)
+
+
+def cpu_latency() -> str:
+    """Ratios of p50 and p99 of small lookups on one CPU thread, from ``cpu_lookups.json``."""
+    rows, settings = results("cpu_lookups")["rows"], list(product(("small", "full"), (1, 32, 1024)))
+    lines = []
+    for label, aim, provider, base in (
+        ("`QR(4)` against one full `nn.EmbeddingBag` a feature", "1", "float32", "bags"),
+        ("8 bits against float32", "1.2", "8 bits", "float32"),
+    ):
+        for name, key in (("p50", "p50_us"), ("p99", "p99_us")):
+            values = _by_setting(rows, "latency", key, "lookup")
+            ratios = [values[provider, *setting] / values[base, *setting] for setting in settings]
+            lines.append((f"{label}, {name}", aim, *(f"{ratio:.2f}" for ratio in ratios)))
+    head = [f"{'in cache' if size == 'small' else 'full'}, B = {batch}" for size, batch in settings]
+    return markdown(("ratio", "aim", *head), *lines)
+
+
+def _by_setting(rows: list[dict[str, Any]], part: str, key: str, mode: str | None) -> dict[tuple[Any, ...], float]:
+    """One figure of a part, by provider, size of the tables, and batch."""
+    return {
+        (row["provider"], row["tables"], row["batch"]): row[key]
+        for row in rows
+        if row["part"] == part and row.get("mode") == mode and key in row
+    }
