@@ -51,7 +51,7 @@ def test_without_a_terminal_each_stage_ends_with_a_line(raw, tmp_path):
 def test_malformed_lines_are_shown(raw, tmp_path):
     raw.write_text(raw.read_text() + "a\tb\n")
     done = quorem("prepare", "criteo", raw, tmp_path / "out")
-    assert "1 malformed lines left out, the first: 101: 2 fields where 40 are expected" in done.output
+    assert "malformed lines left out: 1, the first: 101: 2 fields where 40 are expected" in done.output
     refused = quorem("prepare", "criteo", raw, tmp_path / "out", "--max-malformed", 0, "--overwrite")
     assert refused.exit_code == 1
     assert "more than max_malformed (0): line 101" in refused.output

@@ -45,7 +45,8 @@ def evaluate(
         for column in ("metric", "value"):
             table.add_column(column, justify="right" if column == "value" else "left")
         for name, value in asdict(metrics).items():
-            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.5f}")
+            text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+            table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
         Console().print(table)
 
 

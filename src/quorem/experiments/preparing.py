@@ -222,7 +222,7 @@ def summary(prepared: Prepared, console: Console) -> None:
     malformed = meta.get("malformed", {"count": 0})
     if malformed["count"]:
         shown = "; ".join(f"{number}: {reason}" for number, reason in malformed["first"])
-        lines.append(f"{malformed['count']} malformed lines left out, the first: {shown}")
+        lines.append(f"malformed lines left out: {malformed['count']}, the first: {shown}")
     for name, count in meta.get("clipped", {}).items():
         lines.append(f"{name}: {count:,} numbers below 0 became 0, by the transform log")
     if (time := meta.get("time")) is not None:

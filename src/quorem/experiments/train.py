@@ -16,6 +16,7 @@ from torch import nn
 from .. import files, schemes
 from ..collection import EmbeddingCollection
 from ..data.batches import Prepared
+from ..ops import cpu
 from ..planner import Plan
 from ..schemes import Scheme
 from ..training.config import RowDtype, RunConfig
@@ -181,6 +182,7 @@ def _run(
         console.print(f"{out} is finished: nothing is trained again.", highlight=False, soft_wrap=True)
     elif hint := busy_hint(device, threads):
         console.print(hint, highlight=False, soft_wrap=True)
+    compiled_before = cpu.compile_seconds()
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
         options = Options(checkpoint_seconds=checkpoint_seconds, report=report, tensorboard=tensorboard)
         try:
@@ -191,7 +193,9 @@ def _run(
     for split in ("validation", "test"):
         console.print(words.metrics(split, result[split]), highlight=False, soft_wrap=True)
     if not finished:
-        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s", highlight=False)
+        compiling = cpu.compile_seconds() - compiled_before
+        once = f", {compiling:,.1f} s of them to compile CPU kernels (once)" if compiling >= 1 else ""
+        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s{once}", highlight=False)
     console.print(f"Next: {command('report', out)}", highlight=False, soft_wrap=True)
     return result
 

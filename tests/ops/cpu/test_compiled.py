@@ -45,7 +45,9 @@ def test_a_long_compilation_is_announced_once(quiet, lines, monkeypatch, capsys)
             dispatcher = numba.njit(function)
             if function(0) < 3:  # the third is not a kernel
                 announced.kernels.add(id(dispatcher))
+            before = announced.seconds
             assert dispatcher(1) == function(1)
+            assert (announced.seconds > before) == (function(0) < 3)
     finally:
         numba.core.event.unregister("numba:compile", announced)
     assert capsys.readouterr().err.splitlines() == [notice.TEXT] * lines

@@ -11,6 +11,15 @@ from functools import cache
 from typing import Any
 
 
+def compile_seconds() -> float:
+    """Seconds that this process has spent on compiling kernels; 0 where there are none."""
+    if not kernels():
+        return 0.0
+    from .notice import notice
+
+    return notice.seconds
+
+
 @cache
 def kernels() -> dict[str, Callable[..., Any]]:
     """The ops that have a fused version here, by name; none where they cannot be compiled."""

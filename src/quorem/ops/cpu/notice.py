@@ -6,6 +6,7 @@ Set the environment variable ``QUOREM_QUIET=1`` to silence it.
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from numba.core import event
@@ -15,16 +16,23 @@ TEXT = "quorem: compiling CPU kernels (once; the machine code is kept for later 
 
 
 class Notice(event.Listener):
-    """Prints the line once, if compiling one of ``kernels`` takes long, which those that are kept on disk do not."""
+    """Prints the line once, if compiling one of ``kernels`` takes long, which those that are kept on disk do not.
+
+    ``seconds`` is the time that all compilations have taken so far.
+    """
 
     def __init__(self) -> None:
         self.kernels: set[int] = set()  # by id
         self._timers: dict[int, threading.Timer] = {}
         self._printed = False
+        self.seconds = 0.0
+        self._starts: dict[int, float] = {}
 
     def on_start(self, compilation: Any) -> None:
         """Start to wait."""
         kernel = id(compilation.data["dispatcher"])
+        if kernel in self.kernels:
+            self._starts[kernel] = time.perf_counter()
         if kernel in self.kernels and not self._printed and os.environ.get("QUOREM_QUIET", "0") in ("", "0"):
             timer = self._timers[kernel] = threading.Timer(AFTER, self._print)
             timer.daemon = True
@@ -32,7 +40,10 @@ class Notice(event.Listener):
 
     def on_end(self, compilation: Any) -> None:
         """Stop waiting."""
-        timer = self._timers.pop(id(compilation.data["dispatcher"]), None)
+        kernel = id(compilation.data["dispatcher"])
+        if kernel in self._starts:
+            self.seconds += time.perf_counter() - self._starts.pop(kernel)
+        timer = self._timers.pop(kernel, None)
         if timer is not None:
             timer.cancel()
 
