@@ -46,7 +46,8 @@ def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: 
             return load_numbers(builder, kind, vector, shape, start, column)
         ends = builder.add(start, builder.sub(_row_bytes(builder, kind, width), _INT64(_ENDS)))
         wide = ir.VectorType(_INT32, vector.lanes)
-        codes = builder.sub(_codes(builder, _BITS[kind], vector.lanes, start, column), _zero_points(builder, ends, wide))
+        numbers = _codes(builder, _BITS[kind], vector.lanes, start, column)
+        codes = builder.sub(numbers, _zero_points(builder, ends, wide))
         return builder.fmul(builder.sitofp(codes, shape), _scales(builder, ends, shape))
 
     return vector(kind, vector, types.int64, types.int64, types.int64, types.int64), build
