@@ -146,7 +146,7 @@ def test_inspect(raw, tmp_path):
     counts = Prepared(out).frequencies("C1")
     row = next(line.split() for line in done.output.splitlines() if line.startswith("C1 "))
     assert row == ["C1", f"{len(counts)}", f"{(counts > 0).sum()}", f"{100 * counts.max() / counts.sum():.1f}"]
-    assert "every file is what was written" in done.output
+    assert "every checksum is right" in done.output
     vocabulary = out / "vocabulary" / "C7.txt"
     vocabulary.write_text(vocabulary.read_text().replace("0", "1", 1))
     assert quorem("inspect", out).exit_code == 0  # which does not read it

@@ -231,6 +231,13 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
         quorem.load(folder / "run", table="user")
     with pytest.raises(ValueError, match=r"log \([0-9a-f]+\) must be the data that .*run was trained on"):
         Scorer(folder / "run").evaluate(log)
+    with pytest.raises(ValueError, match=r"unknown \('rest'\) must be 'error' or 'missing'"):
+        quorem.load(folder / "run", unknown="rest")
+    (tmp_path / "run" / "result.json").touch()
+    (tmp_path / "run" / "model.safetensors").touch()
+    (tmp_path / "run" / "run.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"run.json is damaged: configuration JSON"):
+        quorem.load(tmp_path / "run")
 
 
 def test_commands(folder: Path, tmp_path: Path) -> None:

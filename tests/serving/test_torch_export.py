@@ -1,8 +1,12 @@
 """Exported torch programs against the modules they were made from, in this process and in one without quorem."""
 
+import errno
+import gc
+import io
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -200,6 +204,18 @@ program = torch.export.load(path).module()
 outputs = program(*torch.load(inputs))
 torch.testing.assert_close(outputs["logits"], torch.load(expected), equal_nan=True)
 """
+
+
+def test_a_full_disk_is_an_error_and_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    program = export_program(Embedding(N, D, QR(4)))
+    monkeypatch.setattr("quorem.serving.torch_export.replacing", lambda path: nullcontext(Full()))
+    with pytest.raises(OSError, match="No space left on device"):
+        write_program(program, "model.pt2")
+    gc.collect()  # torch's writer completes its archive when it is deleted
 
 
 def test_a_program_runs_where_quorem_cannot_be_imported(tmp_path: Path) -> None:

@@ -41,4 +41,4 @@ def inspect(
         else:
             inspecting.model(facts, console)
         if verify:
-            console.print("every file is what was written", highlight=False)
+            console.print("every checksum is right", highlight=False)

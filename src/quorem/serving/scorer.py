@@ -48,7 +48,10 @@ class Scorer:
         for name, reason in {RESULT: "the run is not finished", MODEL: "the run did not keep its model"}.items():
             if not (self.path / name).exists():
                 raise FileNotFoundError(f"{self.path} has no {name}: {reason}")
-        self.config = RunConfig.from_json(files.read(self.path / "run.json"))
+        try:
+            self.config = RunConfig.from_json(files.read(self.path / "run.json"))
+        except ValueError as error:
+            raise ValueError(f"{self.path / 'run.json'} is damaged: {error}") from None
         self.encoding, self._texts = read_encoding(self.path / ENCODING, verify=verify)
         model = read_model(self.path, self.config, len(self.encoding.dense), verify=verify)
         self.model: nn.Module = model.requires_grad_(False).eval()

@@ -1,7 +1,9 @@
 """Export a module or a network as a ``torch.export`` program that runs without quorem."""
 
+import io
 import os
 import warnings
+from typing import Any, BinaryIO, cast
 
 import torch
 import torch.fx.experimental._config
@@ -52,7 +54,9 @@ def write_program(program: ExportedProgram, path: str | os.PathLike[str]) -> Non
         OSError: if the disk is full; an existing file is kept.
     """
     with replacing(path) as file:
-        torch.export.save(program, file)
+        archive = _Archive(file)
+        torch.export.save(program, cast(BinaryIO, archive))
+        archive.check()
 
 
 def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
@@ -72,7 +76,40 @@ def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> N
 
     with replacing(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
-        aoti_compile_and_package(program, package_path=file)
+        archive = _Archive(file)
+        aoti_compile_and_package(program, package_path=cast(BinaryIO, archive))
+        archive.check()
+
+
+class _Archive(io.RawIOBase):
+    """A file for torch's writer of archives, which ends the process if a write fails: the error is kept instead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Nothing: torch goes back to the beginning after its last write."""
+        return offset
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def check(self) -> None:
+        """Raise the error of the first write that failed."""
+        if self.error is not None:
+            raise self.error
 
 
 def _example(
