@@ -10,6 +10,7 @@ from quorem.data.batches import Prepared
 from quorem.data.synthetic import ClickLog, synthesize
 from quorem.training.config import RunConfig
 from quorem.training.model import data_identity
+from quorem.training.run import read_metrics
 
 CARDINALITIES = (400, 90, 7, 2)
 
@@ -49,3 +50,10 @@ class StopAt:
 
     def set(self) -> None:
         self.left = 0
+
+
+def lines(path) -> list[dict]:
+    """The metrics that a run has logged, none of them damaged."""
+    metrics = read_metrics(path / "metrics.jsonl")
+    assert not metrics.damaged
+    return metrics.lines

@@ -91,6 +91,30 @@ def test_the_document_has_what_two_ranks_were_measured_at() -> None:
     assert f"the plan is {full['ms'] / plan['ms']:.2f} times as fast as full tables" in " ".join(document.split())
 
 
+def test_more_ids_a_sample_and_smaller_numbers_by_hand() -> None:
+    tables = [quorem.Table("user", 100_000, 64), quorem.Table("item", 100_000, 64, quorem.QR(4, operation="mult"))]
+    one, several = (
+        scale.estimate(tables, 8, batch_size=64, ids_per_sample=ids, replicate=False) for ids in (None, {"item": 5})
+    )
+    (user, large, small), (_, *products) = one.tables, several.tables
+    assert [placed.reads for placed in one.tables] == [(1,), (1,), (1,)]
+    assert [placed.vectors for placed in products] == [5 * large.vectors, 5 * small.vectors]  # pooled after the lookup
+    assert several.vector_bytes == one.vector_bytes * (user.vectors + 10) / (user.vectors + 2)
+    half = scale.estimate(tables, 8, batch_size=64, bytes_per_number=2, replicate=False)
+    assert (2 * half.memory, 2 * half.vector_bytes, half.id_bytes) == (one.memory, one.vector_bytes, one.id_bytes)
+
+
+def test_the_planner_is_told_how_many_ids_a_sample_has() -> None:
+    pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
+    from quorem.integrations import torchrec as integration
+
+    bags = integration.EmbeddingBagCollection([quorem.Table("user", 100_000, 16, quorem.QR(4, operation="add"))])
+    limits = integration.constraints(bags, batch_size=64, ids_per_sample={"user": 3})
+    assert limits["user"].pooling_factors == [6.0]  # two rows for each id
+    with pytest.raises(ValueError, match="ids_per_sample names 'usr' but must name features of the model"):
+        integration.constraints(bags, batch_size=64, ids_per_sample={"usr": 3})
+
+
 def test_rows_that_are_sent_once_by_hand() -> None:
     tables = [quorem.Table("a", 100, 8, frequencies=torch.ones(100)), quorem.Table("b", 3, 8), quorem.Table("c", 2, 8)]
     cost = scale.estimate(tables, 4, batch_size=100_000, num_shards=2)  # every row is read: 100, and 3 + 2

@@ -2,7 +2,6 @@
 
 import math
 import os
-import random
 import subprocess
 import sys
 
@@ -14,11 +13,10 @@ import polars as pl
 import torch
 
 from quorem.data.prepare import PrepareConfig
-from quorem.data.table import infer_columns, prepare_table, separator_of
+from quorem.data.table import infer_columns, prepare_table
 
 FOUR_DAYS = PrepareConfig(ids="appearance", days=4)
 COLUMNS = {"label": "click", "dense": ["price"], "categorical": ["user", "tags", "shop"]}
-
 CSV = '''click,ignored,price,user,tags,shop
 1,x,2.5,u1,a|b,"north, old"
 0,,,u2,,"say ""hi"""
@@ -268,102 +266,6 @@ def test_a_transform_must_be_known():
         PrepareConfig(transform="cube")
 
 
-def timed(rows):
-    return "click,when,user,tags\n" + "".join(f"{k % 2},{when},u{user},{tags}\n" for k, when, user, tags in rows)
-
-
-@pytest.mark.parametrize("kind", ["number", "date", "datetime"])
-def test_rows_are_split_by_time_and_sorted_if_they_are_not_in_order(tmp_path, monkeypatch, kind):
-    """Against the same rows sorted beforehand, several groups of them."""
-    monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 7)
-    rng = random.Random(0)
-    days = {"number": "{:02}.5", "date": "2024-05-{:02}", "datetime": "2024-05-{:02}T10:00:00Z"}[kind]
-    rows = [(k, rng.randrange(1, 25), rng.randrange(9), "|".join(rng.choices("abcdef", k=k % 4))) for k in range(60)]
-    options = {"label": "click", "categorical": ["user", "tags"], "multi": ["tags"], "time": "when"}
-    results = []
-    for name, given in (("sorted", sorted(rows, key=lambda row: row[1])), ("given", rows)):
-        text = timed([(k, days.format(when), user, tags) for k, when, user, tags in given])
-        (tmp_path / f"{name}.csv").write_text(text)
-        config = PrepareConfig(ids="frequency", vocabulary="train", days=4)
-        results.append(prepare_table(tmp_path / f"{name}.csv", tmp_path / name, **options, config=config))
-    whole, own = results
-    whole.verify()
-    own.verify()
-    assert (whole.meta["time"]["steps_back"], own.meta["time"]["steps_back"] > 10) == (0, True)
-    for part in ("labels", "dense", "ids"):
-        assert torch.equal(getattr(whole.all, part), getattr(own.all, part)), part
-    assert torch.equal(whole.all.bags["tags"].values, own.all.bags["tags"].values)
-    assert torch.equal(whole.all.bags["tags"].offsets, own.all.bags["tags"].offsets)
-    assert (whole.meta["split"], whole.cardinalities) == (own.meta["split"], own.cardinalities)
-    for name in whole.names:
-        assert whole.vocabulary(name) == own.vocabulary(name)
-        assert whole.frequencies(name).tolist() == own.frequencies(name).tolist()
-    times = sorted(row[1] for row in rows)
-    for _, stop in list(whole.meta["split"].values())[:2]:
-        assert times[stop - 1] < times[stop]  # no time is in two splits
-
-
-def test_times_of_a_parquet_file(tmp_path):
-    when = pl.Series([3, 1, None, 2], dtype=pl.Int64).cast(pl.Datetime("ms"))
-    pl.DataFrame({"y": [0, 1, 0, 1], "c": ["a", "b", "c", "d"], "when": when}).write_parquet(tmp_path / "t.parquet")
-    result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["c"], time="when")
-    assert result.vocabulary("c") == [None, "b", "d", "a"]
-    assert result.meta["malformed"]["first"] == [[3, "when is not a time"]]
-
-
-def test_a_single_time_is_split_by_rows(tmp_path):
-    (tmp_path / "t.csv").write_text(timed([(k, 5, k, "") for k in range(8)]))
-    options = {"label": "click", "categorical": ["user"], "time": "when", "config": PrepareConfig(days=2)}
-    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", **options)
-    assert result.meta["split"] == {"train": [0, 4], "validation": [4, 6], "test": [6, 8]}
-
-
-def test_columns_are_taken_for_what_they_look_like(tmp_path):
-    rows = [
-        f"{k % 3 > 0},{k},{k / 4},{k * 7},{k},{k:05},{k % 5},word{k % 6},{'a|b' if k % 2 else 'c'},,x|{k}"
-        for k in range(100)
-    ]
-    header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare"
-    (tmp_path / "t.csv").write_text("\n".join([header, *rows]).replace("x|7", "x/7") + "\n")
-    found = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv")}
-    assert found == {
-        "y": ("category", "text"),
-        "row": ("number", "whole numbers"),
-        "price": ("number", "numbers with fractions"),
-        "clicks": ("number", "whole numbers"),
-        "user_id": ("category", "whole numbers under a name of ids"),
-        "postcode": ("category", "whole numbers with leading zeros"),
-        "weekday": ("category", "whole numbers, only 5 of them"),
-        "shop": ("category", "text"),
-        "tags": ("list", "50% of the texts have '|' in them"),
-        "nothing": ("none", "no value in the first 100,000 rows"),
-        "rare": ("list", "89% of the texts have '|' in them"),
-    }
-    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", time="row")
-    assert result.dense_names == ["price", "clicks"]
-    assert result.names == ["user_id", "postcode", "weekday", "shop", "tags", "rare"]
-    assert result.meta["bags"] == ["tags", "rare"]
-    assert result.all.labels.tolist() == [int(k % 3 > 0) for k in range(100)]
-
-
-def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
-    pl.DataFrame(
-        {
-            "y": [True, False],
-            "when": pl.Series([1, 2]).cast(pl.Datetime),
-            "list": [[1], [2, 3]],
-            "flag": [True, None],
-            "x": [0.5, None],
-            "text": ["a", ""],
-            "struct": [{"a": 1}, {"a": 2}],
-        }
-    ).write_parquet(tmp_path / "t.parquet")
-    names = ["when", "list", "flag", "x", "text", "struct"]
-    found = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", names)}
-    kinds = {"when": "none", "list": "list", "flag": "category", "x": "number", "text": "category", "struct": "none"}
-    assert found == kinds
-
-
 def test_a_table_without_categories_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("y,x\n1,0.5\n0,0.7\n")
     with pytest.raises(ValueError, match=r"t\.csv has no column that looks like categories"):
@@ -428,23 +330,3 @@ def test_a_missing_label_is_malformed(tmp_path, kind):
     frame.write_csv(tmp_path / "t.csv") if kind == "csv" else frame.write_parquet(tmp_path / "t.parquet")
     data = prepare_table(tmp_path / f"t.{kind}", tmp_path / "out", label="y", categorical=["user"])
     assert data.all.labels.tolist() == [1, 0] and data.meta["malformed"]["count"] == 1
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_the_separator_is_the_one_that_makes_the_label_a_column(tmp_path, separator):
-    (tmp_path / "t.csv").write_text(separator.join(["y", "x,z;" if separator == "|" else "x"]) + "\n")
-    assert separator_of(tmp_path / "t.csv", "y") == separator
-    assert separator_of(tmp_path / "t.csv", "nothing") == ","
-
-
-def test_what_spoils_a_column_of_numbers_is_named(tmp_path):
-    (tmp_path / "t.csv").write_text("x,name\n" + "n/a,2\n" + "1.5,b\n" * 3)
-    number, name = infer_columns(tmp_path / "t.csv")
-    assert number.reason == "text: 75% are numbers, but not 'n/a'; empty fields are missing numbers"
-    assert (name.kind, name.reason) == ("category", "text")
-
-
-def test_a_file_in_another_encoding_is_refused(tmp_path):
-    (tmp_path / "t.csv").write_bytes("y,user\n1,é\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"t.csv has no line that can be read: line 2: not UTF-8"):
-        infer_columns(tmp_path / "t.csv")

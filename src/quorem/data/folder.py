@@ -27,6 +27,7 @@ from .meta import FORMAT, FORMAT_VERSION
 MARK = ".quorem-partial"  # a file that marks folders that may be removed
 ARRAYS = ("labels.npy", "dense.npy", "categorical.npy")
 FOLDERS = ("bags", "counts", "raw_ids", "vocabulary")
+REORDER_ROWS = 1 << 20  # rows that are copied at a time
 COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # the smallest that holds all counts is used
 
 Progress = Callable[[str, float, int], None]  # stage, fraction of it that is done, rows so far
@@ -141,14 +142,14 @@ class Folder:
         """Write a whole array."""
         self.array(name, values.dtype, values.shape[1:]).append(values)
 
-    def reorder(self, name: str, order: NDArray[np.int64], step: int = 1 << 20) -> None:
+    def reorder(self, name: str, order: NDArray[np.int64]) -> None:
         """Put the rows of an array into another order."""
         old = self.arrays[name]
         rows = np.load(old.path, mmap_mode="r")
         old.path.unlink()  # the rows stay mapped
         array = self.array(name, old.dtype, old.row)
-        for start in range(0, len(order), step):
-            array.append(rows[order[start : start + step]])
+        for start in range(0, len(order), REORDER_ROWS):
+            array.append(rows[order[start : start + REORDER_ROWS]])
         array.close()
 
     def save_counts(self, name: str, counts: NDArray[np.int64]) -> None:

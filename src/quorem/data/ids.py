@@ -14,6 +14,7 @@ from ..hashing import hash_strings
 
 NULL = 0  # the id of a missing value, in every feature
 RAW_BITS = 40  # default of ``id_bits``
+STEP = 1 << 20  # tokens that are converted to text at a time
 LARGEST_WHOLE = 2**53  # from here on a float stands for several integers
 
 
@@ -155,11 +156,11 @@ def packed(tokens: pl.Series) -> pl.Series:
     return numbers if numbers.null_count() == tokens.null_count() else tokens
 
 
-def crc32(tokens: pl.Series, step: int = 1 << 20) -> NDArray[np.int64]:
+def crc32(tokens: pl.Series) -> NDArray[np.int64]:
     """The CRC-32 of each token's UTF-8 bytes, a hash that is available in every language."""
     hashes = np.empty(len(tokens), np.int64)
-    for start in range(0, len(tokens), step):
-        hashes[start : start + step] = [zlib.crc32(t.encode()) for t in as_text(tokens[start : start + step]).to_list()]
+    for start in range(0, len(tokens), STEP):
+        hashes[start : start + STEP] = [zlib.crc32(t.encode()) for t in as_text(tokens[start : start + STEP]).to_list()]
     return hashes
 
 
@@ -214,11 +215,11 @@ def as_text(tokens: pl.Series) -> pl.Series:
     return pl.Series(tokens.name, text, dtype=pl.String)
 
 
-def write_vocabulary(path: Path, tokens: pl.Series, step: int = 1 << 20) -> None:
+def write_vocabulary(path: Path, tokens: pl.Series) -> None:
     """Write one token per line in order of id; backslash, line feed and carriage return are escaped by a backslash."""
     with open(path, "wb") as file:
-        for start in range(0, len(tokens), step):
-            part = tokens[start : start + step]
+        for start in range(0, len(tokens), STEP):
+            part = tokens[start : start + STEP]
             if part.dtype == pl.UInt64:
                 lines = np.full((len(part), 9), ord("\n"), np.uint8)
                 lines[:, :8] = part.to_numpy().astype("<u8").view(np.uint8).reshape(-1, 8)

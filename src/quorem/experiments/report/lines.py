@@ -109,15 +109,15 @@ def span(lines: Iterable[Line], *, log: bool, values: Literal["x", "y"] = "x", m
     return [low - room, high + room]
 
 
-def end_of(lines: Iterable[Line], part: float = 0.25) -> list[float] | None:
-    """The range of the losses of curves after the first ``part`` of the training, with a margin; None without curves.
+def end_of(lines: Iterable[Line]) -> list[float] | None:
+    """The range of the losses of curves after the first quarter of the training, with a margin; None without curves.
 
     Losses at the beginning are so much higher that the ends of the curves could not be told apart.
     """
     curves = [line for line in lines if line.kind == "curve" and len(line.x) > 2]
     if not curves:
         return None
-    begin = part * max(line.x[-1] for line in curves)
+    begin = 0.25 * max(line.x[-1] for line in curves)
     late = [(y - s, y + s) for c in curves for x, y, s in zip(c.x, c.y, c.deviation, strict=True) if x >= begin]
     low, high = min(low for low, _ in late), max(high for _, high in late)
     room = 0.06 * (high - low) or 0.01

@@ -1,0 +1,75 @@
+"""What the columns and the separator of a file are taken for."""
+
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
+import polars as pl
+
+from quorem.data.table import infer_columns, prepare_table, separator_of
+
+
+def test_columns_are_taken_for_what_they_look_like(tmp_path):
+    rows = [
+        f"{k % 3 > 0},{k},{k / 4},{k * 7},{k},{k:05},{k % 5},word{k % 6},{'a|b' if k % 2 else 'c'},,x|{k}"
+        for k in range(100)
+    ]
+    header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare"
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]).replace("x|7", "x/7") + "\n")
+    found = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv")}
+    assert found == {
+        "y": ("category", "text"),
+        "row": ("number", "whole numbers"),
+        "price": ("number", "numbers with fractions"),
+        "clicks": ("number", "whole numbers"),
+        "user_id": ("category", "whole numbers under a name of ids"),
+        "postcode": ("category", "whole numbers with leading zeros"),
+        "weekday": ("category", "whole numbers, only 5 of them"),
+        "shop": ("category", "text"),
+        "tags": ("list", "50% of the texts have '|' in them"),
+        "nothing": ("none", "no value in the first 100,000 rows"),
+        "rare": ("list", "89% of the texts have '|' in them"),
+    }
+    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", time="row")
+    assert result.dense_names == ["price", "clicks"]
+    assert result.names == ["user_id", "postcode", "weekday", "shop", "tags", "rare"]
+    assert result.meta["bags"] == ["tags", "rare"]
+    assert result.all.labels.tolist() == [int(k % 3 > 0) for k in range(100)]
+
+
+def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
+    pl.DataFrame(
+        {
+            "y": [True, False],
+            "when": pl.Series([1, 2]).cast(pl.Datetime),
+            "list": [[1], [2, 3]],
+            "flag": [True, None],
+            "x": [0.5, None],
+            "text": ["a", ""],
+            "struct": [{"a": 1}, {"a": 2}],
+        }
+    ).write_parquet(tmp_path / "t.parquet")
+    names = ["when", "list", "flag", "x", "text", "struct"]
+    found = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", names)}
+    kinds = {"when": "none", "list": "list", "flag": "category", "x": "number", "text": "category", "struct": "none"}
+    assert found == kinds
+
+
+def test_what_spoils_a_column_of_numbers_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("x,name\n" + "n/a,2\n" + "1.5,b\n" * 3)
+    number, name = infer_columns(tmp_path / "t.csv")
+    assert number.reason == "text: 75% are numbers, but not 'n/a'; empty fields are missing numbers"
+    assert (name.kind, name.reason) == ("category", "text")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_the_one_that_makes_the_label_a_column(tmp_path, separator):
+    (tmp_path / "t.csv").write_text(separator.join(["y", "x,z;" if separator == "|" else "x"]) + "\n")
+    assert separator_of(tmp_path / "t.csv", "y") == separator
+    assert separator_of(tmp_path / "t.csv", "nothing") == ","
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_bytes("y,user\n1,é\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"t.csv has no line that can be read: line 2: not UTF-8"):
+        infer_columns(tmp_path / "t.csv")
