@@ -29,7 +29,7 @@ def test_damaged_files_are_told_or_harmless():
 
 
 def test_the_long_forms_found_nothing():
-    """In the files that docs/reliability.md shows."""
+    """In the files of docs/reliability.md and its appendix."""
     for name in ("damage", "kills", "lookups", "steps"):
         found = json.loads((RESULTS / f"{name}.json").read_text())
         assert found["bad"] == [], name
