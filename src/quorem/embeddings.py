@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .checks import InvalidIdMode, check_ids, check_int, check_unsupported
 from .composed_weight import ComposedWeight
+from .fit import fit_
 from .growth import grow_
 from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
@@ -255,7 +256,10 @@ class Embedding(Tables):
         >>> bool(torch.dist(table.fit_(trained).weight, trained.weight) < trained.weight.norm())
         True
         """
-        self._fit_(trained_table(embeddings), frequencies)
+        dense = trained_table(embeddings)
+        with torch.no_grad():
+            tables = [*self.tables(), *(table for extents in self.pools.values() for table in self._views(extents))]
+            fit_(tables, self.specs[0], dense, frequencies, padding_idx=self.padding[0], ranks=self.ranks_of[0])
         return self
 
     @classmethod

@@ -86,7 +86,7 @@ def listed_of(
     return listed
 
 
-def replaced(
+def replaced_ids(
     ids: Tensor, feature: Tensor | None, rules: Tensor, limits: Tensor, listed: Sequence[Listed] = ()
 ) -> Tensor:
     """``ids`` as ids of their tables. Unknown ids of features without a rule are not changed.
@@ -99,7 +99,7 @@ def replaced(
         listed: from ``listed_of``.
 
     >>> rules = torch.tensor([[0, 9, 1], [0, 0, 0]])
-    >>> replaced(torch.tensor([[3, -1], [-1, 4]]), None, rules, torch.tensor([10, 10]))
+    >>> replaced_ids(torch.tensor([[3, -1], [-1, 4]]), None, rules, torch.tensor([10, 10]))
     tensor([[ 3, -1],
             [ 9,  4]])
     """

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_device
-from .fit import fit_
-from .id_rules import replaced
+from .id_rules import replaced_ids
 from .operations import OPERATIONS
 from .ops import autograd, declare
 from .ops.layout import LIMIT, pool_key
@@ -63,18 +62,6 @@ class Tables(StoredTables):
             dense = vectors.index_copy(0, composed, dense.to(vectors.dtype)) if len(composed) else vectors
         dense = dense if pad is None else dense.index_fill(0, torch.tensor([pad], device=ids.device), 0)
         return dense.to(self.dtype)
-
-    def _fit_(self, dense: Tensor, frequencies: Tensor | None, table: int = 0) -> None:
-        """Fit the stored rows of one table to ``dense``; a pool that other tables share is refused."""
-        spec = self.specs[table]
-        if spec.pool is not None:
-            sharing = [n for n, other in zip(self.names, self.specs, strict=True) if other.pool == spec.pool]
-            if len(sharing) > 1:
-                raise ValueError(f"pool {spec.pool.name!r} is shared by tables {sharing}: none can be fitted alone")
-        with torch.no_grad():
-            tables = self.tables(table) + self._views(self.pools.get(pool_key(self.pools, spec), ()))
-            ranks, padding = self.ranks_of[table], self.padding[table]
-            fit_(tables, spec, dense, frequencies, padding_idx=padding, ranks=ranks)
 
     def num_duplicates(self, table: int = 0) -> int:
         """Number of ids whose vector equals that of a lower id; 0 if all vectors are distinct.
@@ -177,7 +164,7 @@ class Tables(StoredTables):
             return ids
         feature = None if offsets is None else bag_and_feature(ids, offsets, self.spans)[1]
         limits = self.slots[self.spans[:, 0], LIMIT]
-        return replaced(ids, feature, rules, limits, self._listed)
+        return replaced_ids(ids, feature, rules, limits, self._listed)
 
     def _signed(self, ids: Tensor) -> Tensor:
         """Unsigned raw ids reinterpreted as int64, since torch does not compute with uint64."""

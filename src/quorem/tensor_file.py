@@ -50,15 +50,15 @@ class TensorEntry(NamedTuple):
     stop: int
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """What a file holds, and its format version; a reader refuses files of another kind or version."""
 
     name: str
     version: int
 
 
-def write(
-    path: str | os.PathLike[str], kind: Kind, tensors: Mapping[str, Tensor], description: Mapping[str, Any]
+def write_tensors(
+    path: str | os.PathLike[str], kind: FileKind, tensors: Mapping[str, Tensor], description: Mapping[str, Any]
 ) -> None:
     """Write tensors and their description to a file, atomically.
 
@@ -101,7 +101,7 @@ def write(
 
 
 class TensorFile:
-    """A file that ``write`` wrote, mapped into memory.
+    """A file that ``write_tensors`` wrote, mapped into memory.
 
     The mapping is private: writes into the tensors stay in this process and do not reach the file.
 
@@ -114,7 +114,7 @@ class TensorFile:
         ValueError: if it is cut off, damaged, of another kind, or of an unknown version.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: FileKind) -> None:
         self.path = Path(path)
         check_is_file(self.path)
         with open(self.path, "rb") as file:
@@ -207,7 +207,7 @@ class _ForeignError(ValueError):
     """The file is intact, but of another kind or version."""
 
 
-def _opened(header: Any, kind: Kind) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
+def _opened(header: Any, kind: FileKind) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
     """Description, checksums and entries of a header; raises ValueError if the header is wrong."""
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
@@ -280,7 +280,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _what_else(first: bytes, length: int, size: int, kind: Kind) -> str:
+def _what_else(first: bytes, length: int, size: int, kind: FileKind) -> str:
     """The error for a file whose first eight bytes are not a valid header length: what the file may be instead."""
     if first == b"PK\x03\x04":
         return f"is a zip archive, such as torch.save writes, and not a {kind.name} file: it is not unpickled"

@@ -16,7 +16,7 @@ from quorem.data.encoder import Encoder, UnknownTokenError, Vocabulary
 from quorem.data.encoding import KIND, Encoding, read_encoding, write_encoding
 from quorem.data.prepare import PrepareConfig
 from quorem.data.table import prepare_table
-from quorem.tensor_file import write
+from quorem.tensor_file import write_tensors
 
 ROWS = 210
 
@@ -207,12 +207,12 @@ def test_damaged_encodings(tmp_path: Path) -> None:
         ("data", None),
         ("folder", 3),
     ]:
-        write(tmp_path / "wrong", KIND, texts, whole | {name: wrong})
+        write_tensors(tmp_path / "wrong", KIND, texts, whole | {name: wrong})
         with pytest.raises(ValueError, match="wrong is damaged"):
             read_encoding(tmp_path / "wrong")
-    write(tmp_path / "wrong", KIND, {name: texts[name] for name in list(texts)[1:]}, whole)
+    write_tensors(tmp_path / "wrong", KIND, {name: texts[name] for name in list(texts)[1:]}, whole)
     with pytest.raises(ValueError, match="wrong is damaged: its vocabularies are not those of its columns"):
         read_encoding(tmp_path / "wrong")
-    write(tmp_path / "wrong", KIND, texts | {"user": texts["user"][:6]}, whole)
+    write_tensors(tmp_path / "wrong", KIND, texts | {"user": texts["user"][:6]}, whole)
     with pytest.raises(ValueError, match=r"the vocabulary of user has \d+ tokens for \d+ ids"):
         Encoder(*read_encoding(tmp_path / "wrong"))

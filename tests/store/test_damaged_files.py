@@ -187,7 +187,7 @@ def test_wrong_values_in_the_description(kind: str, saved: Path, tmp_path: Path)
         if place[0] == "versions":
             continue
         for wrong in WRONG:
-            tensor_file.write(path, KIND, tensors, replaced(file.description, place, wrong))
+            tensor_file.write_tensors(path, KIND, tensors, replaced(file.description, place, wrong))
             if not refused(path) and replaced(file.description, place, wrong) != file.description:
                 accepted.add(place[-1])
     # Other values of these describe the same file: ids in another order, another padding id, options of no shape.
@@ -199,7 +199,7 @@ def test_wrong_values_in_the_description(kind: str, saved: Path, tmp_path: Path)
 def test_values_that_are_missing(name: str, saved: Path, tmp_path: Path) -> None:
     file = TensorFile(saved, KIND)
     values = {key: value for key, value in file.description.items() if key != name}
-    tensor_file.write(tmp_path / "hostile", KIND, {key: file.tensor(key) for key in file.entries}, values)
+    tensor_file.write_tensors(tmp_path / "hostile", KIND, {key: file.tensor(key) for key in file.entries}, values)
     with pytest.raises(ValueError, match=rf"hostile is damaged: {name} \(missing\) must be"):
         load(tmp_path / "hostile")
 
@@ -276,5 +276,5 @@ def test_many_tables_do_not_ask_for_their_pairs(tmp_path: Path) -> None:
     tensors = {name: file.tensor(name).clone() for name in file.entries if name.startswith("embeddings.")}
     dlrm = {"type": "DLRM", "num_dense": 1, "embedding_dims": [1] * 2**17, "raw_dense": False, "bottom": [], "top": [1]}
     values = dlrm | {name: file.description[name] for name in ("embeddings", "frozen", "versions")}
-    tensor_file.write(tmp_path / "hostile", KIND, tensors, values)
+    tensor_file.write_tensors(tmp_path / "hostile", KIND, tensors, values)
     assert refused(tmp_path / "hostile")

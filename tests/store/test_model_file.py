@@ -29,7 +29,7 @@ from quorem.partitions import ExplicitPartition
 from quorem.store import model_file
 from quorem.store.model_file import KIND, load, save
 from quorem.tables import Tables
-from quorem.tensor_file import TensorFile, write
+from quorem.tensor_file import TensorFile, write_tensors
 
 IDS = torch.arange(N)
 
@@ -220,13 +220,13 @@ def test_files_that_hold_networks_by_group(in_network: bool, tmp_path: Path) -> 
         for old, kind in (("weights", "weight"), ("biases", "bias")):
             parts = [tensors.pop(f"{prefix}paths.{name}.0.{i}.{kind}") for name in ("user", "item")]
             tensors[f"{prefix}paths.0.{old}.{i}"] = torch.cat(parts)
-    write(tmp_path / "old", KIND, tensors, new.description)
+    write_tensors(tmp_path / "old", KIND, tensors, new.description)
     loaded = load(tmp_path / "old")
     assert_same(module, loaded.embeddings if in_network else loaded)
     for name, dense in module.to_dense().items():
         assert torch.equal(load(tmp_path / "old", table=name).to_dense(), dense)
     tensors[f"{prefix}paths.0.biases.0"] = torch.zeros(9, 5)
-    write(tmp_path / "damaged", KIND, tensors, new.description)
+    write_tensors(tmp_path / "damaged", KIND, tensors, new.description)
     with pytest.raises(ValueError, match=r"damaged is damaged: .*paths.0.biases.0 is \(9, 5\) and must be \(8, 5\)"):
         load(tmp_path / "damaged")
 
@@ -393,6 +393,6 @@ def test_an_option_that_is_not_known_is_not_ignored(tmp_path: Path) -> None:
     tensors = {name: file.tensor(name).clone() for name in file.entries}
     changed = json.loads(json.dumps(file.description))
     changed["tables"][0]["rotation"] = 3
-    tensor_file.write(tmp_path / "table", KIND, tensors, changed)
+    tensor_file.write_tensors(tmp_path / "table", KIND, tensors, changed)
     with pytest.raises(ValueError, match="a table has rotation, which this version of quorem does not know"):
         load(tmp_path / "table")

@@ -148,7 +148,7 @@ def test_values_that_a_checkpoint_must_have(tmp_path: Path) -> None:
     """As a file that was edited by hand lacks them, its checksums made to fit."""
     path = tmp_path / "step-1.safetensors"
     for values in ({"step": 1}, {"step": None, "meta": {}}, {"step": 1, "meta": [1]}):
-        tensor_file.write(path, checkpoint.KIND, TENSORS, values)
+        tensor_file.write_tensors(path, checkpoint.KIND, TENSORS, values)
         with pytest.raises(CorruptCheckpointError, match="step must be an integer and meta an object"):
             checkpoint.load(path)
 

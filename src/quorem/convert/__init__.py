@@ -4,6 +4,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -164,6 +165,15 @@ def decompress_(model: nn.Module) -> Report:
     return report
 
 
+@dataclass
+class _Replacements:
+    """What takes the place of what, before anything is changed."""
+
+    modules: dict[nn.Module, nn.Module] = field(default_factory=dict)  # new module by old module
+    by_weight: dict[Tensor, Embedding] = field(default_factory=dict)  # new embedding by old weight
+    old_weights: dict[str, "weakref.ref[Tensor]"] = field(default_factory=dict)  # by name of their group
+
+
 def _replace(
     model: nn.Module,
     groups: list[WeightGroup],
@@ -176,62 +186,69 @@ def _replace(
     report: Report,
 ) -> dict[str, "weakref.ref[Tensor]"]:
     """Replace the embeddings of the groups; returns weak references to the old weights, by name."""
-    modules: dict[nn.Module, nn.Module] = {}
-    by_weight: dict[Tensor, Embedding] = {}
-    watched: dict[str, weakref.ref[Tensor]] = {}
+    new = _Replacements()
     for group in groups:
-        if group.collection is not None:
-            continue
-        choice, reason = choice_of(group, choices)
-        counts = counts_of(group, frequencies)
-        new: Embedding | None = None
-        for name, module in group.members.items():
-            if choice is None:
-                after, state = kept_bytes(module, kind)
-            else:
-                previous, new = new, composed_module(module, choice, counts, fit, new)
-                modules[module] = new
-                after = size_of(new) - (0 if previous is None else new.stored.nbytes)
-                state = state_bytes(new, kind)
-            shared = name != group.name
-            why = reason if choice is None else choice.why
-            report.entries.append(
-                Entry(
-                    name,
-                    module.num_embeddings,
-                    module.embedding_dim,
-                    0 if shared else module.weight.nbytes,
-                    0 if shared and choice is None else after,
-                    0 if shared else state,
-                    None if choice is None else choice.scheme,
-                    f"shares the weight of {group.name}" if shared and choice is not None else why,
-                )
-            )
-        if new is not None:
-            weight = group.first.weight
-            by_weight[weight], watched[group.name] = modules[group.first], weakref.ref(weight)  # type: ignore[assignment]
+        if group.collection is None:
+            report.entries += _replace_group(group, choices, fit, frequencies, kind, new)
     for collection in collections:
         members = list(collection.groups.values())
         chosen = {group.name: collection.checked(group, *choice_of(group, choices)) for group in members}
-        counts_by_name = {group.name: counts_of(group, frequencies) for group in members}
-        modules |= collection.replacement(chosen, counts_by_name, fit)
-        report.entries += collection.entries(chosen, modules.get(collection.module), kind)
-        if collection.module in modules:
-            watched |= {group.name: weakref.ref(group.first.weight) for group in members}
+        counts = {group.name: counts_of(group, frequencies) for group in members}
+        new.modules |= collection.replacement(chosen, counts, fit)
+        report.entries += collection.entries(chosen, new.modules.get(collection.module), kind)
+        if collection.module in new.modules:
+            new.old_weights |= {group.name: weakref.ref(group.first.weight) for group in members}
     order = {name: i for i, name in enumerate(name for group in groups for name in group.members)}
     report.entries.sort(key=lambda entry: order[entry.name])
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and module.weight in by_weight:
-            modules[module] = TiedLinear(by_weight[module.weight], module.bias)
-            keep_(module, modules[module])
+        if type(module) is nn.Linear and module.weight in new.by_weight:
+            new.modules[module] = TiedLinear(new.by_weight[module.weight], module.bias)
+            keep_(module, new.modules[module])
             report.references.append(f"{name} is tied to an embedding: it scores by the composed table")
-    report.references += swap_(model, modules, {weight: new.stored for weight, new in by_weight.items()})
+    parameters = {weight: embedding.stored for weight, embedding in new.by_weight.items()}
+    report.references += swap_(model, new.modules, parameters)
     if isinstance(optimizer, torch.optim.Optimizer):
-        report.references += follow_(optimizer, by_weight)
+        report.references += follow_(optimizer, new.by_weight)
         for collection in collections:
-            if collection.module in modules:
-                report.references += collection.follow_(optimizer, modules[collection.module])
-    return watched
+            if collection.module in new.modules:
+                report.references += collection.follow_(optimizer, new.modules[collection.module])
+    return new.old_weights
+
+
+def _replace_group(
+    group: WeightGroup,
+    choices: Mapping[str, Choice],
+    fit: bool,
+    frequencies: Mapping[str, Tensor],
+    kind: Optimizer | None,
+    new: _Replacements,
+) -> list[Entry]:
+    """Add the composed modules of one group to ``new``, if it has a choice; returns the entries of its modules.
+
+    The bytes of the weight, of the stored rows and of their state count for the first module of the group.
+    """
+    choice, reason = choice_of(group, choices)
+    entries, first = [], None
+    for name, module in group.members.items():
+        sizes = (module.num_embeddings, module.embedding_dim)
+        shared = name != group.name
+        if choice is None:
+            size, state = (0, 0) if shared else kept_bytes(module, kind)
+            entries.append(Entry(name, *sizes, size, size, state, None, reason))
+            continue
+        composed = composed_module(module, choice, counts_of(group, frequencies), fit, first)
+        new.modules[module] = composed
+        if first is None:
+            first = composed
+            after, state = size_of(composed), state_bytes(composed, kind)
+            entries.append(Entry(name, *sizes, module.weight.nbytes, after, state, choice.scheme, choice.why))
+        else:
+            after, why = size_of(composed) - composed.stored.nbytes, f"shares the weight of {group.name}"
+            entries.append(Entry(name, *sizes, 0, after, 0, choice.scheme, why))
+    if first is not None:
+        weight = group.first.weight
+        new.by_weight[weight], new.old_weights[group.name] = first, weakref.ref(weight)
+    return entries
 
 
 def _torchrec() -> Any:

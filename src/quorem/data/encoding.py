@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tensor_file import Kind, TensorFile, write
+from ..tensor_file import FileKind, TensorFile, write_tensors
 from .batches import Prepared
 
-KIND = Kind("quorem-encoding", 1)
+KIND = FileKind("quorem-encoding", 1)
 KINDS = {"log", "signed_log", "none"}  # transforms: a copy of ``dense.TRANSFORMS``, since ``dense`` needs Polars
 
 
@@ -74,7 +74,7 @@ def write_encoding(path: str | os.PathLike[str], prepared: Prepared, data: str) 
     tensors = {}
     if encoding.ids == "vocabulary":
         tensors = {name: _bytes(prepared.vocabulary_text(name)) for name in encoding.categorical}
-    write(path, KIND, tensors, asdict(encoding))
+    write_tensors(path, KIND, tensors, asdict(encoding))
 
 
 def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Encoding, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..ops.state import AdagradConstants, Constants, LazyAdamConstants, SGDConstants
 
-RULES: dict[type, str] = {torch.optim.SGD: "sgd", torch.optim.Adagrad: "adagrad", torch.optim.Adam: "adam"}
+RULE_OF_CLASS: dict[type, str] = {torch.optim.SGD: "sgd", torch.optim.Adagrad: "adagrad", torch.optim.Adam: "adam"}
 UNSUPPORTED = ("weight_decay", "momentum", "maximize", "decoupled_weight_decay", "differentiable")
 
 
@@ -19,7 +19,7 @@ def rule_of(torch_class: type, group: dict[str, Any]) -> tuple[str, Constants, t
     >>> rule_of(torch.optim.Adagrad, {"lr_decay": 0, "eps": 1e-10})
     ('adagrad', AdagradConstants(lr_decay=0.0, eps=1e-10), ('sum',))
     """
-    rule = RULES[torch_class]
+    rule = RULE_OF_CLASS[torch_class]
     if rule == "sgd":
         return rule, SGDConstants(), ()
     if rule == "adagrad":

@@ -170,7 +170,7 @@ def _rule_of(optimizer: torch.optim.Optimizer | None) -> tuple[str, Constants, t
     if optimizer is None:
         return "none", SGDConstants(), ()
     torch_class = getattr(optimizer, "torch_class", type(optimizer))  # quorem.optim's classes have it
-    if torch_class not in rules.RULES:
+    if torch_class not in rules.RULE_OF_CLASS:
         raise TypeError(f"optimizer ({type(optimizer).__name__}) must be torch.optim's SGD, Adagrad or Adam")
     if len(optimizer.param_groups) != 1:
         raise ValueError(f"optimizer has {len(optimizer.param_groups)} groups but must have one")

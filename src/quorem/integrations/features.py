@@ -136,7 +136,7 @@ class Feature:
         limit = torch.tensor([self.spec.num_embeddings], device=ids.device)
         listed = [] if self.listed is None else [self.listed._replace(feature=0)]
         rules = torch.tensor([self.rule], device=ids.device)
-        return id_rules.replaced(ids[:, None], None, rules, limit, listed)[:, 0]
+        return id_rules.replaced_ids(ids[:, None], None, rules, limit, listed)[:, 0]
 
     def reads(self, ids: Tensor, ranks: Tensor, search: Search = search) -> PartReads:
         """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids, searched by ``search``."""

@@ -81,13 +81,13 @@ def sum_by_row(
         sums = sums / loss_scale
         overflowed = ~sums.isfinite().all(1)
         if extents is not None:
-            whole, _ = table_rows(rows, extents)
+            whole, _ = whole_rows(rows, extents)
             overflowed = torch.isin(whole, whole[overflowed])
         sums = torch.where(overflowed[:, None], 0, sums)
     return rows, sums if clip_value is None else sums.clamp(-clip_value, clip_value)
 
 
-def table_rows(rows: Tensor, extents: Tensor) -> tuple[Tensor, Tensor]:
+def whole_rows(rows: Tensor, extents: Tensor) -> tuple[Tensor, Tensor]:
     """The row of a table that each row belongs to, by the first row of ``stored`` it takes; and how many it takes."""
     base, pitch = extents[torch.searchsorted(extents[:, 0].contiguous(), rows, right=True) - 1].unbind(1)
     return rows - (rows - base) % pitch, pitch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .replicas import active_ddp, mean_of_replicas
-from .updates import Read, RowRule, joined, read_of_rows, update_
+from .updates import Read, RowRule, joined_reads, read_of_rows, update_
 
 Step = tuple[RowRule, float | None, Tensor | None, bool]  # rule, clip_value, loss_scale, maximize
 
@@ -93,7 +93,7 @@ class _Pass:
         collector.check(self.version)
         if collector.replicas is not None:
             with torch.no_grad():
-                rows, values = joined(reads, collector.stored)
+                rows, values = joined_reads(reads, collector.stored)
                 reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
             torch.autograd.Variable._execution_engine.queue_callback(partial(_forget_grad, collector.stored))

@@ -155,7 +155,7 @@ def rowwise_adagrad(
     rounding: Rounding | None,
 ) -> None:
     """Adagrad with one number per row of a table: the sum of the mean of its squared gradient."""
-    whole, pitch = gradients.table_rows(rows, state.extents)
+    whole, pitch = gradients.whole_rows(rows, state.extents)
     _, group = whole.unique(return_inverse=True)
     mean = grad.new_zeros(len(rows)).index_add(0, group, (grad**2).mean(1) / pitch)[group]
     squares = state.sum[rows] + mean

@@ -207,7 +207,7 @@ def read_of_rows(rows: Tensor, grad: Tensor) -> Read:
     return Read("rows", (rows,), grad=grad)
 
 
-def joined(reads: list[Read], stored: Tensor) -> tuple[Tensor, Tensor]:
+def joined_reads(reads: list[Read], stored: Tensor) -> tuple[Tensor, Tensor]:
     """Rows ``[N]``, repeated or not, and gradients ``[N, W]`` of all ``reads``."""
     rows, values = zip(*(read.row_grads(stored) for read in reads), strict=True)
     return torch.cat(rows), torch.cat(values)
@@ -227,7 +227,7 @@ def update_(
     lags = row_rule.rule in CATCHES_UP
     if lags:
         row_rule.keep_what_was_written_(stored)
-    read = reads[0] if len(reads) == 1 else read_of_rows(*joined(reads, stored))
+    read = reads[0] if len(reads) == 1 else read_of_rows(*joined_reads(reads, stored))
     options = {**read.options, "rule": row_rule.rule, "constants": row_rule.constants}
     if row_rule.rounding_seed is not None:
         options["rounding_seed"] = row_rule.rounding_seed

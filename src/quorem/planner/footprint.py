@@ -96,12 +96,12 @@ class TrainedStorage:
         decays = 1 if self.optimizer == "adamw" else 0
         return 8 + 8 * history * (1 + moments + decays)
 
-    def layout(self, most_partitions: int, num_maps: int = 0) -> int:
+    def layout(self, most_partitions: int) -> int:
         """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""
         slots = sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
         per_slot = SLOT_COLUMNS + PART_COLUMNS * most_partitions
         per_feature = 2 + RULE_COLUMNS * self.has_id_rules
-        return 8 * (slots * per_slot + per_feature * sum(self.num_features) + num_maps + 1)  # 1: count of invalid ids
+        return 8 * (slots * per_slot + per_feature * sum(self.num_features) + 1)  # 1: count of invalid ids
 
     def fixed(self, most_partitions: int) -> tuple[int, int]:
         """Bytes of the module and of the optimizer's state that belong to no single table."""

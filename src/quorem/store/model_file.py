@@ -16,11 +16,11 @@ from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
 from ..provenance import versions
 from ..tables import Tables
-from ..tensor_file import Kind, TensorFile, write
+from ..tensor_file import FileKind, TensorFile, write_tensors
 from . import description
 from .loader import Loader
 
-KIND = Kind("quorem-model", 1)
+KIND = FileKind("quorem-model", 1)
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -49,7 +49,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     tables = tables_in(model)
     tensors = description.maps_of(tables) | {name: tensor.detach() for name, tensor in model.state_dict().items()}
     by_width = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # stable: tables stay together
-    write(path, KIND, dict(by_width), values)
+    write_tensors(path, KIND, dict(by_width), values)
 
 
 def load(path: str | os.PathLike[str], *, table: str | None = None, verify: bool = True) -> nn.Module:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..tensor_file import Kind, TensorFile, write
+from ..tensor_file import FileKind, TensorFile, write_tensors
 
-KIND = Kind("quorem-checkpoint", 2)
+KIND = FileKind("quorem-checkpoint", 2)
 NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -45,7 +45,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[s
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012}.safetensors"
     aligned = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
-    write(path, KIND, aligned, {"step": step, "meta": meta})
+    write_tensors(path, KIND, aligned, {"step": step, "meta": meta})
     for _, old in saved(folder)[keep:]:
         old.unlink()
     return path

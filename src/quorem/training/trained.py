@@ -12,11 +12,11 @@ from .. import models
 from ..models.custom import is_custom
 from ..store.model_file import load, save
 from ..tables import Tables
-from ..tensor_file import Kind, TensorFile, write
+from ..tensor_file import FileKind, TensorFile, write_tensors
 from .config import RunConfig
 
 MODEL, LAYERS = "model.safetensors", "layers.safetensors"
-KIND = Kind("quorem-layers", 1)
+KIND = FileKind("quorem-layers", 1)
 
 
 def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
@@ -31,7 +31,7 @@ def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
     tables = next(module for module in model.modules() if isinstance(module, Tables))
     state, inside = model.state_dict(), _prefixes(model, tables)
     layers = {name: tensor.detach() for name, tensor in state.items() if not name.startswith(inside)}
-    write(folder / LAYERS, KIND, dict(sorted(layers.items(), key=lambda item: -item[1].itemsize)), {})
+    write_tensors(folder / LAYERS, KIND, dict(sorted(layers.items(), key=lambda item: -item[1].itemsize)), {})
     save(tables, folder / MODEL)
 
 
