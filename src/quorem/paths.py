@@ -91,22 +91,25 @@ class PathNetworks(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw every network near the identity (see ``init.path_``)."""
-        layers = len(self.weights) // len(self.counts)
         for level in range(len(self.counts)):
-            of_level = slice(level * layers, (level + 1) * layers)
-            init.path_(list(self.weights)[of_level], list(self.biases)[of_level], self.activation)
+            layers = self.layers_of(level)
+            init.path_([self.weights[i] for i in layers], [self.biases[i] for i in layers], self.activation)
+
+    def layers_of(self, level: int) -> range:
+        """Positions of the layers of one level in ``weights`` and ``biases``."""
+        count = len(self.weights) // len(self.counts)
+        return range(level * count, (level + 1) * count)
 
     def transform(self, vectors: Tensor, ids: Tensor, ranks: Tensor) -> Tensor:
         """Transform the members' vectors in ``vectors`` ``[B, S, W]`` of ``ids`` ``[B, F]``; keep the others."""
-        layers = [t for pair in zip(self.weights, self.biases, strict=True) for t in pair]
-        per_level = len(layers) // len(self.counts)
-        if not self.has_own_rows and all(
-            autograd.path_is_fused(vectors, layers[:per_level], most) for most in self.most
-        ):
-            for level, most in enumerate(self.most):
-                of_level = layers[level * per_level : (level + 1) * per_level]
+        levels = [
+            [tensor for i in self.layers_of(level) for tensor in (self.weights[i], self.biases[i])]
+            for level in range(len(self.counts))
+        ]
+        if not self.has_own_rows and all(autograd.path_is_fused(vectors, levels[0], most) for most in self.most):
+            for level, (layers, most) in enumerate(zip(levels, self.most, strict=True)):
                 integers = (self.network_slots, self.network_parts[:, level : level + 1].contiguous(), self.all_columns)
-                vectors = autograd.path(vectors, ids, of_level, *integers, networks=most, activation=self.activation)
+                vectors = autograd.path(vectors, ids, layers, *integers, networks=most, activation=self.activation)
             return vectors
         selected = vectors[:, self.columns]
         member = torch.arange(len(self.features), device=ids.device).repeat(ids.shape[0])
@@ -122,15 +125,15 @@ class PathNetworks(nn.Module):
         numbers = rows.numbers_of(ids[:, None], slots, ranks)  # [N, 1]
         networks = parts[..., BASE] + rows.buckets_of(numbers, parts, ids.new_empty(0))  # [N, 1, levels]
         untouched = x
-        layers = len(self.weights) // len(self.counts)
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
         for level, count in enumerate(self.counts):
             position, network, size = sorted_blocks(networks[:, 0, level], count)
             padded = x.new_zeros(network.shape[0] * size, x.shape[1]).index_copy(0, position, x)
             x = padded.view(network.shape[0], size, x.shape[1])
-            for i in range(level * layers, (level + 1) * layers):
+            layers = self.layers_of(level)
+            for i in layers:
                 x = torch.baddbmm(self.biases[i][network][:, None], x, self.weights[i][network])
-                x = x if i == (level + 1) * layers - 1 else act(x)
+                x = x if i == layers[-1] else act(x)
             x = x.flatten(0, 1)[position]
         return torch.where(numbers.valid, torch.where(numbers.composed, x, untouched), 0)
 

@@ -136,6 +136,10 @@ class StoredTables(nn.Module):
         one_row = spec.permutation is None and spec.partitions == naive(spec.num_embeddings)
         return one_row and spec.operation != "feature" and not spec.num_own  # feature has an extra dimension
 
+    def features_of(self, table: int) -> list[str]:
+        """The features that read a table."""
+        return [name for name, t in zip(self.features, self.table_of, strict=True) if t == table]
+
     def reset_parameters(self, method: init.Method = "matched") -> None:
         """Draw new initial values for all tables and path networks.
 

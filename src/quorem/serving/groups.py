@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from ..bags import EmbeddingBag
@@ -162,6 +163,11 @@ def check_options(model: nn.Module, unknown: str, jagged: bool, sample_weights: 
         raise ValueError(f"sample_weights ({sample_weights}) must be False: nothing is pooled by a weighted sum")
 
 
+def compute_dtype(tables: Tables) -> torch.dtype:
+    """The dtype of an exported computation: float64 for tables in float64, else float32."""
+    return torch.float64 if tables.dtype == torch.float64 else torch.float32
+
+
 def output_shape(tables: Tables) -> list[int]:
     """The shape of a module's output without the batch dimension."""
     if isinstance(tables, EmbeddingCollection):
@@ -229,7 +235,6 @@ def _joined(name: str, parts: dict[int, Tensor], members: Sequence[int], pitch: 
 
 
 def _levels(tables: Tables, networks: PathNetworks, members: Sequence[int]) -> list[Level]:
-    per_level = len(networks.weights) // len(networks.counts)
     of_networks = list(dict.fromkeys(tables.table_of[feature] for feature in networks.members))
     levels = []
     for level in range(len(networks.counts)):
@@ -237,11 +242,10 @@ def _levels(tables: Tables, networks: PathNetworks, members: Sequence[int]) -> l
         for t in of_networks:
             end, start = end + tables.specs[t].path_sizes[level], end
             slices[t] = slice(start, end)
-        layers = range(level * per_level, (level + 1) * per_level)
         weights, biases = (
             [
                 _joined(f"path_{kind}_{members[0]}_{i}", {t: values[i].detach()[slices[t]] for t in members}, members)
-                for i in layers
+                for i in networks.layers_of(level)
             ]
             for kind, values in (("weights", networks.weights), ("biases", networks.biases))
         )

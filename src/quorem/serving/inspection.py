@@ -148,7 +148,7 @@ def _table(tables: Tables, t: int, sizes: Mapping[str, int]) -> dict[str, Any]:
     memory = stored + listed + mapped + networks
     return {
         "name": name,
-        "features": [feature for feature, table in zip(tables.features, tables.table_of, strict=True) if table == t],
+        "features": tables.features_of(t),
         "ids": spec.num_embeddings,
         "width": spec.embedding_dim,
         "scheme": str(spec.scheme),

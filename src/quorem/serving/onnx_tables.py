@@ -16,7 +16,17 @@ from .. import hashing
 from ..ops.codes import code_bytes
 from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
-from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows, UnknownVector, columns_in_order, group_of, groups_of
+from .groups import (
+    Buckets,
+    FeatureGroup,
+    JoinedTables,
+    OwnRows,
+    UnknownVector,
+    columns_in_order,
+    compute_dtype,
+    group_of,
+    groups_of,
+)
 from .onnx_graph import Graph
 
 
@@ -39,7 +49,7 @@ class TableNodes:
 
     def __init__(self, graph: Graph, tables: Tables, unknown_vector: UnknownVector) -> None:
         self.graph, self.tables, self.unknown_vector = graph, tables, unknown_vector
-        self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
+        self.compute = compute_dtype(tables)
 
     def lookup(self, ids: str) -> str:
         """Vectors of ``ids`` ``[B, F]``, features in order: ``[B, sum W]``."""

@@ -15,7 +15,7 @@ from ..embeddings import Embedding
 from ..models.network import Network
 from ..store.model_file import tables_in
 from ..tables import Tables
-from .groups import UnknownVector, columns_in_order, groups_of, output_shape
+from .groups import UnknownVector, columns_in_order, compute_dtype, groups_of, output_shape
 from .plain_groups import ComposedVectors, PlainGroup, constant
 
 
@@ -27,7 +27,7 @@ class PlainTables(nn.Module):
     def __init__(self, tables: Tables, unknown_vector: UnknownVector) -> None:
         super().__init__()
         self.num_features, self.unknown_vector = len(tables.features), unknown_vector
-        self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
+        self.compute = compute_dtype(tables)
         groups, shared_rows = groups_of(tables), dict[str, nn.Module]()
         self.groups = nn.ModuleList([PlainGroup(group, tables, shared_rows) for group in groups])
         columns = columns_in_order(groups)

@@ -13,7 +13,7 @@ from ..hashing import mixed_ids
 from ..ops.codes import code_bytes
 from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
-from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows
+from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows, compute_dtype
 
 
 class ComposedVectors(NamedTuple):
@@ -152,7 +152,7 @@ class PlainGroup(nn.Module):
         super().__init__()
         self.operation, self.width, self.features, self.raw = group.operation, group.width, group.features, group.raw
         self.unknown_ids = group.unknown_ids
-        self.compute = torch.float64 if tables.dtype == torch.float64 else torch.float32
+        self.compute = compute_dtype(tables)
 
         def stored(rows: JoinedTables) -> nn.Module:
             return QuantizedRows(rows, tables.width, tables.bits, self.compute) if tables.bits else PlainRows(rows)

@@ -46,7 +46,7 @@ def of_table(tables: Tables, t: int) -> dict[str, Any]:
     spec, padding = tables.specs[t], tables.padding_ids[t]
     return {
         "name": tables.names[t],
-        "features": [name for name, table in zip(tables.features, tables.table_of, strict=True) if table == t],
+        "features": tables.features_of(t),
         "num_embeddings": spec.num_embeddings,
         "embedding_dim": spec.embedding_dim,
         "padding_idx": padding,

@@ -48,9 +48,6 @@ def from_collection(
 
 def declared_tables(collection: single.EmbeddingCollection) -> list[single.Table]:
     """The tables that a collection was made of; lists of hot and cold ids take the place of its frequencies."""
-    features: dict[int, list[str]] = {}
-    for name, t in zip(collection.features, collection.table_of, strict=True):
-        features.setdefault(t, []).append(name)
     return [
         single.Table(
             name,
@@ -58,7 +55,7 @@ def declared_tables(collection: single.EmbeddingCollection) -> list[single.Table
             spec.embedding_dim,
             spec.scheme,
             collection.padding_ids[t],
-            tuple(features[t]),
+            tuple(collection.features_of(t)),
             None if (ranks := collection.ranks_of[t]) is None else Ranks(*(ids.clone() for ids in ranks)),
             raw_ids=collection.raw_ids[t],
             unknown=collection.unknown[t],
