@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,14 @@ from torch import Tensor
 from .replicas import active_ddp, mean_of_replicas
 from .updates import Read, RowRule, joined_reads, read_of_rows, update_
 
-Step = tuple[RowRule, float | None, Tensor | None, bool]  # rule, clip_value, loss_scale, maximize
+
+class Step(NamedTuple):
+    """What the optimizer wants of the next step."""
+
+    row_rule: RowRule
+    clip_value: float | None
+    loss_scale: Tensor | None
+    maximize: bool
 
 
 class Collector:
@@ -97,10 +104,10 @@ class _Pass:
                 reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
             torch.autograd.Variable._execution_engine.queue_callback(partial(_forget_grad, collector.stored))
-        row_rule, clip_value, loss_scale, maximize = collector.next_step()
-        if maximize:
+        step = collector.next_step()
+        if step.maximize:
             reads = [read.negated() for read in reads]
-        update_(reads, collector.stored, row_rule, clip_value, loss_scale)
+        update_(reads, collector.stored, step.row_rule, step.clip_value, step.loss_scale)
 
 
 class _Collected(torch.autograd.Function):

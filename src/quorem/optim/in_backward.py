@@ -93,4 +93,5 @@ def _next_step(optimizer: RowOptimizer, stored: Tensor, scale: DeviceScalar) -> 
     loss_scale = None if optimizer.loss_scale is None else scale.set(optimizer.loss_scale)
     group = optimizer.param_groups[0]
     optimizer._opt_called = True  # type: ignore[attr-defined]  # so that schedulers know that a step was taken
-    return optimizer._row_rule(group, stored), optimizer.clip_value, loss_scale, group.get("maximize", False)
+    row_rule = optimizer._row_rule(group, stored)
+    return Step(row_rule, optimizer.clip_value, loss_scale, group.get("maximize", False))
