@@ -172,7 +172,7 @@ def read(path: Path, rows: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 
 def initialize_(tables: quorem.EmbeddingCollection, setting: Setting) -> None:
     """Draw the initial values of the tables as the setting says."""
-    tables.reset_parameters(setting.start if setting.start in init.INIT_METHODS else "matched")
+    tables.reset_parameters(setting.start if setting.start in init.METHODS else "matched")
     with torch.no_grad():
         if setting.noise is not None:
             for feature, spec in enumerate(tables.specs):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quorem import QR, ChineseRemainder, Embedding, Full, GeneralizedQR, Hash, Path
-from quorem.init import INIT_METHODS, NOISE, matched_, path_
+from quorem.init import METHODS, NOISE, matched_, path_
 from quorem.schemes import Scheme
 
 ROWS = 40_000
@@ -85,7 +85,7 @@ def test_the_reference_start_is_the_public_codes() -> None:
     assert vectors.std().item() == pytest.approx(sqrt(1 / 9 - 1 / 16), rel=0.05)
 
 
-@pytest.mark.parametrize("start", INIT_METHODS)
+@pytest.mark.parametrize("start", METHODS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
     """One plus noise survives rounding: the small tables do not start as all ones."""

@@ -13,7 +13,7 @@ from oracles import OPERATIONS, fill_
 from torch import Tensor
 
 from quorem import QR, ChineseRemainder, Custom, Embedding, Full, GeneralizedQR, Hash, Path, partitions
-from quorem.init import INIT_METHODS
+from quorem.init import METHODS
 from quorem.partitions import ExplicitPartition, Partition, is_complementary
 
 # Distinct tokens of the 26 categorical features of Criteo Kaggle; each table has one row more, for missing values.
@@ -210,7 +210,7 @@ def test_sums_and_products_of_distinct_rows_can_collide(operation: str) -> None:
     assert torch.equal(module(torch.tensor(1)), module(torch.tensor(2)))
 
 
-@pytest.mark.parametrize("start", INIT_METHODS)
+@pytest.mark.parametrize("start", METHODS)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("scheme", [QR, GeneralizedQR, ChineseRemainder], ids=lambda s: s.__name__)
 def test_random_starts_do_not_collide(scheme: type, operation: str, start: str) -> None:

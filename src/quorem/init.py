@@ -86,7 +86,7 @@ def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
 
 
 Method = Literal["matched", "symmetric", "reference"]
-INIT_METHODS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
+METHODS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
 
 
 def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched", *, std: float | None = None) -> None:
@@ -115,7 +115,7 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched",
             tables[0].uniform_(-bound, bound)
         composed = tables[spec.num_own > 0 :]
         if composed:
-            INIT_METHODS[method](composed, spec)
+            METHODS[method](composed, spec)
         if std is not None:
             scale = std * sqrt(3 * spec.num_embeddings)
             largest = max((len(table) for table in composed), default=0)

@@ -10,7 +10,7 @@ from torch.func import functional_call
 import quorem
 from quorem import models
 from quorem.models.mlp import mlp, start_
-from quorem.training.tables import METHODS, paper_tables
+from quorem.training.tables import PAPER_METHODS, paper_tables
 
 CARDINALITIES = (4, 23, 90, 500)
 SMALL = {
@@ -69,7 +69,7 @@ def test_rows_narrower_than_the_network_give_logits_in_its_dtype(network):
 
 @each
 @pytest.mark.parametrize("threshold", [0, 30, 1000])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PAPER_METHODS)
 def test_every_method_gives_one_logit_a_row_and_trains_every_parameter(network, method, threshold):
     torch.manual_seed(0)
     model = SMALL[network](tables(method, threshold))

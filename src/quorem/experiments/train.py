@@ -24,7 +24,7 @@ from ..training.loop import Options, stop_on_signal, train
 from ..training.model import build_model
 from ..training.ranks import run_ranks
 from ..training.run import read_result
-from ..training.tables import METHODS, scheme_of
+from ..training.tables import PAPER_METHODS, scheme_of
 from ..training.trial import Trial
 from . import words
 from .program import command
@@ -50,8 +50,8 @@ def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> S
             return schemes.from_json(text)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"scheme ({text}) must be the JSON of a scheme: {error}") from None
-    if text not in METHODS:
-        known = ", ".join(map(repr, METHODS))
+    if text not in PAPER_METHODS:
+        known = ", ".join(map(repr, PAPER_METHODS))
         raise ValueError(
             f"scheme ({text!r}) must be one of {known}, or JSON such as '{schemes.to_json(schemes.QR(4))}'"
         )

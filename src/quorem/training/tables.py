@@ -10,7 +10,7 @@ from ..operations import Operation
 from ..schemes import QR, Composed, Full, Hash, Path, Scheme
 from .config import RunConfig
 
-METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
+PAPER_METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
 
 
 def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64, force: bool = True) -> Scheme:
@@ -28,8 +28,8 @@ def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64, force: 
     >>> scheme_of("mult", 60).spec(6000, 16).shapes, scheme_of("hash", 60).spec(6000, 16).shapes
     (((100, 16), (60, 16)), ((100, 16),))
     """
-    if method not in METHODS:
-        raise ValueError(f"method ({method!r}) must be one of {', '.join(map(repr, METHODS))}")
+    if method not in PAPER_METHODS:
+        raise ValueError(f"method ({method!r}) must be one of {', '.join(map(repr, PAPER_METHODS))}")
     if method == "full":
         return Full()
     if method == "hash":
