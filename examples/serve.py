@@ -45,7 +45,7 @@ class Model:
         """
         if not isinstance(body, dict) or body.keys() != self.widths.keys():
             raise ValueError("the body must be an object of dense and ids")
-        arrays = {"dense": np.asarray(body["dense"], np.float32), "ids": np.asarray(body["ids"], np.int64)}
+        arrays = {"dense": np.asarray(body["dense"], np.float32), "ids": int64(body["ids"])}
         for name, array in arrays.items():
             if array.ndim != 2 or array.shape[1] != self.widths[name] or len(array) > MOST_ROWS:
                 raise ValueError(
@@ -61,6 +61,17 @@ class Model:
         return [None if math.isnan(score) else score for score in scores.tolist()]
 
 
+def int64(values: Any) -> np.ndarray:
+    """Nested lists of integers as an array; unsigned ones, which raw ids may be, by their bits."""
+    ids = np.asarray(values)
+    if ids.dtype == np.int64:
+        return ids
+    ids = np.asarray(values, object)
+    if not all(type(i) is int and -(2**63) <= i < 2**64 for i in ids.flat):
+        raise ValueError("ids must be integers of 64 bits")
+    return np.array([i % 2**64 for i in ids.flat], np.uint64).view(np.int64).reshape(ids.shape)
+
+
 def app(path: str, threads: int = 1) -> Starlette:
     """The service of one model: POST /score, GET /health."""
     model = Model(path, threads)
@@ -68,7 +79,7 @@ def app(path: str, threads: int = 1) -> Starlette:
     async def score(request: Request) -> JSONResponse:
         try:
             inputs = model.inputs(await request.json())
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             return JSONResponse({"error": str(error)}, 400)
         return JSONResponse({"probabilities": await run_in_threadpool(model.probabilities, inputs)})
 

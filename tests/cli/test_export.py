@@ -66,6 +66,7 @@ def test_errors_are_a_line(model: quorem.models.DLRM, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("nothing")
     for arguments, message in [
         ((tmp_path / "other", "--out", tmp_path / "out"), "other is cut off"),
+        ((tmp_path, "--out", tmp_path / "out"), "has no model.safetensors: it is no finished run"),
         ((tmp_path / "model", "--table", "shoe", "--out", tmp_path / "out"), "table ('shoe') of"),
         ((tmp_path / "model", "--sample-weights", "--out", tmp_path / "out"), "sample_weights (True) must be False"),
     ]:

@@ -64,9 +64,11 @@ def test_scores(port: int) -> None:
     assert status == 200
     expected = model()(dense, ids).sigmoid().detach()
     torch.testing.assert_close(torch.tensor(answer["probabilities"]), expected)
-    ids[1, 2] = -1
-    answer = post(port, {"dense": dense.tolist(), "ids": ids.tolist()})[1]
-    assert [score is None for score in answer["probabilities"]] == [False, True, False, False, False]
+    for unknown in (-1, 2**64 - 1):
+        rows = ids.tolist()
+        rows[1][2] = unknown
+        answer = post(port, {"dense": dense.tolist(), "ids": rows})[1]
+        assert [score is None for score in answer["probabilities"]] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,9 @@ def test_scores(port: int) -> None:
         ({"dense": [[1, 2]], "ids": [[1, 2, 3]]}, "must be rows of 4"),
         ({"dense": [[1, 2, 3, 4]], "ids": [[1, 2, 3]] * 2}, "as many rows"),
         ({"dense": [[1, 2, 3, "x"]], "ids": [[1, 2, 3]]}, "could not convert"),
-        ({"dense": [[1, 2, 3, 4]], "ids": [[1, 2, 2**64]]}, "too large"),
+        ({"dense": [[1, 2, 3, 4]], "ids": [[1, 2, 2**64]]}, "must be integers of 64 bits"),
+        ({"dense": [[1, 2, 3, 4]], "ids": [[1, 2, 2.5]]}, "must be integers of 64 bits"),
+        (b"[" * 10**5, "recursion"),
     ],
 )
 def test_what_it_cannot_take(body: Any, reason: str, port: int) -> None:

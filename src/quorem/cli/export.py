@@ -46,6 +46,8 @@ def export(
             raise ValueError(
                 f"{model} is a run with a network of your own: export its tables, {model / MODEL}, by themselves"
             )
+        if model.is_dir() and not (model / MODEL).exists():
+            raise ValueError(f"{model} has no {MODEL}: it is no finished run, or did not keep its model")
         if jagged is None:
             jagged = model.is_dir() and table is None and format != "safetensors" and _has_bags(model)
         module = load(model / MODEL if model.is_dir() else model, table=table)
