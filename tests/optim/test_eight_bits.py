@@ -58,7 +58,7 @@ def test_a_step_is_that_of_float32_rounded_to_a_neighbour(scheme, optimizer, kin
 
 def test_every_number_is_the_mean_of_what_it_is_rounded_to_also_at_the_ends_of_a_row():
     rows = torch.tensor(
-        [[-1.0, 0.003, 0.7, 1.55], [0.2, 0.9, 0.1, 0.8], [-0.3, -0.2, -0.9, -0.05], [0.0, 0.0, 0.0, 1e-3]]
+        [[-1.0, 0.003, 0.7, 1.56], [0.2, 0.9, 0.1, 0.8], [-0.3, -0.2, -0.9, -0.05], [0.0, 0.0, 0.0, 1e-3]]
     )
     count = 20_000
     torch.manual_seed(0)
