@@ -183,9 +183,15 @@ def linear_ticks(span: Sequence[float]) -> list[float]:
 def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
     """The texts of an axis's marks, with one prefix; plain numbers if some are small.
 
+    Marks with a unit that span a factor of 30 and more have a prefix each.
+
     >>> tick_texts([1, 20, 20000]), tick_texts([0, 20000]), tick_texts([5e5, 1e6])
     (['1', '20', '20,000'], ['0', '20 k'], ['0.5 M', '1 M'])
+    >>> tick_texts([5e5, 1e6], "B"), tick_texts([2e4, 5e5, 2e6], "B")
+    (['0.5 MB', '1 MB'], ['20 kB', '500 kB', '2 MB'])
     """
+    if unit and max(marks) >= 30 * min(marks) > 0:
+        return [words.counts([mark], unit)[0] for mark in marks]
     large = max(marks) >= 1e4 and min(filter(None, marks)) >= 1e3
     return words.counts(marks, unit) if unit or large else [f"{mark:,.6g}" for mark in marks]
 
