@@ -19,6 +19,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         ("docs/appendix/dense_layers.md", training.dense_steps),
         ("docs/appendix/fit.md", users.fits),
         ("docs/appendix/plan_quality.md", plans.dead_units),
+        ("docs/appendix/plan_quality.md", plans.other_logs),
         ("docs/appendix/plan_quality.md", plans.plan_synthetic),
         ("docs/appendix/plan_quality.md", plans.plan_targets),
         ("docs/appendix/training_speed.md", training.train_cpu),

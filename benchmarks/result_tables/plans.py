@@ -15,6 +15,15 @@ PLAN_SETTINGS = {
 }
 SYNTHETIC_PLANS = {"plan, 16x": "**the plan**, 16x", "plan, 60x": "**the plan**, 60x"}
 
+OTHER_LOGS = {
+    "two": "two tables, counts as 1 / rank",
+    "giant": "one of 100,000 ids, three of five",
+    "once": "ids all seen once, and 500 others",
+    "many": "80 tables of 300 ids",
+    "flat": "three of 4,000, all as frequent",
+    "rare": "three of 10,000, seen three times",
+}
+
 
 def plan_quality() -> str:
     """Test log loss against full tables in percent, mean and standard error of the runs, at equal bytes."""
@@ -104,3 +113,17 @@ def plan_times() -> str:
         ids = f"of {row['ids_counted'] / 1e6:.0f} million ids" if row["ids_counted"] else "none"
         rows.append((ids, str(row["optimizer"]), row["budget"], f"{row['cpu_seconds']:.1f}"))
     return markdown(*rows)
+
+
+def other_logs() -> str:
+    """Change of the test log loss against full tables on logs of other shapes, at equal bytes."""
+    rows = []
+    for name, about in OTHER_LOGS.items():
+        found = {(r["times"], r["setting"]): r for r in results(f"other_logs/{name}")["rows"]}
+        for times in (4, 16, 60):
+            cells = [found.get((times, setting)) for setting in ("hash", "QR", "plan", "plan, int4")]
+            texts = [f"{r['percent']:+.2f} ± {r['percent_error']:.2f}" if r else "" for r in cells]
+            times_of_qr = found[1, "full"]["bytes"] / cells[1]["bytes"] if cells[1] else times
+            texts[1] += f" at {times_of_qr:.0f}x" if times_of_qr < 0.98 * times else ""
+            rows.append((about if times == 4 else "", f"{times}x", *texts))
+    return markdown(("log", "", "hashing", "`QR`", "**the plan**", "served in 4 bits"), *rows)
