@@ -121,6 +121,18 @@ def test_a_module_with_a_policy_is_not_decompressed() -> None:
     assert decompress_(model).swapped == [] and isinstance(model[0], Embedding)
 
 
+def test_a_fitted_table_keeps_the_policy_of_the_one_it_is_fitted_to() -> None:
+    table = fill_(Embedding(N, D, QR(4), unknown="hash"))
+    for cls in (Embedding, EmbeddingBag):
+        assert cls.from_pretrained(table, QR(2)).unknown == ("hash",)
+        assert cls.from_pretrained(table, unknown="error").unknown == ("error",)
+        assert cls.from_pretrained(table.to_dense()).unknown == ("error",)
+    same = Embedding.from_pretrained(table)  # the full table, so that unknown ids are hashed to any id of it
+    torch.testing.assert_close(same(torch.tensor([-1, 2**40])), table(torch.tensor([-1, 2**40])))
+    with pytest.raises(ValueError, match=r"unknown \('rest'\) must be 'error' or 'hash'"):
+        Embedding.from_pretrained(table, QR(2), unknown="rest")
+
+
 def test_hot_and_cold_by_counts_of_raw_ids() -> None:
     n, draw = 2**40, torch.Generator().manual_seed(0)
     raw = torch.randint(-(2**62), 2**62, (300,), generator=draw)

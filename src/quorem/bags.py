@@ -167,6 +167,7 @@ class EmbeddingBag(Embedding):
         padding_idx: int | None = None,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
+        unknown: UnknownIds | None = None,
     ) -> Self:
         """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
 
@@ -181,6 +182,7 @@ class EmbeddingBag(Embedding):
             padding_idx: as in the constructor; its vector is zero even if ``embeddings`` holds another.
             sparse: as in the constructor.
             on_invalid_id: as in the constructor.
+            unknown: as in the constructor; None takes that of ``embeddings`` if it has one, else ``"error"``.
 
         Raises:
             ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
@@ -201,6 +203,7 @@ class EmbeddingBag(Embedding):
             padding_idx=padding_idx,
             sparse=sparse,
             on_invalid_id=on_invalid_id,
+            unknown=unknown,
         )
         if include_last_offset is None:
             include_last_offset = bags is not None and bags.include_last_offset

@@ -273,6 +273,7 @@ class Embedding(Tables):
         padding_idx: int | None = None,
         sparse: bool = False,
         on_invalid_id: InvalidIdMode = "warn",
+        unknown: UnknownIds | None = None,
     ) -> Self:
         """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
 
@@ -284,6 +285,7 @@ class Embedding(Tables):
             padding_idx: as in the constructor; its vector is zero even if ``embeddings`` holds another.
             sparse: as in the constructor.
             on_invalid_id: as in the constructor.
+            unknown: as in the constructor; None takes that of ``embeddings`` if it has one, else ``"error"``.
 
         Raises:
             ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
@@ -294,6 +296,8 @@ class Embedding(Tables):
         """
         if isinstance(embeddings, nn.Module) and padding_idx is None:
             padding_idx = getattr(embeddings, "padding_idx", None)
+        if unknown is None:
+            unknown = embeddings.unknown[0] if isinstance(embeddings, Embedding) else "error"
         embeddings = trained_table(embeddings)
         n, d = embeddings.shape
         module = cls(
@@ -304,6 +308,7 @@ class Embedding(Tables):
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             frequencies=frequencies,
+            unknown=unknown,
             device=embeddings.device,
             dtype=embeddings.dtype,
         )
