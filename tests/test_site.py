@@ -43,6 +43,11 @@ def test_examples_are_code(site: Path) -> None:
     assert '<span class="gp">&gt;&gt;&gt; </span>' in text and "<blockquote>" not in text
 
 
+def test_no_fence_of_code_is_left_as_text(site: Path) -> None:
+    pages = [page for page in site.rglob("*.html") if "```" in page.read_text(encoding="utf-8")]
+    assert pages == []
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")

@@ -24,9 +24,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to files outside docs/ lead to their copies."""
+    """Links to files outside docs/ lead to their copies; code that the tests do not run is shown as any other."""
     up = "../" * page.file.src_uri.count("/")
-    return OUTSIDE.sub(rf"]({up}files/\1)", markdown)
+    return OUTSIDE.sub(rf"]({up}files/\1)", markdown).replace("```python no-run\n", "```python\n")
 
 
 def commands() -> str:
