@@ -12,7 +12,7 @@ from ..renumbering import Mixing
 from ..schemes import Custom, Full, HotCold, Scheme, TableSpec
 from ..tables import Tables
 
-MOST_COLD = 2**28  # cold ids whose rows are listed; more take over 4 GB
+MOST_COLD = 2**24  # cold ids whose rows are listed: 128 MB for each partition of the pool
 
 
 def spec_alone(tables: Tables, t: int) -> TableSpec:
