@@ -22,7 +22,7 @@ from .planned import Plan, PlannedPool, PlannedTable
 
 __all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
 
-ROUNDED = 1e-3  # assumed cost of storing a table in a narrower dtype, as a share of its traffic
+ROUNDING_COST = 1e-3  # assumed cost of storing a table in a narrower dtype, as a share of its traffic
 
 
 def plan(
@@ -90,7 +90,18 @@ def plan_modules(
     reserved: int = 0,
     rule: Rule = Rule(),  # noqa: B008 - frozen
 ) -> Plan:
-    """``plan`` for tables grouped by the module that holds them; ``reserved`` bytes of the budget are already used."""
+    """``plan`` for tables that are grouped by the module that holds them.
+
+    Args:
+        modules: the tables, by module (``modules_of``).
+        budget: as in ``plan``.
+        optimizer: as in ``plan``.
+        frequencies: as in ``plan``.
+        dtypes: as in ``plan``.
+        bits: as in ``plan``.
+        reserved: bytes of the budget that are used already, for tables that cannot be planned.
+        rule: how the budget is divided among counted tables.
+    """
     size = parse_bytes(budget)
     check_optimizer(optimizer)
     if not dtypes or any(dtype not in ROW_DTYPES.values() for dtype in dtypes):
@@ -215,6 +226,6 @@ def _entry(before: Module, dtype: torch.dtype, t: int, rate: Rate, choices: Choi
         bytes_before=n * d * number_bytes(before.dtype),
         bytes=rows * rate.row,
         state_bytes=rows * rate.row_state + int(choices.tables[i]) * rate.table_state,
-        cost=float(choices.cost[i]) + ROUNDED * (dtype != before.dtype),
+        cost=float(choices.cost[i]) + ROUNDING_COST * (dtype != before.dtype),
         why=choices.why(i),
     )

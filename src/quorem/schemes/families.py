@@ -41,7 +41,15 @@ class Hash(Scheme):
 
 @dataclass(frozen=True, repr=False)
 class Composed(Scheme):
-    """The options of the operation-based schemes (section 4)."""
+    """The options of the operation-based schemes (section 4).
+
+    Args:
+        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
+            keeps them apart.
+        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
+        force: store the table this way even where that does not shrink it; else it stays full.
+    """
 
     _: KW_ONLY
     operation: Operation = "mult"
@@ -92,7 +100,17 @@ class QR(Composed):
 
 @dataclass(frozen=True, repr=False)
 class EqualTables(Composed):
-    """The options of the schemes with several tables of about one size (section 3.1)."""
+    """The options of the schemes with several tables of about one size (section 3.1).
+
+    Args:
+        num_partitions: number of partitions, hence of tables.
+        num_rows: rows to spend over all tables; the fewest that cover the ids where absent.
+        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions.
+        operation: as in ``Composed``.
+        dims: as in ``Composed``.
+        permute: as in ``Composed``.
+        force: as in ``Composed``.
+    """
 
     num_partitions: int = 3
     _: KW_ONLY
