@@ -135,7 +135,7 @@ def _clear(zero, j, kind, sum_):
 
 
 @inner
-def _lay_out(kind, area, K, W, k, num_rows, start):
+def _init_part(kind, area, K, W, k, num_rows, start):
     """Fill the header of part ``k`` for its capacity, with memory from ``start`` on; where that ends."""
     capacity, entries = header(area, K, CAPACITY, k), 64
     while entries < 2 * capacity:
@@ -269,7 +269,7 @@ def _is_taken(areas, s, k):
 
 
 @inner
-def _lay_out_areas(kind, source, areas, num_shares):
+def _init_areas(kind, source, areas, num_shares):
     """Fill the headers of all areas: a part has room for the ids of all slots that add to it."""
     K = source.num_partitions
     for a in range(areas.count):
@@ -288,7 +288,7 @@ def _lay_out_areas(kind, source, areas, num_shares):
         for k in range(K):
             num_rows = _num_rows(source, s, k)
             put(INT64, area, CAPACITY * K + k, min(header(area, K, CAPACITY, k), num_rows // num_shares + 1))
-            start = _lay_out(kind, area, K, source.width, k, num_rows, start)
+            start = _init_part(kind, area, K, source.width, k, num_rows, start)
 
 
 @inner
@@ -338,7 +338,7 @@ def sum_slots(kind, source, grad, areas, share, num_shares):
     """
     source, areas = Source(*source), Areas(*areas)
     sums = reserve(source.num_partitions * 8)
-    _lay_out_areas(kind, source, areas, num_shares)
+    _init_areas(kind, source, areas, num_shares)
     for a in range(areas.count):
         _sum_slot(kind, source, grad, areas, a, share, num_shares, sums)
 
@@ -358,7 +358,7 @@ def sum_rows(kind, rows, values, num_values, num_rows, areas, share, num_shares)
     put(INT64, area, CAPACITY, min(num_values, num_rows // num_shares + 1))
     block = block_of(area, 1)
     indices = block + 3 * BLOCK * 8
-    _lay_out(kind, area, 1, W, 0, num_rows, indices + 2 * BLOCK * 8)
+    _init_part(kind, area, 1, W, 0, num_rows, indices + 2 * BLOCK * 8)
     sums = header(area, 1, SUMS, 0)
     for p in range(0, num_values, BLOCK):
         n = min(BLOCK, num_values - p)

@@ -12,10 +12,10 @@ from .unique import distinct
 def unique_by_segment(values: Tensor, bounds: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
     """As ``ops.unique.unique_by_segment``, of contiguous int64 values; distinct ones in the order of their first."""
     edges = np.asarray(bounds, np.int64)
-    found, inverse = torch.empty_like(values), torch.empty_like(values)
+    uniques, inverse = torch.empty_like(values), torch.empty_like(values)
     counts = np.empty(len(edges) - 1, np.int64)
     longest = int(np.diff(edges).max(initial=0))
     number = np.int32 if len(values) < 2**31 else np.int64
     slots = np.empty(1 << max(1, (2 * longest - 1).bit_length()), number)  # a power of two, at most half full
-    total = distinct(values.numpy(), edges, slots, found.numpy(), inverse.numpy(), counts)
-    return found[:total], inverse, counts.tolist()
+    total = distinct(values.numpy(), edges, slots, uniques.numpy(), inverse.numpy(), counts)
+    return uniques[:total], inverse, counts.tolist()

@@ -1,6 +1,6 @@
-"""Huge pages for large tensors, where Linux gives them to those who ask, as NumPy does for its arrays.
+"""Huge pages for large tensors: on Linux, by ``madvise``, as NumPy does for its arrays.
 
-Rows are read here and there in tables of many megabytes. With pages of 4 KB almost each of them misses the processor's
+Rows are read in no order in tables of many megabytes. With pages of 4 KB almost each of them misses the processor's
 cache of addresses, with pages of 2 MB few do. And a page costs about a microsecond when it is first written: the output
 of a lookup of 27 MB takes 10 ms longer in small pages, 2 in huge ones, whenever the allocator hands out fresh memory.
 """
@@ -38,5 +38,5 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     if madvise is not None:
         first = -(-tensor.data_ptr() // PAGE) * PAGE
         last = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
-        madvise(first, last - first, _MADV_HUGEPAGE)  # a wish: if it is refused, pages are small
+        madvise(first, last - first, _MADV_HUGEPAGE)  # only a hint: if it is refused, pages are small
     return tensor

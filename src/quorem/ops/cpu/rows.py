@@ -126,15 +126,15 @@ def has_both(source, s):
 @inner
 def parts_read(rows, i, both, num_parts):
     """The first and the last (excluded) part that the block's id ``i`` reads, if it reads any."""
-    own = both and item(INT64, rows, i) >= 0
-    return (1 if both and not own else 0), (1 if own else num_parts)
+    reads_own = both and item(INT64, rows, i) >= 0
+    return (1 if both and not reads_own else 0), (1 if reads_own else num_parts)
 
 
 @inner
 def fits(source):
     """Whether every row that the layout names is one of ``stored``.
 
-    Kernels work on plain addresses, so this is asked once by every op.
+    Kernels work on plain addresses, so every op checks this once.
     """
     for f in range(source.num_features):
         first, count = item(INT64, source.spans, 2 * f), item(INT64, source.spans, 2 * f + 1)
@@ -178,7 +178,7 @@ def _slot_fits(source, s):
 
 @kernel
 def source_fits(source):
-    """``fits``, for ops that ask before they run a kernel."""
+    """``fits``, for ops that check before they run a kernel."""
     return fits(Source(*source))
 
 
@@ -207,17 +207,17 @@ def block_rows(kind, source, s, first, n, rows):
     numbers = rows + source.num_partitions * BLOCK * 8
     any_invalid = _read_ids(source, s, first, n, numbers)
     num_parts, size = partitions_of(source, s), row_bytes(kind, source.width)
-    own, count, positions = slot_item(source, s, OWN) > 0, n, positions_of(source, rows)
-    if own:
+    has_own, count, positions = slot_item(source, s, OWN) > 0, n, positions_of(source, rows)
+    if has_own:
         _find_places(source, s, n, numbers, rows)
         count = _own_rows(source, s, n, numbers, rows, positions)
         _prefetch_rows(source, s, 0, n, rows, size)
     _permute(source, s, count, numbers)
-    for k in range(1 if own else 0, num_parts):
+    for k in range(1 if has_own else 0, num_parts):
         part = rows + k * BLOCK * 8
         _partition_rows(source, s, k, count, numbers, part)
         _prefetch_rows(source, s, k, count, part, size)
-        if own:
+        if has_own:
             _move_to(positions, count, n, part)
     return any_invalid, count
 

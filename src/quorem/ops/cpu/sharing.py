@@ -58,8 +58,10 @@ class Sharing:
         So it is if no id multiplies rows of both kinds of parts: those of one kind change before the others are summed.
         """
         kinds = []
-        for slot, (parts, own) in enumerate(zip(layout.parts[..., BASE].tolist(), layout.slots[:, OWN], strict=True)):
-            composed = [k for k, base in enumerate(parts) if base != UNUSED and not (own > 0 and k == 0)]
+        for slot, (parts, num_own) in enumerate(
+            zip(layout.parts[..., BASE].tolist(), layout.slots[:, OWN], strict=True)
+        ):
+            composed = [k for k, base in enumerate(parts) if base != UNUSED and not (num_own > 0 and k == 0)]
             kinds.append(len({int(self.private[slot, k]) for k in composed}) <= 1)
         return all(kinds) and bool(self.private.any())
 

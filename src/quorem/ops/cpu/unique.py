@@ -8,15 +8,15 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: values i
 
 
 @kernel
-def distinct(values, bounds, slots, found, inverse, counts):
-    """Fill ``found`` with the distinct values of each segment, ``inverse`` with where each value is in it.
+def distinct(values, bounds, slots, uniques, inverse, counts):
+    """Fill ``uniques`` with the distinct values of each segment, ``inverse`` with where each value is in it.
 
     Args:
         values: int64 [N].
         bounds: int64 [S + 1], of the segments.
         slots: memory for the hash table, at least twice as many as the longest segment has values, a power of two;
             int32 where there are fewer than ``2**31`` values: half as much to clear for each segment.
-        found: int64 [N].
+        uniques: int64 [N].
         inverse: int64 [N].
         counts: int64 [S], distinct values of each segment.
 
@@ -35,13 +35,13 @@ def distinct(values, bounds, slots, found, inverse, counts):
             value = values[i]
             slot = np.int64((np.uint64(value) * _FACTOR) >> np.uint64(shift))
             position = slots[slot]
-            while position >= 0 and found[position] != value:
+            while position >= 0 and uniques[position] != value:
                 slot = (slot + 1) & (size - 1)
                 position = slots[slot]
             if position < 0:
                 position = total
                 slots[slot] = position
-                found[position] = value
+                uniques[position] = value
                 total += 1
             inverse[i] = position
         counts[s] = total - before
