@@ -2,8 +2,8 @@
 
     python benchmarks/int8_training.py DATA --out benchmarks/results/int8_training.json --workers 2
 
-A prototype of training in int8: rows are float32 tensors, but after each step those that it changed are rounded to the
-codes, scale and zero point that ``quantize_`` would store, each number up or down at random or to the nearest.
+What ``RunConfig(row_dtype="int8")`` does, with float32 tensors so that it may also round to the nearest: after each
+step the rows that it changed are rounded by ``ops.codes.quantize``, each number up or down at random or to the nearest.
 Adagrad's state stays float32. DLRM with the float32 plans of ``plan_quality.py``: D = 16, batch 128, one epoch, Adagrad
 at 0.01.
 

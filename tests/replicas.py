@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, optim
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, optim, quantize_
 
 N, D, STEPS = 60, 8, 4
 PATH = Path(20, (6,), force=True)
@@ -92,6 +92,20 @@ def updates_in_backward() -> None:
             top.step()
             assert model.tables.stored.grad is None
         assert_same(model, truth)
+
+
+@case
+def rows_of_8_bits() -> None:
+    """Replicas round alike, and so stay the same to the bit."""
+    rank = dist.get_rank()
+    model = quantize_(Model(rank))
+    optim.apply_in_backward(model, optim.Adagrad, lr=0.05)
+    wrapped, before = DistributedDataParallel(model), model.tables.stored.clone()
+    for step in range(STEPS):
+        wrapped(batch(step, rank)).backward()
+    stored = [torch.empty_like(before) for _ in range(2)]
+    dist.all_gather(stored, model.tables.stored.detach())
+    assert torch.equal(*stored) and not torch.equal(stored[0], before)
 
 
 @case
