@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_versions_are_those_installed():
-    found = provenance.versions("polars")
-    assert found.keys() == {"quorem", "python", "torch", "numpy", "polars"}
-    assert (found["torch"], found["polars"]) == (torch.__version__, version("polars"))
+    found = provenance.versions("pytest")
+    assert found.keys() == {"quorem", "python", "torch", "numpy", "pytest"}
+    assert (found["torch"], found["pytest"]) == (torch.__version__, version("pytest"))
 
 
 def test_the_commit_is_that_of_the_checkout():

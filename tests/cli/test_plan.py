@@ -176,6 +176,7 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
 
 def test_raw_ids_are_planned_by_the_counts_of_those_that_occur(tmp_path: Path) -> None:
     """All others are the rest; what the plan counts is what the run allocates."""
+    pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
     log, data, file, run = (tmp_path / name for name in ("raw.txt", "data", "plan.json", "run"))
     assert invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)[0] == 0
     assert invoke("prepare", "criteo", log, data, "--ids", "raw")[0] == 0
