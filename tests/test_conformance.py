@@ -271,6 +271,8 @@ def test_hot_and_cold_ids(cold: str, counts: Tensor | None, num_rest: int) -> No
             quorem.quantize_(fill_(module), bits)
             expected = bags_by_torch(module.to_dense().double(), BAG_IDS, OFFSETS, "sum", None, None)
             assert_near(module(BAG_IDS, OFFSETS), expected, dtype, f"{bits} bits")
+            table = quorem.quantize_(fill_(Embedding(N, D, scheme, padding_idx=4, **options)), bits)
+            assert_near(table(every), F.embedding(every, table.to_dense().double()), dtype, f"{bits} bits, a lookup")
     if num_rest and counts is not None:
         module = fill_(Embedding(N, D, scheme, frequencies=counts))
         unseen = module(UNSEEN)
