@@ -18,7 +18,7 @@ from quorem.ops.state import CATCHES_UP
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, row_sums, rules
+from quorem.ops.gpu import gradients, host, lookup, places, quantized, ranks, replay, row_sums, rules
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 N = 300
@@ -108,6 +108,23 @@ def test_lookup_and_bag(kind: str) -> None:
     samples = torch.rand(len(values), device=DEVICE)
     pooled = lookup.bag(values.to(id_dtype), offsets, samples, stored, layout, mean=True)
     assert_close(pooled, truth.bag(values, offsets, samples, stored, layout, mean=True), torch.float32, "bag", slack=4)
+
+
+def test_ids_are_found_by_the_index_of_a_list() -> None:
+    """In runs of ids that are all hot, in runs without any, and in lists of cold ids too."""
+    counts = torch.rand(6000, generator=torch.Generator().manual_seed(1)) + 1
+    counts[1000:2500] += 1  # all of these are hot
+    counts[3000:4000] -= 1  # none of these
+    cases = [
+        Table(f"t{rest}", 6000, 4, HotCold(2000, cold=QR(4), num_rest=rest), frequencies=counts) for rest in (0, 90)
+    ]
+    module = quorem.EmbeddingCollection(cases, device=DEVICE)
+    ids = torch.arange(6000, device=DEVICE)[:, None].expand(-1, 2).contiguous()
+    layout = module.layout
+    index = ranks.index_of(layout, host.host_layout(layout))
+    assert len(index.index) <= len(layout.ranks) / ranks.SPAN and index.rounds > 1
+    out = lookup.lookup(ids, module.stored.detach(), layout)
+    assert torch.equal(out, truth.lookup(ids, module.stored.detach(), layout))
 
 
 @pytest.mark.parametrize("kind", KINDS if CUDA else FEW)
