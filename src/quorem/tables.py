@@ -172,7 +172,7 @@ class Tables(StoredTables):
         return ids.view(torch.int64) if is_unsigned else ids
 
     def _quantized(self) -> dict[str, Any]:
-        return {"width": self.width, "bits": self.bits, "dtype": self.dtype, "names": self.titles}
+        return {"width": self.width, "bits": self.bits, "dtype": self.vector_dtype, "names": self.titles}
 
     def _counts_invalid(self, ids: Tensor) -> bool:
         """Whether ids out of range are counted; CPU ops raise instead."""

@@ -75,9 +75,11 @@ def lookup_quantized(
         invalid = None
     op, counted = ("lookup_quantized", ()) if invalid is None else ("lookup_quantized_counting", (invalid,))
     options: dict[str, Any] = {"width": width, "bits": bits, "dtype": dtype, "names": names}
-    read = partial(call, op, ids, stored, layout, *counted, **options)
     collector = None if updates.collector is None else updates.collector_of(stored)
-    return read() if collector is None else collector.read(read, Read("lookup", (ids,), layout))
+    if collector is None:
+        return call(op, ids, stored, layout, *counted, **options)
+    read = partial(call, op, ids, stored, layout, *counted, **options)
+    return collector.read(read, Read("lookup", (ids,), layout))
 
 
 def bag(

@@ -55,7 +55,7 @@ def lookup_quantized(
     out = _vectors(batch, stored, layout, width, _written(dtype))
     if not _write_vectors(batch, layout, out):
         raise_out_of_range(ids, None, layout, names)
-    return out.to(dtype)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def _vectors(batch: IdBatch, stored: Tensor, layout: Layout, width: int, dtype: torch.dtype) -> Tensor:
