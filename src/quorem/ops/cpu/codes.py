@@ -56,13 +56,15 @@ def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: 
 def _scales(builder: Any, ends: Any, shape: ir.Type) -> Any:
     """The scale in every lane.
 
-    It is loaded together with the zero point: x86 would load two bytes into a register whose other bytes stay, and so
-    wait for what was computed in it before.
+    It is loaded together with the two bytes before it. Alone, x86 would load it into a register whose other bytes stay,
+    and so wait for what was computed there before. Together with the zero point, the compiler would make one load of
+    this one and of the next, and take a detour by an integer register.
     """
-    both = builder.load(pointer(builder, 16, ends, _INT64(0), ir.VectorType(ir.HalfType(), 2)), align=2)
+    before = builder.sub(ends, _INT64(2))
+    both = builder.load(pointer(builder, 16, before, _INT64(0), ir.VectorType(ir.HalfType(), 2)), align=2)
     both = builder.fpext(both, ir.VectorType(ir.FloatType(), 2))
-    first = ir.Constant(ir.VectorType(_INT32, shape.count), None)
-    return builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), first)
+    second = ir.Constant(ir.VectorType(_INT32, shape.count), [1] * shape.count)
+    return builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), second)
 
 
 def _zero_points(builder: Any, ends: Any, wide: ir.Type) -> Any:
