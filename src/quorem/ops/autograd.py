@@ -58,23 +58,13 @@ def lookup(
 
 
 def lookup_quantized(
-    ids: Tensor,
-    stored: Tensor,
-    layout: Layout,
-    updates: Updates,
-    *,
-    width: int,
-    bits: int,
-    dtype: torch.dtype,
-    names: str = "",
-    invalid: Tensor | None = None,
+    ids: Tensor, stored: Tensor, layout: Layout, updates: Updates, *, invalid: Tensor | None = None, **options: Any
 ) -> Tensor:
-    """``lookup`` in rows as bytes, trained only by ``apply_in_backward``; ``quantized`` explains the arguments."""
+    """``lookup`` in rows as bytes, trained only by ``apply_in_backward``; ``quantized`` explains the options."""
     if invalid is not None and _transformed():
         call("count_invalid_", ids, None, invalid, layout)
         invalid = None
     op, counted = ("lookup_quantized", ()) if invalid is None else ("lookup_quantized_counting", (invalid,))
-    options: dict[str, Any] = {"width": width, "bits": bits, "dtype": dtype, "names": names}
     collector = None if updates.collector is None else updates.collector_of(stored)
     if collector is None:
         return call(op, ids, stored, layout, *counted, **options)

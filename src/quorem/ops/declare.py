@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import cpu, gpu, gradients, lookup, path, quantized, replay, rules
 from .layout import Layout
 from .rows import accumulator
-from .state import CONSTANTS, STATES
+from .state import CONSTANTS, STATES, present
 
 Kernel = Callable[..., Any]
 
@@ -196,7 +196,7 @@ def call(name: str, *args: Any, **options: Any) -> Any:
         if isinstance(arg, Layout):
             flat.extend(arg)  # torch 2.11 compiles no += here
         elif isinstance(arg, tuple):  # a State
-            flat.append([tensor for tensor in arg if tensor is not None])
+            flat.append(present(arg))
         else:
             flat.append(arg)
     if "constants" in options:

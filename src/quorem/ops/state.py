@@ -171,10 +171,9 @@ CONSTANTS: dict[str, type] = {
 CATCHES_UP = ("adam", "amsgrad", "adamw", "momentum_sgd")  # rules under which rows that no gradient reaches move too
 
 
-def present(state: State) -> tuple[Tensor, ...]:
-    """The tensors of a state without the last, which may be None."""
-    tensors: tuple[Tensor, ...] = state if state[-1] is not None else state[:-1]  # type: ignore[assignment]
-    return tensors
+def present(state: tuple[Tensor | None, ...]) -> list[Tensor]:
+    """The tensors of a state without the field that may be None."""
+    return [tensor for tensor in state if tensor is not None]
 
 
 class DeviceScalar:
