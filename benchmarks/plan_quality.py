@@ -2,6 +2,8 @@
 
     quorem prepare criteo PATH/train.txt.gz DATA --days 5
     python benchmarks/plan_quality.py DATA --out benchmarks/results/plan_quality.json --workers 16
+    python benchmarks/plan_quality.py DATA --out benchmarks/results/plan_row_dtypes.json --workers 16 \
+        --sizes 4 16 60 250 --seeds 12 --settings full "plan in bfloat16" "plan in int8"
 
 At a 4th, 16th, 60th, 250th and 1000th of what full tables take: tables hashed alike; the quotient-remainder trick on
 all tables alike, down to the smallest that it can be; and the plan of ``quorem plan DATA``, by the counts of the
@@ -41,6 +43,7 @@ from quorem.training.trial import Trial
 
 SIZES = (4, 16, 60, 250, 1000)
 D = 16
+ROW_DTYPES = ("float32", "bfloat16", "int8")  # of rows in training; the last two where --settings names them
 SLACK = 1.01  # what collisions, which are whole numbers, may take more than the plan
 
 
@@ -90,9 +93,12 @@ def settings(data: Prepared, sizes: list[int], names: list[str]) -> list[dict[st
             continue
         row_dtype = planning.options_of(planned)["row_dtype"]
         add("plan", times, planned.bytes, 0, plan=dict(planned), row_dtype=row_dtype)
-        if row_dtype != "float32":
-            planned = plan(tables, 2 * full // times)
-            add("plan in float32", times, planned.bytes, 0, plan=dict(planned))
+        for dtype in ROW_DTYPES:
+            name = f"plan in {dtype}"
+            if name in names or (dtype == "float32" != row_dtype):
+                dtypes = (getattr(torch, dtype),)
+                planned = planning.plan(data, 2 * full // times, D, optimizer="adagrad", dtypes=dtypes)
+                add(name, times, planned.bytes, 0, plan=dict(planned), row_dtype=dtype)
         for bits in (8, 4):
             planned = serving_plan(data, tables, full // times, bits)
             add(f"plan, int{bits}", times, planned.bytes, bits, plan=dict(planned))
