@@ -20,7 +20,7 @@ from ..schemes import Full, Scheme
 from ..tables import Tables
 from ..tied import TiedLinear
 from .build import composed_module, plain_module
-from .choose import Choice, choice_of, choices_given, choices_planned, counts_of, kept_bytes, size_of, state_bytes
+from .choose import Choice, choice_of, choices_given, choices_planned, kept_bytes, size_of, state_bytes
 from .follow import follow_, optimizer_name
 from .groups import WeightGroup, groups_in, leave_out
 from .report import Entry, Report
@@ -100,10 +100,15 @@ def compress_(
         choices = choices_given(scheme_or_plan, groups, names, frequencies or {})
     else:
         choices = choices_planned(groups, budget, kind, frequencies or {})
-    report = Report()
-    replaced = _replace(model, groups, collections, choices, fit, frequencies or {}, optimizer, kind, report)
-    del groups, collections  # they have references to the replaced modules
-    _check_freed(replaced, report)
+    report, new = _replace(model, groups, collections, choices, fit, kind)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        report.references += follow_(optimizer, new.by_weight)
+        for collection in collections:
+            if collection.module in new.modules:
+                report.references += collection.follow_(optimizer, new.modules[collection.module])
+    old_weights = new.old_weights
+    del groups, collections, new  # they have references to the replaced modules
+    _check_freed(old_weights, report)
     report.references += out_of_reach(model)
     return report
 
@@ -180,23 +185,20 @@ def _replace(
     collections: list[Any],
     choices: Mapping[str, Choice],
     fit: bool,
-    frequencies: Mapping[str, Tensor],
-    optimizer: Any,
     kind: Optimizer | None,
-    report: Report,
-) -> dict[str, "weakref.ref[Tensor]"]:
-    """Replace the embeddings of the groups; returns weak references to the old weights, by name."""
-    new = _Replacements()
+) -> tuple[Report, _Replacements]:
+    """Replace the embeddings of the groups, and linear layers that share a weight with them."""
+    report, new = Report(), _Replacements()
     for group in groups:
         if group.collection is None:
-            report.entries += _replace_group(group, choices, fit, frequencies, kind, new)
+            report.entries += _replace_group(group, choices, fit, kind, new)
     for collection in collections:
         members = list(collection.groups.values())
         chosen = {group.name: collection.checked(group, *choice_of(group, choices)) for group in members}
-        counts = {group.name: counts_of(group, frequencies) for group in members}
-        new.modules |= collection.replacement(chosen, counts, fit)
-        report.entries += collection.entries(chosen, new.modules.get(collection.module), kind)
-        if collection.module in new.modules:
+        composed = collection.replacement(chosen, fit)
+        report.entries += collection.entries(chosen, composed, kind)
+        if composed is not None:
+            new.modules[collection.module] = composed
             new.old_weights |= {group.name: weakref.ref(group.first.weight) for group in members}
     order = {name: i for i, name in enumerate(name for group in groups for name in group.members)}
     report.entries.sort(key=lambda entry: order[entry.name])
@@ -207,19 +209,13 @@ def _replace(
             report.references.append(f"{name} is tied to an embedding: it scores by the composed table")
     parameters = {weight: embedding.stored for weight, embedding in new.by_weight.items()}
     report.references += swap_(model, new.modules, parameters)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        report.references += follow_(optimizer, new.by_weight)
-        for collection in collections:
-            if collection.module in new.modules:
-                report.references += collection.follow_(optimizer, new.modules[collection.module])
-    return new.old_weights
+    return report, new
 
 
 def _replace_group(
     group: WeightGroup,
     choices: Mapping[str, Choice],
     fit: bool,
-    frequencies: Mapping[str, Tensor],
     kind: Optimizer | None,
     new: _Replacements,
 ) -> list[Entry]:
@@ -236,7 +232,7 @@ def _replace_group(
             size, state = (0, 0) if shared else kept_bytes(module, kind)
             entries.append(Entry(name, *sizes, size, size, state, None, reason))
             continue
-        composed = composed_module(module, choice, counts_of(group, frequencies), fit, first)
+        composed = composed_module(module, choice, fit, first)
         new.modules[module] = composed
         if first is None:
             first = composed

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..bags import EmbeddingBag
 from ..embeddings import Embedding
@@ -11,15 +11,13 @@ from .choose import Choice
 from .swap import keep_
 
 
-def composed_module(
-    module: Any, choice: Choice, counts: Tensor | None, fit: bool, shared: Embedding | None
-) -> Embedding:
+def composed_module(module: Any, choice: Choice, fit: bool, shared: Embedding | None) -> Embedding:
     """The composed module that replaces an ``nn.Embedding`` or ``nn.EmbeddingBag``; it uses the rows of ``shared``."""
     weight = module.weight
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
     options |= {"device": weight.device, "dtype": choice.dtype or weight.dtype}
     if choice.ranked:
-        options["frequencies"] = counts
+        options["frequencies"] = choice.frequencies
     if not fit and not weight.is_meta:
         options["init_std"] = deviation(weight)
     new: Embedding
@@ -31,7 +29,7 @@ def composed_module(
     if shared is not None:
         new.stored = shared.stored
     elif fit and not weight.is_meta:
-        new.fit_(weight.detach(), counts)
+        new.fit_(weight.detach(), choice.frequencies)
     new.stored.requires_grad_(weight.requires_grad)
     keep_(module, new)
     return new

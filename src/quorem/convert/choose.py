@@ -1,7 +1,7 @@
 """How each table of a model will be stored, as the caller asks or by a plan, and how many bytes it will take."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from .groups import WeightGroup
 MOST_TABLES = 4  # the most stored tables of a planned table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """How one table will be stored, and why."""
 
@@ -26,6 +26,7 @@ class Choice:
     why: str = ""
     dtype: torch.dtype | None = None  # None keeps the dtype of the table
     ranked: bool = True  # whether the ids are ranked by frequencies, if these are given
+    frequencies: Tensor | None = None  # how often each id occurs
 
 
 def choices_given(
@@ -33,7 +34,7 @@ def choices_given(
 ) -> dict[str, Choice]:
     """The choice of each group, by the name of the group, for a scheme or mapping that the caller gave."""
     if isinstance(scheme_or_plan, Scheme):
-        return {group.name: Choice(scheme_or_plan) for group in groups}
+        return {group.name: Choice(scheme_or_plan, frequencies=_frequencies_of(group, frequencies)) for group in groups}
     if not isinstance(scheme_or_plan, Mapping):
         kind = type(scheme_or_plan).__name__
         raise TypeError(f"scheme_or_plan ({kind}) must be a Scheme, or a mapping of module names to schemes")
@@ -52,9 +53,10 @@ def choices_given(
         if len({choice.scheme for choice in named}) > 1:
             raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
         if named:
-            choices[group.name] = named[0]
-            if isinstance(scheme_or_plan, Plan) and named[0].ranked and counts_of(group, frequencies) is None:
+            choice = replace(named[0], frequencies=_frequencies_of(group, frequencies))
+            if isinstance(scheme_or_plan, Plan) and choice.ranked and choice.frequencies is None:
                 raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
+            choices[group.name] = choice
     return choices
 
 
@@ -67,16 +69,19 @@ def choices_planned(
     # Modules that share a weight have a layout each; the plan counts only the layout of the first.
     extra = [module for group in groups if not group.reason for module in list(group.members.values())[1:]]
     reserved += sum(_storage(module, kind).layout(MOST_TABLES) for module in extra)
-    counts = {group.name: count for group in groups if (count := counts_of(group, frequencies)) is not None}
     if not replaceable:
         if reserved > (size := parse_bytes(budget)):
             raise ValueError(f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced")
         return {}
-    counts = {name: count for name, count in counts.items() if name in replaceable}
+    counts = {group.name: _frequencies_of(group, frequencies) for group in groups if group.name in replaceable}
+    known = {name: count for name, count in counts.items() if count is not None}
     collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
     modules = joined_modules(modules_of(replaceable), collections)
-    planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
-    return {table.name: Choice(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
+    planned = plan_modules(modules, budget, optimizer=kind, frequencies=known, reserved=reserved, bits=())
+    return {
+        table.name: Choice(table.scheme, table.why, ranked=table.ranked, frequencies=counts[table.name])
+        for table in planned.tables
+    }
 
 
 def choice_of(group: WeightGroup, choices: Mapping[str, Choice]) -> tuple[Choice | None, str]:
@@ -100,7 +105,7 @@ def choice_of(group: WeightGroup, choices: Mapping[str, Choice]) -> tuple[Choice
     return choice, ""
 
 
-def counts_of(group: WeightGroup, frequencies: Mapping[str, Tensor]) -> Tensor | None:
+def _frequencies_of(group: WeightGroup, frequencies: Mapping[str, Tensor]) -> Tensor | None:
     """The frequencies of a group's ids, which may be given for any of its members; None if they are not given."""
     return next((frequencies[name] for name in group.members if name in frequencies), None)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..planner.budget import show_bytes
+from ..planner.text import aligned
 from ..schemes import Scheme
 
 
@@ -78,10 +79,4 @@ class Report:
         head = ("table", "ids", "D", "before", "after", "state", "stored as", "why")
         total = (show_bytes(self.bytes_before), show_bytes(self.bytes_after), show_bytes(self.state_bytes))
         rows = [head, *(entry.cells() for entry in self.entries), ("total", "", "", *total, "", "")]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            cells = zip(row, widths, strict=True)
-            aligned = [cell.rjust(w) if 0 < j < 6 else cell.ljust(w) for j, (cell, w) in enumerate(cells)]
-            lines.append("  ".join(aligned).rstrip())
-        return "\n".join([*lines, *self.references])
+        return "\n".join([aligned(rows), *self.references])

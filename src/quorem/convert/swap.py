@@ -24,10 +24,8 @@ def keep_(old: nn.Module, new: nn.Module) -> None:
     """Copy to ``new`` the hooks and training mode of ``old``, and the attributes that were added to ``old``."""
     for hooks in HOOKS:
         getattr(new, hooks).update(getattr(old, hooks))
-    for name in ("_is_full_backward_hook",):
-        new.__dict__[name] = old.__dict__.get(name)
+    new._is_full_backward_hook = old._is_full_backward_hook
     new.training = old.training
-    plain: dict[str, Any] = {}
     if isinstance(old, nn.Embedding | nn.EmbeddingBag):
         kind = nn.Embedding if isinstance(old, nn.Embedding) else nn.EmbeddingBag
         plain = vars(kind(1, 1, device="meta"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules import embedding_modules as stock
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -66,19 +66,15 @@ class TorchRecCollection:
             return None, f"its parts would be {odd[0]} wide, which is no multiple of 4, as FBGEMM needs it"
         return choice, reason
 
-    def replacement(
-        self, chosen: Mapping[str, Chosen], counts: Mapping[str, Tensor | None], fit: bool
-    ) -> dict[nn.Module, nn.Module]:
-        """A mapping of TorchRec's collection to quorem's; empty if no table is composed.
+    def replacement(self, chosen: Mapping[str, Chosen], fit: bool) -> Ours | None:
+        """quorem's collection in place of TorchRec's; None if no table is composed.
 
         Args:
             chosen: the choice of each table, by the name of its group; None if the table stays as it is.
-            counts: how often the ids of each table occur, by the name of its group.
             fit: whether rows are fitted to the tables; else they are drawn with the deviation of the table.
         """
         choices = {name: choice for name, group in self.groups.items() if (choice := chosen[group.name][0])}
-        known = {name: c for name, group in self.groups.items() if (c := counts[group.name]) is not None}
-        return {self.module: _composed(self, choices, known, fit)} if choices else {}
+        return _composed(self, choices, fit) if choices else None
 
     def entries(self, chosen: Mapping[str, Chosen], new: Ours | None, kind: Optimizer | None) -> list[Entry]:
         """What was done with each table; ``new`` is quorem's collection, or None if there is none."""
@@ -162,12 +158,11 @@ def _reason(collection: TorchRecCollection) -> str:
     return ""
 
 
-def _composed(
-    collection: TorchRecCollection, choices: Mapping[str, Any], counts: Mapping[str, Tensor], fit: bool
-) -> Ours:
+def _composed(collection: TorchRecCollection, choices: Mapping[str, Any], fit: bool) -> Ours:
     """quorem's collection in place of TorchRec's; tables without a choice stay full."""
     module = collection.module
     schemes: dict[str, Scheme] = {name: choice.scheme for name, choice in choices.items()}
+    frequencies = {name: choice.frequencies for name, choice in choices.items() if choice.frequencies is not None}
     ranked = {name for name, choice in choices.items() if choice.ranked}
     tables = [
         Table(
@@ -176,7 +171,7 @@ def _composed(
             config.embedding_dim,
             schemes.get(config.name, Full()),
             features=tuple(config.feature_names),
-            frequencies=counts.get(config.name) if config.name in ranked else None,
+            frequencies=frequencies.get(config.name) if config.name in ranked else None,
         )
         for config in collection.configs
     ]
@@ -191,7 +186,7 @@ def _composed(
         new = integration.EmbeddingCollection(tables, **options)
     if not first.is_meta:
         single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
-        fill_(single, trained, schemes, counts, fit)
+        fill_(single, trained, schemes, frequencies, fit)
         integration.copy_state_(new, single)
     frozen = {name for name, group in collection.groups.items() if not group.first.weight.requires_grad}
     for parameter, rows in table_rows(new).items():

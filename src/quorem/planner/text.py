@@ -18,7 +18,7 @@ SHARED = "layouts, and what the optimizer keeps once"
 def plan_text(plan: "Plan") -> str:
     """What each table gets and why; where ids are counted, also its hot, cold and rest ids, and the pools."""
     rows = _by_count(plan) if any(table.traffic for table in plan.tables) else _by_scheme(plan)
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _by_scheme(plan: "Plan") -> list[list[str]]:
@@ -72,7 +72,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
     """The rows as lines with aligned columns; columns of numbers are aligned to the right."""
     columns = list(zip(*rows, strict=True))
     is_number = [j > 0 and any(cell[:1].isdigit() for cell in column) for j, column in enumerate(columns[:-1])]
