@@ -62,7 +62,8 @@ def lookup(module: nn.Module, ids: list[Tensor]) -> Call:
 
 def step(module: EmbeddingCollection, ids: list[Tensor]) -> Call:
     """A lookup, backward and update, where an optimizer is applied in the backward pass."""
-    grad = torch.randn(module(ids[0]).shape) / len(ids[0])
+    vectors = module(ids[0])
+    grad = torch.randn(vectors.shape, dtype=vectors.dtype) / len(ids[0])
     return lambda b: module(ids[b]).backward(grad)
 
 

@@ -1,5 +1,6 @@
 """Plans for a budget: losses at equal bytes, and the time to make them."""
 
+import statistics
 from itertools import product
 
 from .files import NAMES, markdown, results
@@ -104,6 +105,35 @@ def int8_training() -> str:
         for kind, name in names.items()
     ]
     return markdown(("rounded to 8 bits", *(f"{t}x" for t in sizes)), *rows)
+
+
+def plan_row_dtypes() -> str:
+    """Test log loss of plans trained in bfloat16 and in 8 bits at equal bytes: against full tables, and by seed."""
+    runs = {(r["network"], r["setting"], r["times"]): r for r in results("plan_row_dtypes")["rows"]}
+    sizes, rows = PLAN_SIZES[:4], []
+    for network in ("dlrm", "dcn"):
+        for dtype in ("bfloat16", "int8"):
+            cells = [runs[network, f"plan in {dtype}", times] for times in sizes]
+            rows.append((NAMES[network], dtype, *(f"{r['percent']:+.2f} ± {r['percent_error']:.2f}" for r in cells)))
+        differences = []
+        for times in sizes:
+            half, eight = (runs[network, f"plan in {dtype}", times]["losses"] for dtype in ("bfloat16", "int8"))
+            percents = [100 * (b / a - 1) for a, b in zip(half, eight, strict=True)]
+            error = statistics.stdev(percents) / len(percents) ** 0.5
+            differences.append(f"{statistics.mean(percents):+.2f} ± {error:.2f}")
+        rows.append((NAMES[network], "int8 against bfloat16, by seed", *differences))
+    return markdown(("", "rows in training", *(f"{times}x" for times in sizes)), *rows)
+
+
+def int8_step() -> str:
+    """Time of a step with rows of 8 bits, as a multiple of that with rows in float32, on one CPU thread."""
+    names = {"tables": "tables alone", "network": "whole step of DLRM"}
+    rows = [
+        (f"{names[r['part']]}, batch {r['batch']}", f"{r['ratio_to_float32']:.1f}x")
+        for r in results("int8_step")["rows"]
+        if r["provider"] == "int8"
+    ]
+    return markdown(("step", "int8 against float32"), *rows)
 
 
 def plan_times() -> str:

@@ -108,6 +108,23 @@ def test_where_float32_pays_for_too_few_rows_they_are_bfloat16(log: Path, tmp_pa
         assert code == 0, output
 
 
+def test_a_plan_says_how_many_more_rows_of_8_bits_the_budget_pays_for(log: Path, tmp_path: Path) -> None:
+    file, budget = tmp_path / "plan.json", ("--budget", "30kB", "--dim", 16)
+    code, output = invoke("plan", log, *budget, "--row-dtype", "int8", "--out", file)
+    assert code == 0 and "would pay for" not in output
+    eight = Plan.from_json(file.read_text())
+    code, output = invoke("plan", log, *budget, "--out", file, "--overwrite")
+    planned = Plan.from_json(file.read_text())
+    assert {table.dtype for table in planned.tables} == {torch.bfloat16}
+    data = Prepared(log)
+    configs = [RunConfig(data=data_identity(data), **options_of(plan)) for plan in (eight, planned)]
+    rows = [len(build_model(config, data, "meta").embeddings.stored) for config in configs]
+    assert rows[0] > rows[1]
+    assert code == 0 and f"--row-dtype int8 would pay for {rows[0]:,} rows instead of {rows[1]:,}" in output
+    for others in (("--serving",), ("--optimizer", "momentum_sgd"), ("--row-dtype", "bfloat16")):
+        assert "would pay for" not in invoke("plan", log, "--budget", "80kB", *others)[1]
+
+
 def test_a_search_trains_a_few_plans(log: Path) -> None:
     code, output = invoke("plan", log, "--budget", "12kB", "--dim", 4, "--search")
     losses = [float(line.split()[-1]) for line in output.splitlines() if "validation log loss" in line]

@@ -69,6 +69,8 @@ def plan(
             else:
                 planned = planning.plan(prepared, budget, dim, optimizer=state, dtypes=dtypes)
         typer.echo(str(planned))
+        if target.suffix != ".py" and row_dtype == "auto" and (line := planning.eight_bits(prepared, planned, dim)):
+            typer.echo(line)
         if world_size is not None:
             full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
             named = {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}

@@ -10,6 +10,7 @@ from ..collection import Table
 from ..data.batches import Prepared
 from ..optimizer_names import Optimizer
 from ..planner import Plan, Rule, modules_of, plan_modules
+from ..planner.footprint import LAGS
 from ..schemes import RawCounts
 from ..training.config import RunConfig
 from ..training.loop import train_many
@@ -60,6 +61,16 @@ def options_of(planned: Plan) -> dict[str, Any]:
     """The options of ``RunConfig`` that a plan determines."""
     dtype = planned.tables[0].dtype
     return {"plan": dict(planned), "row_dtype": str(dtype).removeprefix("torch."), "bits": planned.bits}
+
+
+def eight_bits(prepared: Prepared, planned: Plan, embedding_dim: int) -> str:
+    """A line on what training in 8 bits would add to a plan in bfloat16; empty if nothing."""
+    if planned.tables[0].dtype != torch.bfloat16 or planned.optimizer is None or planned.optimizer in LAGS:
+        return ""
+    narrower = plan(prepared, planned.budget, embedding_dim, optimizer=planned.optimizer, dtypes=(torch.int8,))
+    if (rows := narrower.num_rows) <= planned.num_rows:
+        return ""
+    return f"--row-dtype int8 would pay for {rows:,} rows instead of {planned.num_rows:,}, but its steps take longer."
 
 
 def search(

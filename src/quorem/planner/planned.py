@@ -168,6 +168,12 @@ class Plan(Mapping[str, Scheme]):
         return rows + self.shared_state_bytes
 
     @property
+    def num_rows(self) -> int:
+        """Rows of all tables and pools."""
+        specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in self.tables]
+        return sum(rows for spec in specs for rows, _ in spec.shapes) + sum(pool.num_rows for pool in self.pools)
+
+    @property
     def cost(self) -> float:
         """Share of all traffic that goes to ids which share a row: a measure of the expected loss, without a unit."""
         return sum(table.cost for table in self.tables) / max(len(self.tables), 1)
