@@ -18,7 +18,7 @@ from .choices import Choices, TablesToPlan, all_choices
 from .counted import plan_counted
 from .footprint import LAGS, ROW_DTYPES, Rate, check_optimizer, number_bytes
 from .modules import Module, joined_modules, modules_of, storage_of, with_frequencies
-from .planned import Plan, PlannedPool, PlannedTable
+from .planned import Candidate, Plan, PlannedPool, PlannedTable
 
 __all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
 
@@ -121,28 +121,24 @@ def plan_modules(
         raise ValueError(f"bits ({wrong[0]!r}) must be 8 or 4")
     forms = [(itemsize, 0) for itemsize in sorted({dtype.itemsize for dtype in dtypes}, reverse=True)]
     forms += [(max(size for size, _ in forms), number) for number in sorted(set(bits), reverse=True)]
-    plans, least, unshared = [], [], None
+    candidates = []
     for itemsize, number in forms:
         narrowed = [_narrowed(module, dtypes, itemsize) for module in modules]
         if counted:
-            planned, fewest, gives_rows_to_all = plan_counted(
-                modules, narrowed, size - reserved, optimizer, number, rule
-            )
-            unshared = planned if unshared is None and gives_rows_to_all else unshared
+            candidates.append(plan_counted(modules, narrowed, size - reserved, optimizer, number, rule))
         else:
-            planned, fewest = _plan(modules, narrowed, size - reserved, optimizer)
-        least.append(fewest + reserved)
-        plans += [planned] if planned is not None else []
+            candidates.append(_plan_by_cost(modules, narrowed, size - reserved, optimizer))
+    plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
     if not plans:
+        least = min(candidate.least for candidate in candidates) + reserved
         tables = f"{sum(len(module.names) for module in modules)} tables"
         state = "" if optimizer is None else f", {optimizer}'s state included"
         others = f" and {reserved} bytes that cannot be compressed" if reserved else ""
         raise ValueError(
-            f"budget ({budget!r}) must be at least {min(least)} bytes ({show_bytes(min(least))})"
-            f" for {tables}{others}{state}"
+            f"budget ({budget!r}) must be at least {least} bytes ({show_bytes(least)}) for {tables}{others}{state}"
         )
     if counted:  # sharing rows loses much more than fewer bits: the widest plan that shares none, else the fewest bits
-        return unshared or plans[-1]
+        return next((found.plan for found in candidates if found.plan and found.gives_rows_to_all), plans[-1])
     return min(plans, key=lambda planned: planned.cost)
 
 
@@ -153,10 +149,10 @@ def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> M
     return replace(module, dtype=next(dtype for dtype in dtypes if dtype.itemsize == itemsize))
 
 
-def _plan(
+def _plan_by_cost(
     modules: Sequence[Module], narrowed: Sequence[Module], budget: int, optimizer: Optimizer | None
-) -> tuple[Plan | None, int]:
-    """The plan with the dtypes of ``narrowed`` (None if the budget is too small), and the smallest possible budget."""
+) -> Candidate:
+    """Plan with the dtypes of ``narrowed``, by the estimated cost of each choice."""
     positions = [(m, t) for m, module in enumerate(modules) for t in range(len(module.names))]
     storages = [storage_of(module, optimizer) for module in narrowed]
     rates = [storages[m].rate(modules[m].sizes[t][1]) for m, t in positions]
@@ -179,23 +175,15 @@ def _plan(
     shared = sum(fixed(corners[smallest]))
     least = shared + int(sizes[smallest].sum())
     if least > budget:
-        return None, least
+        return Candidate(None, least)
     taken = corners[allocate(table, sizes, choices.cost[corners], budget - shared)]
-    entries = [
+    entries = tuple(
         _entry(modules[m], narrowed[m].dtype, t, rate, choices, i)
         for (m, t), rate, i in zip(positions, rates, taken.tolist(), strict=True)
-    ]
-    layout, state = fixed(taken)
-    return (
-        Plan(
-            tables=tuple(entries),
-            budget=budget,
-            optimizer=optimizer,
-            shared_bytes=layout,
-            shared_state_bytes=state,
-        ),
-        least,
     )
+    layout, state = fixed(taken)
+    plan = Plan(tables=entries, budget=budget, optimizer=optimizer, shared_bytes=layout, shared_state_bytes=state)
+    return Candidate(plan, least)
 
 
 def _to_plan(modules: Sequence[Module]) -> TablesToPlan:

@@ -12,15 +12,7 @@ from ..schemes.frequency import comes_by_frequency
 from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all, smallest
 from .footprint import Rate, TrainedStorage, number_bytes
 from .modules import Module, storage_of
-from .planned import Plan, PlannedPool, PlannedTable
-
-
-class Candidate(NamedTuple):
-    """A plan, and what is needed to compare it with others."""
-
-    plan: Plan | None  # None if the budget is too small
-    least: int  # bytes of the smallest possible budget
-    gives_rows_to_all: bool  # whether each id seen more than once has a row of its own
+from .planned import Candidate, Plan, PlannedPool, PlannedTable
 
 
 class _Table(NamedTuple):
@@ -74,7 +66,7 @@ def plan_counted(
     by_count = CountedTables([table.by_count for table in tables], len(rate_of_group), overhead)
     least, division = smallest(by_count), divide(by_count, budget, rule)
     if division is None:
-        return Candidate(None, least, False)
+        return Candidate(None, least)
     used = np.flatnonzero(division.pools).tolist()
     names = ["pool"] if len(used) == 1 else [f"pool{number}" for number in range(1, len(used) + 1)]
     pools = {g: Pool(int(division.pools[g]), PARTITIONS, name=name) for g, name in zip(used, names, strict=True)}

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -264,6 +264,14 @@ class Plan(Mapping[str, Scheme]):
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ValueError(f"plan JSON ({text[:40]!r}...) is not a plan: {reason}") from None
+
+
+class Candidate(NamedTuple):
+    """A plan, and what is needed to compare it with others."""
+
+    plan: Plan | None  # None if the budget is too small
+    least: int  # bytes of the smallest possible budget
+    gives_rows_to_all: bool = False  # whether each id known to occur more than once has a row of its own
 
 
 def _table_from(entry: Any) -> PlannedTable:
