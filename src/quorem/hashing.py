@@ -143,8 +143,9 @@ def mix(ids: Tensor) -> Tensor:
     """
     x = as_int64(ids) + GOLDEN
     for shift, multiplier in ROUNDS:
-        x = (x ^ _shifted(x, shift)) * multiplier
-    return x ^ _shifted(x, LAST_SHIFT)
+        x ^= _shifted(x, shift)
+        x *= multiplier
+    return x.bitwise_xor_(_shifted(x, LAST_SHIFT))
 
 
 def mixed_ids(ids: Tensor, num_embeddings: int | Tensor) -> Tensor:

@@ -14,10 +14,10 @@ except ModuleNotFoundError:
 
 from ..version import __version__
 from . import bench, data, demo, export, figures, inspect, plan, serve, train
+from .errors import Commands
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, epilog="Example: quorem demo, then quorem COMMAND --help."
-)
+epilog = "Example: quorem demo, then quorem COMMAND --help."
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, epilog=epilog)
 for group in (demo, data, plan, train, serve, inspect, export, figures, bench):
     app.add_typer(group.commands)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from .errors import plain_errors
 from .options import Device, Threads, command_line
 
 commands = typer.Typer()
@@ -38,45 +38,43 @@ def bench(
     commit: Annotated[str | None, typer.Option(help="For the CSV file, where there is no git.")] = None,
 ) -> None:
     """Measure lookups and training steps against other ways to do them, in one run on the same ids."""
-    with plain_errors():
-        import torch
-        from rich.console import Console
+    import torch
 
-        from ..experiments.bench import command, report
-        from ..experiments.bench.grid import Selection
+    from ..experiments.bench import command, report
+    from ..experiments.bench.grid import Selection
 
-        where = torch.device(device)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        try:
-            choice = Selection(
-                mode=tuple(mode or ()),
-                provider=tuple(provider or ()),
-                scheme=tuple(scheme or ()),
-                ids=tuple(ids or ()),
-                batch=tuple(batch or ()),
-                dim=tuple(dim or ()),
-            )
-            if table is None:
-                grids = command.chosen(preset, where, choice)
-            else:
-                rows, absent = command.selected(report.read(table), choice)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
+    where = torch.device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        choice = Selection(
+            mode=tuple(mode or ()),
+            provider=tuple(provider or ()),
+            scheme=tuple(scheme or ()),
+            ids=tuple(ids or ()),
+            batch=tuple(batch or ()),
+            dim=tuple(dim or ()),
+        )
         if table is None:
-            absent = []
-            rows = command.run(
-                grids,
-                where,
-                name=preset or where.type,
-                out=out,
-                plot=plot,
-                quick=quick,
-                quick_check=quick_check,
-                command=command_line(),
-                commit=commit,
-                console=Console(stderr=True),
-            )
-        elif plot is not None:
-            report.plot(rows, plot)
-        typer.echo(report.tables(rows, value, absent), nl=False)
+            grids = command.chosen(preset, where, choice)
+        else:
+            rows, absent = command.selected(report.read(table), choice)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if table is None:
+        absent = []
+        rows = command.run(
+            grids,
+            where,
+            name=preset or where.type,
+            out=out,
+            plot=plot,
+            quick=quick,
+            quick_check=quick_check,
+            command=command_line(),
+            commit=commit,
+            console=Console(stderr=True),
+        )
+    elif plot is not None:
+        report.plot(rows, plot)
+    typer.echo(report.tables(rows, value, absent), nl=False)

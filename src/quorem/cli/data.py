@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from .errors import plain_errors
 from .options import Days, Overwrite
 
 commands = typer.Typer()
@@ -44,18 +44,19 @@ def prepare_criteo(
     overwrite: Overwrite = False,
 ) -> None:
     """The Criteo Kaggle display advertising file."""
-    with plain_errors():
-        from rich.console import Console
+    from ..experiments import preparing
 
-        from ..experiments import preparing
+    preparing.need_polars()
+    from ..data.criteo import prepare_criteo
+    from ..data.prepare import PrepareConfig
 
-        preparing.need_polars()
-        from ..data.prepare import PrepareConfig
-
-        config = PrepareConfig(
-            ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
-        )
-        preparing.criteo(raw, out, config, overwrite=overwrite, console=Console())
+    config = PrepareConfig(
+        ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
+    )
+    console = Console()
+    with preparing.bar(console) as report:
+        prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
+    preparing.show(prepared, console)
 
 
 @prepare.command(
@@ -98,42 +99,58 @@ def prepare_table(
     overwrite: Overwrite = False,
 ) -> None:
     """Any CSV or Parquet file. Without --dense and --categorical, columns are taken for what they look like."""
-    with plain_errors():
-        from rich.console import Console
+    from ..experiments import preparing
 
-        from ..experiments import preparing
+    preparing.need_polars()
+    from ..data.prepare import PrepareConfig
+    from ..data.table import check_present, column_names, infer_columns, prepare_table, separator_of
 
-        preparing.need_polars()
-        from ..data.prepare import PrepareConfig
-
-        named = [name.rpartition("=") for name in _names(transform)]
-        whole = [kind for column, _, kind in named if not column] + ["none"] * raw_dense
-        config = PrepareConfig(
-            ids=ids,
-            buckets=buckets,
-            id_bits=id_bits,
-            vocabulary=vocabulary,
-            days=days,
-            max_malformed=max_malformed,
-            transform=whole[-1] if whole else None,
-            transforms={column: kind for column, _, kind in named if column},
-        )
-        preparing.table(
+    named = [name.rpartition("=") for name in _names(transform)]
+    whole = [kind for column, _, kind in named if not column] + ["none"] * raw_dense
+    config = PrepareConfig(
+        ids=ids,
+        buckets=buckets,
+        id_bits=id_bits,
+        vocabulary=vocabulary,
+        days=days,
+        max_malformed=max_malformed,
+        transform=whole[-1] if whole else None,
+        transforms={column: kind for column, _, kind in named if column},
+    )
+    console = Console()
+    if separator is None and (separator := separator_of(file, label)) != ",":
+        console.print(f"fields are separated by {separator!r}", highlight=False)
+    numbers, categories, lists = _names(dense), _names(categorical), _names(multi)
+    taken = {*numbers, *categories, *lists, *_names(drop), label, *([] if time is None else [time])}
+    columns = column_names(file, separator)
+    check_present(file, taken, columns)
+    rest = [name for name in columns if name not in taken]
+    if infer or not (numbers or categories):
+        inferred = infer_columns(file, rest, separator=separator, multi_separator=multi_separator)
+        numbers += [column.name for column in inferred if column.kind == "number"]
+        categories += [column.name for column in inferred if column.kind in ("category", "list")]
+        lists += [column.name for column in inferred if column.kind == "list"]
+        preparing.show_inferred(inferred, console)
+    elif rest:
+        names = ", ".join(rest[:10]) + ", ..." * (len(rest) > 10)
+        text = f"left out, since no option names them (--infer takes them too): {names}"
+        console.print(text, highlight=False, soft_wrap=True)
+    with preparing.bar(console) as report:
+        prepared = prepare_table(
             file,
             out,
-            config,
             label=label,
-            categorical=_names(categorical),
-            dense=_names(dense),
-            multi=_names(multi),
-            infer=infer,
-            drop=_names(drop),
+            dense=numbers,
+            categorical=categories,
+            multi=lists,
             time=time,
-            separator=separator,
             multi_separator=multi_separator,
+            separator=separator,
+            config=config,
             overwrite=overwrite,
-            console=Console(),
+            progress=report,
         )
+    preparing.show(prepared, console)
 
 
 def _names(values: list[str] | None) -> list[str]:
@@ -153,12 +170,17 @@ def synthesize(
     overwrite: Overwrite = False,
 ) -> None:
     """Make up a click log of Criteo's shape with a planted signal."""
-    with plain_errors():
-        from rich.console import Console
+    from ..data.raw import is_csv, write_raw
+    from ..data.shape import scaled_cardinalities
+    from ..data.synthetic import ClickLog, synthesize
+    from ..experiments import preparing
 
-        from ..data.shape import scaled_cardinalities
-        from ..data.synthetic import ClickLog
-        from ..experiments import preparing
-
-        log = ClickLog(cardinalities=scaled_cardinalities(scale), click_rate=click_rate, seed=seed)
-        preparing.synthetic(log, rows, out, days=days, raw=raw, overwrite=overwrite, console=Console())
+    log = ClickLog(cardinalities=scaled_cardinalities(scale), click_rate=click_rate, seed=seed)
+    console = Console()
+    with preparing.bar(console) as report:
+        if raw or is_csv(out):
+            write_raw(log, rows, out, overwrite=overwrite, progress=report)
+            console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
+            return
+        prepared = synthesize(log, rows, out, days=days, overwrite=overwrite, progress=report)
+    preparing.show(prepared, console)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from .errors import plain_errors
 from .options import Device
 
 commands = typer.Typer()
@@ -22,9 +22,6 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Train DLRM with full, hashed and composed tables; print what each costs and write a page about it."""
-    with plain_errors():
-        from rich.console import Console
+    from ..experiments import demo
 
-        from ..experiments import demo
-
-        demo.show(Console(), out, data=data, seed=seed, rows=rows, device=device)
+    demo.show(Console(), out, data=data, seed=seed, rows=rows, device=device)

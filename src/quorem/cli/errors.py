@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 
 @contextmanager
@@ -19,3 +21,12 @@ def plain_errors() -> Iterator[None]:
     except KeyboardInterrupt as stop:
         typer.echo(f"quorem: {stop if stop.args else 'interrupted'}", err=True)
         raise typer.Exit(130) from stop
+
+
+class Commands(TyperGroup):
+    """The commands, with ``plain_errors`` around whichever runs."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the command of the context."""
+        with plain_errors():
+            return super().invoke(ctx)

@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from .errors import plain_errors
-
 commands = typer.Typer()
 
 
@@ -38,40 +36,39 @@ def export(
     ] = False,
 ) -> None:
     """Write a model for a runtime that needs neither quorem nor Python."""
-    with plain_errors():
-        from ..store.model_file import load, save
-        from ..training.trained import LAYERS, MODEL
+    from ..store.model_file import load, save
+    from ..training.trained import LAYERS, MODEL
 
-        if (model / LAYERS).exists() and table is None:
-            raise ValueError(
-                f"{model} is a run with a network of your own: export its tables, {model / MODEL}, by themselves"
-            )
-        if model.is_dir() and not (model / MODEL).exists():
-            raise ValueError(f"{model} has no {MODEL}: it is no finished run, or did not keep its model")
-        if jagged is None:
-            jagged = model.is_dir() and table is None and format != "safetensors" and _has_bags(model)
-        module = load(model / MODEL if model.is_dir() else model, table=table)
-        if bits is not None:
-            from ..quantize import quantize_
+    if (model / LAYERS).exists() and table is None:
+        raise ValueError(
+            f"{model} is a run with a network of your own: export its tables, {model / MODEL}, by themselves"
+        )
+    if model.is_dir() and not (model / MODEL).exists():
+        raise ValueError(f"{model} has no {MODEL}: it is no finished run, or did not keep its model")
+    if jagged is None:
+        jagged = model.is_dir() and table is None and format != "safetensors" and _has_bags(model)
+    module = load(model / MODEL if model.is_dir() else model, table=table)
+    if bits is not None:
+        from ..quantize import quantize_
 
-            quantize_(module, 8 if bits == "8" else 4)
-        written = [out]
-        if format == "safetensors":
-            save(module, out)
-        elif format == "onnx":
-            from ..serving.onnx_export import export_onnx
-            from ..serving.onnx_graph import data_files
+        quantize_(module, 8 if bits == "8" else 4)
+    written = [out]
+    if format == "safetensors":
+        save(module, out)
+    elif format == "onnx":
+        from ..serving.onnx_export import export_onnx
+        from ..serving.onnx_graph import data_files
 
-            export_onnx(module, out, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
-            written += data_files(out)
-        else:
-            from ..serving.torch_export import compile_program, export_program, write_program
+        export_onnx(module, out, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
+        written += data_files(out)
+    else:
+        from ..serving.torch_export import compile_program, export_program, write_program
 
-            program = export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
-            (write_program if format == "torch-export" else compile_program)(program, out)
-        size = sum(path.stat().st_size for path in written)
-        inputs = ", bags given by offsets" if jagged else ""
-        typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes{inputs}")
+        program = export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
+        (write_program if format == "torch-export" else compile_program)(program, out)
+    size = sum(path.stat().st_size for path in written)
+    inputs = ", bags given by offsets" if jagged else ""
+    typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes{inputs}")
 
 
 def _has_bags(run: Path) -> bool:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from .errors import plain_errors
 from .options import Device, command_line, integers
 
 commands = typer.Typer()
@@ -38,45 +38,43 @@ def reproduce(
     ] = False,
 ) -> None:
     """Train what a figure of the paper needs; write its numbers, its picture and the page. Goes on if interrupted."""
-    with plain_errors():
-        from ..experiments import reproduce, table1
+    from ..experiments import reproduce, table1
 
-        if params_only:
-            if what != "table1":
-                raise typer.BadParameter(f"--params-only is for table1 (figure7 counts parameters), not {what}")
-            for (network, hidden), count in table1.parameter_counts().items():
-                typer.echo(f"{network},{hidden},{count}")
-            return
-        if data is None:
-            raise typer.BadParameter("--data must name prepared data (quorem prepare)")
-        import torch
-        from rich.console import Console
+    if params_only:
+        if what != "table1":
+            raise typer.BadParameter(f"--params-only is for table1 (figure7 counts parameters), not {what}")
+        for (network, hidden), count in table1.parameter_counts().items():
+            typer.echo(f"{network},{hidden},{count}")
+        return
+    if data is None:
+        raise typer.BadParameter("--data must name prepared data (quorem prepare)")
+    import torch
 
-        from ..data.batches import Prepared
-        from ..experiments.settings import Study
+    from ..data.batches import Prepared
+    from ..experiments.settings import Study
 
-        prepared = Prepared(data)
-        counts = {name: torch.from_numpy(prepared.frequencies(name)) for name in prepared.names if what == "plans"}
-        study = Study(
-            cardinalities=prepared.cardinalities,
-            num_rows=len(prepared.split("train")),
-            networks=networks.split(","),
-            max_rows=rows,
-            collisions=integers("collisions", collisions),
-            frequencies=counts if what == "plans" else None,
+    prepared = Prepared(data)
+    counts = {name: torch.from_numpy(prepared.frequencies(name)) for name in prepared.names if what == "plans"}
+    study = Study(
+        cardinalities=prepared.cardinalities,
+        num_rows=len(prepared.split("train")),
+        networks=networks.split(","),
+        max_rows=rows,
+        collisions=integers("collisions", collisions),
+        frequencies=counts if what == "plans" else None,
+    )
+    plans = [
+        reproduce.plan(
+            figure.AXES,
+            figure.points(study),
+            data,
+            trials=trials,
+            optimizers=optimizers.split(","),
+            command=command_line(),
         )
-        plans = [
-            reproduce.plan(
-                figure.AXES,
-                figure.points(study),
-                data,
-                trials=trials,
-                optimizers=optimizers.split(","),
-                command=command_line(),
-            )
-            for figure in (reproduce.PAPER.values() if what == "all" else [reproduce.FIGURES[what]])
-        ]
-        reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=Console())
+        for figure in (reproduce.PAPER.values() if what == "all" else [reproduce.FIGURES[what]])
+    ]
+    reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=Console())
 
 
 @commands.command(epilog="Example: quorem sweep examples/my_sweep.py --data data/criteo --trials 1")
@@ -91,13 +89,10 @@ def sweep(
     train_only: TrainOnly = False,
 ) -> None:
     """Train a grid of your own, as reproduce does with the paper's. The file is run as Python."""
-    with plain_errors():
-        from rich.console import Console
+    from ..experiments import reproduce
 
-        from ..experiments import reproduce
-
-        plan = reproduce.from_file(file, data, trials=trials, optimizers=optimizers.split(","), command=command_line())
-        reproduce.run([plan], out, device=device, workers=workers, train_only=train_only, console=Console())
+    plan = reproduce.from_file(file, data, trials=trials, optimizers=optimizers.split(","), command=command_line())
+    reproduce.run([plan], out, device=device, workers=workers, train_only=train_only, console=Console())
 
 
 @commands.command(epilog="Example: quorem report runs/reproduce")
@@ -109,21 +104,20 @@ def report(
     table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
 ) -> None:
     """Write one page about the runs that are finished: figures, trade-offs, and every point with its command."""
-    with plain_errors():
-        from ..experiments import reproduce
-        from ..experiments.markdown import markdown
+    from ..experiments import reproduce
+    from ..experiments.markdown import markdown
 
-        figures = reproduce.figures_in(runs)
-        if table is not None:
-            texts = [markdown(figure) for figure in figures if figure.axes.name == table]
-            if not texts:
-                names = ", ".join(dict.fromkeys(figure.axes.name for figure in figures))
-                raise ValueError(f"table ({table!r}) must be one of {names}")
-            typer.echo("\n".join(texts), nl=False)
-            return
-        from ..experiments.report import page
+    figures = reproduce.figures_in(runs)
+    if table is not None:
+        texts = [markdown(figure) for figure in figures if figure.axes.name == table]
+        if not texts:
+            names = ", ".join(dict.fromkeys(figure.axes.name for figure in figures))
+            raise ValueError(f"table ({table!r}) must be one of {names}")
+        typer.echo("\n".join(texts), nl=False)
+        return
+    from ..experiments.report import page
 
-        if out is None and (runs / "plans").exists():
-            reproduce.publish(figures, runs / "results")
-        page(figures, out := out or runs / "report.html")
-        typer.echo(out)
+    if out is None and (runs / "plans").exists():
+        reproduce.publish(figures, runs / "results")
+    page(figures, out := out or runs / "report.html")
+    typer.echo(out)

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from .errors import plain_errors
+from rich.console import Console
 
 commands = typer.Typer()
 
@@ -20,25 +19,22 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
 ) -> None:
     """Show what a run, a saved model or prepared data hold; check that they are what was written."""
-    with plain_errors():
-        from json import dumps
+    from json import dumps
 
-        from rich.console import Console
+    from ..data.batches import Prepared
+    from ..experiments import inspecting, preparing
+    from ..serving.inspection import inspect
 
-        from ..data.batches import Prepared
-        from ..experiments import inspecting, preparing
-        from ..serving.inspection import inspect
-
-        facts = inspect(path, data=data, verify=verify)
-        if json:
-            typer.echo(dumps(facts, indent=1))
-            return
-        console = Console()
-        if facts["kind"] == "data":
-            prepared = Prepared(path)
-            preparing.summary(prepared, console)
-            preparing.features(prepared, console)
-        else:
-            inspecting.model(facts, console)
-        if verify:
-            console.print("every checksum is right", highlight=False)
+    facts = inspect(path, data=data, verify=verify)
+    if json:
+        typer.echo(dumps(facts, indent=1))
+        return
+    console = Console()
+    if facts["kind"] == "data":
+        prepared = Prepared(path)
+        preparing.summary(prepared, console)
+        preparing.features(prepared, console)
+    else:
+        inspecting.model(facts, console)
+    if verify:
+        console.print("every checksum is right", highlight=False)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 
 from ..optimizer_names import Optimizer
-from .errors import plain_errors
 from .options import Overwrite
 
 if TYPE_CHECKING:
@@ -41,44 +41,42 @@ def plan(
     overwrite: Overwrite = False,
 ) -> None:
     """Choose how each table is stored so that all of them fit a budget; say what each gets and why."""
-    with plain_errors():
-        import torch
-        from rich.console import Console
+    import torch
 
-        from .. import planner
-        from ..collection import Table
-        from ..data.batches import Prepared
-        from ..experiments import many_gpus, planning
-        from ..experiments.program import command
-        from ..files import write
+    from .. import planner
+    from ..collection import Table
+    from ..data.batches import Prepared
+    from ..experiments import many_gpus, planning
+    from ..experiments.program import command
+    from ..files import write
 
-        if out is not None and out.exists() and not overwrite:
-            raise ValueError(f"{out} exists: --overwrite replaces it")
-        state = None if serving else optimizer
-        if serving and row_dtype == "int8":
-            raise ValueError("--row-dtype int8 is for training: a plan for --serving chooses the bits of a number")
-        if target.suffix == ".py":
-            if search:
-                raise ValueError("--search needs prepared data to train on, not a model")
-            planned = planner.plan(model_in(target), budget, optimizer=state)
+    if out is not None and out.exists() and not overwrite:
+        raise ValueError(f"{out} exists: --overwrite replaces it")
+    state = None if serving else optimizer
+    if serving and row_dtype == "int8":
+        raise ValueError("--row-dtype int8 is for training: a plan for --serving chooses the bits of a number")
+    if target.suffix == ".py":
+        if search:
+            raise ValueError("--search needs prepared data to train on, not a model")
+        planned = planner.plan(model_in(target), budget, optimizer=state)
+    else:
+        prepared, console = Prepared(target), Console()
+        dtypes = planning.ROW_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
+        if search:
+            planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, console=console)
         else:
-            prepared, console = Prepared(target), Console()
-            dtypes = planning.ROW_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
-            if search:
-                planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, console=console)
-            else:
-                planned = planning.plan(prepared, budget, dim, optimizer=state, dtypes=dtypes)
-        typer.echo(str(planned))
-        if target.suffix != ".py" and row_dtype == "auto" and (line := planning.eight_bits(prepared, planned, dim)):
-            typer.echo(line)
-        if world_size is not None:
-            full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
-            named = {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}
-            typer.echo(many_gpus.describe(named, world_size, batch_size=batch_size, optimizer=optimizer))
-        if out is not None:
-            write(out, planned.to_json() + "\n")
-            if target.suffix != ".py":
-                typer.echo(f"Next: {command('train', '--data', target, '--plan', out, '--out', 'RUN')}")
+            planned = planning.plan(prepared, budget, dim, optimizer=state, dtypes=dtypes)
+    typer.echo(str(planned))
+    if target.suffix != ".py" and row_dtype == "auto" and (line := planning.eight_bits(prepared, planned, dim)):
+        typer.echo(line)
+    if world_size is not None:
+        full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
+        named = {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}
+        typer.echo(many_gpus.describe(named, world_size, batch_size=batch_size, optimizer=optimizer))
+    if out is not None:
+        write(out, planned.to_json() + "\n")
+        if target.suffix != ".py":
+            typer.echo(f"Next: {command('train', '--data', target, '--plan', out, '--out', 'RUN')}")
 
 
 def model_in(path: Path) -> "nn.Module":

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from .errors import plain_errors
 from .options import Threads
 
 commands = typer.Typer()
@@ -25,29 +25,27 @@ def evaluate(
     threads: Threads = None,
 ) -> None:
     """Print the metrics of a finished run on its data."""
-    with plain_errors():
-        from dataclasses import asdict
+    from dataclasses import asdict
 
-        import torch
-        from rich.console import Console
-        from rich.table import Table
+    import torch
+    from rich.table import Table
 
-        from ..data.batches import Prepared
-        from ..serving.scorer import Scorer
+    from ..data.batches import Prepared
+    from ..serving.scorer import Scorer
 
-        if threads is not None:
-            torch.set_num_threads(threads)
-        scorer = Scorer(run)
-        if bits is not None:
-            scorer.quantize_(8 if bits == "8" else 4)
-        metrics = scorer.evaluate(Prepared(data if data is not None else scorer.encoding.folder), split)
-        table = Table(title=f"{run}, {split}", title_justify="left")
-        for column in ("metric", "value"):
-            table.add_column(column, justify="right" if column == "value" else "left")
-        for name, value in asdict(metrics).items():
-            text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
-            table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
-        Console().print(table)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    scorer = Scorer(run)
+    if bits is not None:
+        scorer.quantize_(8 if bits == "8" else 4)
+    metrics = scorer.evaluate(Prepared(data if data is not None else scorer.encoding.folder), split)
+    table = Table(title=f"{run}, {split}", title_justify="left")
+    for column in ("metric", "value"):
+        table.add_column(column, justify="right" if column == "value" else "left")
+    for name, value in asdict(metrics).items():
+        text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+        table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
+    Console().print(table)
 
 
 @commands.command(epilog="Example: quorem predict runs/first clicks.csv --out scores.csv")
@@ -72,41 +70,39 @@ def predict(
     threads: Threads = None,
 ) -> None:
     """Write the probability of a click for every row of a file."""
-    with plain_errors():
-        import torch
-        from rich.console import Console
+    import torch
 
-        from ..experiments import preparing
+    from ..experiments import preparing
 
-        preparing.need_polars()
-        from ..serving.predict import predict
-        from ..serving.scorer import Scorer
+    preparing.need_polars()
+    from ..serving.predict import predict
+    from ..serving.scorer import Scorer
 
-        if threads is not None:
-            torch.set_num_threads(threads)
-        scorer = Scorer(run, unknown=unknown)
-        if bits is not None:
-            scorer.quantize_(8 if bits == "8" else 4)
-        console = Console(stderr=True)
-        try:
-            with preparing.bar(console) as progress:
-                done = predict(
-                    scorer,
-                    file,
-                    out,
-                    separator=separator,
-                    multi_separator=multi_separator,
-                    max_malformed=max_malformed,
-                    progress=progress,
-                )
-        except KeyboardInterrupt:
-            kept = "the file from before is kept" if out.exists() else "nothing was written"
-            raise KeyboardInterrupt(f"interrupted; {out}: {kept}") from None
-        rate = done.rows / max(done.seconds, 1e-9)
-        typer.echo(f"{out}: {done.rows:,} rows, {rate:,.0f} rows/s")
-        if done.malformed:
-            typer.echo(f"{done.malformed:,} malformed lines were left out")
-        for name, count in done.unknown.items():
-            taken = {"rest": "given the row of the rest", "hash": "hashed onto composed ids"}
-            what = taken.get(scorer.encoder.policies.get(name, ""), "taken for missing ones")
-            typer.echo(f"{count:,} values of {name} were not in the training data and {what}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    scorer = Scorer(run, unknown=unknown)
+    if bits is not None:
+        scorer.quantize_(8 if bits == "8" else 4)
+    console = Console(stderr=True)
+    try:
+        with preparing.bar(console) as progress:
+            done = predict(
+                scorer,
+                file,
+                out,
+                separator=separator,
+                multi_separator=multi_separator,
+                max_malformed=max_malformed,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        kept = "the file from before is kept" if out.exists() else "nothing was written"
+        raise KeyboardInterrupt(f"interrupted; {out}: {kept}") from None
+    rate = done.rows / max(done.seconds, 1e-9)
+    typer.echo(f"{out}: {done.rows:,} rows, {rate:,.0f} rows/s")
+    if done.malformed:
+        typer.echo(f"{done.malformed:,} malformed lines were left out")
+    for name, count in done.unknown.items():
+        taken = {"rest": "given the row of the rest", "hash": "hashed onto composed ids"}
+        what = taken.get(scorer.encoder.policies.get(name, ""), "taken for missing ones")
+        typer.echo(f"{count:,} values of {name} were not in the training data and {what}")

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from .errors import plain_errors
 from .options import Data, Device, Threads
 
 commands = typer.Typer()
@@ -62,54 +62,51 @@ def train(
     ] = 1,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
-    with plain_errors():
-        from rich.console import Console
+    from .. import models
+    from ..data.batches import Prepared
+    from ..experiments import train
+    from ..schemes import QR
+    from ..training.config import RunConfig
+    from ..training.model import data_identity
 
-        from .. import models
-        from ..data.batches import Prepared
-        from ..experiments import train
-        from ..schemes import QR
-        from ..training.config import RunConfig
-        from ..training.model import data_identity
-
-        prepared = Prepared(data)
-        planned = None if plan is None else train.plan_from(plan, prepared, dim)
-        bits_after = int(bits) if bits is not None else planned.bits if planned else None
-        if ranks > 1 and bits_after:
-            raise ValueError("rows are not quantized on several ranks: train without bits, then quorem evaluate --bits")
-        dtype = row_dtype or (planned.row_dtype if planned else "float32")
-        if ranks > 1 and dtype != "float32":
-            raise ValueError(f"row_dtype ({dtype!r}) must be 'float32' on several ranks: plan with --row-dtype float32")
-        config = RunConfig(
-            data=data_identity(prepared),
-            scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
-            threshold=threshold,
-            plan=planned.schemes if planned else None,
-            bits=bits_after,
-            row_dtype=dtype,
-            unknown=unknown,
-            network=models.pinned(network),
-            preset=preset,
-            embedding_dim=dim,
-            optimizer=optimizer,
-            lr=lr,
-            batch_size=batch_size,
-            epochs=epochs,
-            seed=seed,
-            shuffle=shuffle,
-            precision=precision,
-            validate_every=validate_every,
-            max_rows=rows,
-        )
-        train.run(
-            config,
-            prepared,
-            out,
-            device=device,
-            threads=threads,
-            deterministic=deterministic,
-            checkpoint_seconds=checkpoint_seconds,
-            tensorboard=tensorboard,
-            ranks=ranks,
-            console=Console(),
-        )
+    prepared = Prepared(data)
+    planned = None if plan is None else train.plan_from(plan, prepared, dim)
+    bits_after = int(bits) if bits is not None else planned.bits if planned else None
+    if ranks > 1 and bits_after:
+        raise ValueError("rows are not quantized on several ranks: train without bits, then quorem evaluate --bits")
+    dtype = row_dtype or (planned.row_dtype if planned else "float32")
+    if ranks > 1 and dtype != "float32":
+        raise ValueError(f"row_dtype ({dtype!r}) must be 'float32' on several ranks: plan with --row-dtype float32")
+    config = RunConfig(
+        data=data_identity(prepared),
+        scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
+        threshold=threshold,
+        plan=planned.schemes if planned else None,
+        bits=bits_after,
+        row_dtype=dtype,
+        unknown=unknown,
+        network=models.pinned(network),
+        preset=preset,
+        embedding_dim=dim,
+        optimizer=optimizer,
+        lr=lr,
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=seed,
+        shuffle=shuffle,
+        precision=precision,
+        validate_every=validate_every,
+        max_rows=rows,
+    )
+    train.run(
+        config,
+        prepared,
+        out,
+        device=device,
+        threads=threads,
+        deterministic=deterministic,
+        checkpoint_seconds=checkpoint_seconds,
+        tensorboard=tensorboard,
+        ranks=ranks,
+        console=Console(),
+    )

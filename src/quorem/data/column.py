@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from .folder import file_name
-from .ids import IdConfig, Numbered, by_appearance, count_ids, joined, number, raw_ids
+from .ids import IdConfig, by_appearance, count_ids, joined, number, raw_ids
 
 CODES = (np.uint8, np.uint16, np.uint32)
 
@@ -45,36 +45,43 @@ class Column:
         self.num_values.append(len(codes))
         self.num_words.append(len(words))
 
-    def number(self, num_train: int, config: IdConfig) -> Numbered:
-        """Give the words of all groups their ids; the first ``num_train`` values belong to the training days."""
-        groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
-        counts = self._training_counts(groups, num_train)
+    def number(self, num_train: int, config: IdConfig) -> tuple[NDArray[np.int64], pl.Series | None]:
+        """Give the words of all groups their ids; the first ``num_train`` values belong to the training days.
+
+        Returns:
+            How often each id occurs in the training days, and the token of each id; None for hashed ids.
+        """
+        groups = self._groups()
         word, tokens = by_appearance(joined([group["word"] for group in groups]))
         total = np.zeros(len(tokens) + 1, np.int64)
-        np.add.at(total, word, np.concatenate(counts))
-        numbered = number(tokens, total, config)
-        self._write_ids(numbered.ids[word])
-        return numbered
+        np.add.at(total, word, self._training_counts(groups, num_train))
+        ids, counts, tokens_of_ids = number(tokens, total, config)
+        self._write_ids(ids[word])
+        return counts, tokens_of_ids
 
     def number_raw(self, num_train: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Give the words of each group their raw ids; returns the sorted ids of the training days, and their counts."""
-        groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
-        counts = np.concatenate(self._training_counts(groups, num_train))
+        groups = self._groups()
+        counts = self._training_counts(groups, num_train)
         ids = np.concatenate([raw_ids(group["word"]) for group in groups])
         self._write_ids(ids)
-        distinct, place = np.unique(ids[counts > 0], return_inverse=True)
+        distinct, position = np.unique(ids[counts > 0], return_inverse=True)
         total = np.zeros(len(distinct), np.int64)
-        np.add.at(total, place, counts[counts > 0])
+        np.add.at(total, position, counts[counts > 0])
         return distinct, total
 
-    def _training_counts(self, groups: Sequence[pl.DataFrame], num_train: int) -> list[NDArray[np.int64]]:
+    def _groups(self) -> list[pl.DataFrame]:
+        """The words and counts of each group."""
+        return [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
+
+    def _training_counts(self, groups: Sequence[pl.DataFrame], num_train: int) -> NDArray[np.int64]:
         """How often each word of each group occurs in the first ``num_train`` values."""
         counts = [group["count"].to_numpy() for group in groups]
         for group, start in enumerate(np.cumsum([0, *self.num_values[:-1]]).tolist()):
             if start + self.num_values[group] > num_train:
                 codes = self.codes(group)[: max(num_train - start, 0)]
                 counts[group] = count_ids(codes, self.num_words[group])
-        return counts
+        return np.concatenate(counts)
 
     def _write_ids(self, ids: NDArray[np.int32] | NDArray[np.int64]) -> None:
         self.id_dtype = ids.dtype
@@ -83,14 +90,13 @@ class Column:
 
     def reordered(self, order: NDArray[np.int64], folder: Path) -> "Column":
         """A column with the same values in another order, written to scratch files in ``folder``."""
-        groups = [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
-        word, tokens = by_appearance(joined([group["word"] for group in groups]))
+        word, tokens = by_appearance(joined([group["word"] for group in self._groups()]))
         first = np.cumsum([0, *self.num_words])
         values = np.concatenate([word[start:][self.codes(g)] for g, start in enumerate(first[:-1].tolist())])[order]
         column = Column(self.name, folder)
         for start, size in zip(np.cumsum([0, *self.num_values]).tolist(), self.num_values, strict=False):
-            places = pl.Series(values[start : start + size], dtype=pl.Int64) - 1
-            column.add([tokens.gather(places.replace(-1, None))])
+            positions = pl.Series(values[start : start + size], dtype=pl.Int64) - 1
+            column.add([tokens.gather(positions.replace(-1, None))])
         return column
 
     def codes(self, group: int) -> NDArray[Any]:

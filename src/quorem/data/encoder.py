@@ -38,7 +38,7 @@ class Vocabulary:
         self.tokens = _lines(text)
         hashes = self.tokens.hash().to_numpy()
         order = np.argsort(hashes)
-        self.hashes, self.places = hashes[order], order.astype(np.int32)
+        self.hashes, self.lines = hashes[order], order.astype(np.int32)
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -55,12 +55,10 @@ class Vocabulary:
             return np.full(len(values), unknown, np.int32)
         hashes, first, inverse = np.unique(values.hash().to_numpy(), return_index=True, return_inverse=True)
         positions = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
-        places = self.places[positions]
-        is_token = (self.hashes[positions] == hashes) & self._are_tokens(places, values, first)
-        return np.where(is_token, places + self.first, unknown).astype(np.int32)[inverse]
-
-    def _are_tokens(self, places: NDArray[np.int32], values: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        return (self.tokens.gather(places) == values.gather(rows)).to_numpy()
+        lines = self.lines[positions]
+        is_equal = (self.tokens.gather(lines) == values.gather(first)).to_numpy()
+        is_token = (self.hashes[positions] == hashes) & is_equal
+        return np.where(is_token, lines + self.first, unknown).astype(np.int32)[inverse]
 
 
 class Encoder:

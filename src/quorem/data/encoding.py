@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,8 @@ def write_encoding(path: str | os.PathLike[str], prepared: Prepared, data: str) 
     encoding = Encoding.of(prepared, data)
     tensors = {}
     if encoding.ids == "vocabulary":
-        tensors = {name: _bytes(prepared.vocabulary_text(name)) for name in encoding.categorical}
+        texts = {name: np.frombuffer(prepared.vocabulary_text(name), np.uint8) for name in encoding.categorical}
+        tensors = {name: torch.from_numpy(text.copy()) for name, text in texts.items()}
     write_tensors(path, KIND, tensors, asdict(encoding))
 
 
@@ -136,7 +138,3 @@ def _transforms(prepared: Prepared) -> dict[str, str]:
     return dict.fromkeys(
         prepared.dense_names, "log" if prepared.meta["config"].get("log_dense", not made_up) else "none"
     )
-
-
-def _bytes(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)

@@ -23,7 +23,7 @@ from . import ids, ordering, shape
 from .column import Column
 from .dense import TRANSFORMS, Dense
 from .folder import ArrayFile, Folder, Progress, file_name
-from .text import SHOWN, Malformed, ParsedRows, ahead
+from .text import Malformed, ParsedRows, ahead
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
@@ -180,10 +180,20 @@ def _set_aside(
         array.append(np.zeros(1, np.int64))
     ends = dict.fromkeys(columns.bags, 0)
     row_bytes = 1 + 4 * len(columns.dense) + 8 * len(columns.single)  # 8: an id, and a code of up to four bytes
-    done = 0.0
+    done, grouped = 0.0, 0
     folder.bytes_needed = lambda: round((row_bytes * labels.rows + 8 * sum(ends.values())) / done) if done else 0
     threads = pl.thread_pool_size()
-    with ThreadPoolExecutor(threads) as pool, Groups(parts, threads) as groups:
+    waiting: list[list[pl.Series]] = []  # values of the next group of rows, one series per column
+    writing: list[Future[None]] = []  # the group before it, which other threads write to scratch files
+
+    def write_group() -> None:
+        for future in writing:
+            future.result()
+        columns = zip(parts.values(), zip(*waiting, strict=True), strict=True)
+        writing[:] = [writers.submit(column.add, values) for column, values in columns]
+        waiting.clear()
+
+    with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(threads) as writers:
         for frame, _, part in rows:
             labels.append(frame[columns.label].fill_null(0).cast(pl.UInt8).to_numpy())
             numbers.append(dense.array(frame))
@@ -193,52 +203,20 @@ def _set_aside(
                 lengths = frame[name].list.len().fill_null(0).to_numpy()
                 offsets[name].append(ends[name] + np.cumsum(lengths, dtype=np.int64))
                 ends[name] += int(lengths.sum())
-            groups.add(list(pool.map(compact, frame.select(*parts))), frame.height)
+            waiting.append(list(pool.map(compact, frame.select(*parts))))
+            if labels.rows - grouped >= GROUP_ROWS:
+                write_group()
+                grouped = labels.rows
             done = part
             folder.check_space()
             report("parse", done, labels.rows)
+        if waiting:
+            write_group()
+    for future in writing:
+        future.result()
     for array in (labels, numbers, times, *offsets.values()):
         array.close()
     return labels.rows
-
-
-class Groups:
-    """Collects values into groups of rows; other threads write a group to scratch files while the next is read."""
-
-    def __init__(self, parts: Mapping[str, Column], threads: int) -> None:
-        self.parts, self.pool = list(parts.values()), ThreadPoolExecutor(threads)
-        self.waiting: list[list[pl.Series]] = []
-        self.rows = 0
-        self.running: list[Future[None]] = []
-
-    def add(self, values: list[pl.Series], rows: int) -> None:
-        """Add the values of some rows, one series per column."""
-        self.waiting.append(values)
-        self.rows += rows
-        if self.rows >= GROUP_ROWS:
-            self._set_aside()
-
-    def _set_aside(self) -> None:
-        self._wait()
-        columns = zip(*self.waiting, strict=True)
-        self.running = [self.pool.submit(part.add, values) for part, values in zip(self.parts, columns, strict=True)]
-        self.waiting, self.rows = [], 0
-
-    def _wait(self) -> None:
-        for future in self.running:
-            future.result()
-
-    def __enter__(self) -> "Groups":
-        """Return the object itself; ``__exit__`` writes the last group."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write the last group, unless the run has failed."""
-        with self.pool:
-            if kind is None:
-                if self.rows:
-                    self._set_aside()
-                self._wait()
 
 
 def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malformed) -> ParsedRows:
@@ -246,17 +224,11 @@ def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malfo
 
     Other rows are added to ``malformed``.
     """
-    frame, numbers, done = batch
     reasons = {f"{columns.label} is neither 0 nor 1": (pl.col(columns.label) != 0) & (pl.col(columns.label) != 1)}
-    reasons |= dense.malformed(frame)
+    reasons |= dense.malformed(batch.frame)
     if columns.time is not None:
         reasons[f"{columns.time} is not a time"] = pl.col(columns.time).is_null() | ~pl.col(columns.time).is_finite()
-    for reason, condition in reasons.items():
-        bad = frame.select(condition.fill_null(False)).to_series()
-        if bad.any():
-            malformed.add(numbers[bad.to_numpy()], [reason] * min(int(bad.sum()), SHOWN))
-            frame, numbers = frame.filter(~bad), numbers[~bad.to_numpy()]
-    return ParsedRows(frame, numbers, done)
+    return malformed.filtered(batch, reasons)
 
 
 def compact(values: pl.Series) -> pl.Series:
@@ -270,33 +242,27 @@ def compact(values: pl.Series) -> pl.Series:
 
 def _number(folder: Folder, bags: Sequence[str], num_train: int, config: PrepareConfig, column: Column) -> int:
     """Give a column its ids; write its counts, its vocabulary and the values of bags; returns its cardinality."""
-    plain = file_name(column.name)
+    name = file_name(column.name)
     if column.name in bags:
-        num_train = int(np.load(folder.partial / "bags" / f"{plain}.offsets.npy", mmap_mode="r")[num_train])
+        num_train = int(np.load(folder.partial / "bags" / f"{name}.offsets.npy", mmap_mode="r")[num_train])
     if config.ids == "raw":
-        ids_seen, counts = column.number_raw(num_train)
-        folder.save(f"raw_ids/{plain}.npy", ids_seen)
-        folder.save_counts(column.name, counts)
-        _write_bags(folder, column, bags)
-        return config.id_space
-    numbered = column.number(num_train, config)
-    if len(numbered.counts) >= 2**31:
-        raise ValueError(f"{column.name} has {len(numbered.counts):,} ids but ids must be below 2**31")
-    folder.save_counts(column.name, numbered.counts)
-    if numbered.tokens is not None:
-        path = folder.partial / "vocabulary" / f"{plain}.txt"
-        path.parent.mkdir(exist_ok=True)
-        ids.write_vocabulary(path, numbered.tokens)
-    _write_bags(folder, column, bags)
-    return len(numbered.counts)
-
-
-def _write_bags(folder: Folder, column: Column, bags: Sequence[str]) -> None:
-    """Write the ids of a column if it is one of the bags."""
+        distinct, counts = column.number_raw(num_train)
+        folder.save(f"raw_ids/{name}.npy", distinct)
+        num_ids = config.id_space
+    else:
+        counts, tokens = column.number(num_train, config)
+        if (num_ids := len(counts)) >= 2**31:
+            raise ValueError(f"{column.name} has {num_ids:,} ids but ids must be below 2**31")
+        if tokens is not None:
+            path = folder.partial / "vocabulary" / f"{name}.txt"
+            path.parent.mkdir(exist_ok=True)
+            ids.write_vocabulary(path, tokens)
+    folder.save_counts(column.name, counts)
     if column.name in bags:
-        values = folder.array(f"bags/{file_name(column.name)}.values.npy", column.id_dtype)
+        values = folder.array(f"bags/{name}.values.npy", column.id_dtype)
         for group in range(len(column.num_values)):
             values.append(column.ids_of_words(group)[column.codes(group)])
+    return num_ids
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, dtype: np.dtype[Any], report: Progress) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..hashing import GOLDEN, mix
 from ..provenance import versions
 from .batches import Batch, Prepared
 from .folder import Folder, Progress
 from .shape import CARDINALITIES, day_split, day_starts
 
-GOLDEN = 0x9E3779B97F4A7C15  # increment of splitmix64
 CALIBRATION_ROWS = 1 << 14
 CPU_CHUNK_ROWS = 1 << 12  # fits in the cache
 GPU_CHUNK_ROWS = 1 << 18
@@ -226,28 +226,10 @@ def _rounded(x: float) -> float:
     return float(f"{x:.6g}")
 
 
-def _signed(x: int) -> int:
-    return (x & (2**64 - 1)) - ((x & 2**63) << 1)
-
-
 def _hash(counter: Tensor, stream: int) -> Tensor:
-    """splitmix64 at the given counters, as signed 64-bit integers; shifts copy the sign bit, which is masked off."""
-    start = _signed(int(_mixed(np.uint64(stream))))
-    x = (counter + 1).mul_(_signed(GOLDEN)).add_(start)
-    x ^= (x >> 30).bitwise_and_((1 << 34) - 1)
-    x *= _signed(0xBF58476D1CE4E5B9)
-    x ^= (x >> 27).bitwise_and_((1 << 37) - 1)
-    x *= _signed(0x94D049BB133111EB)
-    x ^= (x >> 31).bitwise_and_((1 << 33) - 1)
-    return x
-
-
-def _mixed(x: np.uint64) -> np.uint64:
-    with np.errstate(over="ignore"):
-        x = (x + np.uint64(1)) * np.uint64(GOLDEN)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """64 random bits for each counter: splitmix64 from a start that depends on the stream."""
+    start = int(mix(torch.tensor(stream) * GOLDEN))
+    return mix(counter * GOLDEN + start)
 
 
 def _uniform(bits: Tensor) -> Tensor:

@@ -205,11 +205,6 @@ def separator_of(file: str | os.PathLike[str], label: str) -> str:
     return SEPARATORS[0]
 
 
-def header(file: str | os.PathLike[str], separator: str = ",") -> list[str]:
-    """The names of a CSV file's columns."""
-    return _header(Path(file), separator, BLOCK_BYTES)[0]
-
-
 def _csv(
     path: Path, wanted: Sequence[str], dense: Sequence[str], separator: str, malformed: Malformed, block_bytes: int
 ) -> Iterator[ParsedRows]:

@@ -5,6 +5,7 @@ it directly only if the number of separators shows that every line is complete; 
 first.
 """
 
+import gzip
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,6 +62,20 @@ class Malformed:
                 f" more than max_malformed ({self.limit}): {shown}{more}"
             )
 
+    def filtered(self, rows: "ParsedRows", reasons: Mapping[str, pl.Expr]) -> "ParsedRows":
+        """The rows for which no condition holds; the others are added, each for its reason.
+
+        Raises:
+            ValueError: if there are more than ``limit``.
+        """
+        frame, numbers, done = rows
+        for reason, condition in reasons.items():
+            bad = frame.select(condition.fill_null(False)).to_series()
+            if bad.any():
+                self.add(numbers[bad.to_numpy()], [reason] * min(int(bad.sum()), SHOWN))
+                frame, numbers = frame.filter(~bad), numbers[~bad.to_numpy()]
+        return ParsedRows(frame, numbers, done)
+
 
 class TextBlock(NamedTuple):
     """Whole lines of a file, the first one's number, the number of line breaks, and the fraction of the file read."""
@@ -112,7 +127,7 @@ def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int
         while True:
             try:
                 done, chunk = next(chunks, (1.0, None))
-            except (EOFError, zlib.error) as error:
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise ValueError(f"{path}: the gzip stream is damaged or cut off after line {line}: {error}") from None
             if chunk is None:
                 break
@@ -150,47 +165,11 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
     """Pieces of the text, each with the fraction of the file read so far."""
     total = max(os.fstat(file.fileno()).st_size, 1)
-    gzip = file.read(2) == b"\x1f\x8b"
+    is_packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
-    if gzip:
-        for piece in _decompressed(file, size):
-            yield min(file.tell() / total, 1.0), piece
-        return
-    end = 0
-    while end < total:
-        start = file.seek(end + size)
-        end = start + len(file.readline(2 * size))  # extend to a line end, so that no line is split
-        file.seek(start - size)
-        if not (data := file.read(end - start + size)):
-            return
-        yield min(end / total, 1.0), data
-
-
-def _decompressed(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The text of a gzip file of one or more members, in pieces of ``size`` bytes at any compression ratio.
-
-    Raises:
-        EOFError: if the end of the stream is missing.
-    """
-    member, parts, filled, is_whole = zlib.decompressobj(wbits=31), [], 0, False
-    while True:
-        data = file.read(1 << 20)
-        is_end = not data
-        while data or (is_end and not is_whole):
-            part = member.decompress(data, size - filled)
-            data, is_whole = member.unconsumed_tail, member.eof
-            if member.eof:  # padding zeros or another member may follow
-                data, member = member.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31)
-            elif is_end and not part:
-                raise EOFError("the end of the stream is missing")
-            parts.append(part)
-            filled += len(part)
-            if filled == size:
-                yield b"".join(parts)
-                parts, filled = [], 0
-        if is_end:
-            break
-    yield b"".join(parts)
+    text = gzip.GzipFile(fileobj=file) if is_packed else file
+    while data := text.read(size) + text.readline(2 * size):  # up to a line end, so that no line is split
+        yield min(file.tell() / total, 1.0), data
 
 
 def without_head(block: TextBlock, skip: int, separator: str | None) -> TextBlock:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,10 @@ from rich.text import Text
 
 from ..data.batches import Prepared
 from ..data.folder import Progress as Report
-from ..data.raw import is_csv, write_raw
-from ..data.synthetic import ClickLog, synthesize
 from .program import command
 
-if TYPE_CHECKING:  # these load polars
+if TYPE_CHECKING:  # loads polars
     from ..data.infer import Inferred
-    from ..data.prepare import PrepareConfig
 
 RATE_SECONDS = 0.5  # in a shorter time, the number of rows per second is noise
 LINE_SECONDS = 10.0  # between two lines of a stage, where there is no terminal
@@ -37,73 +33,6 @@ def need_polars() -> None:
         raise ModuleNotFoundError('preparing data needs polars: pip install "quorem[data]"') from None
 
 
-def criteo(raw: Path, out: Path, config: "PrepareConfig", *, overwrite: bool, console: Console) -> None:
-    """Prepare the Criteo file."""
-    from ..data.criteo import prepare_criteo
-
-    with bar(console) as report:
-        prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
-    summary(prepared, console)
-    show_next(prepared, console)
-
-
-def table(
-    file: Path,
-    out: Path,
-    config: "PrepareConfig",
-    *,
-    label: str,
-    categorical: Sequence[str],
-    dense: Sequence[str],
-    multi: Sequence[str],
-    infer: bool,
-    drop: Sequence[str],
-    time: str | None,
-    separator: str | None,
-    multi_separator: str,
-    overwrite: bool,
-    console: Console,
-) -> None:
-    """Prepare a CSV or Parquet file; columns that are not named are inferred if ``infer``, or if none is named."""
-    from ..data.table import check_present, column_names, infer_columns, prepare_table, separator_of
-
-    if separator is None:
-        separator = separator_of(file, label)
-        if separator != ",":
-            console.print(f"fields are separated by {separator!r}", highlight=False)
-    columns = column_names(file, separator)
-    named = {*dense, *categorical, *multi, *drop, label, *([] if time is None else [time])}
-    check_present(file, named, columns)
-    rest = [name for name in columns if name not in named]
-    if infer or not (dense or categorical):
-        inferred = infer_columns(file, rest, separator=separator, multi_separator=multi_separator)
-        dense = [*dense, *(column.name for column in inferred if column.kind == "number")]
-        categorical = [*categorical, *(column.name for column in inferred if column.kind in ("category", "list"))]
-        multi = [*multi, *(column.name for column in inferred if column.kind == "list")]
-        show_inferred(inferred, console)
-    elif rest:
-        names = ", ".join(rest[:10]) + ", ..." * (len(rest) > 10)
-        text = f"left out, since no option names them (--infer takes them too): {names}"
-        console.print(text, highlight=False, soft_wrap=True)
-    with bar(console) as report:
-        prepared = prepare_table(
-            file,
-            out,
-            label=label,
-            dense=dense,
-            categorical=categorical,
-            multi=multi,
-            time=time,
-            multi_separator=multi_separator,
-            separator=separator,
-            config=config,
-            overwrite=overwrite,
-            progress=report,
-        )
-    summary(prepared, console)
-    show_next(prepared, console)
-
-
 def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
     """Print the inferred kind of each column, and the reason."""
     table = Table("column", "taken for", "why", box=None, pad_edge=False)
@@ -113,20 +42,6 @@ def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
     console.print(table)
     text = "To take a column for something else, name it in --dense, --categorical, --multi or --drop, and add --infer."
     console.print(text, highlight=False, soft_wrap=True)
-
-
-def synthetic(log: ClickLog, rows: int, out: Path, *, days: int, raw: bool, overwrite: bool, console: Console) -> None:
-    """Write a synthetic log as prepared data, or as a raw file."""
-    with bar(console) as report:
-        if raw or is_csv(out):
-            write_raw(log, rows, out, overwrite=overwrite, progress=report)
-            console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
-            return
-        prepared = synthesize(log, rows, out, days=days, overwrite=overwrite, progress=report)
-    summary(prepared, console)
-    best = prepared.meta["bayes_log_loss"]
-    console.print(f"best log loss of any model on the test rows: {best['test']:.5f}", highlight=False)
-    show_next(prepared, console)
 
 
 @contextmanager
@@ -199,13 +114,13 @@ def features(prepared: Prepared, console: Console) -> None:
     console.print(table)
 
 
-def show_next(prepared: Prepared, console: Console) -> None:
-    """Print the command to go on with. Raw ids need a plan first."""
+def show(prepared: Prepared, console: Console) -> None:
+    """Print what was prepared, and the command to run next."""
+    summary(prepared, console)
+    following = ["train", "--data", prepared.path, "--out", "runs/first"]
     if prepared.has_raw_ids:
-        following = command("plan", prepared.path, "--budget", "100MB", "--out", "plan.json")
-    else:
-        following = command("train", "--data", prepared.path, "--out", "runs/first")
-    console.print(f"Next: {following}", highlight=False, soft_wrap=True)
+        following = ["plan", prepared.path, "--budget", "100MB", "--out", "plan.json"]
+    console.print(f"Next: {command(*following)}", highlight=False, soft_wrap=True)
 
 
 def summary(prepared: Prepared, console: Console) -> None:
@@ -228,4 +143,6 @@ def summary(prepared: Prepared, console: Console) -> None:
     if (time := meta.get("time")) is not None:
         order = f"not in time order ({time['steps_back']:,} rows are earlier than the row before them), and was sorted"
         lines.append(f"split by {time['column']}: the file is {order if time['steps_back'] else 'in time order'}")
+    if "bayes_log_loss" in meta:
+        lines.append(f"best log loss of any model on the test rows: {meta['bayes_log_loss']['test']:.5f}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

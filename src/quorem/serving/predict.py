@@ -97,7 +97,7 @@ def _rows(
     separator, multi_separator = separator or encoding.separator, multi_separator or encoding.multi_separator
     wanted = (*encoding.dense, *encoding.categorical)
     of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
-    if of_criteo and not set(wanted) <= set(table.header(source, separator)):
+    if of_criteo and not set(wanted) <= set(table.column_names(source, separator)):
         return criteo.read_features(source, malformed, BLOCK_BYTES)
     return table.read_features(
         source,
@@ -113,12 +113,8 @@ def _rows(
 
 def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
     """Line numbers, encoded rows and the fraction of the file that is done, without rows with malformed numbers."""
-    for frame, numbers, done in ahead(rows):
-        for reason, condition in encoder.dense.malformed(frame).items():
-            wrong = frame.select(condition.fill_null(False)).to_series()
-            if wrong.any():
-                malformed.add(numbers[wrong.to_numpy()], [reason] * int(wrong.sum()))
-                frame, numbers = frame.filter(~wrong), numbers[~wrong.to_numpy()]
+    for block in ahead(rows):
+        frame, numbers, done = malformed.filtered(block, encoder.dense.malformed(block.frame))
         yield numbers, encoder(frame), done
 
 
