@@ -1,13 +1,11 @@
 """Training on two ranks, with tables sharded by TorchRec: the losses of one process, and what a killed rank leaves."""
 
-import io
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from runs_of_training import small_log, small_run
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table
@@ -35,9 +33,8 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_one_process_or_two(tmp_pa
         run_ranks(ranks.train_and_be_killed, 2, config.to_json(), str(log.path), str(tmp_path / "two"))
     assert list((tmp_path / "two" / "checkpoints").iterdir())
     shutil.copytree(tmp_path / "two", tmp_path / "one")
-    console = Console(file=io.StringIO())
-    results = [command.run(config, log, tmp_path / "two", device="cpu", ranks=2, console=console)]
-    results.append(train(config, log, tmp_path / "one"))
+    command.run(config, log, tmp_path / "two", command.Execution(device="cpu"), ranks=2)
+    results = [read_result(tmp_path / "two" / "result.json"), train(config, log, tmp_path / "one")]
     for out, result in zip(("two", "one"), results, strict=True):
         assert read_result(tmp_path / out / "result.json")["steps"] == expected["steps"] == result["steps"]
         for split in ("validation", "test"):
@@ -47,8 +44,8 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_one_process_or_two(tmp_pa
             for run in ("single", out)
         ]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) == 5
-    again = command.run(config, log, tmp_path / "two", device="cpu", ranks=2, console=console)
-    assert again == read_result(tmp_path / "two" / "result.json"), "a finished run is not trained again"
+    command.run(config, log, tmp_path / "two", command.Execution(device="cpu"), ranks=2)
+    assert results[0] == read_result(tmp_path / "two" / "result.json"), "a finished run is not trained again"
 
 
 def test_sharded_tables_take_what_a_collection_takes() -> None:
@@ -67,15 +64,15 @@ def test_sharded_tables_take_what_a_collection_takes() -> None:
 
 def test_what_ranks_cannot_train_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = small_log(tmp_path / "log", 200)
-    options = {"ranks": 2, "console": Console(file=io.StringIO())}
+    on_cpu, on_gpu = command.Execution(device="cpu"), command.Execution(device="cuda")
     monkeypatch.setattr(command, "find_spec", lambda name: object())
     with pytest.raises(ValueError, match=r"optimizer \('amsgrad'\) must be 'adagrad' for several ranks"):
-        command.run(small_run(log, optimizer="amsgrad"), log, tmp_path / "run", device="cpu", **options)
+        command.run(small_run(log, optimizer="amsgrad"), log, tmp_path / "run", on_cpu, ranks=2)
     with pytest.raises(ValueError, match=r"device \('cuda'\) must be 'cpu' for several ranks"):
-        command.run(small_run(log), log, tmp_path / "run", device="cuda", **options)
+        command.run(small_run(log), log, tmp_path / "run", on_gpu, ranks=2)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "torchrec", None)
     monkeypatch.delitem(sys.modules, "quorem.integrations.torchrec", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"needs TorchRec .*pip install 'quorem\[torchrec-cpu\]'"):
-        command.run(small_run(log), log, tmp_path / "run", device="cpu", **options)
+        command.run(small_run(log), log, tmp_path / "run", on_cpu, ranks=2)
     assert not (tmp_path / "run").exists()

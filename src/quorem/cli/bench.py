@@ -47,14 +47,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        choice = Selection(
-            mode=tuple(mode or ()),
-            provider=tuple(provider or ()),
-            scheme=tuple(scheme or ()),
-            ids=tuple(ids or ()),
-            batch=tuple(batch or ()),
-            dim=tuple(dim or ()),
-        )
+        choice = Selection(mode=mode, provider=provider, scheme=scheme, ids=ids, batch=batch, dim=dim)
         if table is None:
             grids = command.chosen(preset, where, choice)
         else:

@@ -118,8 +118,10 @@ def prepare_table(
         transforms={column: kind for column, _, kind in named if column},
     )
     console = Console()
-    if separator is None and (separator := separator_of(file, label)) != ",":
-        console.print(f"fields are separated by {separator!r}", highlight=False)
+    if separator is None:
+        separator = separator_of(file, label)
+        if separator != ",":
+            console.print(f"fields are separated by {separator!r}", highlight=False)
     numbers, categories, lists = _names(dense), _names(categorical), _names(multi)
     taken = {*numbers, *categories, *lists, *_names(drop), label, *([] if time is None else [time])}
     columns = column_names(file, separator)

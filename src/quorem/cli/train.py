@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from .options import Data, Device, Threads
 
@@ -67,6 +66,7 @@ def train(
     from ..experiments import train
     from ..schemes import QR
     from ..training.config import RunConfig
+    from ..training.loop import Options
     from ..training.model import data_identity
 
     prepared = Prepared(data)
@@ -98,15 +98,6 @@ def train(
         validate_every=validate_every,
         max_rows=rows,
     )
-    train.run(
-        config,
-        prepared,
-        out,
-        device=device,
-        threads=threads,
-        deterministic=deterministic,
-        checkpoint_seconds=checkpoint_seconds,
-        tensorboard=tensorboard,
-        ranks=ranks,
-        console=Console(),
-    )
+    options = Options(checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
+    execution = train.Execution(device=device, threads=threads, deterministic=deterministic, options=options)
+    train.run(config, prepared, out, execution, ranks)

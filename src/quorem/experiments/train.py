@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,6 @@ from ..training.config import RowDtype, RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import build_model
 from ..training.ranks import run_ranks
-from ..training.run import read_result
 from ..training.tables import PAPER_METHODS, scheme_of
 from ..training.trial import Trial
 from . import words
@@ -97,67 +97,62 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> PlannedRun:
     return PlannedRun(dict(plan), cast(RowDtype, dtypes[0]), plan.bits)
 
 
-def run(
-    config: RunConfig,
-    prepared: Prepared,
-    out: Path,
-    *,
-    device: str,
-    threads: int | None = None,
-    deterministic: bool = False,
-    checkpoint_seconds: float = 60,
-    tensorboard: bool = False,
-    ranks: int = 1,
-    console: Console,
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a run is carried out.
+
+    Args:
+        device: device to train on.
+        threads: number of torch's threads; None does not change it.
+        deterministic: use torch's deterministic algorithms.
+        options: checkpoints and TensorBoard.
+    """
+
+    device: str
+    threads: int | None = None
+    deterministic: bool = False
+    options: Options = Options()  # noqa: RUF009 - frozen
+
+
+def run(config: RunConfig, prepared: Prepared, out: Path, execution: Execution, ranks: int = 1) -> None:
     """Train one run, show progress and print the results; continues an interrupted run in ``out``.
 
     Args:
         config: configuration of the run.
         prepared: its data.
         out: the run's folder.
-        device: device to train on.
-        threads: number of torch's threads; None does not change it.
-        deterministic: use torch's deterministic algorithms.
-        checkpoint_seconds: least time between two checkpoints.
-        tensorboard: also write metrics for TensorBoard.
+        execution: how it is carried out.
         ranks: number of processes that train it together, with its tables sharded by TorchRec.
-        console: for progress and results.
 
     Raises:
         ModuleNotFoundError: if ``ranks`` is above 1 and TorchRec is not installed.
         ValueError: if ``ranks`` is above 1 on another device than the CPU, or with another optimizer than Adagrad.
     """
-    options: dict[str, Any] = {"device": device, "threads": threads, "deterministic": deterministic}
-    options |= {"checkpoint_seconds": checkpoint_seconds, "tensorboard": tensorboard}
     if ranks == 1 or (out / "result.json").exists():
-        return _run(config, prepared, out, **options, console=console, make_trial=Trial)
+        return _run(config, prepared, out, execution, Trial)
     if find_spec("torchrec") is None:
         import_module("quorem.integrations.torchrec")  # raises an error that says how to install it
-    if device != "cpu":
+    if (device := execution.device) != "cpu":
         raise ValueError(f"device ({device!r}) must be 'cpu' for several ranks; on GPUs, examples/torchrec_dlrm.py")
     if config.optimizer != "adagrad":
         raise ValueError(f"optimizer ({config.optimizer!r}) must be 'adagrad' for several ranks: FBGEMM has no AMSGrad")
-    run_ranks(_run_rank, ranks, config.to_json(), str(prepared.path), str(out), options)
-    return read_result(out / "result.json")
+    run_ranks(_run_rank, ranks, config, prepared.path, out, execution)
 
 
-def _run_rank(config: str, data: str, out: str, options: dict[str, Any]) -> None:
+def _run_rank(config: RunConfig, data: Path, out: Path, execution: Execution) -> None:
     """Train as one of several ranks; only the first writes to the folder and the terminal."""
-    sharded = import_module("quorem.training.sharded")
-    run_config, prepared = RunConfig.from_json(config), Prepared(data)
+    sharded, prepared = import_module("quorem.training.sharded"), Prepared(data)
     if dist.get_rank() == 0:
-        _run(run_config, prepared, Path(out), **options, console=Console(), make_trial=sharded.ShardedTrial)
-        return
-    _set_torch(options["threads"], options["deterministic"])
+        return _run(config, prepared, out, execution, sharded.ShardedTrial)
+    _set_torch(execution)
     with stop_on_signal() as stop:
-        train(run_config, prepared, None, device="cpu", stop=stop, make_trial=sharded.ShardedTrial)
+        train(config, prepared, None, device="cpu", stop=stop, make_trial=sharded.ShardedTrial)
 
 
-def _set_torch(threads: int | None, deterministic: bool) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if deterministic:
+def _set_torch(execution: Execution) -> None:
+    if execution.threads is not None:
+        torch.set_num_threads(execution.threads)
+    if execution.deterministic:
         torch.use_deterministic_algorithms(True)
 
 
@@ -165,26 +160,21 @@ def _run(
     config: RunConfig,
     prepared: Prepared,
     out: Path,
-    *,
-    device: str,
-    threads: int | None,
-    deterministic: bool,
-    checkpoint_seconds: float,
-    tensorboard: bool,
-    console: Console,
+    execution: Execution,
     make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial],
-) -> dict[str, Any]:
-    _set_torch(threads, deterministic)
+) -> None:
+    _set_torch(execution)
+    device, console = execution.device, Console()
     finished = (out / "result.json").exists()
     for line in header(config, prepared, device):
         console.print(line, highlight=False, soft_wrap=True)
     if finished:
         console.print(f"{out} is finished: nothing is trained again.", highlight=False, soft_wrap=True)
-    elif hint := busy_hint(device, threads):
+    elif hint := busy_hint(device, execution.threads):
         console.print(hint, highlight=False, soft_wrap=True)
     compiled_before = cpu.compile_seconds()
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
-        options = Options(checkpoint_seconds=checkpoint_seconds, report=report, tensorboard=tensorboard)
+        options = replace(execution.options, report=report)
         try:
             result = train(config, prepared, out, device=device, options=options, stop=stop, make_trial=make_trial)
         except KeyboardInterrupt:
@@ -197,7 +187,6 @@ def _run(
         once = f", {compiling:,.1f} s of them to compile CPU kernels (once)" if compiling >= 1 else ""
         console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s{once}", highlight=False)
     console.print(f"Next: {command('report', out)}", highlight=False, soft_wrap=True)
-    return result
 
 
 def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:

@@ -3,18 +3,18 @@
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_origin
 
 from .. import models, schemes
+from ..checks import check_choice, check_int
 from ..id_rules import UnknownIds
 from ..ops.codes import BITS
 from ..schemes import QR, Scheme
 
 # Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
 DEFAULT_LRS = {"adagrad": 1e-2, "amsgrad": 1e-3}
-PRECISIONS = ("float32", "tf32", "bfloat16")
 RowDtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
@@ -79,31 +79,24 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check every option."""
-        if not isinstance(self.data, str):
-            raise TypeError(f"data ({self.data!r}) must be a str")
+        kinds = {"data": str, "network": str, "preset": str, "shuffle": bool, "scheme": Scheme}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} ({getattr(self, name)!r}) must be a {kind.__name__}")
         if not self.data:
             raise ValueError("data ('') must name the data")
-        if not isinstance(self.shuffle, bool):
-            raise TypeError(f"shuffle ({self.shuffle!r}) must be a bool")
-        if not isinstance(self.scheme, Scheme):
-            raise TypeError(f"scheme ({self.scheme!r}) must be a Scheme")
         if self.plan is not None:
             object.__setattr__(self, "plan", _checked_plan(self.plan))
             default = type(self).__dataclass_fields__["scheme"].default
             if self.scheme != default or self.threshold:
                 options = f"scheme ({self.scheme!r}) and threshold ({self.threshold})"
                 raise ValueError(f"{options} must be left at {default!r} and 0 where plan says how tables are stored")
-        for name in ("network", "preset"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} ({getattr(self, name)!r}) must be a str")
         models.check_network(self.network, self.preset)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
-        choices: dict[str, Collection[str]] = {"optimizer": DEFAULT_LRS, "precision": PRECISIONS}
-        choices |= {"unknown": get_args(UnknownIds), "row_dtype": get_args(RowDtype)}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, allowed))}")
+        for field in fields(self):
+            if get_origin(field.type) is Literal:
+                check_choice(field.name, getattr(self, field.name), field.type)
         if self.row_dtype == "int8" and self.optimizer != "adagrad":
             raise ValueError(f"optimizer ({self.optimizer!r}) must be 'adagrad' if row_dtype is 'int8'")
         if self.row_dtype == "int8" and self.bits == 4:
@@ -111,11 +104,7 @@ class RunConfig:
         least = {"threshold": 0, "embedding_dim": 1, "batch_size": 1, "epochs": 1, "seed": 0}
         optional = {name: 1 for name in ("validate_every", "max_rows") if getattr(self, name) is not None}
         for name, low in (least | optional).items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} ({value!r}) must be an int")
-            if value < low:
-                raise ValueError(f"{name} ({value}) must be at least {low}")
+            object.__setattr__(self, name, check_int(name, getattr(self, name), low))
         if self.lr is not None:
             if isinstance(self.lr, bool) or not isinstance(self.lr, int | float):
                 raise TypeError(f"lr ({self.lr!r}) must be a float")

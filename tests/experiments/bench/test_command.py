@@ -78,8 +78,8 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("option", "value", "match"),
     [
-        ("--provider", "magic", "providers ('magic') must be of dense"),
-        ("--mode", "sideways", "modes ('sideways') must be of forward"),
+        ("--provider", "magic", "provider ('magic') must be of dense"),
+        ("--mode", "sideways", "mode ('sideways') must be of forward"),
         ("--ids", "normal", "ids ('normal') must be of zipf"),
         ("--scheme", "x", "scheme ('x') must be the start of one of QR(4)"),
         ("--preset", "tpu", "preset ('tpu') must be one of full"),

@@ -88,16 +88,14 @@ def test_fbgemm_is_measured_in_both_settings_wherever_it_is(preset):
 
 
 def test_limits_confine_a_provider():
-    grid = Grid(
-        modes=("step",), providers=("loop", "fused"), schemes=("QR(4)",), ids=("zipf",), batches=(1, 2), dims=(4,)
-    )
+    grid = Grid(mode=("step",), provider=("loop", "fused"), scheme=("QR(4)",), ids=("zipf",), batch=(1, 2), dim=(4,))
     (group,) = groups([dataclasses.replace(grid, limits=(("loop", "step", (2,)),))])
     assert group.cells == (("zipf", 1, ("fused",)), ("zipf", 2, ("loop", "fused")))
 
 
 def test_sizes_below_one_are_refused():
-    with pytest.raises(ValueError, match=r"dims \(\(0,\)\) must be at least 1"):
-        Grid(dims=(0,))
+    with pytest.raises(ValueError, match=r"dim \(\(0,\)\) must be at least 1"):
+        Grid(dim=(0,))
 
 
 def test_bench_measures_the_features_of_the_paper():

@@ -27,25 +27,14 @@ def chosen(preset: str | None, device: torch.device, choice: Selection) -> tuple
     Raises:
         ValueError: if a preset, or a value on an axis, is unknown.
     """
+    named = choice.named
     if preset is None:
-        preset = "full" if choice else "h200" if device.type == "cuda" else "cpu"
+        preset = "full" if named else "h200" if device.type == "cuda" else "cpu"
     if preset not in PRESETS:
         raise ValueError(f"preset ({preset!r}) must be one of {', '.join(PRESETS)}")
-    if not choice:
+    if not named:
         return PRESETS[preset]
-    return tuple(
-        dataclasses.replace(
-            grid,
-            modes=choice.mode or grid.modes,
-            providers=choice.provider or grid.providers,
-            schemes=choice.scheme or grid.schemes,
-            ids=choice.ids or grid.ids,
-            batches=choice.batch or grid.batches,
-            dims=choice.dim or grid.dims,
-            limits=(),
-        )
-        for grid in PRESETS[preset]
-    )
+    return tuple(dataclasses.replace(grid, limits=(), **named) for grid in PRESETS[preset])
 
 
 def run(
@@ -124,14 +113,14 @@ def selected(rows: Sequence[report.Row], choice: Selection) -> tuple[list[report
     Raises:
         ValueError: if no row has a value that ``choice`` names; a known provider may have no rows.
     """
-    absent = [name for name in choice.provider if name in PROVIDERS and all(row.provider != name for row in rows)]
-    for axis in dataclasses.fields(choice):
-        values = [value for value in getattr(choice, axis.name) if value not in absent]
-        if values or (axis.name == "provider" and absent):
-            measured_values = dict.fromkeys(getattr(row, axis.name) for row in rows)
-            for value in values:
-                if value not in measured_values:
-                    shown = ", ".join(map(str, measured_values))
-                    raise ValueError(f"{axis.name} ({value!r}) must be one that was measured: {shown}")
-            rows = [row for row in rows if getattr(row, axis.name) in values]
+    named, measured_providers = choice.named, {row.provider for row in rows}
+    absent = [p for p in named.get("provider", ()) if p in PROVIDERS and p not in measured_providers]
+    for axis, chosen_values in named.items():
+        values = [value for value in chosen_values if value not in absent]
+        measured_values = dict.fromkeys(getattr(row, axis) for row in rows)
+        for value in values:
+            if value not in measured_values:
+                shown = ", ".join(map(str, measured_values))
+                raise ValueError(f"{axis} ({value!r}) must be one that was measured: {shown}")
+        rows = [row for row in rows if getattr(row, axis) in values]
     return list(rows), absent

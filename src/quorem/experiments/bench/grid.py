@@ -1,8 +1,9 @@
 """What a benchmark measures: its axes, its presets, and the ids for all providers."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,47 +35,49 @@ class Grid:
     only.
     """
 
-    modes: tuple[str, ...] = MODES
-    providers: tuple[str, ...] = PROVIDERS
-    schemes: tuple[str, ...] = tuple(SCHEMES)[:4]
+    mode: tuple[str, ...] = MODES
+    provider: tuple[str, ...] = PROVIDERS
+    scheme: tuple[str, ...] = tuple(SCHEMES)[:4]
     ids: tuple[str, ...] = IDS
-    batches: tuple[int, ...] = BATCHES
-    dims: tuple[int, ...] = DIMS
+    batch: tuple[int, ...] = BATCHES
+    dim: tuple[int, ...] = DIMS
     limits: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         """Check the names and sizes."""
-        known = {"modes": MODES, "providers": PROVIDERS, "schemes": tuple(SCHEMES), "ids": IDS}
+        known = {"mode": MODES, "provider": PROVIDERS, "scheme": tuple(SCHEMES), "ids": IDS}
         for axis, names in known.items():
             for value in getattr(self, axis):
                 if value not in names:
                     raise ValueError(f"{axis} ({value!r}) must be of {', '.join(names)}")
-        for axis in ("batches", "dims"):
+        for axis in ("batch", "dim"):
             if min(getattr(self, axis), default=1) < 1:
                 raise ValueError(f"{axis} ({getattr(self, axis)}) must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The values that the options of the command name for each axis; an empty tuple leaves an axis unchanged.
+    """The values that the options of the command name for each axis; none leave an axis unchanged.
 
     A scheme may be named by the start of its name.
     """
 
-    mode: tuple[str, ...] = ()
-    provider: tuple[str, ...] = ()
-    scheme: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
-    batch: tuple[int, ...] = ()
-    dim: tuple[int, ...] = ()
+    mode: Sequence[str] | None = None
+    provider: Sequence[str] | None = None
+    scheme: Sequence[str] | None = None
+    ids: Sequence[str] | None = None
+    batch: Sequence[int] | None = None
+    dim: Sequence[int] | None = None
 
-    def __post_init__(self) -> None:
-        """Complete the names of schemes."""
-        object.__setattr__(self, "scheme", tuple(map(scheme_named, self.scheme)))
+    @property
+    def named(self) -> dict[str, tuple[Any, ...]]:
+        """The values by axis, without axes that are left unchanged; names of schemes are completed.
 
-    def __bool__(self) -> bool:
-        """Whether any axis is named."""
-        return any(getattr(self, axis.name) for axis in fields(self))
+        Raises:
+            ValueError: if no scheme, or more than one, has a name that starts so.
+        """
+        values = vars(self) | {"scheme": [scheme_named(name) for name in self.scheme or ()]}
+        return {axis: tuple(chosen) for axis, chosen in values.items() if chosen}
 
 
 def scheme_named(name: str) -> str:
@@ -107,71 +110,41 @@ class CaseGroup:
         return tuple(dict.fromkeys(p for *_, providers in self.cells for p in providers))
 
 
-_ZIPF = Grid(ids=("zipf",), schemes=("QR(4)",), dims=(16,))
+_ZIPF = Grid(mode=("forward", "step"), scheme=("QR(4)",), ids=("zipf",), dim=(16,))
 PRESETS: dict[str, tuple[Grid, ...]] = {
     "full": (Grid(),),
     "cpu": (
         replace(
-            _ZIPF,
-            modes=("forward", "step"),
-            providers=("loop", "reference", "fbgemm", "fbgemm_fastest", "fused"),
-            batches=(1, 128, 2048, 16384),
+            _ZIPF, provider=("loop", "reference", "fbgemm", "fbgemm_fastest", "fused"), batch=(1, 128, 2048, 16384)
         ),
     ),
     "h200": (
         replace(
             _ZIPF,
-            modes=("forward", "step"),
-            dims=(16, 64),
+            dim=(16, 64),
             limits=(
                 ("compiled", "forward", (2048, 65536)),
                 ("compiled", "step", ()),
                 *((p, mode, (128, 2048)) for p in ("dense", "loop", "reference") for mode in ("forward", "step")),
             ),
         ),
+        replace(_ZIPF, provider=("fused",), scheme=("Full()",), dim=(16, 64), batch=(128, 2048, 16384, 65536)),
+        replace(_ZIPF, mode=("step_amsgrad",), provider=("fused", "fused_trust"), batch=(128, 2048, 65536)),
+        replace(_ZIPF, mode=("dlrm",), provider=("fbgemm", "fbgemm_fastest", "fused"), batch=(128, 2048, 16384)),
         replace(
             _ZIPF,
-            modes=("forward", "step"),
-            providers=("fused",),
-            schemes=("Full()",),
-            dims=(16, 64),
-            batches=(128, 2048, 16384, 65536),
+            provider=("fused", "fused_trust"),
+            scheme=("GeneralizedQR(3)", "ChineseRemainder(3)", "Path(4, (64,))"),
+            batch=(2048, 65536),
         ),
-        replace(_ZIPF, modes=("step_amsgrad",), providers=("fused", "fused_trust"), batches=(128, 2048, 65536)),
-        replace(_ZIPF, modes=("dlrm",), providers=("fbgemm", "fbgemm_fastest", "fused"), batches=(128, 2048, 16384)),
-        replace(
-            _ZIPF,
-            modes=("forward", "step"),
-            providers=("fused", "fused_trust"),
-            schemes=("GeneralizedQR(3)", "ChineseRemainder(3)", "Path(4, (64,))"),
-            batches=(2048, 65536),
-        ),
-        replace(
-            _ZIPF,
-            modes=("forward", "step"),
-            providers=("fbgemm", "fbgemm_fastest", "fused"),
-            dims=(128,),
-            batches=(2048, 65536),
-        ),
-        replace(
-            _ZIPF,
-            modes=("forward", "step"),
-            providers=("fbgemm", "fbgemm_fastest", "fused"),
-            ids=("uniform",),
-            batches=(2048, 65536),
-        ),
+        replace(_ZIPF, provider=("fbgemm", "fbgemm_fastest", "fused"), dim=(128,), batch=(2048, 65536)),
+        replace(_ZIPF, provider=("fbgemm", "fbgemm_fastest", "fused"), ids=("uniform",), batch=(2048, 65536)),
     ),
 }
 
 PRESETS["fbgemm"] = (
-    replace(
-        _ZIPF,
-        modes=("forward", "step"),
-        providers=(*FBGEMM, "fused", "fused_trust"),
-        dims=(16, 64),
-        batches=(128, 2048, 16384, 65536),
-    ),
-    *(grid for grid in PRESETS["h200"] if grid.schemes == ("Full()",) or grid.modes == ("dlrm",)),
+    replace(_ZIPF, provider=(*FBGEMM, "fused", "fused_trust"), dim=(16, 64), batch=(128, 2048, 16384, 65536)),
+    *(grid for grid in PRESETS["h200"] if grid.scheme == ("Full()",) or grid.mode == ("dlrm",)),
 )  # the rows of "h200" in which FBGEMM and quorem can be compared, in half the time
 
 
@@ -180,13 +153,13 @@ def groups(grids: Sequence[Grid]) -> Iterator[CaseGroup]:
     seen: set[tuple[object, ...]] = set()
     for grid in grids:
         limits = {(provider, mode): batches for provider, mode, batches in grid.limits}
-        for mode, dim, (i, scheme) in product(grid.modes, grid.dims, enumerate(grid.schemes)):
+        for mode, dim, (i, scheme) in product(grid.mode, grid.dim, enumerate(grid.scheme)):
             cells = []
-            for how, batch in product(grid.ids, grid.batches):
+            for how, batch in product(grid.ids, grid.batch):
                 wanted = {
                     p: (mode, scheme_of(p, scheme), dim, p, how, batch)
-                    for p in grid.providers
-                    if (i == 0 or p not in FULL) and batch in limits.get((p, mode), grid.batches)
+                    for p in grid.provider
+                    if (i == 0 or p not in FULL) and batch in limits.get((p, mode), grid.batch)
                 }
                 providers = tuple(p for p, key in wanted.items() if key not in seen)
                 seen |= set(wanted.values())
