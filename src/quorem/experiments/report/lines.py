@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .. import words
 from ..figures import Axes, Figure, Result
@@ -167,6 +167,34 @@ def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, at_points:
         if len(marks) <= MAX_TICKS:
             break
     return marks if len(marks) > 1 else None
+
+
+class Scale(NamedTuple):
+    """One axis: its range, the values that have a mark (None if the drawing library chooses), and their unit."""
+
+    reach: list[float]
+    marks: list[float] | None
+    log: bool = False
+    unit: str = ""
+
+
+def x_scale(axes: Axes, lines: Sequence[Line]) -> Scale:
+    """The x axis that all panels of a figure share."""
+    log = axes.x_log and axes.x != "step"
+    reach = span(lines, log=log)
+    marks = ticks(lines, reach, log=log, at_points=axes.x == "x")
+    return Scale(reach, marks, log, "B" if axes.x == "embedding_bytes" else "")
+
+
+def y_scale(axes: Axes, lines: Sequence[Line]) -> Scale | None:
+    """The y axis of a panel; None for a linear one of losses."""
+    if axes.y_log:
+        reach = span(lines, log=True, values="y", margin=0.08)
+        return Scale(reach, ticks(lines, reach, log=True, at_points=False), log=True)
+    if axes.y == "parameters":
+        reach = [0.0, span(lines, log=False, values="y")[1]]
+        return Scale(reach, linear_ticks(reach))
+    return None
 
 
 def linear_ticks(span: Sequence[float]) -> list[float]:

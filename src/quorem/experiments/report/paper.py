@@ -13,7 +13,7 @@ from ...files import replacing, write
 from .. import words
 from ..conditions import all_conditions
 from ..figures import Axes, Figure
-from .lines import Line, coinciding, end_of, linear_ticks, panels, span, tick_texts, ticks
+from .lines import Line, Scale, coinciding, end_of, panels, tick_texts, x_scale, y_scale
 from .styles import Style, styles
 from .tables import hidden_layers, markdown
 
@@ -53,10 +53,7 @@ def drawing(figure: Figure) -> Canvas:
         raise ValueError(f"figure ({figure.axes.name!r}) must have points to be drawn")
     axes, lines_by_network = figure.axes, panels(figure)
     looks = styles(point.series for point in figure.points)
-    every = [line for lines in lines_by_network.values() for line in lines]
-    log_x = axes.x_log and axes.x != "step"
-    reach = span(every, log=log_x)
-    marks = ticks(every, reach, log=log_x, at_points=axes.x == "x")
+    x = x_scale(axes, [line for lines in lines_by_network.values() for line in lines])
     width = PANEL[0] * len(lines_by_network)
     canvas = Canvas(figsize=(width, PANEL[1] + 0.4), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06))
     FigureCanvasAgg(canvas)
@@ -66,14 +63,12 @@ def drawing(figure: Figure) -> Canvas:
     ):
         for line in lines:
             handles.setdefault(line.series, _line(panel, line, looks[line.series]))
-        _frame(panel, axes, network, lines, log_x)
+        _frame(panel, axes, network, lines)
+        _scale(panel, "x", x)
         if same := coinciding(lines, log=axes.y_log):
             panel.annotate(
                 _plain("; ".join(same)), (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8
             )
-        panel.set_xlim(*reach)
-        if marks is not None:
-            _marks(panel.xaxis, marks, "B" if axes.x == "embedding_bytes" else "")
     if axes.y != "parameters":
         trained = "; ".join(conditions.text() for conditions in all_conditions(figure))
         canvas.suptitle(f"trained on {trained}", fontsize=9, color="0.35")
@@ -110,23 +105,12 @@ def _line(panel: Any, line: Line, look: Style) -> Any:
     return drawn
 
 
-def _frame(panel: Any, axes: Axes, network: str, lines: list[Line], log_x: bool) -> None:
+def _frame(panel: Any, axes: Axes, network: str, lines: list[Line]) -> None:
     panel.set_title(_plain(words.network(network)), fontsize=11)
     panel.set_xlabel(_plain(axes.x_label))
     panel.set_ylabel(_plain(axes.y_label))
-    if log_x:
-        panel.set_xscale("log")
-    if axes.y_log:
-        panel.set_yscale("log")
-        tall = span(lines, log=True, values="y", margin=0.08)
-        marks = ticks(lines, tall, log=True, at_points=False)
-        panel.set_ylim(*tall)
-        if marks is not None:
-            _marks(panel.yaxis, marks, "")
-    elif axes.y == "parameters":
-        tall = [0.0, span(lines, log=False, values="y")[1]]
-        panel.set_ylim(*tall)
-        _marks(panel.yaxis, linear_ticks(tall), "")
+    if y := y_scale(axes, lines):
+        _scale(panel, "y", y)
     else:
         panel.ticklabel_format(axis="y", useOffset=False)
         if end := end_of(lines):
@@ -135,10 +119,14 @@ def _frame(panel: Any, axes: Axes, network: str, lines: list[Line], log_x: bool)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _marks(axis: Any, marks: list[float], unit: str) -> None:
-    axis.set_major_locator(FixedLocator(marks))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FixedFormatter(tick_texts(marks, unit)))
+def _scale(panel: Any, name: str, scale: Scale) -> None:
+    """Set the range, the kind and the marks of the axis ``name``."""
+    panel.set(**{f"{name}scale": "log" if scale.log else "linear", f"{name}lim": scale.reach})
+    if scale.marks is not None:
+        axis = getattr(panel, f"{name}axis")
+        axis.set_major_locator(FixedLocator(scale.marks))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FixedFormatter(tick_texts(scale.marks, scale.unit)))
 
 
 def _plain(text: str) -> str:

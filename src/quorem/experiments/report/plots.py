@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from .. import words
 from ..figures import Axes, Figure, Result
-from .lines import Line, end_of, linear_ticks, networks, panels, span, tick_texts, ticks
+from .lines import Line, Scale, end_of, networks, panels, span, tick_texts, ticks, x_scale, y_scale
 from .styles import Style
 from .tradeoff import front
 
@@ -23,26 +23,19 @@ LEVEL_POINTS = 40  # points of a level, so that hovering works anywhere on it
 def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
     """A plot for each network, as plotly's JSON."""
     axes, lines_by_network = figure.axes, panels(figure)
-    every = [line for lines in lines_by_network.values() for line in lines]
-    log_x = axes.x_log and axes.x != "step"
-    reach = span(every, log=log_x)
-    marks = ticks(every, reach, log=log_x, at_points=axes.x == "x")
+    x = x_scale(axes, [line for lines in lines_by_network.values() for line in lines])
     result = {}
     for name, lines in lines_by_network.items():
         plot = _empty(axes.x_label, axes.y_label)
-        _scale(plot.layout.xaxis, reach, marks, log=log_x, unit="B" if axes.x == "embedding_bytes" else "")
-        if axes.y_log:
-            tall = span(lines, log=True, values="y", margin=0.08)
-            _scale(plot.layout.yaxis, tall, ticks(lines, tall, log=True, at_points=False), log=True)
-        elif axes.y == "parameters":
-            tall = [0.0, span(lines, log=False, values="y")[1]]
-            _scale(plot.layout.yaxis, tall, linear_ticks(tall), log=False)
+        _scale(plot.layout.xaxis, x)
+        if y := y_scale(axes, lines):
+            _scale(plot.layout.yaxis, y)
         else:
             _digits(plot.layout.yaxis, lines)
             if end := end_of(lines):
                 plot.layout.yaxis.update(range=end)
         for line in lines:
-            plot.add_traces(_traces(line, axes, looks[line.series], reach, log_x))
+            plot.add_traces(_traces(line, axes, looks[line.series], x))
         result[name] = _json(plot)
     return result
 
@@ -52,11 +45,11 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
     result = {}
     lines = [_cloud(points, series) for series in dict.fromkeys(point.series for point in points)]
     reach = span(lines, log=True)
-    marks = ticks(lines, reach, log=True, at_points=False)
+    x = Scale(reach, ticks(lines, reach, log=True, at_points=False), log=True, unit="B")
     for name in networks(points):
         members = [point for point in points if point.network == name]
         plot = _empty("embedding tables", "test log loss")
-        _scale(plot.layout.xaxis, reach, marks, log=True, unit="B")
+        _scale(plot.layout.xaxis, x)
         best = front(members)
         _digits(plot.layout.yaxis, [_cloud(members, series) for series in dict.fromkeys(p.series for p in members)])
         plot.add_trace(
@@ -110,7 +103,7 @@ def _losses(point: Result) -> list[str]:
     ]
 
 
-def _traces(line: Line, axes: Axes, look: Style, reach: Sequence[float], log_x: bool) -> list[go.Scatter]:
+def _traces(line: Line, axes: Axes, look: Style, scale: Scale) -> list[go.Scatter]:
     if line.kind == "points":
         return [_points(line, look, [hover(point, axes) for point in line.points])]
     point = line.points[0]
@@ -121,7 +114,7 @@ def _traces(line: Line, axes: Axes, look: Style, reach: Sequence[float], log_x: 
             for step, mean, sd in zip(x, y, deviation, strict=True)
         ]
     else:
-        x = _between(reach, log_x)
+        x = _between(scale)
         y, deviation, texts = list(line.y) * len(x), list(line.deviation) * len(x), [hover(point, axes)] * len(x)
     dash = "dash" if line.kind == "level" else "solid"
     meta = {"role": "line", "series": line.series}
@@ -159,10 +152,11 @@ def _points(line: Line, look: Style, texts: Sequence[str]) -> go.Scatter:
     )
 
 
-def _between(reach: Sequence[float], log: bool) -> list[float]:
-    low, high = map(math.log, reach) if log else reach
+def _between(scale: Scale) -> list[float]:
+    """Evenly spaced values along an axis."""
+    low, high = map(math.log, scale.reach) if scale.log else scale.reach
     points = [low + (high - low) * k / (LEVEL_POINTS - 1) for k in range(LEVEL_POINTS)]
-    return [math.exp(x) for x in points] if log else points
+    return [math.exp(x) for x in points] if scale.log else points
 
 
 def _empty(x_label: str, y_label: str) -> go.Figure:
@@ -180,12 +174,13 @@ def _empty(x_label: str, y_label: str) -> go.Figure:
     )
 
 
-def _scale(axis: Any, reach: Sequence[float], marks: Sequence[float] | None, *, log: bool, unit: str = "") -> None:
-    axis.update(range=[math.log10(v) for v in reach] if log else list(reach))
-    if log:
+def _scale(axis: Any, scale: Scale) -> None:
+    """Set the range, the kind and the marks of an axis; a logarithmic range is given in powers of ten."""
+    axis.update(range=[math.log10(v) for v in scale.reach] if scale.log else list(scale.reach))
+    if scale.log:
         axis.update(type="log")
-    if marks is not None:
-        axis.update(tickmode="array", tickvals=list(marks), ticktext=tick_texts(marks, unit))
+    if scale.marks is not None:
+        axis.update(tickmode="array", tickvals=list(scale.marks), ticktext=tick_texts(scale.marks, scale.unit))
 
 
 def _digits(axis: Any, lines: Sequence[Line]) -> None:
