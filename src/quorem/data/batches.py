@@ -112,13 +112,12 @@ class Batch:
         ends = torch.cat(lengths).cumsum(0)
         return torch.cat(values), torch.cat([ends.new_zeros(1), ends])
 
-    def batches(self, size: int, *, seed: int | None = None, drop_last: bool = False) -> Iterator["Batch"]:
+    def batches(self, size: int, *, seed: int | None = None) -> Iterator["Batch"]:
         """All rows in batches, in order or shuffled.
 
         Args:
             size: rows per batch; the last batch may have fewer.
             seed: seed of the shuffle; None keeps the order, as in the paper, and copies nothing.
-            drop_last: leave out a last batch with fewer rows.
 
         Raises:
             ValueError: if ``size`` is below 1.
@@ -134,8 +133,6 @@ class Batch:
             order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).to(self.labels.device)
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
-            if drop_last and stop - start < size:
-                return
             yield self.rows(start, stop) if order is None else self.take(order[start:stop])
 
 

@@ -47,14 +47,12 @@ class Options:
 
     Args:
         checkpoint_seconds: least time between two checkpoints; saving takes at most a tenth of the time.
-        keep: number of checkpoints to keep.
         report: called a few times per second with the status of the run.
         tensorboard: also write the metrics for TensorBoard, which must be installed.
         keep_model: write the trained model at the end.
     """
 
     checkpoint_seconds: float = 60.0
-    keep: int = 2
     report: Callable[[Status], None] | None = None
     tensorboard: bool = False
     keep_model: bool = True
@@ -129,7 +127,7 @@ def _train(
             with clock.saving():
                 trial.gather()
                 if folder is not None:
-                    folder.save(trial, step, {"seconds": clock.seconds, "loss": loss}, keep=options.keep)
+                    folder.save(trial, step, {"seconds": clock.seconds, "loss": loss})
 
         for batches in feed.training(config, step, trial.together, (LOG_EVERY, config.validate_every)):
             step += trial.step(batches)

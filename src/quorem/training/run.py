@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -68,15 +69,13 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         """Lock the folder unless it is locked already, check that it is of this run, and open its metrics."""
-        self._unlock_at_exit = self._lock is None
-        if self._lock is None:
-            self.lock()
-        try:
+        with ExitStack() as stack:
+            if self._lock is None:
+                self.lock()
+                stack.callback(self.unlock)
             self._claim()
             self._open_metrics()
-        except BaseException:
-            self._release()
-            raise
+            self._at_exit = stack.pop_all()
         return self
 
     def _claim(self) -> None:
@@ -100,11 +99,7 @@ class RunFolder:
     ) -> None:
         """Close the metrics, and unlock the folder unless it was locked before ``__enter__``."""
         self.metrics.close()
-        self._release()
-
-    def _release(self) -> None:
-        if self._unlock_at_exit:
-            self.unlock()
+        self._at_exit.close()
 
     def _open_metrics(self) -> None:
         path = self.path / "metrics.jsonl"
@@ -155,7 +150,7 @@ class RunFolder:
         self._open_metrics()
         self._num_lines = len(lines)
 
-    def save(self, trial: Trial, step: int, progress: dict[str, Any], *, keep: int = 2) -> None:
+    def save(self, trial: Trial, step: int, progress: dict[str, Any]) -> None:
         """Write a checkpoint; the metrics up to it are synced to the disk first.
 
         Raises:
@@ -165,7 +160,7 @@ class RunFolder:
         os.fsync(self.metrics.fileno())
         meta = {"config": self.config.to_json(), "progress": progress, "metrics_lines": self._num_lines}
         meta |= {"versions": versions(), "commit": commit()}
-        checkpoint.save(self.path / "checkpoints", step, trial.tensors(), meta, keep=keep)
+        checkpoint.save(self.path / "checkpoints", step, trial.tensors(), meta)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""

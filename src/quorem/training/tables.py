@@ -89,7 +89,16 @@ def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequen
     >>> [table.scheme for table in tables_of_run(run, [10, 1000])]
     [Full(), QR(num_collisions=4)]
     """
-    return [_with_unknown(table, config.unknown) for table in _stored_tables(config, cardinalities, names)]
+    scheme, width = config.scheme if config.plan is None else Full(), config.embedding_dim
+    tables = tables_of(cardinalities, scheme, threshold=config.threshold, embedding_dim=width, names=names)
+    if config.plan is not None:
+        schemes, features = dict(config.plan), {table.name for table in tables}
+        if missing := sorted(features - set(schemes)):
+            raise ValueError(f"plan must name every feature of the data: {', '.join(missing)} is missing")
+        if unknown := sorted(set(schemes) - features):
+            raise ValueError(f"plan names {', '.join(unknown)}, which the data do not have")
+        tables = [replace(table, scheme=schemes[table.name]) for table in tables]
+    return [_with_unknown(table, config.unknown) for table in tables]
 
 
 def _with_unknown(table: Table, unknown: str) -> Table:
@@ -97,21 +106,6 @@ def _with_unknown(table: Table, unknown: str) -> Table:
     spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
     able = {"rest": spec.num_rest > 0, "hash": not isinstance(spec.scheme, Full) and spec.num_composed > 0}
     return replace(table, unknown=cast(UnknownIds, unknown)) if able.get(unknown) else table
-
-
-def _stored_tables(config: RunConfig, cardinalities: Sequence[int], names: Sequence[str] | None) -> list[Table]:
-    if config.plan is None:
-        return tables_of(
-            cardinalities, config.scheme, threshold=config.threshold, embedding_dim=config.embedding_dim, names=names
-        )
-    schemes = dict(config.plan)
-    tables = tables_of(cardinalities, Full(), embedding_dim=config.embedding_dim, names=names)
-    features = {table.name for table in tables}
-    if missing := sorted(features - set(schemes)):
-        raise ValueError(f"plan must name every feature of the data: {', '.join(missing)} is missing")
-    if unknown := sorted(set(schemes) - features):
-        raise ValueError(f"plan names {', '.join(unknown)}, which the data do not have")
-    return [replace(table, scheme=schemes[table.name]) for table in tables]
 
 
 def paper_tables(
