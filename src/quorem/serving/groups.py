@@ -7,22 +7,15 @@ features are concatenated. ``ops.rows`` defines what every step computes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..bags import EmbeddingBag
-from ..collection import EmbeddingCollection
 from ..id_rules import UnknownIds
 from ..ops.layout import Extent, pool_key
 from ..partitions import ExplicitPartition, Partition
 from ..paths import PathNetworks, path_scheme
 from ..schemes import AnyPartition, TableSpec
-from ..store.model_file import tables_in
 from ..tables import Tables
-
-UnknownVector = Literal["nan", "zeros"]  # the vector of an id outside its table
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ class OwnRows:
     num_hot: list[int]
     has_rest: list[int]  # 0 or 1
     rest_from: list[int]  # number of ids that do not belong to the rest
-    num_composed: list[int]
+    num_listed: list[int]  # length of the list of cold ids; 0 in tables without a rest, whose cold ids are not listed
     hot: JoinedTables | None  # sorted lists of ids; None if ids are numbered by frequency
     cold: JoinedTables | None
 
@@ -151,47 +144,22 @@ def columns_in_order(groups: Sequence[FeatureGroup]) -> list[int]:
     return [column for feature in sorted(columns) for column in columns[feature]]
 
 
-def check_options(model: nn.Module, unknown: str, jagged: bool, sample_weights: bool) -> None:
-    """Raise ValueError unless the options of an export fit a model."""
-    tables = tables_in(model)
-    if unknown not in get_args(UnknownVector):
-        raise ValueError(f"unknown ({unknown!r}) must be {' or '.join(map(repr, get_args(UnknownVector)))}")
-    pools = isinstance(tables, EmbeddingBag) or (isinstance(tables, EmbeddingCollection) and jagged)
-    if jagged and not pools:
-        raise ValueError(f"jagged ({jagged}) must be False for {type(tables).__name__}, which does not pool")
-    if sample_weights and (not pools or tables.mode == "max"):
-        raise ValueError(f"sample_weights ({sample_weights}) must be False: nothing is pooled by a weighted sum")
-
-
-def compute_dtype(tables: Tables) -> torch.dtype:
-    """The dtype of an exported computation: float64 for tables in float64, else float32."""
-    return torch.float64 if tables.dtype == torch.float64 else torch.float32
-
-
-def output_shape(tables: Tables) -> list[int]:
-    """The shape of a module's output without the batch dimension."""
-    if isinstance(tables, EmbeddingCollection):
-        dims = tables.embedding_dims
-        return [len(dims), dims[0]] if len(set(dims)) == 1 else [sum(dims)]
-    spec = tables.specs[0]
-    return [spec.num_vectors, spec.embedding_dim] if spec.operation == "feature" else [spec.embedding_dim]
-
-
 def _own(tables: Tables, members: Sequence[int]) -> OwnRows:
-    specs, lists = [tables.specs[t] for t in members], [tables.ranks_of[t] for t in members]
-    hot = cold = None
-    if lists[0] is not None:
-        name = f"ranks_{members[0]}"
-        hot = _joined(f"{name}_hot", {t: r.hot.long() for t, r in zip(members, lists, strict=True) if r}, members)
-        cold = _joined(f"{name}_cold", {t: r.cold.long() for t, r in zip(members, lists, strict=True) if r}, members)
+    specs = [tables.specs[t] for t in members]
+    lists = {t: ranks for t in members if (ranks := tables.ranks_of[t]) is not None}
+
+    def joined(kind: str) -> JoinedTables | None:
+        parts = {t: getattr(ranks, kind).long() for t, ranks in lists.items()}
+        return _joined(f"ranks_{members[0]}_{kind}", parts, members) if parts else None
+
     return OwnRows(
         rows=_stored(tables, members, 0),
         num_hot=[spec.num_hot for spec in specs],
         has_rest=[int(spec.num_rest > 0) for spec in specs],
         rest_from=[spec.num_embeddings - spec.num_rest for spec in specs],
-        num_composed=[spec.num_composed for spec in specs],
-        hot=hot,
-        cold=cold,
+        num_listed=[spec.num_composed if spec.num_rest else 0 for spec in specs],
+        hot=joined("hot"),
+        cold=joined("cold"),
     )
 
 

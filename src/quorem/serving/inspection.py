@@ -51,8 +51,7 @@ def inspect(
     """
     path = Path(path)
     if not path.is_dir():
-        facts = {"kind": "model", **_model(path, verify)}
-        return _with_traffic(facts, path, None if data is None else Prepared(data))
+        return {"kind": "model", **_model(path, verify, None if data is None else Prepared(data))}
     if (path / "meta.json").exists():
         return _prepared(Prepared(path), verify)
     if (path / "run.json").exists():
@@ -97,10 +96,8 @@ def _run(path: Path, data: str | os.PathLike[str] | None, verify: bool) -> dict[
         raise FileNotFoundError(f"{path} has no {RESULT}: the run is not finished")
     config, result = files.read_json(path / "run.json"), read_result(path / RESULT)
     encoding, _ = read_encoding(path / ENCODING, verify=verify)
-    facts = {"kind": "run", "path": str(path), "config": config, "test": result["test"], "data": encoding.data}
     if (path / LAYERS).exists() and verify:
         TensorFile(path / LAYERS, LAYERS_KIND).verify()
-    facts |= _model(path / MODEL, verify) | {"path": str(path), "bytes_on_disk": _size(path)}
     prepared = None
     if data is not None or (Path(encoding.folder) / "meta.json").exists():
         prepared = Prepared(encoding.folder if data is None else data)
@@ -108,10 +105,11 @@ def _run(path: Path, data: str | os.PathLike[str] | None, verify: bool) -> dict[
             if data is not None:
                 raise ValueError(f"data ({data}, {identity}) must be those of the run ({encoding.data})")
             prepared = None
-    return _with_traffic(facts, path / MODEL, prepared)
+    facts = {"kind": "run", "path": str(path), "config": config, "test": result["test"], "data": encoding.data}
+    return facts | _model(path / MODEL, verify, prepared) | {"path": str(path), "bytes_on_disk": _size(path)}
 
 
-def _model(path: Path, verify: bool) -> dict[str, Any]:
+def _model(path: Path, verify: bool, prepared: Prepared | None) -> dict[str, Any]:
     model, file = model_file.load(path, verify=verify), TensorFile(path, model_file.KIND)
     tables = model_file.tables_in(model)
     prefix = "" if model is tables else "embeddings."
@@ -122,7 +120,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "model": type(model).__name__,
         "bits": tables.bits,
         "dtype": dtype_name(tables.dtype),
-        "tables": [_table(tables, t, sizes) for t in range(len(tables.specs))],
+        "tables": [_table(tables, t, sizes, prepared) for t in range(len(tables.specs))],
         "pools": [_pool(tables, name) for name in tables.pools],
         "network_bytes": network,
         "bytes_on_disk": _size(path),
@@ -132,20 +130,19 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def _table(tables: Tables, t: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _table(tables: Tables, t: int, sizes: Mapping[str, int], prepared: Prepared | None) -> dict[str, Any]:
     spec, name = tables.specs[t], tables.names[t]
     dot = f".{name}" if name else ""
     row_bytes = tables.stored.shape[1] * tables.stored.itemsize
-    rows = sum(extent.rows for extent in tables.extents[t])
     stored = sum(extent.rows * extent.pitch for extent in tables.extents[t]) * row_bytes
-    lists = [] if tables.ranks_of[t] is None else [f"ranks{dot}.hot", f"ranks{dot}.cold"]
-    maps = [map_name(tables, t, j) for j, p in enumerate(spec.partitions) if isinstance(p, ExplicitPartition)]
+    maps = {map_name(tables, t, j): p.index for j, p in enumerate(spec.partitions) if isinstance(p, ExplicitPartition)}
+    if (ranks := tables.ranks_of[t]) is not None:
+        maps |= {f"ranks{dot}.{kind}": ids for kind, ids in ranks._asdict().items()}
+    map_bytes = sum(ids.nbytes for ids in maps.values())
     networks = (spec.num_parameters - sum(r * w for r, w in spec.shapes)) * tables.dtype.itemsize
-    listed = 0 if (ranks := tables.ranks_of[t]) is None else ranks.hot.nbytes + ranks.cold.nbytes
-    mapped = sum(p.index.nbytes for p in spec.partitions if isinstance(p, ExplicitPartition))
-    named = [*(f"tables{dot}.{j}" for j in range(len(tables.extents[t]))), *lists, *maps]
+    entries = [*(f"tables{dot}.{j}" for j in range(len(tables.extents[t]))), *maps]
     distinct = num_distinct(spec)
-    memory = stored + listed + mapped + networks
+    memory = stored + map_bytes + networks
     return {
         "name": name,
         "features": tables.features_of(t),
@@ -155,16 +152,16 @@ def _table(tables: Tables, t: int, sizes: Mapping[str, int]) -> dict[str, Any]:
         "operation": spec.operation,
         "dtype": dtype_name(tables.dtype),
         "bits": tables.bits or 8 * tables.dtype.itemsize,
-        "rows": rows,
-        "bytes_on_disk": sum(sizes.get(entry, 0) for entry in named) + networks,
+        "rows": sum(extent.rows for extent in tables.extents[t]),
+        "bytes_on_disk": sum(sizes.get(entry, 0) for entry in entries) + networks,
         "bytes_in_memory": memory,
-        "map_bytes": listed + mapped,
+        "map_bytes": map_bytes,
         "compression": spec.num_embeddings * spec.embedding_dim * tables.dtype.itemsize / max(memory, 1),
         "distinct_ids": distinct,
         "unique": None if distinct is None else distinct / spec.num_embeddings,
         "raw_ids": tables.raw_ids[t],
         "unknown": tables.unknown[t],
-        "traffic": None,
+        "traffic": _shares(tables, t, prepared) if spec.num_own and prepared is not None else None,
     }
 
 
@@ -193,23 +190,14 @@ def num_distinct(spec: TableSpec) -> int | None:
     return spec.num_own + len(combinations.unique(dim=0))
 
 
-def _with_traffic(facts: dict[str, Any], path: Path, prepared: Prepared | None) -> dict[str, Any]:
-    """Add to ``HotCold`` tables the shares of training lookups that go to hot ids, cold ids and the rest."""
-    if prepared is None:
-        return facts
-    tables = model_file.tables_in(model_file.load(path, verify=False))
-    for t, table in enumerate(facts["tables"]):
-        spec = tables.specs[t]
-        if not spec.num_own:
-            continue
-        share = np.zeros(3)
-        for feature in table["features"]:
-            if feature not in prepared.names:
-                raise ValueError(f"{prepared.path} has no feature {feature}, which table {table['name']} is read by")
-            share += _traffic(tables, t, prepared, feature)
-        total = max(share.sum(), 1)
-        table["traffic"] = dict(zip(("hot", "cold", "rest"), (share / total).tolist(), strict=True))
-    return facts
+def _shares(tables: Tables, t: int, prepared: Prepared) -> dict[str, float]:
+    """The shares of training lookups of a ``HotCold`` table that go to hot ids, cold ids and the rest."""
+    total = np.zeros(3)
+    for feature in tables.features_of(t):
+        if feature not in prepared.names:
+            raise ValueError(f"{prepared.path} has no feature {feature}, which table {tables.names[t]} is read by")
+        total += _traffic(tables, t, prepared, feature)
+    return dict(zip(("hot", "cold", "rest"), (total / max(total.sum(), 1)).tolist(), strict=True))
 
 
 def _traffic(tables: Tables, t: int, prepared: Prepared, feature: str) -> NDArray[np.float64]:

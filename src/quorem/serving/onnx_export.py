@@ -7,13 +7,12 @@ from torch import nn
 
 from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
-from ..embeddings import Embedding
 from ..models.network import Network
 from ..store.model_file import tables_in
-from .groups import UnknownVector, check_options, output_shape
 from .onnx_graph import EXTERNAL_BYTES, OPSET, Graph
-from .onnx_networks import NetworkNodes
+from .onnx_networks import logits
 from .onnx_tables import TableNodes
+from .signature import UnknownVector, compute_dtype, inputs_of, output_shape
 
 
 def export_onnx(
@@ -53,59 +52,34 @@ def export_onnx(
         ValueError: if an option does not fit the model.
         OSError: if the disk is full; an existing file is kept.
     """
-    tables = tables_in(model)
-    check_options(model, unknown, jagged, sample_weights)
+    inputs, tables = inputs_of(model, unknown, jagged, sample_weights), tables_in(model)
     with torch.no_grad():
-        graph = Graph()
-        nodes = TableNodes(graph, tables, unknown)
+        graph = Graph(compute_dtype(tables))
+        for each in inputs:
+            graph.input(*each)
+        vectors = _vectors(graph, TableNodes(graph, tables, unknown), jagged, sample_weights)
         if isinstance(model, Network):
-            dense = graph.input("dense", nodes.compute, ["batch", model.num_dense])
-            vectors = _vectors(graph, nodes, jagged, sample_weights, len(model.embedding_dims))
-            layers = NetworkNodes(graph, nodes.compute)
-            logits = layers.logits(model, dense, vectors)
-            graph.output("logits", logits, nodes.compute, ["batch"])
-            graph.output("probabilities", graph.op("Sigmoid", logits), nodes.compute, ["batch"])
+            scores = logits(graph, model, "dense", vectors)
+            graph.output("logits", scores, ["batch"])
+            graph.output("probabilities", graph.op("Sigmoid", scores), ["batch"])
         else:
-            vectors = _vectors(graph, nodes, jagged, sample_weights)
-            vectors = graph.op("Reshape", vectors, graph.constant([0, *output_shape(tables)]))
-            graph.output("vectors", vectors, nodes.compute, ["batch", *output_shape(tables)])
+            shape = output_shape(tables)
+            graph.output("vectors", graph.op("Reshape", vectors, graph.constant([0, *shape])), ["batch", *shape])
         about = {"quorem.model": type(model).__name__, "quorem.unknown": unknown, "quorem.opset": str(OPSET)}
         graph.write(path, metadata=about, external_bytes=external_bytes)
 
 
-def _vectors(graph: Graph, nodes: TableNodes, jagged: bool, sample_weights: bool, columns: int | None = None) -> str:
-    """Add the inputs of ids; returns their vectors ``[B, sum W]``.
-
-    A network with a single ``Embedding`` has ids with several ``columns``, all for that table.
-    """
-    tables = nodes.tables
-    name = tables.ids_argument
+def _vectors(graph: Graph, nodes: TableNodes, jagged: bool, sample_weights: bool) -> str:
+    """The vectors ``[B, sum W]`` of the graph's inputs."""
+    tables, weights = nodes.tables, "per_sample_weights" if sample_weights else None
+    ids, offsets = tables.ids_argument, "offsets"
     if isinstance(tables, EmbeddingBag):
-        shape = ["values"] if jagged else ["batch", "length"]
-        ids = graph.input(name, torch.int64, shape)
-        offsets = _offsets(graph, ids, tables.include_last_offset) if jagged else None
-        weights = graph.input("per_sample_weights", nodes.compute, shape) if sample_weights else None
-        if offsets is None:
-            return nodes.bag_of_rows(ids, weights, tables.mode)
-        return nodes.bag(ids, offsets, weights, tables.mode)
-    if isinstance(tables, Embedding):
-        ids = graph.input(name, torch.int64, ["batch"] if columns is None else ["batch", columns])
-        vectors = nodes.lookup(graph.op("Reshape", ids, graph.constant([-1, 1])))
-        return (
-            vectors
-            if columns is None
-            else str(graph.op("Reshape", vectors, graph.constant([-1, columns * tables.embedding_dim])))
-        )
-    assert isinstance(tables, EmbeddingCollection)
-    if not jagged:
-        return nodes.lookup(graph.input(name, torch.int64, ["batch", len(tables.features)]))
-    ids = graph.input(name, torch.int64, ["values"])
-    offsets = graph.input("offsets", torch.int64, ["offsets"])
-    weights = graph.input("per_sample_weights", nodes.compute, ["values"]) if sample_weights else None
-    return nodes.bag(ids, offsets, weights, tables.mode)
-
-
-def _offsets(graph: Graph, ids: str, include_last: bool) -> str:
-    """Add the input ``offsets`` of an ``EmbeddingBag``; returns offsets that end with the number of ids."""
-    offsets = graph.input("offsets", torch.int64, ["offsets"])
-    return offsets if include_last else str(graph.op("Concat", offsets, graph.op("Shape", ids), axis=0))
+        if not jagged:
+            return nodes.bag_of_rows(ids, weights)
+        if not tables.include_last_offset:
+            offsets = graph.op("Concat", offsets, graph.op("Shape", ids), axis=0)
+    if jagged:
+        return nodes.bag(ids, offsets, weights)
+    return nodes.lookup(
+        ids if isinstance(tables, EmbeddingCollection) else graph.op("Reshape", ids, graph.constant([-1, 1]))
+    )

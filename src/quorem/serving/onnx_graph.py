@@ -6,7 +6,7 @@ All operators are of the default operator set, so any runtime that supports opse
 import glob
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,14 @@ Shape = Sequence[int | str] | None
 
 
 class Graph:
-    """Nodes and weights; every method that adds one returns the name of its output."""
+    """Nodes and weights; every method that adds one returns the name of its output.
 
-    def __init__(self) -> None:
+    Args:
+        compute: dtype of the computation and of the outputs, float32 or float64.
+    """
+
+    def __init__(self, compute: torch.dtype) -> None:
+        self.compute = compute
         self.nodes: list[Any] = []
         self.weights: dict[str, list[Tensor]] = {}  # the parts of each weight, to be concatenated
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
@@ -57,16 +62,22 @@ class Graph:
         self._inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
         return name
 
-    def output(self, name: str, value: str, dtype: torch.dtype, shape: Shape) -> None:
+    def output(self, name: str, value: str, shape: Shape) -> None:
         """Make a value an output of the graph, under a name."""
         self.nodes.append(helper.make_node("Identity", [value], [name]))
-        self._outputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
+        self._outputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[self.compute], shape))
 
-    def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node; returns the name of its output, or a list of names if it has several."""
-        names = [f"{kind.lower()}_{len(self.nodes)}" + (f"_{i}" if outputs > 1 else "") for i in range(outputs)]
-        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
-        return names[0] if outputs == 1 else names
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node."""
+        name = f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def split(self, value: str, parts: int, axis: int) -> list[str]:
+        """Split a value into equal parts along an axis."""
+        names = [f"split_{len(self.nodes)}_{i}" for i in range(parts)]
+        self.nodes.append(helper.make_node("Split", [value], names, axis=axis, num_outputs=parts))
+        return names
 
     def constant(self, values: ArrayLike, dtype: Any = np.int64) -> str:
         """Add a small constant; equal constants are stored once."""
@@ -76,9 +87,9 @@ class Graph:
             self._constants[key] = onnx.numpy_helper.from_array(array, f"constant_{len(self._constants)}")
         return str(self._constants[key].name)
 
-    def scalar(self, value: float, like: torch.dtype) -> str:
-        """Add a floating-point constant with the dtype ``like``, float32 or float64."""
-        return self.constant(value, np.float64 if like == torch.float64 else np.float32)
+    def scalar(self, value: float) -> str:
+        """Add a floating-point constant."""
+        return self.constant(value, np.float64 if self.compute == torch.float64 else np.float32)
 
     def weight(self, name: str, rows: Sequence[Tensor]) -> str:
         """Add a weight, given as tensors that are concatenated along their first axis when they are written.
@@ -90,15 +101,9 @@ class Graph:
 
     def cast(self, value: str, dtype: torch.dtype) -> str:
         """Convert a value to another dtype."""
-        return str(self.op("Cast", value, to=ONNX_DTYPES[dtype]))
+        return self.op("Cast", value, to=ONNX_DTYPES[dtype])
 
-    def write(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        metadata: Mapping[str, str] | None = None,
-        external_bytes: int = EXTERNAL_BYTES,
-    ) -> None:
+    def write(self, path: str | os.PathLike[str], *, metadata: dict[str, str], external_bytes: int) -> None:
         """Write the model; if all weights have at least ``external_bytes``, they go to ``NAME.CHECKSUM.data``.
 
         Both files are written atomically. The data file is written first and has its checksum in its name, so that an
@@ -109,11 +114,10 @@ class Graph:
         """
         path = Path(path)
         sizes = {name: sum(row.nbytes for row in rows) for name, rows in self.weights.items()}
-        external = sum(sizes.values()) >= external_bytes
-        data = self._write_data(path) if external else None
+        data = self._write_data(path, sizes) if sum(sizes.values()) >= external_bytes else None
         offset, initializers = 0, list(self._constants.values())  # constants stay in the graph, for shape inference
         for name, rows in self.weights.items():
-            shape = rows[0].shape if len(rows) == 1 else (sum(len(row) for row in rows), *rows[0].shape[1:])
+            shape = (sum(len(row) for row in rows), *rows[0].shape[1:])
             tensor = onnx.TensorProto(name=name, data_type=ONNX_DTYPES[rows[0].dtype], dims=shape)
             if data is not None:
                 tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -121,7 +125,7 @@ class Graph:
                     tensor.external_data.add(key=key, value=str(value))
                 offset += _padded(sizes[name])
             else:
-                tensor.raw_data = b"".join(bytes(block) for row in rows for block in byte_blocks(row))
+                tensor.raw_data = b"".join(_blocks(rows))
             initializers.append(tensor)
         graph = helper.make_graph(self.nodes, "quorem", self._inputs, self._outputs, initializers)
         model = helper.make_model(
@@ -131,7 +135,7 @@ class Graph:
             producer_name="quorem",
             producer_version=__version__,
         )
-        helper.set_model_props(model, dict(metadata or {}))
+        helper.set_model_props(model, metadata)
         text = model.SerializeToString()
         with replacing(path, num_bytes=len(text)) as file:
             file.write(text)
@@ -139,21 +143,17 @@ class Graph:
             if data is None or old.name != data.name:
                 old.unlink()
 
-    def _write_data(self, path: Path) -> Path:
+    def _write_data(self, path: Path, sizes: Mapping[str, int]) -> Path:
         """Write all weights to the data file, aligned; returns its path."""
-        rows = [row for rows in self.weights.values() for row in rows]
         checksum = 0
-        for row in rows:
-            for block in byte_blocks(row):
+        for rows in self.weights.values():
+            for block in _blocks(rows):
                 checksum = zlib.crc32(block, checksum)
         data = path.with_name(f"{path.name}.{checksum:08x}.data")
-        with replacing(data, num_bytes=sum(row.nbytes for row in rows)) as file:
-            for parts in self.weights.values():
-                size = 0
-                for row in parts:
-                    for block in byte_blocks(row):
-                        size += file.write(block)
-                file.write(bytes(_padded(size) - size))
+        with replacing(data, num_bytes=sum(sizes.values())) as file:
+            for name, rows in self.weights.items():
+                file.writelines(_blocks(rows))
+                file.write(bytes(_padded(sizes[name]) - sizes[name]))
         return data
 
 
@@ -164,3 +164,9 @@ def data_files(path: Path) -> list[Path]:
 
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _blocks(rows: Iterable[Tensor]) -> Iterator[memoryview]:
+    """The bytes of several tensors, a part at a time."""
+    for row in rows:
+        yield from byte_blocks(row)

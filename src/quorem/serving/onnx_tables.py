@@ -21,13 +21,12 @@ from .groups import (
     FeatureGroup,
     JoinedTables,
     OwnRows,
-    UnknownVector,
     columns_in_order,
-    compute_dtype,
     group_of,
     groups_of,
 )
 from .onnx_graph import Graph
+from .signature import UnknownVector
 
 
 class ComposedNodes(NamedTuple):
@@ -49,7 +48,7 @@ class TableNodes:
 
     def __init__(self, graph: Graph, tables: Tables, unknown_vector: UnknownVector) -> None:
         self.graph, self.tables, self.unknown_vector = graph, tables, unknown_vector
-        self.compute = compute_dtype(tables)
+        self.mode = getattr(tables, "mode", None)
 
     def lookup(self, ids: str) -> str:
         """Vectors of ``ids`` ``[B, F]``, features in order: ``[B, sum W]``."""
@@ -63,13 +62,13 @@ class TableNodes:
             if order != sorted(order):
                 positions = sorted(range(len(order)), key=lambda position: order[position])
                 together = graph.op("Gather", together, graph.constant(positions), axis=1)
-            return str(graph.op("Reshape", together, graph.constant([0, len(order) * groups[0].width])))
+            return graph.op("Reshape", together, graph.constant([0, len(order) * groups[0].width]))
         flat = [
             graph.op("Reshape", part, graph.constant([0, len(group.features) * group.width]))
             for part, group in zip(parts, groups, strict=True)
         ]
         together = graph.op("Concat", *flat, axis=1)
-        return str(graph.op("Gather", together, graph.constant(columns_in_order(groups)), axis=1))
+        return graph.op("Gather", together, graph.constant(columns_in_order(groups)), axis=1)
 
     def _compose(self, ids: str, group: FeatureGroup, with_nan: bool = False) -> ComposedNodes:
         """Vectors of int64 ``ids`` ``[N, G]`` of one group.
@@ -139,8 +138,7 @@ class TableNodes:
             is_rest = graph.op("GreaterOrEqual", ids, graph.constant(own.rest_from))
             return graph.op("Where", is_rest, hot, place), num_own
         below_hot, is_hot = self._search(ids, own.hot, own.num_hot)
-        pairs = zip(own.num_composed, own.has_rest, strict=True)
-        below_cold, is_cold = self._search(ids, own.cold, [count * rest for count, rest in pairs])
+        below_cold, is_cold = self._search(ids, own.cold, own.num_listed)
         listed = graph.op("Where", is_cold, graph.op("Add", below_cold, num_own), hot)
         unlisted = graph.op("Add", graph.op("Sub", ids, below_hot), num_own)
         has_rest = graph.constant([bool(value) for value in own.has_rest], bool)
@@ -156,8 +154,7 @@ class TableNodes:
         last, one = graph.constant(size - 1), graph.constant(1)
 
         def entry(position: str) -> str:
-            start = position if lists.starts is None else graph.op("Add", position, graph.constant(lists.starts))
-            return str(graph.op("Gather", weight, graph.op("Min", start, last), axis=0))
+            return graph.op("Gather", weight, graph.op("Min", self._joined_row(position, lists), last), axis=0)
 
         below = graph.op("Mul", ids, graph.constant(0))
         for step in reversed(range(max(lengths).bit_length())):
@@ -175,7 +172,7 @@ class TableNodes:
         for factor in MIXING_FACTORS:
             number = graph.op("BitwiseXor", number, graph.op("Div", number, divisor))
             number = graph.op("BitwiseAnd", graph.op("Mul", number, graph.constant(factor)), mask)
-        return str(graph.op("BitwiseXor", number, graph.op("Div", number, divisor)))
+        return graph.op("BitwiseXor", number, graph.op("Div", number, divisor))
 
     def _mixed_raw(self, ids: str) -> str:
         """The low 63 bits of ``hashing.mix``; shifts are done on unsigned integers, which ONNX requires."""
@@ -190,7 +187,11 @@ class TableNodes:
             mixed = graph.op("BitwiseXor", ids, shifted(ids, shift))
             ids = graph.op("Mul", mixed, graph.constant(multiplier))
         mixed = graph.op("BitwiseXor", ids, shifted(ids, hashing.LAST_SHIFT))
-        return str(graph.op("BitwiseAnd", mixed, graph.constant(2**63 - 1)))
+        return graph.op("BitwiseAnd", mixed, graph.constant(2**63 - 1))
+
+    def _joined_row(self, row: str, rows: JoinedTables) -> str:
+        """The row in the joined tables, from the row in the table of each feature."""
+        return row if rows.starts is None else self.graph.op("Add", row, self.graph.constant(rows.starts))
 
     def _gathered(self, rows: JoinedTables, row: str, in_range: str | None = None) -> str:
         """Rows ``[N, G, w]`` of the stored tables, as numbers; ``row`` counts from the start of each table.
@@ -198,14 +199,14 @@ class TableNodes:
         If ``in_range`` is given, ids for which it is False read a row of NaN that is appended to the tables.
         """
         graph = self.graph
-        row = row if rows.starts is None else graph.op("Add", row, graph.constant(rows.starts))
+        row = self._joined_row(row, rows)
         if in_range is not None:
             row = graph.op("Where", in_range, row, graph.constant(sum(len(table) for table in rows.tables)))
         if self.tables.bits:
             return self._dequantized(rows, row, in_range is not None)
         tables = rows.tables if in_range is None else [*rows.tables, torch.full_like(rows.tables[0][:1], torch.nan)]
         numbers = graph.op("Gather", graph.weight(rows.name, tables), row, axis=0)
-        return str(numbers if self.tables.stored.dtype == self.compute else graph.cast(numbers, self.compute))
+        return numbers if self.tables.stored.dtype == graph.compute else graph.cast(numbers, graph.compute)
 
     def _dequantized(self, rows: JoinedTables, row: str, with_nan: bool = False) -> str:
         """Dequantized rows. Codes, scales and zero points become separate weights: a graph cannot reinterpret bytes."""
@@ -218,10 +219,10 @@ class TableNodes:
         zeros = [piece[..., size + 2 :].contiguous().view(torch.int16).to(torch.uint8) for piece in pieces]
         if with_nan:
             scales, zeros = [*scales, torch.full_like(scales[0][:1], torch.nan)], [*zeros, zeros[0][:1]]
-        code = graph.cast(graph.op("Gather", codes, row, axis=0), self.compute)  # [N, G, pitch, bytes]
+        code = graph.cast(graph.op("Gather", codes, row, axis=0), graph.compute)  # [N, G, pitch, bytes]
         if bits == 4:
-            high = graph.op("Floor", graph.op("Div", code, graph.scalar(16.0, self.compute)))
-            low = graph.op("Sub", code, graph.op("Mul", high, graph.scalar(16.0, self.compute)))
+            high = graph.op("Floor", graph.op("Div", code, graph.scalar(16.0)))
+            low = graph.op("Sub", code, graph.op("Mul", high, graph.scalar(16.0)))
             last = graph.constant([4])
             pair = graph.op("Concat", *(graph.op("Unsqueeze", half, last) for half in (low, high)), axis=4)
             code = graph.op("Reshape", pair, graph.constant([0, 0, 0, 2 * size]))
@@ -229,16 +230,15 @@ class TableNodes:
             code = graph.op("Slice", code, graph.constant([0]), graph.constant([width]), graph.constant([3]))
         scale = graph.op("Gather", graph.weight(f"{rows.name}_scales", scales), row, axis=0)  # [N, G, pitch, 1]
         zero = graph.op("Gather", graph.weight(f"{rows.name}_zeros", zeros), row, axis=0)
-        numbers = graph.op("Sub", code, graph.cast(zero, self.compute))
-        numbers = graph.op("Mul", numbers, graph.cast(scale, self.compute))
-        return str(graph.op("Reshape", numbers, graph.constant([0, 0, rows.pitch * width])))
+        numbers = graph.op("Sub", code, graph.cast(zero, graph.compute))
+        numbers = graph.op("Mul", numbers, graph.cast(scale, graph.compute))
+        return graph.op("Reshape", numbers, graph.constant([0, 0, rows.pitch * width]))
 
     def _buckets(self, number: str, buckets: Buckets) -> str:
         """The rows or networks ``[N, G]`` of numbers, counted from the start of each table."""
         graph, maps = self.graph, buckets.maps
         if maps is not None:
-            number = number if maps.starts is None else graph.op("Add", number, graph.constant(maps.starts))
-            number = graph.op("Gather", graph.weight(maps.name, maps.tables), number, axis=0)
+            number = graph.op("Gather", graph.weight(maps.name, maps.tables), self._joined_row(number, maps), axis=0)
         if buckets.strides is not None:
             number = graph.op("Div", number, graph.constant(buckets.strides))
         return number if buckets.sizes is None else graph.op("Mod", number, graph.constant(buckets.sizes))
@@ -249,31 +249,29 @@ class TableNodes:
         activation = {"relu": "Relu", "sigmoid": "Sigmoid"}[str(group.activation)]
         vectors = graph.op("Unsqueeze", vectors, inner)  # [N, G, 1, D]
         for level in group.levels:
-            network = self._buckets(number, level.buckets)
-            if (starts := level.weights[0].starts) is not None:
-                network = graph.op("Add", network, graph.constant(starts))
+            network = self._joined_row(self._buckets(number, level.buckets), level.weights[0])
             for layer, pair in enumerate(zip(level.weights, level.biases, strict=True)):
                 weight, bias = (
-                    graph.weight(rows.name, [values.to(self.compute) for values in rows.tables]) for rows in pair
+                    graph.weight(rows.name, [values.to(graph.compute) for values in rows.tables]) for rows in pair
                 )
                 chosen, shift = (graph.op("Gather", value, network, axis=0) for value in (weight, bias))
                 vectors = graph.op("Add", graph.op("MatMul", vectors, chosen), graph.op("Unsqueeze", shift, inner))
                 vectors = vectors if layer == len(level.weights) - 1 else graph.op(activation, vectors)
-        return str(graph.op("Squeeze", vectors, inner))
+        return graph.op("Squeeze", vectors, inner)
 
     def _filled(self, composed: ComposedNodes) -> str:
         """The vectors, with zeros for padding, and NaN or zeros (``unknown_vector``) for ids out of range."""
         graph, vectors = self.graph, composed.vectors
         if composed.in_range is not None:
-            fill = graph.scalar(float("nan") if self.unknown_vector == "nan" else 0.0, self.compute)
+            fill = graph.scalar(float("nan") if self.unknown_vector == "nan" else 0.0)
             mask = graph.op("Unsqueeze", composed.in_range, graph.constant([2]))
             vectors = graph.op("Where", mask, vectors, fill)
         if composed.is_padding is not None:
             mask = graph.op("Unsqueeze", composed.is_padding, graph.constant([2]))
-            vectors = graph.op("Where", mask, graph.scalar(0.0, self.compute), vectors)
-        return str(vectors)
+            vectors = graph.op("Where", mask, graph.scalar(0.0), vectors)
+        return vectors
 
-    def bag(self, ids: str, offsets: str, weights: str | None, mode: str) -> str:
+    def bag(self, ids: str, offsets: str, weights: str | None) -> str:
         """Pooled vectors ``[B, sum W]`` of jagged ``ids`` ``[V]``; ``offsets`` ``[F * B + 1]``, feature by feature."""
         graph, features = self.graph, len(self.tables.features)
         bag, batch = self._bag_numbers(ids, offsets, features)
@@ -288,13 +286,13 @@ class TableNodes:
                 own_weights = None if weights is None else graph.op("Slice", weights, *limits)
             column = graph.op("Unsqueeze", own_ids, graph.constant([1]))
             composed = self._compose(column, group_of(self.tables, [feature]))
-            pooled.append(self._pooled(composed, own_bag, batch, own_weights, mode))
-        return str(pooled[0] if len(pooled) == 1 else graph.op("Concat", *pooled, axis=1))
+            pooled.append(self._pooled(composed, own_bag, batch, own_weights))
+        return pooled[0] if len(pooled) == 1 else graph.op("Concat", *pooled, axis=1)
 
-    def bag_of_rows(self, ids: str, weights: str | None, mode: str) -> str:
+    def bag_of_rows(self, ids: str, weights: str | None) -> str:
         """Pooled vectors ``[B, W]`` of ids ``[B, L]`` of the only table; each row is a bag."""
         graph, column = self.graph, self.graph.constant([-1])
-        batch, length = graph.op("Split", graph.op("Shape", ids), outputs=2, axis=0, num_outputs=2)
+        batch, length = graph.split(graph.op("Shape", ids), 2, axis=0)
         flat = graph.op("Reshape", ids, column)
         last = graph.op("Mul", batch, length)
         scalars = [graph.constant(0), graph.op("Squeeze", last, graph.constant([0])), graph.constant(1)]
@@ -302,7 +300,7 @@ class TableNodes:
         bag = graph.op("Div", graph.op("Range", *scalars), longer)
         composed = self._compose(graph.op("Unsqueeze", flat, graph.constant([1])), group_of(self.tables, [0]))
         flat_weights = None if weights is None else graph.op("Reshape", weights, column)
-        return self._pooled(composed, bag, batch, flat_weights, mode)
+        return self._pooled(composed, bag, batch, flat_weights)
 
     def _bag_numbers(self, ids: str, offsets: str, features: int) -> tuple[str, str]:
         """The bag of each id ``[V]``, computed as the number of bags that end before it; and the batch size ``[1]``."""
@@ -317,38 +315,38 @@ class TableNodes:
         bag = graph.op("Slice", bag, graph.constant([0]), graph.constant([-1]))
         return bag, graph.op("Div", bags, graph.constant([features]))
 
-    def _pooled(self, composed: ComposedNodes, bag: str, batch: str, weights: str | None, mode: str) -> str:
+    def _pooled(self, composed: ComposedNodes, bag: str, batch: str, weights: str | None) -> str:
         """Pool the vectors ``[V, 1, W]`` of one table into ``[B, W]``; ids past the last bag are ignored."""
-        graph, one, zero = self.graph, self.graph.constant([1]), self.graph.scalar(0.0, self.compute)
+        graph, one, zero = self.graph, self.graph.constant([1]), self.graph.scalar(0.0)
         bags = graph.op("Add", batch, one)  # plus one for ids past the last bag
         index = graph.op("Unsqueeze", bag, one)
 
         def scattered(values: str, start: str, columns: str, reduction: str) -> str:
             initial = graph.op("Expand", start, graph.op("Concat", bags, columns, axis=0))
             reduced = graph.op("ScatterND", initial, index, values, reduction=reduction)
-            return str(graph.op("Slice", reduced, graph.constant([0]), graph.constant([-1])))
+            return graph.op("Slice", reduced, graph.constant([0]), graph.constant([-1]))
 
         def count(mask: str) -> str:
-            return scattered(graph.cast(mask, self.compute), zero, one, "add")
+            return scattered(graph.cast(mask, graph.compute), zero, one, "add")
 
         in_range = graph.op("Equal", index, index) if composed.in_range is None else composed.in_range
         counted = in_range
         if composed.is_padding is not None:
             counted = graph.op("And", counted, graph.op("Not", composed.is_padding))
-        start = graph.scalar(-torch.inf, self.compute) if mode == "max" else zero
+        start = graph.scalar(-torch.inf) if self.mode == "max" else zero
         vectors = graph.op("Where", counted, graph.op("Squeeze", composed.vectors, one), start)
         if weights is not None:
             vectors = graph.op("Mul", vectors, graph.op("Unsqueeze", weights, one))
         columns = graph.op("Slice", graph.op("Shape", vectors), one, graph.constant([2]))
-        pooled = scattered(vectors, start, columns, "max" if mode == "max" else "add")
-        if mode == "mean":
-            pooled = graph.op("Div", pooled, graph.op("Max", count(counted), graph.scalar(1.0, self.compute)))
-        if mode == "max":
+        pooled = scattered(vectors, start, columns, "max" if self.mode == "max" else "add")
+        if self.mode == "mean":
+            pooled = graph.op("Div", pooled, graph.op("Max", count(counted), graph.scalar(1.0)))
+        if self.mode == "max":
             pooled = graph.op("Where", graph.op("Greater", count(counted), zero), pooled, zero)
         if self.unknown_vector == "nan" and composed.in_range is not None:
             invalid = graph.op("Greater", count(graph.op("Not", composed.in_range)), zero)
-            pooled = graph.op("Where", invalid, graph.scalar(float("nan"), self.compute), pooled)
-        return str(pooled)
+            pooled = graph.op("Where", invalid, graph.scalar(float("nan")), pooled)
+        return pooled
 
 
 def _is_sum_or_product(group: FeatureGroup) -> bool:

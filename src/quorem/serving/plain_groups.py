@@ -13,7 +13,8 @@ from ..hashing import mixed_ids
 from ..ops.codes import code_bytes
 from ..renumbering import MIXING_FACTORS
 from ..tables import Tables
-from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows, compute_dtype
+from .groups import Buckets, FeatureGroup, JoinedTables, OwnRows
+from .signature import compute_dtype
 
 
 class ComposedVectors(NamedTuple):
@@ -97,11 +98,9 @@ class PlainPlaces(nn.Module):
 
     def __init__(self, own: OwnRows) -> None:
         super().__init__()
-        for name in ("num_hot", "has_rest", "rest_from"):
+        for name in ("num_hot", "has_rest", "rest_from", "num_listed"):
             constant(self, name, getattr(own, name))
-        listed = [count * rest for count, rest in zip(own.num_composed, own.has_rest, strict=True)]
-        constant(self, "num_listed", listed)
-        self.steps = (max(own.num_hot).bit_length(), max(listed).bit_length())
+        self.steps = (max(own.num_hot).bit_length(), max(own.num_listed).bit_length())
         self.hot, self.cold = (None if lists is None else PlainRows(lists) for lists in (own.hot, own.cold))
 
     def forward(self, ids: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,6 +139,8 @@ class PlainGroup(nn.Module):
         shared_rows: rows of the groups made so far, by name; groups whose tables share a pool share its rows.
     """
 
+    features: Tensor
+    members: Tensor  # for each feature of the module, its position in the group, or -1
     limits: Tensor
     num_composed: Tensor | None
     padding: Tensor | None
@@ -150,13 +151,16 @@ class PlainGroup(nn.Module):
 
     def __init__(self, group: FeatureGroup, tables: Tables, shared_rows: dict[str, nn.Module]) -> None:
         super().__init__()
-        self.operation, self.width, self.features, self.raw = group.operation, group.width, group.features, group.raw
+        self.operation, self.width, self.raw = group.operation, group.width, group.raw
         self.unknown_ids = group.unknown_ids
         self.compute = compute_dtype(tables)
 
         def stored(rows: JoinedTables) -> nn.Module:
             return QuantizedRows(rows, tables.width, tables.bits, self.compute) if tables.bits else PlainRows(rows)
 
+        features = range(len(tables.features))
+        constant(self, "features", group.features)
+        constant(self, "members", [group.features.index(f) if f in group.features else -1 for f in features])
         constant(self, "limits", group.limits)
         constant(self, "num_composed", group.num_composed if group.unknown_ids == "hash" else None)
         constant(self, "padding", group.padding)

@@ -3,6 +3,8 @@
 import io
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 import torch
@@ -11,12 +13,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ..bags import EmbeddingBag
-from ..collection import EmbeddingCollection
 from ..files import replacing
-from ..models.network import Network
 from ..store.model_file import tables_in
-from .groups import UnknownVector, check_options
 from .plain import PlainModel
+from .signature import UnknownVector, inputs_of
 
 BATCH = 3  # batch size of the example that is traced: torch treats sizes 0 and 1 as constants
 
@@ -39,12 +39,11 @@ def export_program(
         TypeError: if ``save`` does not accept the class of the model.
         ValueError: if an option does not fit the model.
     """
-    check_options(model, unknown, jagged, sample_weights)
+    examples, sizes = _example(model, unknown, jagged, sample_weights)
     plain = PlainModel(model, unknown=unknown, jagged=jagged).eval()
-    inputs, sizes = _example(model, plain, jagged, sample_weights)
     # Without backed_size_oblivious, a batch size derived from the length of the offsets could not be 1.
     with torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        return torch.export.export(plain, tuple(inputs), dynamic_shapes=(tuple(sizes),))
+        return torch.export.export(plain, tuple(examples), dynamic_shapes=(tuple(sizes),))
 
 
 def write_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
@@ -53,10 +52,8 @@ def write_program(program: ExportedProgram, path: str | os.PathLike[str]) -> Non
     Raises:
         OSError: if the disk is full; an existing file is kept.
     """
-    with replacing(path) as file:
-        archive = _Archive(file)
-        torch.export.save(program, cast(BinaryIO, archive))
-        archive.check()
+    with _archive(path) as file:
+        torch.export.save(program, file)
 
 
 def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
@@ -74,11 +71,19 @@ def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> N
         raise ValueError(f"path ({os.fspath(path)}) must end in .pt2 for AOTInductor")
     from torch._inductor import aoti_compile_and_package
 
-    with replacing(path) as file, warnings.catch_warnings():
+    with _archive(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
+        aoti_compile_and_package(program, package_path=file)
+
+
+@contextmanager
+def _archive(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file that torch writes an archive to; it replaces ``path`` only if every write succeeded."""
+    with replacing(path) as file:
         archive = _Archive(file)
-        aoti_compile_and_package(program, package_path=cast(BinaryIO, archive))
-        archive.check()
+        yield cast(BinaryIO, archive)
+        if archive.error is not None:
+            raise archive.error
 
 
 class _Archive(io.RawIOBase):
@@ -106,38 +111,20 @@ class _Archive(io.RawIOBase):
                 self.error = error
         return len(data)
 
-    def check(self) -> None:
-        """Raise the error of the first write that failed."""
-        if self.error is not None:
-            raise self.error
-
 
 def _example(
-    model: nn.Module, plain: PlainModel, jagged: bool, sample_weights: bool
+    model: nn.Module, unknown: str, jagged: bool, sample_weights: bool
 ) -> tuple[list[Tensor], list[dict[int, Dim]]]:
     """Example inputs for tracing, and their dynamic sizes."""
     tables, batch = tables_in(model), Dim("batch")
-    inputs: list[Tensor] = []
-    sizes: list[dict[int, Dim]] = []
-    if isinstance(model, Network):
-        inputs.append(torch.zeros(BATCH, model.num_dense, dtype=plain.tables.compute))
-        sizes.append({0: batch})
-    if not jagged:
-        if isinstance(tables, EmbeddingCollection):
-            shape = [BATCH, len(tables.features)]
-        elif isinstance(tables, EmbeddingBag):
-            shape = [BATCH, BATCH + 1]
-        else:
-            shape = [BATCH, len(model.embedding_dims)] if isinstance(model, Network) else [BATCH]
-        inputs.append(torch.zeros(shape, dtype=torch.int64))
-        sizes.append({0: batch, 1: Dim("length")} if isinstance(tables, EmbeddingBag) else {0: batch})
-    else:
-        features = len(tables.features)
-        count = features * BATCH + (not isinstance(tables, EmbeddingBag) or tables.include_last_offset)
-        inputs += [torch.zeros(2 * count, dtype=torch.int64), torch.arange(count)]
-        extra = count - features * BATCH
-        sizes += [{0: Dim("values")}, {0: features * batch + extra if (features, extra) != (1, 0) else batch}]
-    if sample_weights:
-        inputs.append(torch.ones(inputs[-1 - jagged].shape, dtype=plain.tables.compute))
-        sizes.append(sizes[-1 - jagged])
-    return inputs, sizes
+    features = len(tables.features)
+    extra = int(not isinstance(tables, EmbeddingBag) or tables.include_last_offset)
+    count = features * BATCH + extra
+    sizes = {"batch": BATCH, "length": BATCH + 1, "values": 2 * count, "offsets": count}
+    offsets = batch if (features, extra) == (1, 0) else features * batch + extra
+    dims = {"batch": batch, "length": Dim("length"), "values": Dim("values"), "offsets": offsets}
+    examples, dynamic = [], []
+    for _, dtype, shape in inputs_of(model, unknown, jagged, sample_weights):
+        examples.append(torch.zeros([sizes[size] if isinstance(size, str) else size for size in shape], dtype=dtype))
+        dynamic.append({axis: dims[size] for axis, size in enumerate(shape) if isinstance(size, str)})
+    return examples, dynamic
