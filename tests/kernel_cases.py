@@ -132,7 +132,8 @@ def check_bag(case: Case, ids: Tensor, offsets: Tensor, weighted: bool, mean: bo
     same("sample_weights", to_weights, truth("bag_sample_weights_backward", *args, mean=mean).to(to_weights.dtype))
 
 
-RULES = tuple(rule for rule in state.STATES if rule not in ("momentum_sgd", "adamw"))  # those with fused versions
+# The rules with fused versions.
+RULES = tuple(rule for rule in state.TYPES_OF_RULE if rule not in ("momentum_sgd", "adamw"))
 LR = torch.tensor(0.05, dtype=torch.float64)
 
 

@@ -94,14 +94,8 @@ class Tables(StoredTables):
         if "id_rules" in self._buffers:
             ids = self._within(ids, None)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
-        if self.bits:
-            out = autograd.lookup_quantized(
-                ids, stored, self.layout, self.updates, invalid=invalid, **self._quantized()
-            )
-        else:
-            out = autograd.lookup(
-                ids, stored, self.layout, self.updates, names=self.titles, sparse=self.sparse, invalid=invalid
-            )
+        options = {"names": self.titles, "sparse": self.sparse, **self._codes()}
+        out = autograd.lookup(ids, stored, self.layout, self.updates, invalid=invalid, **options)
         if invalid is not None:
             self._report_invalid()
         if self._modules:
@@ -120,10 +114,7 @@ class Tables(StoredTables):
         inputs = (ids, offsets, sample_weights, stored, layout, self.updates)
         transformed = sum(len(group.members) for group in self._path_networks())  # _path_bag has their gradients
         with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
-            if self.bits:
-                out = autograd.bag_quantized(*inputs, mean=mean, **self._quantized())
-            else:
-                out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse)
+            out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse, **self._codes())
         for group in self._path_networks():  # the op pooled untransformed rows: replace its output
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
         return out
@@ -141,13 +132,9 @@ class Tables(StoredTables):
         reads = reads_of(ids[:, None], self.slots[slot], self.parts[slot], self.layout)
         valid = reads.valid & inside[:, None]
         rows = torch.where(reads.used, reads.rows, 0).sum(-1)  # one is used: the id's own row, or its first partition's
-        if self.bits:
-            vectors = autograd.gather_quantized(rows, stored, self.updates, width=self.width, bits=self.bits)
-            vectors = vectors.to(self.dtype).flatten(1)
-        else:
-            alone = len(group.members) == len(self.features)  # torch cannot add two sparse gradients in float16
-            sparse = self.sparse and (alone or stored.dtype != torch.float16)
-            vectors = autograd.gather_rows(rows, stored, self.updates, sparse).flatten(1)
+        alone = len(group.members) == len(self.features)  # torch cannot add two sparse gradients in float16
+        sparse = self.sparse and (alone or stored.dtype != torch.float16)
+        vectors = autograd.gather_rows(rows, stored, self.updates, sparse, **self._codes()).to(self.dtype).flatten(1)
         vectors = group(vectors, ids, member, self.layout.ranks)
         vectors = vectors.to(accumulator(vectors))
         factor = pooling_factor(valid, bag, sample_weights, offsets, mean, vectors.dtype)[:, 0]
@@ -171,8 +158,9 @@ class Tables(StoredTables):
         is_unsigned = isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids)
         return ids.view(torch.int64) if is_unsigned else ids
 
-    def _quantized(self) -> dict[str, Any]:
-        return {"width": self.width, "bits": self.bits, "dtype": self.vector_dtype, "names": self.titles}
+    def _codes(self) -> dict[str, Any]:
+        """How rows of bytes are read (``ops.lookup.CodeOptions``); empty for float rows."""
+        return {"width": self.width, "bits": self.bits, "dtype": self.vector_dtype} if self.bits else {}
 
     def _counts_invalid(self, ids: Tensor) -> bool:
         """Whether ids out of range are counted; CPU ops raise instead."""

@@ -1,7 +1,7 @@
 """The ops with gradients: dense ones, sparse ones, or ones that go to an optimizer within the backward pass."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from . import gpu, gradients
 from .codes import dequantize
 from .declare import call, is_eager
 from .layout import Layout
+from .lookup import CodeOptions
 from .replicas import active_ddp
 from .updates import Read, Updates, is_captured
 
@@ -25,6 +26,7 @@ def lookup(
     names: str = "",
     sparse: bool = False,
     invalid: Tensor | None = None,
+    **codes: Unpack[CodeOptions],
 ) -> Tensor:
     """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``.
 
@@ -36,6 +38,7 @@ def lookup(
         names: for error messages, the name of each feature's table, one per line.
         sparse: whether the gradient of ``stored`` is sparse.
         invalid: a count to which the number of ids out of range is added, if these do not raise.
+        codes: given where rows are bytes, which are trained only by ``apply_in_backward``.
     """
     if updates.lagging is not None:
         updates.catch_up_(ids, None, stored, layout)
@@ -45,31 +48,18 @@ def lookup(
         invalid = None
     if collector is not None and not (eager and stored is updates.stored):
         collector = updates.collector_of(stored)
-    op, counted = ("lookup", ()) if invalid is None else ("lookup_counting", (invalid,))
+    op, counted = "lookup_quantized" if codes else "lookup", ()
+    if invalid is not None:
+        op, counted = f"{op}_counting", (invalid,)
     if collector is not None:
-        read = partial(call, op, ids, stored, layout, *counted, names=names)
+        read = partial(call, op, ids, stored, layout, *counted, names=names, **codes)
         return collector.read(read, Read("lookup", (ids,), layout))
-    if not _differentiated(stored, eager=eager):
-        return call(op, ids, stored, layout, *counted, names=names)
+    if codes or not _differentiated(stored, eager=eager):
+        return call(op, ids, stored, layout, *counted, names=names, **codes)
     is_sparse = sparse and _may_be_sparse()
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
         return _sparse_lookup(ids, stored, *layout, invalid, names, True)
     return _Lookup.apply(ids, stored, *layout, invalid, names, is_sparse)
-
-
-def lookup_quantized(
-    ids: Tensor, stored: Tensor, layout: Layout, updates: Updates, *, invalid: Tensor | None = None, **options: Any
-) -> Tensor:
-    """``lookup`` in rows as bytes, trained only by ``apply_in_backward``; ``quantized`` explains the options."""
-    if invalid is not None and _transformed():
-        call("count_invalid_", ids, None, invalid, layout)
-        invalid = None
-    op, counted = ("lookup_quantized", ()) if invalid is None else ("lookup_quantized_counting", (invalid,))
-    collector = None if updates.collector is None else updates.collector_of(stored)
-    if collector is None:
-        return call(op, ids, stored, layout, *counted, **options)
-    read = partial(call, op, ids, stored, layout, *counted, **options)
-    return collector.read(read, Read("lookup", (ids,), layout))
 
 
 def bag(
@@ -83,13 +73,26 @@ def bag(
     mean: bool,
     names: str = "",
     sparse: bool = False,
+    **codes: Unpack[CodeOptions],
 ) -> Tensor:
-    """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``."""
+    """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``.
+
+    Raises:
+        ValueError: if rows of bytes are trained and ``sample_weights`` want a gradient too.
+    """
     updates.catch_up_(ids, offsets, stored, layout)
     collector = updates.collector_of(stored)
+    read = Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean})
+    if codes:
+        lookup = partial(call, "bag_quantized", *read.inputs, stored, layout, mean=mean, names=names, **codes)
+        if collector is None:
+            return lookup()
+        if torch.is_grad_enabled() and sample_weights is not None and sample_weights.requires_grad:
+            raise ValueError("per_sample_weights must not require a gradient if rows are trained in 8 bits")
+        return collector.read(lookup, read)
     if collector is not None:
         out = _Bag.apply(ids, offsets, sample_weights, stored.detach(), *layout, mean, names, False)
-        return collector.read(out, Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean}))
+        return collector.read(out, read)
     if not _differentiated(stored, sample_weights):
         return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
     is_sparse = sparse and _may_be_sparse()
@@ -98,58 +101,22 @@ def bag(
     return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, is_sparse)
 
 
-def bag_quantized(
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    updates: Updates,
-    *,
-    mean: bool,
-    **options: Any,
+def gather_rows(
+    rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False, **codes: Unpack[CodeOptions]
 ) -> Tensor:
-    """``bag`` in rows as bytes, trained only by ``apply_in_backward``; ``quantized`` explains the options.
-
-    Raises:
-        ValueError: if rows are trained and ``sample_weights`` want a gradient too.
-    """
-    read = partial(call, "bag_quantized", ids, offsets, sample_weights, stored, layout, mean=mean, **options)
+    """``rows`` of ``stored`` as they are, ``[..., W]``; float32 where they are bytes."""
     collector = updates.collector_of(stored)
-    if collector is None:
-        return read()
-    if torch.is_grad_enabled() and sample_weights is not None and sample_weights.requires_grad:
-        raise ValueError("per_sample_weights must not require a gradient if rows are trained in 8 bits")
-    return collector.read(read, Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean}))
-
-
-def gather_quantized(rows: Tensor, stored: Tensor, updates: Updates, *, width: int, bits: int) -> Tensor:
-    """``rows`` of ``stored``, which holds bytes, as float32 ``[..., W]``."""
-    collector, numbers = updates.collector_of(stored), dequantize(stored[rows], width, bits)
-    return numbers if collector is None else collector.read(numbers, Read("rows", (rows,)))
-
-
-def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False) -> Tensor:
-    """``rows`` of ``stored`` as they are, ``[..., W]``."""
-    collector = updates.collector_of(stored)
-    if collector is not None:
-        return collector.read(F.embedding(rows, stored.detach()), Read("rows", (rows,)))
-    return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
+    if collector is None and not codes:
+        return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
+    vectors = dequantize(stored[rows], codes["width"], codes["bits"]) if codes else F.embedding(rows, stored.detach())
+    return vectors if collector is None else collector.read(vectors, Read("rows", (rows,)))
 
 
 def path(
-    vectors: Tensor,
-    ids: Tensor,
-    layers: list[Tensor],
-    slots: Tensor,
-    parts: Tensor,
-    columns: Tensor,
-    *,
-    networks: int,
-    activation: str,
+    vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor, networks: int, activation: str
 ) -> Tensor:
     """The op ``path`` with gradients of ``vectors`` and ``layers``."""
-    return _Path.apply(vectors, ids, slots, parts, columns, networks, activation, *layers)[0]
+    return _Path.apply(vectors, ids, *integers, networks, activation, *layers)[0]
 
 
 def path_is_fused(vectors: Tensor, layers: list[Tensor], networks: int) -> bool:

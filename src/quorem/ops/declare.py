@@ -12,18 +12,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import cpu, gpu, gradients, lookup, path, quantized, replay, rules
+from . import cpu, gpu, gradients, lookup, path, replay, rules
 from .layout import Layout
 from .rows import accumulator
-from .state import CONSTANTS, STATES, present
+from .state import TYPES_OF_RULE, present
 
 Kernel = Callable[..., Any]
 
 _LAYOUT = ", ".join(f"Tensor {name}" for name in Layout._fields)
-_BAG = "Tensor ids, Tensor offsets, Tensor? sample_weights, Tensor stored"
-_STEP = f"Tensor(a!) stored, Tensor lr, Tensor(b!)[] state, {_LAYOUT}"
-_LAGGING = f"Tensor(a!) stored, Tensor(b!)[] state, {_LAYOUT}"
-_QUANTIZED = "int width, int bits, ScalarType dtype"
+_LOOKUP = f"Tensor ids, Tensor stored, {_LAYOUT}"
+_BAGS = "Tensor ids, Tensor offsets, Tensor? sample_weights"
+_BAG = f"{_BAGS}, Tensor stored, {_LAYOUT}"
+_STEP = "Tensor(a!) stored, Tensor lr, Tensor(b!)[] state"
+_LAGGING = "Tensor(a!) stored, Tensor(b!)[] state"
+_CODES = "int width, int bits, ScalarType dtype, str names"
 _RULE = "str rule, float[] constants, int? rounding_seed=None"
 _UPDATE = f"{_RULE}, float? clip_value=None, Tensor? loss_scale=None"
 _PATH = "Tensor vectors, Tensor ids, Tensor[] layers, Tensor slots, Tensor parts, Tensor columns"
@@ -39,26 +41,14 @@ class Op(NamedTuple):
     shapes: Kernel  # empty tensors as the op would return them
 
 
-def _vectors(ids: Tensor, stored: Tensor, layout: Layout, *_: Any, names: str) -> Tensor:
-    return stored.new_empty(ids.shape[0], layout.slots.shape[0], stored.shape[1])
+def _vectors(ids: Tensor, stored: Tensor, layout: Layout, *_: Any, **options: Any) -> Tensor:
+    width = options.get("width", stored.shape[1])
+    return stored.new_empty(ids.shape[0], layout.slots.shape[0], width, dtype=options.get("dtype"))
 
 
-def _pooled(ids: Tensor, offsets: Tensor, _: Any, stored: Tensor, layout: Layout, *, mean: bool, names: str) -> Tensor:
-    batch = (offsets.shape[0] - 1) // layout.spans.shape[0]
-    return stored.new_empty(batch, layout.slots.shape[0], stored.shape[1])
-
-
-def _quantized_vectors(
-    ids: Tensor, _: Tensor, layout: Layout, *__: Any, width: int, bits: int, dtype: torch.dtype, names: str
-) -> Tensor:
-    return ids.new_empty(ids.shape[0], layout.slots.shape[0], width, dtype=dtype)
-
-
-def _quantized_pooled(
-    ids: Tensor, offsets: Tensor, _: Any, __: Tensor, layout: Layout, *, width: int, dtype: torch.dtype, **options: Any
-) -> Tensor:
-    batch = (offsets.shape[0] - 1) // layout.spans.shape[0]
-    return ids.new_empty(batch, layout.slots.shape[0], width, dtype=dtype)
+def _pooled(ids: Tensor, offsets: Tensor, _: Any, stored: Tensor, layout: Layout, **options: Any) -> Tensor:
+    batch, width = (offsets.shape[0] - 1) // layout.spans.shape[0], options.get("width", stored.shape[1])
+    return stored.new_empty(batch, layout.slots.shape[0], width, dtype=options.get("dtype"))
 
 
 def _like_stored(*tensors: Any, mean: bool = False) -> Tensor:
@@ -95,70 +85,41 @@ def _path_backward(
 
 
 OPS = {
-    "lookup": Op(f"Tensor ids, Tensor stored, {_LAYOUT}, *, str names", "Tensor", lookup.lookup, _vectors),
-    "lookup_counting": Op(
-        f"Tensor ids, Tensor stored, {_LAYOUT}, Tensor(a!) invalid, *, str names",
-        "Tensor",
-        lookup.lookup_counting,
-        _vectors,
+    "lookup": Op(f"{_LOOKUP}, *, str names", "Tensor", lookup.lookup, _vectors),
+    "lookup_counting": Op(f"{_LOOKUP}, Tensor(a!) invalid, *, str names", "Tensor", lookup.lookup_counting, _vectors),
+    "lookup_quantized": Op(f"{_LOOKUP}, *, {_CODES}", "Tensor", lookup.lookup, _vectors),
+    "lookup_quantized_counting": Op(
+        f"{_LOOKUP}, Tensor(a!) invalid, *, {_CODES}", "Tensor", lookup.lookup_counting, _vectors
     ),
     "count_invalid_": Op(
         f"Tensor ids, Tensor? offsets, Tensor(a!) count, {_LAYOUT}", "()", lookup.count_invalid_, _nothing
     ),
-    "bag": Op(f"{_BAG}, {_LAYOUT}, *, bool mean, str names", "Tensor", lookup.bag, _pooled),
-    "lookup_quantized": Op(
-        f"Tensor ids, Tensor stored, {_LAYOUT}, *, {_QUANTIZED}, str names",
-        "Tensor",
-        quantized.lookup_quantized,
-        _quantized_vectors,
-    ),
-    "lookup_quantized_counting": Op(
-        f"Tensor ids, Tensor stored, {_LAYOUT}, Tensor(a!) invalid, *, {_QUANTIZED}, str names",
-        "Tensor",
-        quantized.lookup_quantized_counting,
-        _quantized_vectors,
-    ),
-    "bag_quantized": Op(
-        f"{_BAG}, {_LAYOUT}, *, {_QUANTIZED}, bool mean, str names",
-        "Tensor",
-        quantized.bag_quantized,
-        _quantized_pooled,
-    ),
-    "lookup_backward": Op(
-        f"Tensor grad, Tensor ids, Tensor stored, {_LAYOUT}", "Tensor", gradients.lookup_backward, _like_stored
-    ),
-    "bag_backward": Op(f"Tensor grad, {_BAG}, {_LAYOUT}, *, bool mean", "Tensor", gradients.bag_backward, _like_stored),
-    "lookup_row_grads": Op(
-        f"Tensor grad, Tensor ids, Tensor stored, {_LAYOUT}", "(Tensor, Tensor)", gradients.lookup_row_grads, _row_grads
-    ),
-    "bag_row_grads": Op(
-        f"Tensor grad, {_BAG}, {_LAYOUT}, *, bool mean", "(Tensor, Tensor)", gradients.bag_row_grads, _row_grads
-    ),
+    "bag": Op(f"{_BAG}, *, bool mean, str names", "Tensor", lookup.bag, _pooled),
+    "bag_quantized": Op(f"{_BAG}, *, bool mean, {_CODES}", "Tensor", lookup.bag, _pooled),
+    "lookup_backward": Op(f"Tensor grad, {_LOOKUP}", "Tensor", gradients.lookup_backward, _like_stored),
+    "bag_backward": Op(f"Tensor grad, {_BAG}, *, bool mean", "Tensor", gradients.bag_backward, _like_stored),
+    "lookup_row_grads": Op(f"Tensor grad, {_LOOKUP}", "(Tensor, Tensor)", gradients.lookup_row_grads, _row_grads),
+    "bag_row_grads": Op(f"Tensor grad, {_BAG}, *, bool mean", "(Tensor, Tensor)", gradients.bag_row_grads, _row_grads),
     "bag_sample_weights_backward": Op(
         f"Tensor grad, Tensor ids, Tensor offsets, Tensor stored, {_LAYOUT}, *, bool mean",
         "Tensor",
         gradients.bag_sample_weights_backward,
         _sample_weights,
     ),
-    "lookup_update_": Op(f"Tensor grad, Tensor ids, {_STEP}, *, {_UPDATE}", "()", rules.lookup_update_, _nothing),
+    "lookup_update_": Op(
+        f"Tensor grad, Tensor ids, {_STEP}, {_LAYOUT}, *, {_UPDATE}", "()", rules.lookup_update_, _nothing
+    ),
     "bag_update_": Op(
-        f"Tensor grad, Tensor ids, Tensor offsets, Tensor? sample_weights, {_STEP}, *, bool mean, {_UPDATE}",
-        "()",
-        rules.bag_update_,
-        _nothing,
+        f"Tensor grad, {_BAGS}, {_STEP}, {_LAYOUT}, *, bool mean, {_UPDATE}", "()", rules.bag_update_, _nothing
     ),
     "rows_update_": Op(
-        "Tensor rows, Tensor values, Tensor(a!) stored, Tensor lr, Tensor(b!)[] state,"
-        f" *, {_UPDATE}, Tensor? extents=None",
-        "()",
-        rules.rows_update_,
-        _nothing,
+        f"Tensor rows, Tensor values, {_STEP}, *, {_UPDATE}, Tensor? extents=None", "()", rules.rows_update_, _nothing
     ),
-    "lookup_catch_up_": Op(f"Tensor ids, {_LAGGING}, *, {_RULE}", "()", replay.lookup_catch_up_, _nothing),
-    "bag_catch_up_": Op(f"Tensor ids, Tensor offsets, {_LAGGING}, *, {_RULE}", "()", replay.bag_catch_up_, _nothing),
-    "rows_catch_up_": Op(
-        f"Tensor? rows, Tensor(a!) stored, Tensor(b!)[] state, *, {_RULE}", "()", replay.rows_catch_up_, _nothing
+    "lookup_catch_up_": Op(f"Tensor ids, {_LAGGING}, {_LAYOUT}, *, {_RULE}", "()", replay.lookup_catch_up_, _nothing),
+    "bag_catch_up_": Op(
+        f"Tensor ids, Tensor offsets, {_LAGGING}, {_LAYOUT}, *, {_RULE}", "()", replay.bag_catch_up_, _nothing
     ),
+    "rows_catch_up_": Op(f"Tensor? rows, {_LAGGING}, *, {_RULE}", "()", replay.rows_catch_up_, _nothing),
     "path": Op(f"{_PATH}, *, {_NETWORKS}", "(Tensor, Tensor, Tensor)", path.path, _path),
     "path_backward": Op(
         f"Tensor grad, {_PATH}, Tensor counts, Tensor lists, *, {_NETWORKS}",
@@ -262,8 +223,8 @@ def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
         if options.get("rounding_seed", 0) is None:
             del options["rounding_seed"]
         if state is not None:
-            packed[state] = STATES[options["rule"]](*args[state])
-            options["constants"] = CONSTANTS[options["rule"]](*options["constants"])
+            state_type, constants_type = TYPES_OF_RULE[options["rule"]]
+            packed[state], options["constants"] = state_type(*args[state]), constants_type(*options["constants"])
         kernel = None if device is None else device.kernels().get(name)
         result = NotImplemented if kernel is None else kernel(*packed, **options)
         return plain(*packed, **options) if result is NotImplemented else result

@@ -14,8 +14,7 @@ within the last H, so that a row multiplies about 2 log2(H) of them at most. Wit
 import torch
 from torch import Tensor
 
-from .rounding import Rounding
-from .rows import accumulator, subtract_
+from .rows import accumulator
 from .state import HISTORY, MomentumSGDConstants, MomentumSGDState
 
 
@@ -40,15 +39,8 @@ def advance_(lr: Tensor, state: MomentumSGDState, constants: MomentumSGDConstant
     state.step.add_(1)
 
 
-def catch_up_(
-    rows: Tensor,
-    since: Tensor,
-    stored: Tensor,
-    state: MomentumSGDState,
-    constants: MomentumSGDConstants,
-    rounding: Rounding | None,
-) -> None:
-    """Take the steps that ``rows`` ``[N]`` missed after ``since`` ``[N]``."""
+def catch_up_(rows: Tensor, since: Tensor, stored: Tensor, state: MomentumSGDState) -> Tensor:
+    """What the steps after ``since`` ``[N]`` subtract from ``rows`` ``[N]``; the rows' buffers take these steps."""
     steps, inverse = since.unique(return_inverse=True)
     product = missed(steps, state)
     product[:, 0, 0] -= 1  # the change of the row, not the row
@@ -59,7 +51,7 @@ def catch_up_(
         buffer = state.momentum_buffer[rows]
         change += product[:, 0, 1] * buffer
         state.momentum_buffer[rows] = product[:, 1, 0] * row + product[:, 1, 1] * buffer
-    subtract_(stored, rows, -change, rounding)
+    return -change
 
 
 def missed(since: Tensor, state: MomentumSGDState) -> Tensor:

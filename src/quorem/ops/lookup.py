@@ -4,23 +4,35 @@ On the CPU an id outside its table raises IndexError. On a GPU it gives zeros an
 ``Tables.on_invalid_id`` says whether that raises, warns or is ignored.
 """
 
+from typing import TypedDict, Unpack
+
 import torch
 from torch import Tensor
 
 from .layout import Layout
-from .rows import IdBags, Reads, bag_reads, invalid_ids, lookup_reads, raise_out_of_range, read
+from .rows import Reads, bag_reads, invalid_ids, lookup_reads, raise_out_of_range, read
 
 
-def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "") -> Tensor:
+class CodeOptions(TypedDict, total=False):
+    """Where rows are stored in 8 or 4 bits a number (``codes``): how they are read. Empty where they are not."""
+
+    width: int  # numbers of a row
+    bits: int
+    dtype: torch.dtype  # of the vectors
+
+
+def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "", **codes: Unpack[CodeOptions]) -> Tensor:
     """Compose the vectors of ``ids`` ``[B, F]`` into ``[B, S, W]``; padding and out-of-range ids give zeros."""
     raise_out_of_range(ids, None, layout, names)
-    return compose(lookup_reads(ids, layout), stored).to(stored.dtype)
+    return compose(lookup_reads(ids, layout), stored, **codes).to(codes.get("dtype", stored.dtype))
 
 
-def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor, *, names: str = "") -> Tensor:
+def lookup_counting(
+    ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor, *, names: str = "", **codes: Unpack[CodeOptions]
+) -> Tensor:
     """``lookup`` that adds the number of ids out of range to ``invalid`` instead of raising."""
     count_invalid_(ids, None, invalid, layout)
-    return compose(lookup_reads(ids, layout), stored).to(stored.dtype)
+    return compose(lookup_reads(ids, layout), stored, **codes).to(codes.get("dtype", stored.dtype))
 
 
 def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, layout: Layout) -> None:
@@ -37,6 +49,7 @@ def bag(
     *,
     mean: bool,
     names: str = "",
+    **codes: Unpack[CodeOptions],
 ) -> Tensor:
     """Compose the vectors of jagged ``ids`` ``[V]``, then pool them into ``[B, S, W]``.
 
@@ -44,48 +57,26 @@ def bag(
     """
     raise_out_of_range(ids, offsets, layout, names)
     reads, bags = bag_reads(ids, offsets, layout)
-    return pool(compose(reads, stored), reads, bags, offsets, sample_weights, layout, mean).to(stored.dtype)
-
-
-def pool(
-    vectors: Tensor,
-    reads: Reads,
-    bags: IdBags,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    layout: Layout,
-    mean: bool,
-) -> Tensor:
-    """Pool the vectors ``[V, P, W]`` of jagged ids into ``[B, S, W]``."""
-    batch, slots = (len(offsets) - 1) // len(layout.spans), len(layout.slots)
+    vectors = compose(reads, stored, **codes)  # [V, P, W]
     factor = pooling_factor(reads.valid, bags.bag, sample_weights, offsets, mean, vectors.dtype)
-    out = vectors.new_zeros((batch + 1) * slots, vectors.shape[2])  # a row for ids that are in no bag
+    batch, slots = (len(offsets) - 1) // len(layout.spans), len(layout.slots)
+    pooled = vectors.new_zeros((batch + 1) * slots, vectors.shape[2])  # a row for ids that are in no bag
     target = (bags.bag % max(batch, 1))[:, None] * slots + bags.slot
-    out = out.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1))
-    return out[: batch * slots].view(batch, slots, vectors.shape[2])
+    pooled = pooled.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1))
+    pooled = pooled[: batch * slots].view(batch, slots, vectors.shape[2])
+    return pooled.to(codes.get("dtype", stored.dtype))
 
 
-def read_rows(reads: Reads, stored: Tensor, width: int | None = None) -> Tensor:
-    """The rows ``[N, S, K, W]`` in the accumulator's dtype, with the operation's identity where nothing is read.
-
-    ``width`` must be given if ``stored`` holds bytes.
-    """
-    return with_identity(read(stored, reads.rows.clamp(min=0), width or stored.shape[1]), reads)
-
-
-def with_identity(vectors: Tensor, reads: Reads) -> Tensor:
-    """``vectors`` ``[N, S, K, W]``, with the operation's identity where an id has fewer than K."""
+def read_rows(reads: Reads, stored: Tensor, width: int, bits: int = 8) -> Tensor:
+    """The rows ``[N, S, K, W]`` in the accumulator's dtype, with the operation's identity where nothing is read."""
+    vectors = read(stored, reads.rows.clamp(min=0), width, bits)
     identity = reads.product[..., None, None].to(vectors.dtype)  # 1 where rows are multiplied, 0 where they are added
     return torch.where(reads.used[..., None], vectors, identity)
 
 
-def compose(reads: Reads, stored: Tensor) -> Tensor:
+def compose(reads: Reads, stored: Tensor, **codes: Unpack[CodeOptions]) -> Tensor:
     """Composed vectors ``[N, S, W]`` in the accumulator's dtype; zeros for invalid ids."""
-    return compose_vectors(read_rows(reads, stored), reads)
-
-
-def compose_vectors(vectors: Tensor, reads: Reads) -> Tensor:
-    """The product or sum ``[N, S, W]`` of K vectors each; zeros for invalid ids."""
+    vectors = read_rows(reads, stored, codes.get("width", stored.shape[1]), codes.get("bits", 8))
     composed = torch.where(reads.product[..., None], vectors.prod(-2), vectors.sum(-2))
     return torch.where(reads.valid[..., None], composed, 0)
 

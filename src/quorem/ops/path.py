@@ -29,7 +29,16 @@ def path(
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Transform the vectors of path-based features."""
-    out = _transform(vectors, ids, layers, slots, parts, columns, activation)
+    columns = columns[: slots.shape[0]]
+    none = slots.new_empty(0)
+    numbers = numbers_of(ids[:, slots[:, FEATURE]], slots, none)
+    network = (parts[..., BASE] + buckets_of(numbers, parts, none))[..., 0]
+    x = vectors[:, columns].to(accumulator(vectors))
+    for i in range(0, len(layers), 2):
+        x = torch.einsum("bmi,bmio->bmo", x, layers[i][network].to(x.dtype)) + layers[i + 1][network].to(x.dtype)
+        if i + 2 < len(layers):
+            x = torch.relu(x) if activation == "relu" else torch.sigmoid(x)
+    out = vectors.index_copy(1, columns, torch.where(numbers.valid[..., None], x, 0).to(vectors.dtype))
     return out, out.new_empty(0, dtype=torch.int32), out.new_empty(0, dtype=torch.int32)
 
 
@@ -50,26 +59,5 @@ def path_backward(
     """Gradients of ``vectors`` and of each of ``layers``."""
     inputs = [t.detach().requires_grad_() for t in (vectors, *layers)]
     with torch.enable_grad():
-        out = _transform(inputs[0], ids, inputs[1:], slots, parts, columns, activation)
+        out, *_ = path(inputs[0], ids, inputs[1:], slots, parts, columns, networks=networks, activation=activation)
     return list(torch.autograd.grad(out, inputs, grad))
-
-
-def _transform(
-    vectors: Tensor,
-    ids: Tensor,
-    layers: list[Tensor],
-    slots: Tensor,
-    parts: Tensor,
-    columns: Tensor,
-    activation: str,
-) -> Tensor:
-    columns = columns[: slots.shape[0]]
-    none = slots.new_empty(0)
-    numbers = numbers_of(ids[:, slots[:, FEATURE]], slots, none)
-    network = (parts[..., BASE] + buckets_of(numbers, parts, none))[..., 0]
-    valid, x = numbers.valid, vectors[:, columns].to(accumulator(vectors))
-    for i in range(0, len(layers), 2):
-        x = torch.einsum("bmi,bmio->bmo", x, layers[i][network].to(x.dtype)) + layers[i + 1][network].to(x.dtype)
-        if i + 2 < len(layers):
-            x = torch.relu(x) if activation == "relu" else torch.sigmoid(x)
-    return vectors.index_copy(1, columns, torch.where(valid[..., None], x, 0).to(vectors.dtype))

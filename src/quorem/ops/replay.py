@@ -22,6 +22,7 @@ or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R. Missed st
 
 import math
 from functools import lru_cache
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ from .state import (
     AdamState,
     AdamWConstants,
     AdamWState,
+    AnyAdamConstants,
+    AnyAdamState,
+    CatchUpOptions,
     Constants,
     LaggingState,
     MomentumSGDConstants,
@@ -51,18 +55,10 @@ SPREAD_TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err
 
 
 def lookup_catch_up_(
-    ids: Tensor,
-    stored: Tensor,
-    state: LaggingState,
-    layout: Layout,
-    *,
-    rule: str,
-    constants: Constants,
-    rounding_seed: int | None = None,
+    ids: Tensor, stored: Tensor, state: LaggingState, layout: Layout, **options: Unpack[CatchUpOptions]
 ) -> None:
     """Bring the rows that a lookup will read up to date; rows that are already do not change."""
-    rows = rows_read(lookup_reads(ids, layout))
-    rows_catch_up_(rows, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
+    rows_catch_up_(rows_read(lookup_reads(ids, layout)), stored, state, **options)
 
 
 def bag_catch_up_(
@@ -71,29 +67,17 @@ def bag_catch_up_(
     stored: Tensor,
     state: LaggingState,
     layout: Layout,
-    *,
-    rule: str,
-    constants: Constants,
-    rounding_seed: int | None = None,
+    **options: Unpack[CatchUpOptions],
 ) -> None:
     """Bring the rows that a bag will read up to date; rows that are already do not change."""
-    rows = rows_read(bag_reads(ids, offsets, layout)[0])
-    rows_catch_up_(rows, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
+    rows_catch_up_(rows_read(bag_reads(ids, offsets, layout)[0]), stored, state, **options)
 
 
-def rows_catch_up_(
-    rows: Tensor | None,
-    stored: Tensor,
-    state: LaggingState,
-    *,
-    rule: str,
-    constants: Constants,
-    rounding_seed: int | None = None,
-) -> None:
+def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: LaggingState, **options: Unpack[CatchUpOptions]) -> None:
     """Take the steps that ``rows`` missed, repeated or not; every row if None. Rows below 0 are left out."""
     if rows is None:
         for chunk in torch.arange(len(stored), device=stored.device).split(CHUNK):
-            rows_catch_up_(chunk, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
+            rows_catch_up_(chunk, stored, state, **options)
         return
     rows = rows[rows >= 0]
     since = state.last[rows]
@@ -103,25 +87,22 @@ def rows_catch_up_(
     rows, since = rows[behind], since[behind].long()
     if not len(rows):
         return
-    rounding = None if rounding_seed is None else Rounding(~rounding_seed, state.step)  # other bits than the step's own
+    constants, seed = options["constants"], options.get("rounding_seed")
+    rounding = None if seed is None else Rounding(~seed, state.step)  # other bits than the step's own
     if isinstance(state, MomentumSGDState):
-        assert isinstance(constants, MomentumSGDConstants)
-        linear.catch_up_(rows, since, stored, state, constants, rounding)
+        change = linear.catch_up_(rows, since, stored, state)
     else:
-        assert isinstance(constants, AdamConstants | AdamWConstants)
-        _catch_up_(rows, since, stored, state, constants, rounding)
+        assert isinstance(constants, AnyAdamConstants)
+        change = _missed_change(rows, since, stored, state, constants)
         _decay_(rows, since, state, constants)
+    subtract_(stored, rows, change, rounding)
     state.last[rows] = state.step.to(state.last.dtype)
 
 
-def _catch_up_(
-    rows: Tensor,
-    since: Tensor,
-    stored: Tensor,
-    state: AdamState | AdamWState,
-    constants: AdamConstants | AdamWConstants,
-    rounding: Rounding | None,
-) -> None:
+def _missed_change(
+    rows: Tensor, since: Tensor, stored: Tensor, state: AnyAdamState, constants: AnyAdamConstants
+) -> Tensor:
+    """What the steps after ``since`` subtract from ``rows``."""
     highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
     exp_avg, root = state.exp_avg[rows], highest[rows].sqrt()
     change = exp_avg * missed(root, since, state, constants)
@@ -129,7 +110,7 @@ def _catch_up_(
         log_decay = (_log_decay(state.step, state) - _log_decay(since, state))[:, None]
         row = stored[rows].to(exp_avg.dtype)
         change = (log_decay.exp() * change - torch.expm1(log_decay) * row).to(exp_avg.dtype)
-    subtract_(stored, rows, change, rounding)
+    return change
 
 
 def keep_rows_(state: LaggingState, constants: Constants) -> None:
@@ -143,7 +124,7 @@ def keep_rows_(state: LaggingState, constants: Constants) -> None:
                 kept = state.momentum_buffer[rows] * constants.momentum**gap
                 state.momentum_buffer[rows] = kept.to(state.momentum_buffer.dtype)
         else:
-            assert isinstance(constants, AdamConstants | AdamWConstants)
+            assert isinstance(constants, AnyAdamConstants)
             _decay_(rows, since, state, constants)
     if isinstance(state, AdamState):
         state.last[:] = torch.where(state.last > 0, state.step, 0)
@@ -151,9 +132,7 @@ def keep_rows_(state: LaggingState, constants: Constants) -> None:
         state.last.copy_(state.step.expand_as(state.last))
 
 
-def _decay_(
-    rows: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
-) -> None:
+def _decay_(rows: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> None:
     """Decay the averages of ``rows`` by the steps after ``since``."""
     gap = (state.step - since).double()[:, None]
     state.exp_avg[rows] = (state.exp_avg[rows] * constants.beta1**gap).to(state.exp_avg.dtype)
@@ -200,17 +179,20 @@ def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
     return NEVER if tolerable <= 1 else math.ceil(-math.log1p(-1 / tolerable) / rate)
 
 
-def empty_history(
-    device: torch.device, constants: AdamConstants | AdamWConstants, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def empty_history(device: torch.device, constants: AnyAdamConstants, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``lrs`` and ``moments`` for rows of ``dtype`` that have missed nothing."""
     length = max(HISTORY, 2 * int(constants.window))
     lrs = torch.zeros(length, dtype=torch.float64, device=device)
     return lrs, lrs.new_zeros(0 if dtype == torch.float64 or not constants.window else length, MOMENT_COLUMNS)
 
 
-def advance_(lr: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants) -> None:
+def advance_(lr: Tensor, state: LaggingState, constants: Constants) -> None:
     """Count one more step, taken at ``lr``."""
+    if isinstance(state, MomentumSGDState):
+        assert isinstance(constants, MomentumSGDConstants)
+        linear.advance_(lr, state, constants)
+        return
+    assert isinstance(constants, AnyAdamConstants)
     step, lrs, moments = state.step, state.lrs, state.moments
     amsgrad = state.max_exp_avg_sq is not None
     step += 1
@@ -229,9 +211,7 @@ def advance_(lr: Tensor, state: AdamState | AdamWState, constants: AdamConstants
         moments[step % len(moments)] = 0
 
 
-def missed(
-    root: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
-) -> Tensor:
+def missed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> Tensor:
     """Sum ``[N, W]`` of ``a_j d_j / (root + eps d_j)`` over the steps after ``since`` ``[N]``."""
     if not len(state.moments):
         return summed(root, since, state, constants)
@@ -242,9 +222,7 @@ def missed(
     return total
 
 
-def summed(
-    root: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
-) -> Tensor:
+def summed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> Tensor:
     """``missed``, term by term."""
     amsgrad = state.max_exp_avg_sq is not None
     gap = (state.step - since).clamp(max=int(constants.window))
@@ -261,15 +239,13 @@ def summed(
     return total
 
 
-def closed(
-    root: Tensor, since: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants
-) -> Tensor:
+def closed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> Tensor:
     """``missed``, by two nodes with the first four moments of the terms."""
     a, d, b, e = state.moments[since % len(state.moments), NODE_COLUMN:].to(root.dtype)[..., None].unbind(1)
     return a * d / (root + constants.eps * d) + b * e / (root + constants.eps * e)
 
 
-def nodes(moments: Tensor, since: Tensor, constants: AdamConstants | AdamWConstants, amsgrad: bool) -> Tensor:
+def nodes(moments: Tensor, since: Tensor, constants: AnyAdamConstants, amsgrad: bool) -> Tensor:
     """Two terms ``(a, d)`` that have the ``moments`` ``[N, 4]`` of the terms after ``since``; ``[N, 4]``."""
     total, *rest = moments.unbind(1)
     mean, second, third = (torch.where(total > 0, moment / total, 0) for moment in rest)
@@ -286,7 +262,7 @@ def nodes(moments: Tensor, since: Tensor, constants: AdamConstants | AdamWConsta
 
 
 def _terms(
-    j: Tensor, t: Tensor, state: AdamState | AdamWState, constants: AdamConstants | AdamWConstants, amsgrad: bool
+    j: Tensor, t: Tensor, state: AnyAdamState, constants: AnyAdamConstants, amsgrad: bool
 ) -> tuple[Tensor, Tensor]:
     """a_j and d_j in float64, of step ``t``."""
     beta1, beta2 = constants.beta1, constants.beta2
@@ -297,7 +273,7 @@ def _terms(
     return a, d if amsgrad else d * beta2 ** (-0.5 * j.double())
 
 
-def _scale(since: Tensor, constants: AdamConstants | AdamWConstants, amsgrad: bool) -> Tensor:
+def _scale(since: Tensor, constants: AnyAdamConstants, amsgrad: bool) -> Tensor:
     """d_1: the moments are those of ``d_j / d_1 - 1``."""
     d = (1 - constants.beta2 ** (since.double() + 1)).sqrt()
     return d if amsgrad else d * constants.beta2**-0.5

@@ -198,10 +198,10 @@ def accumulator(stored: Tensor) -> torch.dtype:
     return torch.float32 if stored.dtype in (torch.bfloat16, torch.float16, torch.uint8) else stored.dtype
 
 
-def read(stored: Tensor, rows: Tensor, width: int) -> Tensor:
-    """``rows`` of ``stored``, ``[..., W]``, in the accumulator's dtype; bytes are codes of 8 bits."""
+def read(stored: Tensor, rows: Tensor, width: int, bits: int = 8) -> Tensor:
+    """``rows`` of ``stored``, ``[..., W]``, in the accumulator's dtype; bytes are codes of ``bits`` bits."""
     if stored.dtype == torch.uint8:
-        return dequantize(stored[rows], width, 8)
+        return dequantize(stored[rows], width, bits)
     return F.embedding(rows, stored).to(accumulator(stored))
 
 
@@ -210,18 +210,16 @@ def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding |
 
     Half precision and rows of 8 bits are rounded to the nearest, or at random where ``rounding`` is given.
     """
-    width = change.shape[1]
-    if stored.dtype == torch.uint8:  # a row that does not change must not be rounded anew
+    width, is_bytes = change.shape[1], stored.dtype == torch.uint8
+    if is_bytes:  # a row that does not change must not be rounded anew
         changed = (change != 0).any(1)
         rows, change = rows[changed], change[changed]
     numbers = (read(stored, rows, width) - change).to(accumulator(stored))
-    if stored.dtype == torch.uint8:
-        noise = None if rounding is None else uniform(random_bits(rows, width, rounding))
-        stored[rows] = quantize(numbers, 8, noise)
-    elif rounding is None:
-        stored[rows] = numbers.to(stored.dtype)
+    bits = None if rounding is None else random_bits(rows, width, rounding)
+    if is_bytes:
+        stored[rows] = quantize(numbers, 8, None if bits is None else uniform(bits))
     else:
-        stored[rows] = round_at_random(numbers, random_bits(rows, width, rounding), stored.dtype)
+        stored[rows] = numbers.to(stored.dtype) if bits is None else round_at_random(numbers, bits, stored.dtype)
 
 
 def larger(a: int | torch.SymInt, b: int) -> int:

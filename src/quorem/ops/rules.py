@@ -3,30 +3,30 @@
 An update takes every gradient from ``stored`` as it was, sums those of equal rows in the accumulator's dtype, and
 changes each touched row once. First the sums are divided by ``loss_scale``, in which case a row of a table whose sum is
 not finite counts as having a gradient of zero; then they are clamped to ``clip_value``; then the rule runs. The step
-counts even if no row is touched.
+counts even if no row is touched. Where rows lag behind, the touched ones and the next few in turn are first brought up
+to date (see ``replay``).
 
-A rule takes ``rows`` ``[N]``, all different; their gradients ``[N, W]`` in the accumulator's dtype; ``stored``
-``[R, W]``, or bytes (``codes``); ``lr``, a float64 scalar tensor; and its state and constants (see ``state``).
+A rule takes the touched rows, and its state before the step and constants (see ``state``).
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
-from . import gradients, linear, replay
+from . import gradients, replay
 from .layout import Layout, extents_of
 from .rounding import Rounding
 from .rows import accumulator, subtract_
 from .state import (
     AdagradConstants,
     AdagradState,
-    AdamConstants,
-    AdamState,
     AdamWConstants,
-    AdamWState,
+    AnyAdamConstants,
+    AnyAdamState,
     Constants,
+    LaggingState,
     LazyAdamConstants,
     LazyAdamState,
     MomentumSGDConstants,
@@ -37,6 +37,20 @@ from .state import (
     State,
     StepOptions,
 )
+
+
+class TouchedRows(NamedTuple):
+    """The rows that a step changes, and by what."""
+
+    rows: Tensor  # [N], all different
+    grad: Tensor  # [N, W]: their gradients in the accumulator's dtype
+    stored: Tensor  # [R, W], or bytes (``codes``)
+    lr: Tensor  # float64 scalar
+    rounding: Rounding | None
+
+    def subtract_(self, change: Tensor) -> None:
+        """Subtract ``change`` ``[N, W]``."""
+        subtract_(self.stored, self.rows, change, self.rounding)
 
 
 def lookup_update_(
@@ -88,125 +102,73 @@ def rows_update_(
     values = values.flatten(0, -2).to(accumulator(stored))
     rows, sums = gradients.sum_by_row(rows.flatten(), values, clip_value, loss_scale, extents)
     rounding = None if rounding_seed is None else Rounding(rounding_seed, state.step)
-    RULES[rule](rows, sums, stored, lr, state, constants, rounding)
+    if isinstance(state, LaggingState):
+        due = torch.cat([rows, replay.rows_in_turn(stored, state)])
+        replay.rows_catch_up_(due, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
+    STEP_OF_RULE[rule](TouchedRows(rows, sums, stored, lr, rounding), state, constants)
+    if isinstance(state, LaggingState):
+        replay.advance_(lr, state, constants)
+        state.last[rows] = state.step.to(state.last.dtype)
+    else:
+        state.step.add_(1)
 
 
-def sgd(
-    rows: Tensor,
-    grad: Tensor,
-    stored: Tensor,
-    lr: Tensor,
-    state: SGDState,
-    constants: SGDConstants,
-    rounding: Rounding | None,
-) -> None:
+def sgd(touched: TouchedRows, state: SGDState, constants: SGDConstants) -> None:
     """``torch.optim.SGD`` without momentum or weight decay."""
-    subtract_(stored, rows, lr * grad, rounding)
-    state.step.add_(1)
+    touched.subtract_(touched.lr * touched.grad)
 
 
-def momentum_sgd(
-    rows: Tensor,
-    grad: Tensor,
-    stored: Tensor,
-    lr: Tensor,
-    state: MomentumSGDState,
-    constants: MomentumSGDConstants,
-    rounding: Rounding | None,
-) -> None:
+def momentum_sgd(touched: TouchedRows, state: MomentumSGDState, constants: MomentumSGDConstants) -> None:
     """``torch.optim.SGD`` with momentum, weight decay or both, on the dense gradient: other rows lag behind."""
-    seed = None if rounding is None else rounding.seed
-    due = torch.cat([rows, replay.rows_in_turn(stored, state)])
-    replay.rows_catch_up_(due, stored, state, rule="momentum_sgd", constants=constants, rounding_seed=seed)
-    direction = grad + constants.weight_decay * stored[rows].to(grad.dtype)
+    rows, grad = touched.rows, touched.grad
+    direction = grad + constants.weight_decay * touched.stored[rows].to(grad.dtype)
     if state.momentum_buffer is not None:
         buffer = constants.momentum * state.momentum_buffer[rows] + direction
         state.momentum_buffer[rows] = buffer
         direction = direction + constants.momentum * buffer if constants.nesterov else buffer
-    subtract_(stored, rows, lr * direction, rounding)
-    linear.advance_(lr, state, constants)
-    state.last[rows] = state.step.to(state.last.dtype)
+    touched.subtract_(touched.lr * direction)
 
 
-def adagrad(
-    rows: Tensor,
-    grad: Tensor,
-    stored: Tensor,
-    lr: Tensor,
-    state: AdagradState,
-    constants: AdagradConstants,
-    rounding: Rounding | None,
-) -> None:
+def adagrad(touched: TouchedRows, state: AdagradState, constants: AdagradConstants) -> None:
     """``torch.optim.Adagrad``."""
-    squares = state.sum[rows] + grad**2
-    state.sum[rows] = squares
-    rate = lr / (1 + state.step.double() * constants.lr_decay)
-    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps), rounding)
-    state.step.add_(1)
+    squares = state.sum[touched.rows] + touched.grad**2
+    state.sum[touched.rows] = squares
+    rate = touched.lr / (1 + state.step.double() * constants.lr_decay)
+    touched.subtract_(rate * touched.grad / (squares.sqrt() + constants.eps))
 
 
-def rowwise_adagrad(
-    rows: Tensor,
-    grad: Tensor,
-    stored: Tensor,
-    lr: Tensor,
-    state: RowWiseAdagradState,
-    constants: AdagradConstants,
-    rounding: Rounding | None,
-) -> None:
+def rowwise_adagrad(touched: TouchedRows, state: RowWiseAdagradState, constants: AdagradConstants) -> None:
     """Adagrad with one number per row of a table: the sum of the mean of its squared gradient."""
+    rows, grad = touched.rows, touched.grad
     whole, pitch = gradients.whole_rows(rows, state.extents)
     _, group = whole.unique(return_inverse=True)
     mean = grad.new_zeros(len(rows)).index_add(0, group, (grad**2).mean(1) / pitch)[group]
     squares = state.sum[rows] + mean
     state.sum[rows] = squares
-    rate = lr / (1 + state.step.double() * constants.lr_decay)
-    subtract_(stored, rows, rate * grad / (squares.sqrt() + constants.eps)[:, None], rounding)
-    state.step.add_(1)
+    rate = touched.lr / (1 + state.step.double() * constants.lr_decay)
+    touched.subtract_(rate * grad / (squares.sqrt() + constants.eps)[:, None])
 
 
-def adam(
-    rows: Tensor,
-    grad: Tensor,
-    stored: Tensor,
-    lr: Tensor,
-    state: AdamState | AdamWState,
-    constants: AdamConstants | AdamWConstants,
-    rounding: Rounding | None,
-) -> None:
+def adam(touched: TouchedRows, state: AnyAdamState, constants: AnyAdamConstants) -> None:
     """``torch.optim.Adam`` or ``AdamW`` on the dense gradient, which is zero in other rows: these lag behind."""
-    seed = None if rounding is None else rounding.seed
-    due = torch.cat([rows, replay.rows_in_turn(stored, state)])
-    replay.rows_catch_up_(due, stored, state, rule="adam", constants=constants, rounding_seed=seed)
-    exp_avg, root = _averaged(rows, grad, state, constants)
+    exp_avg, root = _averaged(touched, state, constants)
     t = (state.step + 1).double()
     denominator = root / (1 - constants.beta2**t).sqrt() + constants.eps
-    change = lr / (1 - constants.beta1**t) * exp_avg / denominator
+    change = touched.lr / (1 - constants.beta1**t) * exp_avg / denominator
     if isinstance(constants, AdamWConstants):
-        change = change + lr * constants.weight_decay * stored[rows].to(change.dtype)
-    subtract_(stored, rows, change, rounding)
-    replay.advance_(lr, state, constants)
-    state.last[rows] = state.step.to(state.last.dtype)
+        change = change + touched.lr * constants.weight_decay * touched.stored[touched.rows].to(change.dtype)
+    touched.subtract_(change)
 
 
-def lazy_adam(
-    rows: Tensor,
-    grad: Tensor,
-    stored: Tensor,
-    lr: Tensor,
-    state: LazyAdamState,
-    constants: LazyAdamConstants,
-    rounding: Rounding | None,
-) -> None:
+def lazy_adam(touched: TouchedRows, state: LazyAdamState, constants: LazyAdamConstants) -> None:
     """``torch.optim.SparseAdam``: a row moves, and its averages decay, only when a gradient reaches it."""
-    state.step.add_(1)
-    exp_avg, root = _averaged(rows, grad, state, constants)
-    t = state.step.double()
-    rate = lr * (1 - constants.beta2**t).sqrt() / (1 - constants.beta1**t)
-    subtract_(stored, rows, rate * exp_avg / (root + constants.eps), rounding)
+    exp_avg, root = _averaged(touched, state, constants)
+    t = (state.step + 1).double()
+    rate = touched.lr * (1 - constants.beta2**t).sqrt() / (1 - constants.beta1**t)
+    touched.subtract_(rate * exp_avg / (root + constants.eps))
 
 
-RULES: dict[str, Callable[..., None]] = {
+STEP_OF_RULE: dict[str, Callable[..., None]] = {
     "sgd": sgd,
     "momentum_sgd": momentum_sgd,
     "adagrad": adagrad,
@@ -220,12 +182,10 @@ RULES: dict[str, Callable[..., None]] = {
 
 
 def _averaged(
-    rows: Tensor,
-    grad: Tensor,
-    state: AdamState | AdamWState | LazyAdamState,
-    constants: AdamConstants | AdamWConstants | LazyAdamConstants,
+    touched: TouchedRows, state: AnyAdamState | LazyAdamState, constants: AnyAdamConstants | LazyAdamConstants
 ) -> tuple[Tensor, Tensor]:
-    """Update the averages with ``grad``; returns the first, and the root of the second or of its maximum."""
+    """Update the averages with the gradient; returns the first, and the root of the second or of its maximum."""
+    rows, grad = touched.rows, touched.grad
     exp_avg = state.exp_avg[rows].lerp(grad, 1 - constants.beta1)
     exp_avg_sq = state.exp_avg_sq[rows] * constants.beta2 + grad * grad * (1 - constants.beta2)
     state.exp_avg[rows], state.exp_avg_sq[rows] = exp_avg, exp_avg_sq

@@ -132,41 +132,37 @@ class LazyAdamConstants(NamedTuple):
 
 
 State = SGDState | MomentumSGDState | AdagradState | RowWiseAdagradState | AdamState | AdamWState | LazyAdamState
-LaggingState = MomentumSGDState | AdamState | AdamWState
+AnyAdamState = AdamState | AdamWState
+AnyAdamConstants = AdamConstants | AdamWConstants
+LaggingState = MomentumSGDState | AnyAdamState
 Constants = SGDConstants | MomentumSGDConstants | AdagradConstants | AdamConstants | AdamWConstants | LazyAdamConstants
 
 
-class StepOptions(TypedDict):
-    """Keyword arguments of a step: the rule, its constants, and what is done to the summed gradients first."""
+class CatchUpOptions(TypedDict):
+    """Keyword arguments that say by which rule rows are brought up to date."""
 
     rule: str
     constants: Constants
-    clip_value: NotRequired[float | None]  # sums are clamped to it
-    loss_scale: NotRequired[Tensor | None]  # sums are divided by it
     rounding_seed: NotRequired[int | None]  # half-precision rows are rounded at random
 
 
-STATES: dict[str, type] = {
-    "sgd": SGDState,
-    "momentum_sgd": MomentumSGDState,
-    "adagrad": AdagradState,
-    "rowwise_adagrad": RowWiseAdagradState,
-    "adam": AdamState,
-    "amsgrad": AdamState,
-    "adamw": AdamWState,
-    "lazy_adam": LazyAdamState,
-    "lazy_amsgrad": LazyAdamState,
-}
-CONSTANTS: dict[str, type] = {
-    "sgd": SGDConstants,
-    "momentum_sgd": MomentumSGDConstants,
-    "adagrad": AdagradConstants,
-    "rowwise_adagrad": AdagradConstants,
-    "adam": AdamConstants,
-    "amsgrad": AdamConstants,
-    "adamw": AdamWConstants,
-    "lazy_adam": LazyAdamConstants,
-    "lazy_amsgrad": LazyAdamConstants,
+class StepOptions(CatchUpOptions):
+    """Keyword arguments of a step: also what is done to the summed gradients first."""
+
+    clip_value: NotRequired[float | None]  # sums are clamped to it
+    loss_scale: NotRequired[Tensor | None]  # sums are divided by it
+
+
+TYPES_OF_RULE: dict[str, tuple[type, type]] = {  # of its state and of its constants
+    "sgd": (SGDState, SGDConstants),
+    "momentum_sgd": (MomentumSGDState, MomentumSGDConstants),
+    "adagrad": (AdagradState, AdagradConstants),
+    "rowwise_adagrad": (RowWiseAdagradState, AdagradConstants),
+    "adam": (AdamState, AdamConstants),
+    "amsgrad": (AdamState, AdamConstants),
+    "adamw": (AdamWState, AdamWConstants),
+    "lazy_adam": (LazyAdamState, LazyAdamConstants),
+    "lazy_amsgrad": (LazyAdamState, LazyAdamConstants),
 }
 CATCHES_UP = ("adam", "amsgrad", "adamw", "momentum_sgd")  # rules under which rows that no gradient reaches move too
 

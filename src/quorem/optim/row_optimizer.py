@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from ..dense.foreach import Foreach
 from ..ops.cpu.pages import in_huge_pages
 from ..ops.rows import accumulator
-from ..ops.state import CATCHES_UP, STATES, Constants, DeviceScalar, State
+from ..ops.state import CATCHES_UP, TYPES_OF_RULE, Constants, DeviceScalar, State
 from ..ops.updates import RowRule, Updates, read_of_rows, update_, updates_of
 from ..tables import module_of
 
@@ -136,7 +136,9 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         """The rule's state, made from the optimizer's state of ``p``."""
-        row_state: State = STATES[self.rule](step=state["step"], **{name: state[name] for name in self.averages})
+        row_state: State = TYPES_OF_RULE[self.rule][0](
+            step=state["step"], **{name: state[name] for name in self.averages}
+        )
         return row_state
 
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:

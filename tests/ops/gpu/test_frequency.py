@@ -10,7 +10,6 @@ import quorem
 from quorem import QR, ChineseRemainder, Custom, HotCold, Pool, Table, partitions, quantize_
 from quorem.ops import gradients as truth_gradients
 from quorem.ops import lookup as truth
-from quorem.ops import quantized as truth_quantized
 from quorem.ops import replay as truth_replay
 from quorem.ops import rules as truth_rules
 from quorem.ops.layout import BASE, LIMIT, PITCH
@@ -208,13 +207,9 @@ def test_rows_of_fewer_bits(kind: str, d: int, bits: int, dtype: torch.dtype) ->
     count = torch.zeros((), dtype=torch.int64, device=DEVICE)
     out = quantized.lookup_quantized_counting(ids, stored, layout, count, **options)
     assert int(count) == 2 and torch.equal(quantized.lookup_quantized(ids, stored, layout, **options), out)
-    reads = truth_quantized.lookup_reads(ids, layout)
-    rows = truth_quantized.dequantize(stored[reads.rows.clamp(min=0)], width, bits)
-    expected = truth_quantized.compose_vectors(truth_quantized.with_identity(rows, reads), reads)
+    expected = truth.compose(truth.lookup_reads(ids, layout), stored, width=width, bits=bits)
     assert out.dtype == dtype
     assert_close(out, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "lookup")
     pooled = quantized.bag_quantized(values, offsets, None, stored, layout, mean=True, **options)
-    expected = truth_quantized.bag_quantized(
-        values, offsets, None, stored, layout, mean=True, **options | {"dtype": torch.float32}
-    )
+    expected = truth.bag(values, offsets, None, stored, layout, mean=True, **options | {"dtype": torch.float32})
     assert_close(pooled, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "bag", slack=4)
