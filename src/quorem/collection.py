@@ -20,6 +20,7 @@ from .growth import grow_
 from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
+from .stored import StoredTable
 from .tables import Tables
 
 ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
@@ -110,25 +111,18 @@ class EmbeddingCollection(Tables):
         for table in tables:
             if not isinstance(table, Table):
                 raise TypeError(f"tables ({table!r}) must be Table objects")
-        names = [table.name for table in tables]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"names of tables ({', '.join(map(repr, repeated))}) must be unique")
         features = [(feature, t) for t, table in enumerate(tables) for feature in table.features]
-        read = [feature for feature, _ in features]
-        repeated = sorted({name for name in read if read.count(name) > 1})
-        if repeated:
-            raise ValueError(f"features of tables ({', '.join(map(repr, repeated))}) must be unique")
+        _check_unique("names", [table.name for table in tables])
+        _check_unique("features", [feature for feature, _ in features])
         check_choice("mode", mode, Pooling)
         specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in tables]
+        stored = [
+            StoredTable(table.name, spec, table.padding_idx, table.frequencies, table.raw_ids, table.unknown)
+            for table, spec in zip(tables, specs, strict=True)
+        ]
         super().__init__(
-            names,
-            specs,
-            [table.padding_idx for table in tables],
+            stored,
             features=features,
-            frequencies=[table.frequencies for table in tables],
-            raw_ids=[table.raw_ids for table in tables],
-            unknown=[table.unknown for table in tables],
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             init_std=init_std,
@@ -236,6 +230,12 @@ class EmbeddingCollection(Tables):
             for name, spec in zip(self.names, self.specs, strict=True)
         ]
         return "\n".join([*rows, f"compression={self.compression:.1f}"])
+
+
+def _check_unique(kind: str, names: Sequence[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{kind} of tables ({', '.join(map(repr, repeated))}) must be unique")
 
 
 def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor | None]:

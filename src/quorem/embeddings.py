@@ -13,6 +13,7 @@ from .growth import grow_
 from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
+from .stored import StoredTable
 from .tables import Tables
 
 
@@ -78,18 +79,9 @@ class Embedding(Tables):
         spec = scheme.spec(num_embeddings, embedding_dim)
         if frequencies is not None:
             frequencies = check_ranking(frequencies, num_embeddings)
+        table = StoredTable("", spec, padding_idx, frequencies, raw_ids, unknown)
         super().__init__(
-            [""],
-            [spec],
-            [padding_idx],
-            frequencies=[frequencies],
-            raw_ids=[raw_ids],
-            unknown=[unknown],
-            sparse=sparse,
-            on_invalid_id=on_invalid_id,
-            init_std=init_std,
-            device=device,
-            dtype=dtype,
+            [table], sparse=sparse, on_invalid_id=on_invalid_id, init_std=init_std, device=device, dtype=dtype
         )
         self.num_embeddings, self.embedding_dim, self.scheme = num_embeddings, embedding_dim, spec.scheme
         self.padding_idx = self.padding_ids[0]

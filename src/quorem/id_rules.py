@@ -56,34 +56,23 @@ def rules_of(
     unknown: Sequence[str],
     ranks: Sequence[Ranks | None],
     table_of: Sequence[int],
-) -> Tensor | None:
-    """The rule of each feature, int64 ``[F, 3]``; None if no feature has a rule."""
+) -> tuple[Tensor | None, list[Listed]]:
+    """The rule of each feature, int64 ``[F, 3]``, or None if there is none; and which hash to listed cold ids."""
     if not any(raw_ids) and all(policy == "error" for policy in unknown):
-        return None
-    rules = []
-    for spec, raw, policy, lists in zip(specs, raw_ids, unknown, ranks, strict=True):
-        if raw:
-            rules.append([1, 0, spec.num_embeddings])
-        elif policy == "rest":
-            rules.append([0, spec.num_embeddings - 1 if lists is None else _first_unlisted(lists), 1])
-        elif policy == "hash":
-            rules.append([0, spec.num_hot if lists is None else 0, spec.num_composed])
-        else:
-            rules.append([0, 0, 0])
-    return torch.tensor([rules[t] for t in table_of], device="cpu")
-
-
-def listed_of(
-    specs: Sequence[TableSpec], unknown: Sequence[str], ranks: Sequence[Ranks | None], table_of: Sequence[int]
-) -> list[Listed]:
-    """The features whose unknown ids are hashed to cold ids that a list defines."""
-    listed = []
+        return None, []
+    rules, listed = [], []
     for feature, t in enumerate(table_of):
-        lists = ranks[t]
-        if unknown[t] == "hash" and lists is not None:
-            rest = specs[t].num_rest > 0
-            listed.append(Listed(feature, rest, lists.cold if rest else lists.hot))
-    return listed
+        spec, lists, rule = specs[t], ranks[t], [0, 0, 0]
+        if raw_ids[t]:
+            rule = [1, 0, spec.num_embeddings]
+        elif unknown[t] == "rest":
+            rule = [0, spec.num_embeddings - 1 if lists is None else _first_unlisted(lists), 1]
+        elif unknown[t] == "hash":
+            rule = [0, spec.num_hot if lists is None else 0, spec.num_composed]
+            if lists is not None:
+                listed.append(Listed(feature, spec.num_rest > 0, lists.cold if spec.num_rest else lists.hot))
+        rules.append(rule)
+    return torch.tensor(rules, device="cpu"), listed
 
 
 def replaced_ids(
@@ -96,7 +85,7 @@ def replaced_ids(
         feature: the feature of each jagged id; None for ``[B, F]``.
         rules: the rule of each feature, from ``rules_of``.
         limits: number of ids of each feature's table.
-        listed: from ``listed_of``.
+        listed: from ``rules_of``.
 
     >>> rules = torch.tensor([[0, 9, 1], [0, 0, 0]])
     >>> replaced_ids(torch.tensor([[3, -1], [-1, 4]]), None, rules, torch.tensor([10, 10]))

@@ -21,9 +21,7 @@ def save_tables(tables: "StoredTables", destination: dict[str, Any], prefix: str
     """``nn.Module._save_to_state_dict`` of ``StoredTables``."""
     for name, table in tables.named_tables():
         destination[prefix + name] = table if keep_vars else table.detach()
-    for name, ids in ranks(tables).items():
-        destination[prefix + name] = ids
-    for name, tensor in others(tables).items():
+    for name, tensor in {**ranks(tables), **others_of(tables)}.items():
         destination[prefix + name] = tensor if keep_vars else tensor.detach()
     if has_extra_state(tables):
         destination[prefix + EXTRA_STATE] = tables.get_extra_state()
@@ -49,52 +47,41 @@ def load_tables(
     from_torch = f"{prefix}weight" in state_dict and f"{prefix}tables.0" not in state_dict
     if from_torch and tables.names == ("",) and tables.is_full() and not tables.bits:
         state_dict[f"{prefix}tables.0"] = state_dict.pop(f"{prefix}weight")
-    lists = {prefix + name: ids for name, ids in ranks(tables).items()}
-    new_lists = {key: state_dict[key] for key in lists if key in state_dict}
-    missing_keys += [key for key in lists if key not in new_lists]
-    values = {key: whole(state_dict[key]) for key in views if key in state_dict}
-    missing_keys += [key for key in views if key not in values]
-    more = {prefix + name: tensor for name, tensor in others(tables).items()}
-    new_more = {key: state_dict[key] for key in more if key in state_dict}
-    missing_keys += [key for key in more if key not in new_more]
-    extra = prefix + EXTRA_STATE
-    if has_extra_state(tables) and strict and extra not in state_dict:
-        missing_keys.append(extra)
-    if not values and f"{prefix}weight" in state_dict:
+    others = {prefix + name: tensor for name, tensor in {**ranks(tables), **others_of(tables)}.items()}
+    targets, extra = {**views, **others}, [prefix + EXTRA_STATE] if has_extra_state(tables) else []
+    values = {key: whole(state_dict[key]) for key in targets if key in state_dict}
+    missing_keys += [key for key in targets if key not in values]
+    rows = {key: values[key] for key in views if key in values}
+    if not rows and f"{prefix}weight" in state_dict:
         warnings.warn(
             f"{prefix}weight is a full table in the checkpoint: from_pretrained fits a scheme's tables to it",
             stacklevel=2,
         )
     if strict:
-        known = {*views, *lists, *more, *([extra] if has_extra_state(tables) else [])}
-        unmatched = (key for key in state_dict if key.startswith(prefix) and key not in known)
+        missing_keys += [key for key in extra if key not in state_dict]
+        unmatched = [key for key in state_dict if key.startswith(prefix) and key not in targets and key not in extra]
         unexpected_keys += [key for key in unmatched if key.removeprefix(prefix).split(".")[0] not in tables._modules]
     stored = tables.live_stored
-    assign = local_metadata.get("assign_to_params_buffers", False) and len(values) == len(views)
+    assign = local_metadata.get("assign_to_params_buffers", False) and len(rows) == len(views)
     assign = assign and not is_sharded(stored)
-    wrong = wrong_shapes(views, values) + wrong_shapes(lists, new_lists) + wrong_shapes(more, new_more)
-    wrong = wrong or _wrong_meanings(tables, prefix, local_metadata)
-    if stored.is_meta and values and not assign:
+    wrong = wrong_shapes(targets, values) or _wrong_meanings(tables, prefix, local_metadata)
+    if stored.is_meta and rows and not assign:
         wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
     error_msgs += wrong
     if wrong:
         return
-    if assign:
-        packed = torch.cat([values[key].detach().reshape(-1, stored.shape[1]) for key in views])
-        tables.stored = nn.Parameter(packed, requires_grad=stored.requires_grad)
-    else:
-        with torch.no_grad():
-            for key, value in values.items():
-                views[key].copy_(value)
-            if values and is_sharded(stored):
-                write_shards_(stored, torch.cat([view.reshape(-1, stored.shape[1]) for view in views.values()]))
-    for key, ids in new_lists.items():
-        lists[key].copy_(ids)
     with torch.no_grad():
-        for key, value in new_more.items():
-            more[key].copy_(value)
-    if has_extra_state(tables) and extra in state_dict:
-        tables.set_extra_state(state_dict[extra])
+        for key, value in values.items():
+            if key in others or not assign:
+                targets[key].copy_(value)
+        if assign:
+            packed = torch.cat([values[key].detach().reshape(-1, stored.shape[1]) for key in views])
+            tables.stored = nn.Parameter(packed, requires_grad=stored.requires_grad)
+        elif rows and is_sharded(stored):
+            write_shards_(stored, torch.cat([view.reshape(-1, stored.shape[1]) for view in views.values()]))
+    for key in extra:
+        if key in state_dict:
+            tables.set_extra_state(state_dict[key])
     tables.place_integers()
 
 
@@ -147,7 +134,7 @@ def write_shards_(stored: Any, rows: Tensor) -> None:
     stored.copy_(distribute_tensor(rows, stored.device_mesh, stored.placements))
 
 
-def others(tables: "StoredTables") -> dict[str, Tensor]:
+def others_of(tables: "StoredTables") -> dict[str, Tensor]:
     """Parameters and persistent buffers other than ``stored``: those of a subclass, or of pruning."""
     transient = tables._non_persistent_buffers_set
     named = {**tables._parameters, **{n: b for n, b in tables._buffers.items() if n not in transient}}

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from . import init, saved
 from .checks import FLOAT_DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
 from .hashing import mixed_id
-from .id_rules import UnknownIds, check_unknown, listed_of, rules_of
+from .id_rules import UnknownIds, check_unknown, rules_of
 from .ops.codes import dequantize
 from .ops.cpu.pages import in_huge_pages
 from .ops.layout import Extent, Layout, Storage, build, pool_key
@@ -22,6 +22,32 @@ from .renumbering import Mixing
 from .saved_paths import PathGroups
 from .schemes import TableSpec
 from .schemes.frequency import Ranks, RawCounts, rank
+
+
+class StoredTable(NamedTuple):
+    """One table, as the constructor of a module is given it."""
+
+    name: str  # "" for the only table of a module
+    spec: TableSpec
+    padding_idx: int | None
+    frequencies: Tensor | Ranks | RawCounts | None
+    raw_ids: bool
+    unknown: UnknownIds
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError if the options do not go together."""
+        if not isinstance(self.raw_ids, bool):
+            raise TypeError(f"raw_ids ({self.raw_ids!r}) must be a bool")
+        check_unknown(self.unknown, self.spec, self.raw_ids, self.name)
+        if isinstance(self.frequencies, RawCounts) and not self.raw_ids:
+            title = f" of table {self.name!r}" if self.name else ""
+            raise ValueError(f"frequencies{title} counts raw ids: raw_ids must be True")
+
+    def padding(self) -> int | None:
+        """The padding id as an id of the table: counted from the front, or hashed if ids are raw."""
+        if self.raw_ids and self.padding_idx is not None:
+            return mixed_id(self.padding_idx, self.spec.num_embeddings)
+        return check_padding(self.padding_idx, self.spec.num_embeddings)
 
 
 class StoredTables(nn.Module):
@@ -46,17 +72,12 @@ class StoredTables(nn.Module):
 
     def __init__(
         self,
-        names: Sequence[str],
-        specs: Sequence[TableSpec],
-        padding: Sequence[int | None],
+        tables: Sequence[StoredTable],
         *,
         features: Sequence[tuple[str, int]] | None = None,
-        frequencies: Sequence[Tensor | Ranks | RawCounts | None] | None = None,
-        raw_ids: Sequence[bool] | None = None,
-        unknown: Sequence[UnknownIds] | None = None,
         sparse: bool,
         on_invalid_id: InvalidIdMode,
-        init_std: float | None = None,
+        init_std: float | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -64,17 +85,16 @@ class StoredTables(nn.Module):
         self._non_persistent_buffers_set = saved.TransientNames()
         check_choice("on_invalid_id", on_invalid_id, InvalidIdMode)
         check_dtype(dtype)
-        self.names, self.specs = tuple(names), tuple(specs)
-        self.raw_ids = (False,) * len(specs) if raw_ids is None else tuple(raw_ids)
-        policies: list[UnknownIds] = ["error" for _ in specs]
-        self.unknown = tuple(policies if unknown is None else unknown)
-        for policy, spec, raw, name in zip(self.unknown, specs, self.raw_ids, names, strict=True):
-            check_unknown(policy, spec, raw, name)
-        pads = zip(padding, specs, self.raw_ids, strict=True)
-        self.padding = tuple(padding_of(pad, spec.num_embeddings, raw) for pad, spec, raw in pads)
+        for table in tables:
+            table.check()
+        names = self.names = tuple(table.name for table in tables)
+        specs = self.specs = tuple(table.spec for table in tables)
+        self.raw_ids = tuple(table.raw_ids for table in tables)
+        self.unknown = tuple(table.unknown for table in tables)
+        self.padding = tuple(table.padding() for table in tables)
         # The padding ids as the caller gives them; ``padding`` holds ids of the table, to which raw ids are hashed.
-        pairs = zip(padding, self.padding, self.raw_ids, strict=True)
-        self.padding_ids = tuple(given if raw else within for given, within, raw in pairs)
+        pairs = zip(tables, self.padding, strict=True)
+        self.padding_ids = tuple(table.padding_idx if table.raw_ids else within for table, within in pairs)
         self.sparse, self.on_invalid_id = sparse, on_invalid_id
         if init_std is not None and not 0 < init_std < math.inf:
             raise ValueError(f"init_std ({init_std}) must be above 0 and finite")
@@ -82,14 +102,9 @@ class StoredTables(nn.Module):
         features = [(name, t) for t, name in enumerate(names)] if features is None else features
         self.features, self.table_of = tuple(name for name, _ in features), tuple(t for _, t in features)
         self.titles = "\n".join(f"table {names[t]}" if names[t] else f"{type(self).__name__}" for t in self.table_of)
-        counts = [None] * len(specs) if frequencies is None else frequencies
-        for name, count, raw in zip(names, counts, self.raw_ids, strict=True):
-            if isinstance(count, RawCounts) and not raw:
-                title = f" of table {name!r}" if name else ""
-                raise ValueError(f"frequencies{title} counts raw ids: raw_ids must be True")
         self.ranks_of: list[Ranks | None] = [
-            rank(count, spec) if count is not None and spec.num_own else None
-            for count, spec in zip(counts, specs, strict=True)
+            rank(table.frequencies, table.spec) if table.frequencies is not None and table.spec.num_own else None
+            for table in tables
         ]
         storage = self._storage()
         self.extents, self.pools = storage.extents, storage.pools
@@ -225,10 +240,9 @@ class StoredTables(nn.Module):
         """(Re)build the buffers of the layout on the device of ``stored``; they hold no learned state."""
         integers = self._storage().layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        rules = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.table_of)
+        rules, listed = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.table_of)
         if rules is not None:
             integers["id_rules"] = rules
-        listed = listed_of(self.specs, self.unknown, self.ranks_of, self.table_of)
         self._listed = [each._replace(ids=each.ids.to(self.stored.device)) for each in listed]
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.live_stored.device), persistent=False)
@@ -295,13 +309,6 @@ class StoredTables(nn.Module):
     _entries = saved.Names()
     _save_to_state_dict = saved.save_tables
     _load_from_state_dict = saved.load_tables
-
-
-def padding_of(padding_idx: int | None, n: int, raw_ids: bool) -> int | None:
-    """The padding id as an id of the table: counted from the front, or hashed if ids are raw."""
-    if not isinstance(raw_ids, bool):
-        raise TypeError(f"raw_ids ({raw_ids!r}) must be a bool")
-    return mixed_id(padding_idx, n) if raw_ids and padding_idx is not None else check_padding(padding_idx, n)
 
 
 def _warn_of_fallbacks(tables: StoredTables) -> None:

@@ -204,9 +204,9 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
     """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
-    tables = (collection.specs, collection.unknown, collection.ranks_of, collection.table_of)
-    rules = id_rules.rules_of(tables[0], collection.raw_ids, *tables[1:])
-    listed = {each.feature: each for each in id_rules.listed_of(*tables)}
+    lists = (collection.ranks_of, collection.table_of)
+    rules, hashed = id_rules.rules_of(collection.specs, collection.raw_ids, collection.unknown, *lists)
+    listed = {each.feature: each for each in hashed}
     features: list[Feature] = []
     for f, (name, t) in enumerate(zip(collection.features, collection.table_of, strict=True)):
         spec, table, slot = collection.specs[t], collection.names[t], layout.slots[layout.spans[f, 0]].tolist()
