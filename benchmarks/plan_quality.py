@@ -32,7 +32,7 @@ from quorem.experiments import planning
 from quorem.planner import Plan, Rule, modules_of
 from quorem.planner.counted import plan_counted
 from quorem.planner.footprint import TrainedStorage, module_bytes
-from quorem.planner.modules import with_frequencies
+from quorem.planner.modules import StoredModules, with_frequencies
 from quorem.provenance import commit, versions
 from quorem.schemes import Scheme
 from quorem.training.config import RunConfig
@@ -65,7 +65,7 @@ def serving_plan(data: Prepared, tables: list[Table], budget: int, bits: int) ->
     """The plan whose rows have so many bits, whether or not more would fit."""
     counts = {name: torch.from_numpy(data.frequencies(name)) for name in data.names}
     modules = [with_frequencies(module, counts) for module in modules_of(tables)]
-    planned = plan_counted(modules, modules, budget, None, bits, Rule()).plan
+    planned = plan_counted(StoredModules(modules, modules, None, bits), budget, Rule()).plan
     assert planned is not None
     return planned
 

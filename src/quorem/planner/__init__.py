@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from ..collection import Table
 from ..ops.codes import BITS
 from ..optimizer_names import Optimizer
-from .allocate import Integers, allocate, hulls
+from .allocate import allocate, hulls
 from .budget import parse_bytes, show_bytes
 from .by_count import Rule
-from .choices import Choices, TablesToPlan, all_choices
+from .choices import TablesToPlan, all_choices
 from .counted import plan_counted
-from .footprint import LAGS, ROW_DTYPES, Rate, check_optimizer, number_bytes
-from .modules import Module, joined_modules, modules_of, storage_of, with_frequencies
+from .footprint import LAGS, ROW_DTYPES, check_optimizer
+from .modules import Module, StoredModules, TableToPlan, joined_modules, modules_of, with_frequencies
 from .planned import Candidate, Plan, PlannedPool, PlannedTable
 
 __all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
@@ -110,9 +110,10 @@ def plan_modules(
     if torch.int8 in dtypes and optimizer in LAGS:
         raise ValueError(f"optimizer ({optimizer!r}) must not be one under which rows lag behind if they are int8")
     modules = [with_frequencies(module, frequencies or {}) for module in modules]
-    if unmatched := sorted(set(frequencies or {}) - {name for module in modules for name in module.names}):
+    tables = [table for module in modules for table in module.tables]
+    if unmatched := sorted(set(frequencies or {}) - {table.name for table in tables}):
         raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unmatched))}")
-    counted = all(counts is not None for module in modules for counts in module.frequencies)
+    counted = all(table.frequencies is not None for table in tables)
     if bits is None:
         bits = BITS if counted and optimizer is None else ()
     elif bits and (not counted or optimizer is not None):
@@ -124,18 +125,17 @@ def plan_modules(
     candidates = []
     for itemsize, number in forms:
         narrowed = [_narrowed(module, dtypes, itemsize) for module in modules]
-        if counted:
-            candidates.append(plan_counted(modules, narrowed, size - reserved, optimizer, number, rule))
-        else:
-            candidates.append(_plan_by_cost(modules, narrowed, size - reserved, optimizer))
+        stored = StoredModules(modules, narrowed, optimizer, number)
+        budget_left = size - reserved
+        candidates.append(plan_counted(stored, budget_left, rule) if counted else _plan_by_cost(stored, budget_left))
     plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
     if not plans:
         least = min(candidate.least for candidate in candidates) + reserved
-        tables = f"{sum(len(module.names) for module in modules)} tables"
         state = "" if optimizer is None else f", {optimizer}'s state included"
         others = f" and {reserved} bytes that cannot be compressed" if reserved else ""
         raise ValueError(
-            f"budget ({budget!r}) must be at least {least} bytes ({show_bytes(least)}) for {tables}{others}{state}"
+            f"budget ({budget!r}) must be at least {least} bytes ({show_bytes(least)})"
+            f" for {len(tables)} tables{others}{state}"
         )
     if counted:  # sharing rows loses much more than fewer bits: the widest plan that shares none, else the fewest bits
         return next((found.plan for found in candidates if found.plan and found.gives_rows_to_all), plans[-1])
@@ -149,71 +149,42 @@ def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> M
     return replace(module, dtype=next(dtype for dtype in dtypes if dtype.itemsize == itemsize))
 
 
-def _plan_by_cost(
-    modules: Sequence[Module], narrowed: Sequence[Module], budget: int, optimizer: Optimizer | None
-) -> Candidate:
-    """Plan with the dtypes of ``narrowed``, by the estimated cost of each choice."""
-    positions = [(m, t) for m, module in enumerate(modules) for t in range(len(module.names))]
-    storages = [storage_of(module, optimizer) for module in narrowed]
-    rates = [storages[m].rate(modules[m].sizes[t][1]) for m, t in positions]
-    choices = all_choices(_to_plan(modules))
-    row = np.array([rate.row + rate.row_state for rate in rates])
-    table_state = np.array([rate.table_state for rate in rates])
+def _plan_by_cost(stored: StoredModules, budget: int) -> Candidate:
+    """Plan by the estimated cost of each choice."""
+    choices = all_choices(_to_plan(stored.tables))
+    row = np.array([rate.row + rate.row_state for rate in stored.rates])
+    table_state = np.array([rate.table_state for rate in stored.rates])
     bytes_ = choices.rows * row[choices.table] + choices.tables * table_state[choices.table]
     corners = hulls(choices.table, bytes_, choices.cost)
     table, sizes = choices.table[corners], bytes_[corners]
-    module_of = np.array([m for m, _ in positions])
-
-    def fixed(taken: Integers) -> tuple[int, int]:
-        """Bytes of the modules and of the state that belong to no single table, for the choices ``taken``."""
-        most = np.zeros(len(modules), np.int64)
-        np.maximum.at(most, module_of, choices.tables[taken])
-        pairs = [storage.fixed(partitions) for storage, partitions in zip(storages, most.tolist(), strict=True)]
-        return sum(layout for layout, _ in pairs), sum(state for _, state in pairs)
-
     smallest = np.flatnonzero(np.diff(table, prepend=-1))
-    shared = sum(fixed(corners[smallest]))
+    shared = sum(stored.shared(choices.tables[corners[smallest]]))
     least = shared + int(sizes[smallest].sum())
     if least > budget:
         return Candidate(None, least)
     taken = corners[allocate(table, sizes, choices.cost[corners], budget - shared)]
-    entries = tuple(
-        _entry(modules[m], narrowed[m].dtype, t, rate, choices, i)
-        for (m, t), rate, i in zip(positions, rates, taken.tolist(), strict=True)
-    )
-    layout, state = fixed(taken)
-    plan = Plan(tables=entries, budget=budget, optimizer=optimizer, shared_bytes=layout, shared_state_bytes=state)
-    return Candidate(plan, least)
+    entries = []
+    for t, i in enumerate(taken.tolist()):
+        m = stored.module_of[t]
+        is_narrowed = stored.narrowed[m].dtype != stored.modules[m].dtype
+        cost = float(choices.cost[i]) + ROUNDING_COST * is_narrowed
+        size = (int(choices.rows[i]), int(choices.tables[i]))
+        entries.append(stored.planned_table(t, choices.scheme(i), *size, cost=cost, why=choices.why(i)))
+    layout, state = stored.shared(choices.tables[taken])
+    shared_bytes = {"shared_bytes": layout, "shared_state_bytes": state}
+    return Candidate(Plan(tables=tuple(entries), budget=budget, optimizer=stored.optimizer, **shared_bytes), least)
 
 
-def _to_plan(modules: Sequence[Module]) -> TablesToPlan:
+def _to_plan(tables: Sequence[TableToPlan]) -> TablesToPlan:
     frequencies = [  # counts of all ids, or None: counts of raw ids are used only where every table is counted
-        counts if counts is not None and len(counts) == n else None
-        for module in modules
-        for counts, (n, _) in zip(module.frequencies, module.sizes, strict=True)
+        table.frequencies if table.frequencies is not None and len(table.frequencies) == table.num_embeddings else None
+        for table in tables
     ]
     totals = [None if counts is None else float(counts.sum()) for counts in frequencies]
     known = [total for total in totals if total is not None]
     average = (sum(known) / len(known) if known else 1.0) or 1.0
     return TablesToPlan(
-        np.array([n for module in modules for n, _ in module.sizes]),
+        np.array([table.num_embeddings for table in tables]),
         frequencies,
         np.array([1.0 if total is None else total / average for total in totals]),
-    )
-
-
-def _entry(before: Module, dtype: torch.dtype, t: int, rate: Rate, choices: Choices, i: int) -> PlannedTable:
-    """The plan's entry for table ``t`` of a module, stored by choice ``i``."""
-    (n, d), rows = before.sizes[t], int(choices.rows[i])
-    return PlannedTable(
-        name=before.names[t],
-        num_embeddings=n,
-        embedding_dim=d,
-        scheme=choices.scheme(i),
-        dtype=dtype,
-        bytes_before=n * d * number_bytes(before.dtype),
-        bytes=rows * rate.row,
-        state_bytes=rows * rate.row_state + int(choices.tables[i]) * rate.table_state,
-        cost=float(choices.cost[i]) + ROUNDING_COST * (dtype != before.dtype),
-        why=choices.why(i),
     )

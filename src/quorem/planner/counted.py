@@ -1,173 +1,153 @@
 """Plans for tables whose ids are all counted: ``by_count`` over the tables of all modules."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..optimizer_names import Optimizer
-from ..schemes import Full, HotCold, Pool
+from ..schemes import Full, HotCold, Pool, Scheme
 from ..schemes.frequency import comes_by_frequency
 from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all, smallest
-from .footprint import Rate, TrainedStorage, number_bytes
-from .modules import Module, storage_of
-from .planned import Candidate, Plan, PlannedPool, PlannedTable
+from .modules import StoredModules
+from .planned import Candidate, Plan, PlannedPool
 
 
-class _Table(NamedTuple):
-    """A table to plan: where it is, how often its ids occur, and what its rows cost."""
+Shares = tuple[float, float, float]  # of a table's traffic: to hot, cold and rest ids
 
-    module: int  # position of its module
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    counts: NDArray[np.generic]  # of all ids, or for raw ids of those that occur
-    visits: float  # sum of the counts
-    in_order: bool  # whether ids are in order of frequency
-    rate: Rate
+
+class _Counted(NamedTuple):
+    """One table: its counts, the same as ``by_count`` takes them, and the number of its pool."""
+
+    counts: NDArray[np.generic]
     by_count: CountedTable
+    in_order: bool  # whether ids are in order of frequency
+    pool: int
 
 
-def plan_counted(
-    modules: Sequence[Module],
-    narrowed: Sequence[Module],
-    budget: int,
-    optimizer: Optimizer | None,
-    bits: int,
-    rule: Rule,
-) -> Candidate:
-    """Plan with rows of the dtypes of ``narrowed``, or of ``bits`` bits.
+def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
+    """Plan tables whose ids are all counted.
 
     Args:
-        modules: the modules, with frequencies of every table.
-        narrowed: the same modules, with the dtypes that rows are to have.
+        stored: the tables, with frequencies of each.
         budget: bytes.
-        optimizer: the optimizer whose state counts; None for none.
-        bits: bits of a stored number after training; 0 keeps the dtypes.
         rule: how the budget is divided.
     """
-    storages = [storage_of(module, optimizer, bits) for module in narrowed]
-    tables = _tables_of(modules, storages)
-    module_of = np.array([table.module for table in tables])
-    table_state = np.array([table.rate.table_state for table in tables])
-    rate_of_group = {table.by_count.group: table.rate for table in tables}
+    groups = [(m, table.embedding_dim) for m, table in zip(stored.module_of.tolist(), stored.tables, strict=True)]
+    pools = {group: number for number, group in enumerate(dict.fromkeys(groups))}  # by module and width
+    counted = [_counted(stored, t, pools[group]) for t, group in enumerate(groups)]
 
     def shared(division: Division) -> tuple[int, int]:
-        """Bytes of the modules and of the state that belong to no table and no pool."""
-        partitions = (division.own > 0) + PARTITIONS * (division.cold > 0)
-        pairs = [storage.fixed(int(partitions[module_of == m].max())) for m, storage in enumerate(storages)]
-        return sum(layout for layout, _ in pairs), sum(state for _, state in pairs)
+        return stored.shared((division.own > 0) + PARTITIONS * (division.cold > 0))
+
+    table_state = np.array([rate.table_state for rate in stored.rates])
+    pool_state = np.array([table_state[stored.module_of == m].max() for m, _ in pools])
 
     def overhead(division: Division) -> int:
-        pools = sum(PARTITIONS * rate_of_group[g].table_state for g in np.flatnonzero(division.pools).tolist())
-        return sum(shared(division)) + int(table_state[division.own > 0].sum()) + pools
+        of_pools = (pool_state * PARTITIONS * (division.pools > 0)).sum()
+        return sum(shared(division)) + int((table_state * (division.own > 0)).sum() + of_pools)
 
-    by_count = CountedTables([table.by_count for table in tables], len(rate_of_group), overhead)
-    least, division = smallest(by_count), divide(by_count, budget, rule)
+    tables = CountedTables([table.by_count for table in counted], len(pools), overhead)
+    least = smallest(tables)
+    division = divide(tables, budget, rule)
     if division is None:
         return Candidate(None, least)
-    used = np.flatnonzero(division.pools).tolist()
-    names = ["pool"] if len(used) == 1 else [f"pool{number}" for number in range(1, len(used) + 1)]
-    pools = {g: Pool(int(division.pools[g]), PARTITIONS, name=name) for g, name in zip(used, names, strict=True)}
+    totals = [float(table.counts.sum()) for table in counted]
+    traffics = [_traffic(table, division, t) for t, table in enumerate(counted)]
+    average = sum(totals) / len(totals) or 1.0
+    entries = []
+    for t, (table, total, traffic) in enumerate(zip(counted, totals, traffics, strict=True)):
+        n, own = stored.tables[t].num_embeddings, int(division.own[t])
+        hot, cold = (n, 0) if division.is_full[t] else (int(division.hot[t]), int(division.cold[t]))
+        list_bytes = int(table.by_count.listed * division.listed[t])
+        entries.append(
+            stored.planned_table(
+                t,
+                _scheme(n, hot, cold, _pool(division, table.pool)),
+                own,
+                int(own > 0),
+                list_bytes=list_bytes,
+                cost=(traffic[1] + traffic[2]) * total / average,
+                why=_why(hot, cold, n - hot - cold, traffic),
+                visits=total,
+                traffic=traffic,
+                ranked=list_bytes > 0,
+            )
+        )
     layout, state = shared(division)
-    plan = Plan(
-        tables=tuple(_entries(tables, division, pools, modules, narrowed)),
+    planned = Plan(
+        tables=tuple(entries),
         budget=budget,
-        optimizer=optimizer,
+        optimizer=stored.optimizer,
         shared_bytes=layout,
         shared_state_bytes=state,
-        pools=tuple(_entries_of_pools(tables, division, pools)),
-        bits=bits or None,
+        pools=tuple(_planned_pools(stored, counted, division, traffics)),
+        bits=stored.bits or None,
     )
-    return Candidate(plan, least, gives_rows_to_all(by_count, division))
+    return Candidate(planned, least, gives_rows_to_all(tables, division))
 
 
-def _tables_of(modules: Sequence[Module], storages: Sequence[TrainedStorage]) -> list[_Table]:
-    tables = []
-    groups: dict[tuple[int, int], int] = {}  # numbers of the possible pools, by module and width
-    for m, (module, storage) in enumerate(zip(modules, storages, strict=True)):
-        # The lists of all tables of a module are stored in one tensor, so they have one dtype.
-        listed = 8 if any(n >= 2**31 for n, _ in module.sizes) else 4
-        for name, (n, d), found in zip(module.names, module.sizes, module.frequencies, strict=True):
-            assert found is not None
-            counts = (found.double() if found.is_floating_point() else found).numpy()
-            unseen = n - len(counts)
-            in_order = not unseen and comes_by_frequency(found)
-            rate, group = storage.rate(d), groups.setdefault((m, d), len(groups))
-            row = rate.row + rate.row_state
-            by_count = CountedTable.of(counts, row, listed, group, in_order=in_order, unseen=unseen)
-            tables.append(_Table(m, name, n, d, counts, float(counts.sum()), in_order, rate, by_count))
-    return tables
-
-
-def _entries(
-    tables: Sequence[_Table],
-    division: Division,
-    pools: Mapping[int, Pool],
-    modules: Sequence[Module],
-    narrowed: Sequence[Module],
-) -> Iterator[PlannedTable]:
-    average = sum(table.visits for table in tables) / len(tables) or 1.0
-    for i, table in enumerate(tables):
-        n, rate, own = table.num_embeddings, table.rate, int(division.own[i])
-        hot, cold = (n, 0) if division.is_full[i] else (int(division.hot[i]), int(division.cold[i]))
-        rest = n - hot - cold
-        shared = pools[table.by_count.group] if cold else Full()
-        lists = int(table.by_count.listed * division.listed[i])
-        traffic = _traffic(table, hot, cold)
-        yield PlannedTable(
-            name=table.name,
-            num_embeddings=n,
-            embedding_dim=table.embedding_dim,
-            scheme=Full() if hot == n else HotCold(hot, cold=shared, num_rest=rest),
-            dtype=narrowed[table.module].dtype,
-            bytes_before=n * table.embedding_dim * number_bytes(modules[table.module].dtype),
-            bytes=own * rate.row + lists,
-            state_bytes=own * rate.row_state + rate.table_state * (own > 0),
-            cost=(traffic[1] + traffic[2]) * table.visits / average,
-            why=_why(hot, cold, rest, traffic),
-            visits=table.visits,
-            traffic=traffic,
-            ranked=lists > 0,
-        )
-
-
-def _entries_of_pools(tables: Sequence[_Table], division: Division, pools: Mapping[int, Pool]) -> Iterator[PlannedPool]:
-    visits = sum(table.visits for table in tables) or 1.0
-    for group, pool in pools.items():
-        members = [
-            (table, int(division.hot[i]), int(division.cold[i]))
-            for i, table in enumerate(tables)
-            if table.by_count.group == group and division.cold[i]
-        ]
-        first, rate = members[0][0], members[0][0].rate
+def _planned_pools(
+    stored: StoredModules, counted: Sequence[_Counted], division: Division, traffics: Sequence[Shares]
+) -> Iterator[PlannedPool]:
+    visits = [float(table.counts.sum()) for table in counted]
+    for number in np.flatnonzero(division.pools).tolist():
+        members = [t for t, table in enumerate(counted) if table.pool == number and division.cold[t]]
+        rows, rate, first = int(division.pools[number]), stored.rates[members[0]], stored.tables[members[0]]
         yield PlannedPool(
-            name=pool.name,
-            tables=tuple(table.name for table, _, _ in members),
+            name=_pool(division, number).name,
+            tables=tuple(stored.tables[t].name for t in members),
             embedding_dim=first.embedding_dim,
-            num_rows=pool.num_rows,
-            num_ids=sum(cold for _, _, cold in members),
-            bytes=pool.num_rows * rate.row,
-            state_bytes=pool.num_rows * rate.row_state + PARTITIONS * rate.table_state,
-            traffic=sum(_traffic(table, hot, cold)[1] * table.visits for table, hot, cold in members) / visits,
+            num_rows=rows,
+            num_ids=int(sum(division.cold[t] for t in members)),
+            bytes=rows * rate.row,
+            state_bytes=rows * rate.row_state + PARTITIONS * rate.table_state,
+            traffic=sum(traffics[t][1] * visits[t] for t in members) / (sum(visits) or 1.0),
         )
 
 
-def _traffic(table: _Table, hot: int, cold: int) -> tuple[float, float, float]:
+def _counted(stored: StoredModules, t: int, pool: int) -> _Counted:
+    table, rate, module = stored.tables[t], stored.rates[t], stored.modules[stored.module_of[t]]
+    assert table.frequencies is not None
+    counts = (table.frequencies.double() if table.frequencies.is_floating_point() else table.frequencies).numpy()
+    unseen = table.num_embeddings - len(counts)
+    in_order = not unseen and comes_by_frequency(table.frequencies)
+    # The lists of all tables of a module are stored in one tensor, so they have one dtype.
+    listed = 8 if any(other.num_embeddings >= 2**31 for other in module.tables) else 4
+    row = rate.row + rate.row_state
+    by_count = CountedTable.of(counts, row, listed, pool, in_order=in_order, unseen=unseen)
+    return _Counted(counts, by_count, in_order, pool)
+
+
+def _pool(division: Division, group: int) -> Pool:
+    """The pool of a group; its name has a number if the plan has several pools."""
+    used = np.flatnonzero(division.pools).tolist()
+    name = "pool" if len(used) < 2 else f"pool{used.index(group) + 1 if group in used else 0}"
+    return Pool(max(int(division.pools[group]), PARTITIONS), PARTITIONS, name=name)
+
+
+def _scheme(n: int, hot: int, cold: int, pool: Pool) -> Scheme:
+    if hot == n:
+        return Full()
+    return HotCold(hot, cold=pool if cold else Full(), num_rest=n - hot - cold)
+
+
+def _traffic(table: _Counted, division: Division, t: int) -> Shares:
     """Shares of a table's traffic that go to its hot, cold and rest ids."""
-    if not table.visits or hot == len(table.counts):
+    counts, hot, cold = table.counts, int(division.hot[t]), int(division.cold[t])
+    total = float(counts.sum())
+    if not total or division.is_full[t] or hot == len(counts):
         return (1.0, 0.0, 0.0)
     if table.in_order:
-        of_hot, of_cold = float(table.counts[:hot].sum()), float(table.counts[hot : hot + cold].sum())
+        first, second = float(counts[:hot].sum()) / total, float(counts[hot : hot + cold].sum()) / total
     else:
-        of_hot = table.by_count.visits_of_first(hot)
-        of_cold = table.by_count.visits_of_first(hot + cold) - of_hot
-    first, second = min(of_hot / table.visits, 1.0), min(of_cold / table.visits, 1.0)  # 1: sums are rounded
+        most_frequent = table.by_count.visits_of_first(hot)
+        first, second = most_frequent / total, (table.by_count.visits_of_first(hot + cold) - most_frequent) / total
+    first, second = min(first, 1.0), min(second, 1.0)  # rounding may give sums above 1
     return (first, second, max(0.0, 1 - first - second))
 
 
-def _why(hot: int, cold: int, rest: int, traffic: tuple[float, float, float]) -> str:
+def _why(hot: int, cold: int, rest: int, traffic: Shares) -> str:
     if not cold and not rest:
         return "every id has a row of its own"
     parts = [f"{hot:,} ids with {traffic[0]:.1%} of the traffic have rows of their own"]

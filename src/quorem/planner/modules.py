@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,20 +14,28 @@ from ..optimizer_names import Optimizer
 from ..schemes import Full, RawCounts, Scheme
 from ..schemes.frequency import check_frequencies, check_ranking, counts_by_id
 from ..tables import Tables
-from .footprint import TrainedStorage
+from .allocate import Integers
+from .footprint import TrainedStorage, number_bytes
+from .planned import PlannedTable
+
+
+class TableToPlan(NamedTuple):
+    """One table, and how often its ids occur."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    num_features: int = 1
+    frequencies: Tensor | None = None  # counts of all ids, or for raw ids of those that occur
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
     """Tables that are, or will be, stored in one module, and how it is trained."""
 
-    names: tuple[str, ...]
-    sizes: tuple[tuple[int, int], ...]  # num_embeddings and embedding_dim of each table
-    schemes: tuple[Scheme, ...]  # the schemes before planning
-    num_features: tuple[int, ...]
+    tables: tuple[TableToPlan, ...]
     dtype: torch.dtype
     sparse: bool
-    frequencies: tuple[Tensor | None, ...]  # of each table: counts of all ids, or for raw ids of those that occur
     has_id_rules: bool = False  # whether a table takes raw or unknown ids
 
 
@@ -58,20 +67,12 @@ def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list
 
 def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
     """The tables as one module: a collection that will hold them, updated in the backward pass."""
-    if not tables:
-        return []
-    return [
-        Module(
-            tuple(table.name for table in tables),
-            tuple((table.num_embeddings, table.embedding_dim) for table in tables),
-            tuple(table.scheme for table in tables),
-            tuple(len(table.features) for table in tables),
-            dtype,
-            True,
-            tuple(map(_counts, tables)),
-            any(table.raw_ids or table.unknown != "error" for table in tables),
-        )
-    ]
+    planned = (
+        TableToPlan(table.name, table.num_embeddings, table.embedding_dim, len(table.features), _counts(table))
+        for table in tables
+    )
+    has_id_rules = any(table.raw_ids or table.unknown != "error" for table in tables)
+    return [Module(tuple(planned), dtype, True, has_id_rules)] if tables else []
 
 
 def _counts(table: Table) -> Tensor | None:
@@ -90,59 +91,101 @@ def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> lis
     """
     joined: dict[Any, list[Module]] = {}
     for module in modules:
-        joined.setdefault(holders.get(module.names[0], module.names), []).append(module)
+        joined.setdefault(holders.get(module.tables[0].name, module), []).append(module)
     return [group[0] if len(group) == 1 else _joined(group) for group in joined.values()]
 
 
 def _joined(modules: Sequence[Module]) -> Module:
-    return Module(
-        tuple(name for module in modules for name in module.names),
-        tuple(size for module in modules for size in module.sizes),
-        tuple(scheme for module in modules for scheme in module.schemes),
-        tuple(count for module in modules for count in module.num_features),
-        modules[0].dtype,
-        True,
-        tuple(counts for module in modules for counts in module.frequencies),
-        any(module.has_id_rules for module in modules),
-    )
+    tables = tuple(table for module in modules for table in module.tables)
+    return Module(tables, modules[0].dtype, True, any(module.has_id_rules for module in modules))
 
 
 def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
     modules: dict[int, Module] = {}  # by parameter, so that tied tables are planned once
     for path, module in model.named_modules(prefix=prefix):
+        weight: Tensor
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            weight: Tensor = module.weight
-            size = (module.num_embeddings, module.embedding_dim)
-            found = Module((path or "embedding",), (size,), (Full(),), (1,), weight.dtype, module.sparse, (None,))
+            weight = module.weight
+            tables = [TableToPlan(path or "embedding", module.num_embeddings, module.embedding_dim)]
         elif isinstance(module, Tables) and all(isinstance(spec.scheme, Full) for spec in module.specs):
-            weight = module.stored
-            found = Module(
-                tuple(".".join(filter(None, (path, name))) or "embedding" for name in module.names),
-                tuple((spec.num_embeddings, spec.embedding_dim) for spec in module.specs),
-                tuple(spec.scheme for spec in module.specs),
-                tuple(module.table_of.count(t) for t in range(len(module.names))),
-                weight.dtype,
-                module.sparse,
-                (None,) * len(module.names),
-            )
+            weight, tables = module.stored, []
+            for t, (name, spec) in enumerate(zip(module.names, module.specs, strict=True)):
+                full_name = ".".join(filter(None, (path, name))) or "embedding"
+                size = (spec.num_embeddings, spec.embedding_dim)
+                tables.append(TableToPlan(full_name, *size, module.table_of.count(t)))
         else:
             continue
-        modules.setdefault(id(weight), found)
+        modules.setdefault(id(weight), Module(tuple(tables), weight.dtype, module.sparse))
     return list(modules.values())
-
-
-def storage_of(module: Module, optimizer: Optimizer | None, bits: int = 0) -> TrainedStorage:
-    """How the tables of a module are stored and trained."""
-    widths = tuple(d for _, d in module.sizes)
-    return TrainedStorage(
-        widths, module.num_features, module.dtype, module.sparse, optimizer, bits, module.has_id_rules
-    )
 
 
 def with_frequencies(module: Module, frequencies: Mapping[str, Tensor]) -> Module:
     """The module with the given frequencies of its tables, checked; other tables keep the frequencies they have."""
-    counts = list(module.frequencies)
-    for t, (name, (n, _)) in enumerate(zip(module.names, module.sizes, strict=True)):
-        if name in frequencies:
-            counts[t] = check_frequencies(frequencies[name], n, f"frequencies[{name!r}]")
-    return replace(module, frequencies=tuple(counts))
+    tables = []
+    for table in module.tables:
+        if table.name in frequencies:
+            name = f"frequencies[{table.name!r}]"
+            counts = check_frequencies(frequencies[table.name], table.num_embeddings, name)
+            table = table._replace(frequencies=counts)
+        tables.append(table)
+    return replace(module, tables=tuple(tables))
+
+
+class StoredModules:
+    """The tables of all modules, in order, and the bytes that they take.
+
+    Args:
+        modules: the modules before planning.
+        narrowed: the same modules, with the dtypes that rows are to have.
+        optimizer: the optimizer whose state counts; None for none.
+        bits: bits of a stored number after training; 0 keeps the dtypes.
+    """
+
+    def __init__(
+        self, modules: Sequence[Module], narrowed: Sequence[Module], optimizer: Optimizer | None, bits: int = 0
+    ) -> None:
+        self.modules, self.narrowed, self.optimizer, self.bits = modules, narrowed, optimizer, bits
+        self.tables = [table for module in modules for table in module.tables]
+        self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
+        self.storages = [
+            TrainedStorage(
+                tuple(table.embedding_dim for table in module.tables),
+                tuple(table.num_features for table in module.tables),
+                module.dtype,
+                module.sparse,
+                optimizer,
+                bits,
+                module.has_id_rules,
+            )
+            for module in narrowed
+        ]
+        pairs = zip(self.module_of.tolist(), self.tables, strict=True)
+        self.rates = [self.storages[m].rate(table.embedding_dim) for m, table in pairs]
+
+    def shared(self, partitions: Integers) -> tuple[int, int]:
+        """Bytes of the modules, and of the state, that belong to no single table.
+
+        Args:
+            partitions: number of stored tables that an id of each table reads.
+        """
+        most = np.zeros(len(self.storages), np.int64)
+        np.maximum.at(most, self.module_of, partitions)
+        pairs = [storage.fixed(number) for storage, number in zip(self.storages, most.tolist(), strict=True)]
+        return sum(layout for layout, _ in pairs), sum(state for _, state in pairs)
+
+    def planned_table(
+        self, t: int, scheme: Scheme, rows: int, stored_tables: int, *, list_bytes: int = 0, **more: Any
+    ) -> PlannedTable:
+        """The plan's entry for table ``t``, stored in so many rows and stored tables of its own."""
+        table, rate, m = self.tables[t], self.rates[t], self.module_of[t]
+        return PlannedTable(
+            name=table.name,
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            scheme=scheme,
+            dtype=self.narrowed[m].dtype,
+            bytes_before=table.num_embeddings * table.embedding_dim * number_bytes(self.modules[m].dtype),
+            bytes=rows * rate.row + list_bytes,
+            state_bytes=rows * rate.row_state + stored_tables * rate.table_state,
+            **more,
+        )
