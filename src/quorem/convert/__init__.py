@@ -20,7 +20,7 @@ from ..schemes import Full, Scheme
 from ..tables import Tables
 from ..tied import TiedLinear
 from .build import composed_module, plain_module
-from .choose import Choice, choice_of, choices_given, choices_planned, kept_bytes, size_of, state_bytes
+from .choose import choose, kept_bytes, size_of, state_bytes
 from .follow import follow_, optimizer_name
 from .groups import WeightGroup, groups_in, leave_out
 from .report import Entry, Report
@@ -91,16 +91,9 @@ def compress_(
     groups = groups_in(model)
     torchrec = _torchrec()
     collections = [] if torchrec is None else torchrec.collections_in(model, groups)
-    names = [name for group in groups for name in group.members]
-    for name in frequencies or {}:
-        if name not in names:
-            raise ValueError(f"frequencies ({name!r}) must be named as a table of the model: {', '.join(names)}")
     leave_out(model, groups, threshold, filter_fn)
-    if budget is None:
-        choices = choices_given(scheme_or_plan, groups, names, frequencies or {})
-    else:
-        choices = choices_planned(groups, budget, kind, frequencies or {})
-    report, new = _replace(model, groups, collections, choices, fit, kind)
+    choose(groups, scheme_or_plan, budget, kind, frequencies or {})
+    report, new = _replace(model, groups, collections, fit, kind)
     if isinstance(optimizer, torch.optim.Optimizer):
         report.references += follow_(optimizer, new.by_weight)
         for collection in collections:
@@ -180,26 +173,19 @@ class _Replacements:
 
 
 def _replace(
-    model: nn.Module,
-    groups: list[WeightGroup],
-    collections: list[Any],
-    choices: Mapping[str, Choice],
-    fit: bool,
-    kind: Optimizer | None,
+    model: nn.Module, groups: list[WeightGroup], collections: list[Any], fit: bool, kind: Optimizer | None
 ) -> tuple[Report, _Replacements]:
     """Replace the embeddings of the groups, and linear layers that share a weight with them."""
     report, new = Report(), _Replacements()
     for group in groups:
         if group.collection is None:
-            report.entries += _replace_group(group, choices, fit, kind, new)
+            report.entries += _replace_group(group, fit, kind, new)
     for collection in collections:
-        members = list(collection.groups.values())
-        chosen = {group.name: collection.checked(group, *choice_of(group, choices)) for group in members}
-        composed = collection.replacement(chosen, fit)
-        report.entries += collection.entries(chosen, composed, kind)
+        composed = collection.replacement(fit)
+        report.entries += collection.entries(composed, kind)
         if composed is not None:
             new.modules[collection.module] = composed
-            new.old_weights |= {group.name: weakref.ref(group.first.weight) for group in members}
+            new.old_weights |= {group.name: weakref.ref(group.first.weight) for group in collection.groups.values()}
     order = {name: i for i, name in enumerate(name for group in groups for name in group.members)}
     report.entries.sort(key=lambda entry: order[entry.name])
     for name, module in list(model.named_modules()):
@@ -212,27 +198,20 @@ def _replace(
     return report, new
 
 
-def _replace_group(
-    group: WeightGroup,
-    choices: Mapping[str, Choice],
-    fit: bool,
-    kind: Optimizer | None,
-    new: _Replacements,
-) -> list[Entry]:
+def _replace_group(group: WeightGroup, fit: bool, kind: Optimizer | None, new: _Replacements) -> list[Entry]:
     """Add the composed modules of one group to ``new``, if it has a choice; returns the entries of its modules.
 
     The bytes of the weight, of the stored rows and of their state count for the first module of the group.
     """
-    choice, reason = choice_of(group, choices)
-    entries, first = [], None
+    choice, entries, first = group.choice, [], None
     for name, module in group.members.items():
         sizes = (module.num_embeddings, module.embedding_dim)
         shared = name != group.name
         if choice is None:
             size, state = (0, 0) if shared else kept_bytes(module, kind)
-            entries.append(Entry(name, *sizes, size, size, state, None, reason))
+            entries.append(Entry(name, *sizes, size, size, state, None, group.reason))
             continue
-        composed = composed_module(module, choice, fit, first)
+        composed = composed_module(module, group, fit, first)
         new.modules[module] = composed
         if first is None:
             first = composed

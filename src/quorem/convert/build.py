@@ -7,17 +7,18 @@ from torch import nn
 from ..bags import EmbeddingBag
 from ..embeddings import Embedding
 from ..init import deviation
-from .choose import Choice
+from .groups import WeightGroup
 from .swap import keep_
 
 
-def composed_module(module: Any, choice: Choice, fit: bool, shared: Embedding | None) -> Embedding:
-    """The composed module that replaces an ``nn.Embedding`` or ``nn.EmbeddingBag``; it uses the rows of ``shared``."""
-    weight = module.weight
+def composed_module(module: Any, group: WeightGroup, fit: bool, shared: Embedding | None) -> Embedding:
+    """The composed module that replaces one of a group, as its choice says; it uses the rows of ``shared``."""
+    weight, choice = module.weight, group.choice
+    assert choice is not None
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
     options |= {"device": weight.device, "dtype": choice.dtype or weight.dtype}
     if choice.ranked:
-        options["frequencies"] = choice.frequencies
+        options["frequencies"] = group.counts
     if not fit and not weight.is_meta:
         options["init_std"] = deviation(weight)
     new: Embedding
@@ -29,7 +30,7 @@ def composed_module(module: Any, choice: Choice, fit: bool, shared: Embedding | 
     if shared is not None:
         new.stored = shared.stored
     elif fit and not weight.is_meta:
-        new.fit_(weight.detach(), choice.frequencies)
+        new.fit_(weight.detach(), group.counts)
     new.stored.requires_grad_(weight.requires_grad)
     keep_(module, new)
     return new

@@ -4,14 +4,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..checks import FLOAT_DTYPES
+from ..schemes import Scheme
 
 TORCH_CLASSES = (nn.Embedding, nn.EmbeddingBag)
 # Methods that a subclass may override: they only initialize the weight, which exists already, or describe the module.
 HARMLESS = {"reset_parameters", "_fill_padding_idx_with_zero", "from_pretrained", "extra_repr"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one table will be stored, and why."""
+
+    scheme: Scheme
+    why: str = ""
+    dtype: torch.dtype | None = None  # None keeps the dtype of the table
+    ranked: bool = True  # whether the ids are ranked by frequencies, if these are given
 
 
 @dataclass(eq=False)
@@ -19,6 +31,8 @@ class WeightGroup:
     """Embeddings that share one weight."""
 
     members: dict[str, Any] = field(default_factory=dict)  # the modules by name
+    counts: Tensor | None = None  # how often their ids occur, if that is known
+    choice: Choice | None = None  # how they will be stored, once that is decided
     reason: str = ""  # why they stay as they are; empty if they can be replaced
     collection: Any = None  # the TorchRec collection that contains them, if any
 

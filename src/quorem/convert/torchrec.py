@@ -4,7 +4,6 @@ Imported only if TorchRec is. Tables are named by the path of their ``nn.Embeddi
 others: ``sparse.embedding_bags.user``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +20,14 @@ from ..integrations.torchrec.names import Collection as Ours
 from ..integrations.torchrec.names import table_rows
 from ..optimizer_names import Optimizer
 from ..planner.footprint import TrainedStorage
-from ..schemes import Full, Scheme
+from ..schemes import Full, Scheme, TableSpec
 from .fill import fill_
-from .groups import WeightGroup
+from .groups import Choice, WeightGroup
 from .report import Entry
 from .swap import keep_
 from .torchrec_follow import follow_collection_
 
 POOLED, UNPOOLED = stock.EmbeddingBagCollection, stock.EmbeddingCollection
-Chosen = tuple[Any, str]  # a Choice; or None, and why the table stays as it is
 OURS = (integration.EmbeddingBagCollection, integration.EmbeddingCollection)
 
 
@@ -54,39 +52,32 @@ class TorchRecCollection:
             for group in self.groups.values():
                 group.reason = group.reason or reason
 
-    def checked(self, group: WeightGroup, choice: Any, reason: str) -> Chosen:
-        """The choice of a table; or None and the reason, if TorchRec's kernels do not support it."""
-        if choice is None:
-            return None, reason
-        module = group.first
-        if choice.dtype not in (None, module.weight.dtype):
-            return None, f"the plan has it in {choice.dtype}, but a collection has one dtype"
-        spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
+    def reason_against(self, choice: Choice, spec: TableSpec) -> str:
+        """Why TorchRec's kernels do not support a choice for one of the tables; empty if they do."""
+        if choice.dtype not in (None, next(iter(self.groups.values())).first.weight.dtype):
+            return f"the plan has it in {choice.dtype}, but a collection has one dtype"
         if odd := [width for _, width in spec.shapes if width % 4]:
-            return None, f"its parts would be {odd[0]} wide, which is no multiple of 4, as FBGEMM needs it"
-        return choice, reason
+            return f"its parts would be {odd[0]} wide, which is no multiple of 4, as FBGEMM needs it"
+        return ""
 
-    def replacement(self, chosen: Mapping[str, Chosen], fit: bool) -> Ours | None:
+    def replacement(self, fit: bool) -> Ours | None:
         """quorem's collection in place of TorchRec's; None if no table is composed.
 
         Args:
-            chosen: the choice of each table, by the name of its group; None if the table stays as it is.
             fit: whether rows are fitted to the tables; else they are drawn with the deviation of the table.
         """
-        choices = {name: choice for name, group in self.groups.items() if (choice := chosen[group.name][0])}
-        return _composed(self, choices, fit) if choices else None
+        return _composed(self, fit) if any(group.choice is not None for group in self.groups.values()) else None
 
-    def entries(self, chosen: Mapping[str, Chosen], new: Ours | None, kind: Optimizer | None) -> list[Entry]:
+    def entries(self, new: Ours | None, kind: Optimizer | None) -> list[Entry]:
         """What was done with each table; ``new`` is quorem's collection, or None if there is none."""
         sizes = {} if new is None else _sizes(new, kind)
         entries = []
         for name, group in self.groups.items():
-            module, (choice, reason) = group.first, chosen[group.name]
+            module, choice = group.first, group.choice
             n, d = module.num_embeddings, module.embedding_dim
             storage = TrainedStorage((d,), (1,), module.weight.dtype, True, kind)
             after, state = sizes.get(name, (module.weight.nbytes, n * storage.rate(d).row_state))
-            why = reason if choice is None else choice.why
-            scheme = None if choice is None else choice.scheme
+            scheme, why = (None, group.reason) if choice is None else (choice.scheme, choice.why)
             entries.append(Entry(group.name, n, d, module.weight.nbytes, after, state, scheme, why))
         return entries
 
@@ -158,12 +149,13 @@ def _reason(collection: TorchRecCollection) -> str:
     return ""
 
 
-def _composed(collection: TorchRecCollection, choices: Mapping[str, Any], fit: bool) -> Ours:
+def _composed(collection: TorchRecCollection, fit: bool) -> Ours:
     """quorem's collection in place of TorchRec's; tables without a choice stay full."""
-    module = collection.module
+    module, groups = collection.module, collection.groups
+    choices = {name: group.choice for name, group in groups.items() if group.choice is not None}
     schemes: dict[str, Scheme] = {name: choice.scheme for name, choice in choices.items()}
-    frequencies = {name: choice.frequencies for name, choice in choices.items() if choice.frequencies is not None}
-    ranked = {name for name, choice in choices.items() if choice.ranked}
+    counts = {name: group.counts for name, group in groups.items() if group.counts is not None}
+    ranked = {name: counts.get(name) for name, choice in choices.items() if choice.ranked}
     tables = [
         Table(
             config.name,
@@ -171,7 +163,7 @@ def _composed(collection: TorchRecCollection, choices: Mapping[str, Any], fit: b
             config.embedding_dim,
             schemes.get(config.name, Full()),
             features=tuple(config.feature_names),
-            frequencies=frequencies.get(config.name) if config.name in ranked else None,
+            frequencies=ranked.get(config.name),
         )
         for config in collection.configs
     ]
@@ -186,7 +178,7 @@ def _composed(collection: TorchRecCollection, choices: Mapping[str, Any], fit: b
         new = integration.EmbeddingCollection(tables, **options)
     if not first.is_meta:
         single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
-        fill_(single, trained, schemes, frequencies, fit)
+        fill_(single, trained, schemes, counts, fit)
         integration.copy_state_(new, single)
     frozen = {name for name, group in collection.groups.items() if not group.first.weight.requires_grad}
     for parameter, rows in table_rows(new).items():

@@ -12,7 +12,6 @@ from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, d
 from .modules import StoredModules
 from .planned import Candidate, Plan, PlannedPool
 
-
 Shares = tuple[float, float, float]  # of a table's traffic: to hot, cold and rest ids
 
 
