@@ -48,9 +48,9 @@ def lookup(
         invalid = None
     if collector is not None and not (eager and stored is updates.stored):
         collector = updates.collector_of(stored)
-    op, counted = "lookup_quantized" if codes else "lookup", ()
-    if invalid is not None:
-        op, counted = f"{op}_counting", (invalid,)
+    op, counted = "lookup_quantized" if codes else "lookup", [] if invalid is None else [invalid]
+    if counted:
+        op = f"{op}_counting"
     if collector is not None:
         read = partial(call, op, ids, stored, layout, *counted, names=names, **codes)
         return collector.read(read, Read("lookup", (ids,), layout))
