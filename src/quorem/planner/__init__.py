@@ -171,8 +171,14 @@ def _plan_by_cost(stored: StoredModules, budget: int) -> Candidate:
         size = (int(choices.rows[i]), int(choices.tables[i]))
         entries.append(stored.planned_table(t, choices.scheme(i), *size, cost=cost, why=choices.why(i)))
     layout, state = stored.shared(choices.tables[taken])
-    shared_bytes = {"shared_bytes": layout, "shared_state_bytes": state}
-    return Candidate(Plan(tables=tuple(entries), budget=budget, optimizer=stored.optimizer, **shared_bytes), least)
+    plan = Plan(
+        tables=tuple(entries),
+        budget=budget,
+        optimizer=stored.optimizer,
+        shared_bytes=layout,
+        shared_state_bytes=state,
+    )
+    return Candidate(plan, least)
 
 
 def _to_plan(tables: Sequence[TableToPlan]) -> TablesToPlan:
