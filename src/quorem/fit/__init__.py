@@ -17,7 +17,8 @@ from ..renumbering import Mixing, Permutation
 from ..schemes import Full, Ranks, TableSpec
 from ..schemes.frequency import check_frequencies, composed_ids, places
 from . import products, sums
-from .target import Target, run_pass, weights_of
+from .passes import run_pass
+from .target import Target, weights_of
 
 __all__ = ["fit_"]
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from . import sums
-from .target import Target, run_pass
+from .passes import run_pass
+from .target import Target
 
 MAX_ROUNDS = 100  # the most rounds over all small tables
 GAIN = 1e-4  # the small tables have converged when a round lowers the error by a smaller share than this

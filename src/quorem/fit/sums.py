@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .target import Target, run_pass
+from .passes import run_pass
+from .target import Target
 
 MAX_PASSES = 200  # the most passes of one run of conjugate gradients, unless there are few unknowns
 FEW_UNKNOWNS = 2**16

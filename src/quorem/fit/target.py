@@ -1,13 +1,10 @@
-"""A trained table that is read in blocks of ids, and the pass over it that all fits use."""
+"""A trained table that is read in blocks of ids."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..partitions import Partition
@@ -17,7 +14,6 @@ from ..schemes import AnyPartition
 BLOCK_NUMBERS = 2**17  # numbers of the trained table that are processed at a time
 ROWS_TOGETHER = 32  # a range has at least so many buckets, whose rows are next to each other and read at once,
 RANGES = 4  # as long as there are at least so many ranges
-THREADED_NUMBERS = 2**20  # threads share a pass over a table with at least so many numbers
 UNSEEN = 1e-9  # weight of an id that never occurs, relative to the smallest frequency above zero
 
 
@@ -53,14 +49,6 @@ class Block(NamedTuple):
             table.index_add_(0, bucket[0], weights[..., 0].T @ values[:, 0].expand(t, -1))
         else:
             self.sum_into_(table, j, self.weighted(values))
-
-
-class ErrorTerms(NamedTuple):
-    """The squared error, and its derivatives by the small tables."""
-
-    error: Tensor  # [D]
-    gradients: list[Tensor]  # for each small table, minus the gradient of half the error
-    curvatures: list[Tensor]  # for each small table, the second derivatives of half the error
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,115 +218,3 @@ def weights_of(frequencies: Tensor | None, device: torch.device) -> Tensor | Non
     weights = frequencies.to(device, torch.float64)
     weights = weights / weights.max()
     return weights.clamp_(min=UNSEEN * float(weights[weights > 0].min()))
-
-
-def run_pass(
-    target: Target,
-    small: Sequence[Tensor],
-    operation: str,
-    wanted: Sequence[int] | None = None,
-    *,
-    largest: Tensor | None = None,
-    of_zeros: bool = False,
-) -> ErrorTerms:
-    """Compute the best rows of the largest table for given small tables, the error, and its derivatives.
-
-    Args:
-        target: the table to fit.
-        small: the small tables ``[size, D]``, one for each partition but the first.
-        operation: ``"add"`` or ``"mult"``.
-        wanted: positions of the small tables whose derivatives are returned; None for all.
-        largest: filled with the rows of the largest table, if given.
-        of_zeros: fit zeros instead of the target's rows.
-    """
-    wanted = range(len(small)) if wanted is None else wanted
-    ranges = list(target.ranges())
-    workers = 1 if target.dense.numel() < THREADED_NUMBERS else min(target.threads, len(ranges))
-    work = partial(_pass_over, target, small, operation, wanted, largest=largest, of_zeros=of_zeros)
-    if workers == 1:
-        return work(ranges)
-    with ThreadPoolExecutor(workers) as pool:
-        first, *others = pool.map(work, [ranges[worker::workers] for worker in range(workers)])
-    for other in others:
-        first.error.add_(other.error)
-        for total, part in zip(first.gradients + first.curvatures, other.gradients + other.curvatures, strict=True):
-            total.add_(part)
-    return first
-
-
-@torch.no_grad()
-def _pass_over(
-    target: Target,
-    small: Sequence[Tensor],
-    operation: str,
-    wanted: Sequence[int],
-    ranges: Sequence[tuple[int, int]],
-    *,
-    largest: Tensor | None,
-    of_zeros: bool,
-) -> ErrorTerms:
-    """``run_pass`` over some ranges of buckets. Each range is read twice: for its rows, then for the error."""
-    terms = ErrorTerms(torch.zeros_like(target.scale), [], [])
-    for j in wanted:
-        terms.gradients.append(torch.zeros_like(small[j]))
-        terms.curvatures.append(torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]))
-    ids_a_bucket = target.num_ids / target.partitions[0].size
-    for first, last in ranges:
-        is_small = ids_a_bucket * (last - first) <= 4 * target.block_ids
-        kept = list(target.blocks(first, last)) if is_small else None
-        rows = _best_rows(kept or target.blocks(first, last), last - first, target, small, operation, of_zeros)
-        if largest is not None:
-            largest[first:last] = rows * target.scale
-        for block in kept or target.blocks(first, last):
-            _add_terms_(terms, block, rows, small, operation, wanted, of_zeros)
-    return terms
-
-
-def _best_rows(
-    blocks: Iterable[Block], num_rows: int, target: Target, small: Sequence[Tensor], operation: str, of_zeros: bool
-) -> Tensor:
-    """The best rows ``[num_rows, D]`` of the largest table in one range of buckets: weighted means."""
-    one = target.scale.new_ones(1, 1, 1)
-    sums = target.scale.new_zeros(num_rows, len(target.scale))
-    weights = torch.zeros_like(sums if operation == "mult" else sums[:, :1])
-    for block in blocks:
-        rest, factor = _split(block, small, operation, of_zeros)
-        rest = block.weighted(rest)
-        block.sum_into_(sums, 0, rest if factor is None else rest * factor)
-        block.sum_weighted_into_(weights, 0, one if factor is None else factor * factor)
-    return torch.where(weights > 0, sums / weights, 0)
-
-
-def _add_terms_(
-    terms: ErrorTerms,
-    block: Block,
-    rows: Tensor,
-    small: Sequence[Tensor],
-    operation: str,
-    wanted: Sequence[int],
-    of_zeros: bool,
-) -> None:
-    """Add the error of one block, and its derivatives by the ``wanted`` small tables."""
-    rest, factor = _split(block, small, operation, of_zeros)
-    row = F.embedding(block.buckets[0], rows)
-    rest = rest - (row if factor is None else row * factor)
-    weighted = block.weighted(rest)
-    terms.error.add_((weighted * rest).sum((0, 1)))
-    for j, gradient, curvature in zip(wanted, terms.gradients, terms.curvatures, strict=True):
-        if operation == "add":
-            block.sum_into_(gradient, 1 + j, weighted)
-            block.sum_weighted_into_(curvature, 1 + j, row.new_ones(1, 1, 1))
-            continue
-        pairs = enumerate(zip(small, block.buckets[1:], strict=True))
-        slope = reduce(torch.mul, (F.embedding(bucket, table) for i, (table, bucket) in pairs if i != j), row)
-        block.sum_into_(gradient, 1 + j, weighted * slope)
-        block.sum_weighted_into_(curvature, 1 + j, slope * slope)
-
-
-def _split(block: Block, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor | None]:
-    """What the largest table has to fit, and the factors that its rows are multiplied by (None: one)."""
-    rows = block.rows.new_zeros(1, 1, 1) if of_zeros else block.rows
-    others = [F.embedding(bucket, table) for table, bucket in zip(small, block.buckets[1:], strict=True)]
-    if operation == "mult":
-        return rows, reduce(torch.mul, others) if others else None
-    return reduce(torch.sub, others, rows), None
