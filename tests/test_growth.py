@@ -19,6 +19,7 @@ from quorem import (
     Full,
     GeneralizedQR,
     HotCold,
+    Path,
     Pool,
     Table,
     optim,
@@ -62,6 +63,16 @@ def test_hot_and_cold(case: str, ranked: bool) -> None:
     else:
         assert len(after.unique(dim=0)) == n
     assert torch.equal(module.to_dense().detach(), after)
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+def test_new_ids_of_a_table_with_networks_are_the_rest_and_pass_none(ranked: bool) -> None:
+    scheme = HotCold(5, cold=Path(4, (6,)), num_rest=10, force=True)
+    module = fill_(Embedding(N, D, scheme, frequencies=COUNTS if ranked else None, dtype=torch.float64))
+    before = module.to_dense().detach()
+    after = module.grow_(MORE)(torch.arange(MORE)).detach()
+    torch.testing.assert_close(after[:N], before)
+    assert torch.equal(after[N:], module.tables()[0][5].expand(MORE - N, D))
 
 
 def test_collections_files_and_exports(tmp_path) -> None:

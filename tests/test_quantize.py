@@ -90,6 +90,14 @@ def test_errors(make, error, message):
         make()
 
 
+def test_codes_are_not_loaded_as_numbers_nor_numbers_as_codes_where_shapes_agree():
+    codes, numbers = quantize_(Embedding(9, 6, Full())), Embedding(9, 10, Full())
+    assert codes.stored.shape == numbers.stored.shape
+    for source, target in ((codes, numbers), (numbers, codes)):
+        with pytest.raises(RuntimeError, match=r"tables\.0 is torch.\w+ in the checkpoint and torch.\w+ here: one was"):
+            target.load_state_dict(source.state_dict())
+
+
 def test_a_table_that_is_not_finite_is_refused_and_left_as_it_is():
     model = torch.nn.ModuleList([Embedding(9, 4, Full()), Embedding(9, 4, Full())])
     with torch.no_grad():

@@ -75,17 +75,18 @@ class PathNetworks(nn.Module):
         columns = [spans[f][0] + slot for f in members for slot in range(spans[f][1])]
         others = [c for c in range(len(layout.slots)) if c not in columns]
         integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
-        integers |= {
-            "all_columns": columns + others,
-            "network_slots": [layout.slots[spans[f][0]].tolist() for f in members],
-        }
-        integers["network_parts"] = [levels[table_of[f]] for f in members]
+        integers |= {"all_columns": columns + others, "network_parts": [levels[table_of[f]] for f in members]}
         self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
-        self.place_integers(self.weights[0].device)
+        self.place_integers(self.weights[0].device, layout)
         self.reset_parameters()
 
-    def place_integers(self, device: torch.device) -> None:
-        """(Re)build the buffers from which an id's networks are computed; they hold no learned state."""
+    def place_integers(self, device: torch.device, layout: Layout | None = None) -> None:
+        """(Re)build the buffers from which an id's networks are computed; they hold no learned state.
+
+        ``layout`` is that of all features, where it may have changed since.
+        """
+        if layout is not None:
+            self.integers["network_slots"] = layout.slots[layout.spans[list(self.members), 0]]
         for name, values in self.integers.items():
             self.register_buffer(name, values.to(device, copy=True), persistent=False)
 

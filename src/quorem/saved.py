@@ -157,12 +157,17 @@ def ranks(tables: "StoredTables") -> dict[str, Tensor]:
 
 
 def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-    """An error message for each of ``values`` whose shape differs from that of its view in ``views``."""
-    return [
+    """An error message for each of ``values`` that differs in shape from its view, or of which one holds codes."""
+    wrong = [
         f"{key} is {tuple(getattr(value, 'shape', ())) or type(value).__name__} in the checkpoint and"
         f" {tuple(views[key].shape)} here: was it saved under another scheme, size or embedding_dim?"
         for key, value in values.items()
         if not isinstance(value, Tensor) or value.shape != views[key].shape
+    ]
+    return wrong or [
+        f"{key} is {value.dtype} in the checkpoint and {views[key].dtype} here: one was saved after quantize_"
+        for key, value in values.items()
+        if (value.dtype == torch.uint8) != (views[key].dtype == torch.uint8)
     ]
 
 

@@ -238,7 +238,8 @@ class StoredTables(nn.Module):
 
     def place_integers(self) -> None:
         """(Re)build the buffers of the layout on the device of ``stored``; they hold no learned state."""
-        integers = self._storage().layout._asdict()
+        layout = self._storage().layout
+        integers = layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
         rules, listed = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.table_of)
         if rules is not None:
@@ -247,7 +248,7 @@ class StoredTables(nn.Module):
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.live_stored.device), persistent=False)
         for group in self._path_networks():
-            group.place_integers(self.live_stored.device)
+            group.place_integers(self.live_stored.device, layout)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register as ``nn.Module`` does; if it is ``stored``, this module joins the parameter's ``Updates``."""

@@ -100,6 +100,8 @@ def test_rows_of_8_bits_take_what_was_predicted(optimizer: str, counted: bool) -
 def test_rows_of_8_bits_do_not_lag_behind() -> None:
     with pytest.raises(ValueError, match=r"optimizer \('amsgrad'\) must not be one under which rows lag behind"):
         plan(SMALL, "150kB", optimizer="amsgrad", dtypes=(torch.int8,))
+    with pytest.raises(ValueError, match=r"dtypes must not hold int8 without an optimizer"):
+        plan(SMALL, "150kB", optimizer=None, dtypes=(torch.int8,))
 
 
 class Model(nn.Module):

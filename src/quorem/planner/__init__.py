@@ -107,6 +107,8 @@ def plan_modules(
     if not dtypes or any(dtype not in ROW_DTYPES.values() for dtype in dtypes):
         known = ", ".join(map(str, ROW_DTYPES.values()))
         raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {known}")
+    if torch.int8 in dtypes and optimizer is None:
+        raise ValueError("dtypes must not hold int8 without an optimizer: it is for training, and bits for serving")
     if torch.int8 in dtypes and optimizer in LAGS:
         raise ValueError(f"optimizer ({optimizer!r}) must not be one under which rows lag behind if they are int8")
     modules = [with_frequencies(module, frequencies or {}) for module in modules]
