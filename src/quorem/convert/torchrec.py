@@ -203,7 +203,7 @@ def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
                 pools.add(part.name)
                 shapes.append((part.num_rows, spec.embedding_dim))
                 numbers += part.num_rows * spec.embedding_dim
-        lists = sum(span[1] for span in (feature.hot, feature.cold) if span is not None) * new.rows.ranks.itemsize
+        lists = sum(span[1] for span in (feature.hot, feature.cold) if span is not None) * new.rows.id_lists.itemsize
         rates = [(rows, TrainedStorage((width,), (1,), dtype, True, kind).rate(width)) for rows, width in shapes]
         sizes[feature.table] = numbers * dtype.itemsize + lists, sum(rows * rate.row_state for rows, rate in rates)
     return sizes

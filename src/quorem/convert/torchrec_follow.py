@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..embeddings import Embedding
 from ..integrations.torchrec.names import Collection as Ours
-from ..integrations.torchrec.names import rank_lists, table_rows
+from ..integrations.torchrec.names import id_lists, table_rows
 from ..integrations.torchrec.state import weights
 from ..optim import RowOptimizer
 from ..schemes.frequency import Ranks
@@ -50,7 +50,7 @@ def _move_state_(optimizer: torch.optim.Optimizer, new: Ours, states: Mapping[st
     """Compute the optimizer's state of the stored rows from that of the tables; returns what was done."""
     if isinstance(optimizer, RowOptimizer):
         return "the optimizer's state of these tables starts anew"
-    current, lists = weights(new), rank_lists(new)
+    current, lists = weights(new), id_lists(new)
     converted: dict[str, dict[str, Tensor]] = {}  # by name of the part and key of the state
     numbers: dict[str, Any] = {}  # such as the number of steps
     for feature in new.rows.features:

@@ -67,9 +67,9 @@ def fields(row: bytes, separator: str) -> list[bytes]:
     return texts
 
 
-def outside(places: NDArray[np.int64], quotes: NDArray[np.int64]) -> NDArray[np.int64]:
+def outside(positions: NDArray[np.int64], quotes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The positions in regular text that are not quoted, which have an even number of quotes before them."""
-    return places[np.searchsorted(quotes, places) % 2 == 0] if len(quotes) else places
+    return positions[np.searchsorted(quotes, positions) % 2 == 0] if len(quotes) else positions
 
 
 def _is_regular(data: NDArray[np.uint8], quotes: NDArray[np.int64], separator: int) -> bool:

@@ -289,24 +289,24 @@ def line_ends(data: bytes, quoted: bool) -> NDArray[np.int64]:
     return quoting.outside(ends, np.flatnonzero(array == quoting.QUOTE)) if quoted else ends
 
 
-def _has_any(places: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _has_any(positions: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which lines contain one of the positions."""
     has = np.zeros(len(ends), bool)
-    has[np.searchsorted(ends, places)] = True
+    has[np.searchsorted(ends, positions)] = True
     return has
 
 
 def _not_utf8(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """The position of the first wrong byte of each line that is not UTF-8."""
-    places: list[int] = []
+    positions: list[int] = []
     start = 0
     while True:
         try:
             str(memoryview(data)[start:], "utf-8")
-            return np.array(places, np.int64)
+            return np.array(positions, np.int64)
         except UnicodeDecodeError as error:
-            places.append(start + error.start)
-            start = int(ends[np.searchsorted(ends, places[-1])]) + 1
+            positions.append(start + error.start)
+            start = int(ends[np.searchsorted(ends, positions[-1])]) + 1
 
 
 def _cut(rest: bytes, chunk: bytes, separator: str | None, *, is_end: bool = False) -> quoting.Cut:

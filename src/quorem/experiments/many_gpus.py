@@ -32,7 +32,7 @@ def describe(named: Mapping[str, Sequence[Table]], world_size: int, *, batch_siz
     hints = []
     for name, tables in named.items():
         cost = estimate(tables, world_size, batch_size=batch_size, optimizer=optimizer)
-        sharded = [placed for placed in cost.tables if not placed.replicated]
+        sharded = [traffic for traffic in cost.tables if not traffic.replicated]
         memory, exchanged, summed = (
             show_bytes(round(size)) for size in (cost.memory, cost.id_bytes + cost.vector_bytes, cost.reduce_bytes)
         )
@@ -40,7 +40,7 @@ def describe(named: Mapping[str, Sequence[Table]], world_size: int, *, batch_siz
         memory += "" if cost.fits else ", does not fit"
         rows.append((name, memory, exchanged, summed, replicated, f"{cost.seconds * 1e3:.3g} ms"))
         if sharded:
-            last = max(sharded, key=lambda placed: placed.table.num_rows / placed.vectors)
+            last = max(sharded, key=lambda traffic: traffic.table.num_rows / traffic.vectors)
             needed = ceil(2 * last.table.num_rows / last.vectors)
             hints.append(f"{name}: all of them from {needed:,} samples a GPU on ({last.table.num_rows:,} rows)")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

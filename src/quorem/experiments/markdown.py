@@ -17,13 +17,16 @@ def markdown(figure: Figure) -> str:
     axes, text = figure.axes, []
     for network in dict.fromkeys(point.network for point in figure.points):
         results = [point for point in figure.points if point.network == network]
-        places: list[float | None] = [*sorted({point.x for point in results if point.x is not None})]
-        head = [f"{words.network(network)}, {axes.y_label}", *([f"{axes.x_column} {x:g}" for x in places] or ["final"])]
+        xs: list[float | None] = [*sorted({point.x for point in results if point.x is not None})]
+        head = [
+            f"{words.network(network)}, {axes.y_label}",
+            *([f"{axes.x_column} {x:g}" for x in xs] or ["final"]),
+        ]
         text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for series in dict.fromkeys(point.series for point in results):
             line = {point.x: point for point in results if point.series == series}
-            cells = [cell(figure, line.get(x, line.get(None))) for x in places or [None]]
-            if None in line and places:
+            cells = [cell(figure, line.get(x, line.get(None))) for x in xs or [None]]
+            if None in line and xs:
                 cells[1:] = [""] * (len(cells) - 1)
             text.append(f"| {series} | " + " | ".join(cells) + " |")
         text.append("")

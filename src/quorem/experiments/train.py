@@ -201,7 +201,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
-    place = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
+    hardware = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
     dtype = "" if config.row_dtype == "float32" else f", {config.row_dtype}"
     return [
         f"data      {prepared.path}: {words.data(about)}",
@@ -211,7 +211,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
         f"training  {trained:,} rows, {config.epochs} epoch{'s' * (config.epochs != 1)}, batch {config.batch_size},"
         f" {words.optimizer(config.optimizer)}, lr {config.learning_rate:g}, seed {config.seed}",
-        f"device    {device}, {place}",
+        f"device    {device}, {hardware}",
     ]
 
 

@@ -22,17 +22,17 @@ def drawn_ids(table: Table, count: int) -> Tensor:
     if isinstance(counts, Tensor) and float(counts.sum()) > 0:
         sums = counts.double().cumsum(0)
         return torch.searchsorted(sums, uniform * sums[-1], right=True).clamp_(max=n - 1)
-    ranks = (uniform * log(1 + n)).exp().long().sub_(1).clamp_(0, n - 1)
+    ids = (uniform * log(1 + n)).exp().long().sub_(1).clamp_(0, n - 1)
     if isinstance(counts, Ranks):
         listed = torch.cat([counts.hot.cpu(), counts.cold.cpu()]).long()
-        is_listed = ranks < len(listed)
-        ranks[is_listed] = listed[ranks[is_listed]]
-    return ranks
+        is_listed = ids < len(listed)
+        ids[is_listed] = listed[ids[is_listed]]
+    return ids
 
 
 def distinct_rows(
     features: Sequence[Feature],
-    ranks: Tensor,
+    id_lists: Tensor,
     tables: Sequence[Table],
     batch_size: int,
     ids_per_sample: Mapping[str, float],
@@ -41,7 +41,7 @@ def distinct_rows(
 
     Args:
         features: the features that read the tables.
-        ranks: the lists of hot and cold ids.
+        id_lists: the lists of hot and cold ids.
         tables: the tables, whose frequencies are used.
         batch_size: number of samples.
         ids_per_sample: mean number of ids by feature; 1 where absent.
@@ -50,7 +50,7 @@ def distinct_rows(
     rows: dict[str, list[Tensor]] = {}
     for f in features:
         ids = drawn_ids(by_name[f.table], max(1, round(batch_size * ids_per_sample.get(f.name, 1)))).unique()
-        reads = f.reads(ids, ranks.cpu())
+        reads = f.reads(ids, id_lists.cpu())
         for j, (part, row) in enumerate(zip(f.parts, reads.rows, strict=True)):
             rows.setdefault(part.name, []).append(row if reads.used is None else row[reads.used[:, j]])
     return {name: max(1, len(torch.cat(of_part).unique())) for name, of_part in rows.items()}

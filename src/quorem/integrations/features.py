@@ -138,30 +138,30 @@ class Feature:
         rules = torch.tensor([self.rule], device=ids.device)
         return id_rules.replaced_ids(ids[:, None], None, rules, limit, listed)[:, 0]
 
-    def reads(self, ids: Tensor, ranks: Tensor, search: Search = search) -> PartReads:
-        """The rows that ``ids`` ``[N]`` read; ``ranks`` has the lists of hot and cold ids, searched by ``search``."""
+    def reads(self, ids: Tensor, id_lists: Tensor, search: Search = search) -> PartReads:
+        """The rows that ``ids`` ``[N]`` read; ``search`` finds ids in ``id_lists``, the lists of hot and cold ids."""
         ids = self._narrow(ids)
         if not self.spec.num_own:
             return PartReads(self._buckets(ids), None)
-        row, numbers, composed = self._places(ids, ranks, search)
+        row, numbers, composed = self._places(ids, id_lists, search)
         used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
         return PartReads([row, *self._buckets(numbers)], used)
 
-    def row_numbers(self, ids: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
+    def row_numbers(self, ids: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor]:
         """The row numbers of ``ids`` ``[N]``, one after another, and how many each id has ``[N]``.
 
         Only for merged features whose table has rows outside the partitions.
         """
-        row, numbers, composed = self._places(self._narrow(ids), ranks, search)
+        row, numbers, composed = self._places(self._narrow(ids), id_lists, search)
         extra_rows = len(self.partitions) - 1  # of a composed id, beside its first
         counts = composed.int().mul_(extra_rows).add_(1)
         first = counts.cumsum(0).sub_(counts)
         (cold,) = composed.nonzero(as_tuple=True)
         values = row.new_empty(len(ids) + extra_rows * len(cold))
         values[first] = row + self.bases[0]
-        places = first[cold]
+        positions = first[cold]
         for j, bucket in enumerate(self._buckets(numbers[cold])):
-            values[places + j] = bucket + self.bases[1 + j]
+            values[positions + j] = bucket + self.bases[1 + j]
         return values, counts
 
     def _narrow(self, ids: Tensor) -> Tensor:
@@ -177,17 +177,17 @@ class Feature:
             numbers = spec.permutation(numbers)
         return [_bucket(partition, numbers, limit).to(dtype) for partition in self.partitions]
 
-    def _places(self, ids: Tensor, ranks: Tensor, search: Search) -> tuple[Tensor, Tensor, Tensor]:
+    def _places(self, ids: Tensor, id_lists: Tensor, search: Search) -> tuple[Tensor, Tensor, Tensor]:
         """For each id its row in the first part, its number among the composed ids, and whether it is composed."""
         spec = self.spec
         if self.hot is None:
             composed = (ids >= spec.num_hot) & (ids < spec.num_embeddings - spec.num_rest)
             row, numbers = ids.clamp(max=spec.num_hot), ids - spec.num_hot
         else:
-            row, is_hot = search(ranks[self.hot[0] :][: self.hot[1]], ids)
+            row, is_hot = search(id_lists[self.hot[0] :][: self.hot[1]], ids)
             composed, numbers = ~is_hot, ids - row
             if spec.num_rest and self.cold is not None:
-                numbers, composed = search(ranks[self.cold[0] :][: self.cold[1]], ids)
+                numbers, composed = search(id_lists[self.cold[0] :][: self.cold[1]], ids)
                 row = torch.where(is_hot, row, spec.num_hot)
         return row, numbers.clamp(0, max(spec.num_composed - 1, 0)), composed
 

@@ -34,7 +34,7 @@ class Machine:
     network_bandwidth: float = 50e9
 
 
-class PlacedTable(NamedTuple):
+class TableTraffic(NamedTuple):
     """A stored table, what a sample reads of it, and whether it is replicated."""
 
     table: StoredTable
@@ -59,7 +59,7 @@ class Estimate:
         fits: whether the memory of a GPU suffices.
     """
 
-    tables: tuple[PlacedTable, ...]
+    tables: tuple[TableTraffic, ...]
     memory: float
     id_bytes: float
     vector_bytes: float
@@ -119,23 +119,23 @@ def estimate(
 
     >>> tables = [Table("user", 100_000_000, 64), Table("day", 7, 64)]
     >>> cost = estimate(tables, 8, batch_size=4096)
-    >>> [placed.replicated for placed in cost.tables], round(cost.memory / 1e9, 2)
+    >>> [traffic.replicated for traffic in cost.tables], round(cost.memory / 1e9, 2)
     ([False, True], 3.25)
     """
     check_int("world_size", world_size)
     check_int("batch_size", batch_size)
     check_choice("optimizer", optimizer, Optimizer)
-    features, ranks = features_of(EmbeddingCollection(tables, device="meta"))
+    features, id_lists = features_of(EmbeddingCollection(tables, device="meta"))
     if num_shards is None:
-        placed = place(features, batch_size, ids_per_sample or {}, replicate and world_size > 1)
+        traffic = traffic_of(features, batch_size, ids_per_sample or {}, replicate and world_size > 1)
     else:
-        shards = balanced_shards(features, ranks, tables, num_shards)
-        placed = place_shards(
-            shards, distinct_rows(features, ranks, tables, batch_size, ids_per_sample or {}), batch_size
+        shards = balanced_shards(features, id_lists, tables, num_shards)
+        traffic = traffic_of_shards(
+            shards, distinct_rows(features, id_lists, tables, batch_size, ids_per_sample or {}), batch_size
         )
     others = (world_size - 1) / world_size  # share of the exchanged data that leaves the GPU
     memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
-    for table, reads, bags, vectors, replicated in placed:
+    for table, reads, bags, vectors, replicated in traffic:
         state = 1 if optimizer == "rowwise_adagrad" else AVERAGES[optimizer] * table.width
         size = table.num_rows * (table.width + state) * bytes_per_number
         row = table.width * bytes_per_number
@@ -149,7 +149,7 @@ def estimate(
             id_bytes += others * batch_size * (sum(reads) * ID_BYTES + bags * LENGTH_BYTES)
             vector_bytes += 2 * others * batch_size * vectors * row
     return Estimate(
-        tables=tuple(placed),
+        tables=tuple(traffic),
         memory=memory,
         id_bytes=id_bytes,
         vector_bytes=vector_bytes,
@@ -160,9 +160,9 @@ def estimate(
     )
 
 
-def place(
+def traffic_of(
     features: Sequence[Feature], batch_size: int, ids_per_sample: Mapping[str, float], replicate: bool
-) -> list[PlacedTable]:
+) -> list[TableTraffic]:
     """The stored tables of the features, each once, and whether it is replicated."""
     reads: dict[StoredTable, list[float]] = {}
     vectors: dict[StoredTable, float] = {}
@@ -171,24 +171,24 @@ def place(
         for rows, table in zip(f.rows_per_id.values(), f.stored, strict=True):
             reads.setdefault(table, []).append(ids * rows)
             vectors[table] = vectors.get(table, 0) + (1 if f.summed else ids * rows)
-    placed = []
+    traffic = []
     for table, of_keys in reads.items():
         replicated = replicate and is_replicated(table, batch_size * vectors[table])
-        placed.append(PlacedTable(table, tuple(of_keys), len(of_keys), vectors[table], replicated))
-    return placed
+        traffic.append(TableTraffic(table, tuple(of_keys), len(of_keys), vectors[table], replicated))
+    return traffic
 
 
-def place_shards(shards: Shards, distinct: Mapping[str, int], batch_size: int) -> list[PlacedTable]:
+def traffic_of_shards(shards: Shards, distinct: Mapping[str, int], batch_size: int) -> list[TableTraffic]:
     """The shards. All shards of one width have the same number of bags: as many as the most distinct rows of one."""
-    placed = []
+    traffic = []
     for group in shards.groups:
         counts = [sum(distinct[part.name] for part in table.parts) for table in group]
         bags = max(counts) / batch_size
-        placed += [
-            PlacedTable(table, (count / batch_size,), bags, bags, False)
+        traffic += [
+            TableTraffic(table, (count / batch_size,), bags, bags, False)
             for table, count in zip(group, counts, strict=True)
         ]
-    return placed
+    return traffic
 
 
 def exchange_seconds(all_to_all: float, all_reduce: float, world_size: int, machine: Machine) -> float:

@@ -13,7 +13,7 @@ from .features import Feature, Part, StoredTable
 NOMINAL_BATCH = 8192  # batch size for which shards are balanced
 
 
-class PartPlace(NamedTuple):
+class PartLocation(NamedTuple):
     """Where the rows of a part are."""
 
     group: int  # number of the group of shards that have one width
@@ -25,7 +25,7 @@ class Shards(NamedTuple):
     """The plain tables of each width, and where each part is, by its name."""
 
     groups: tuple[tuple[StoredTable, ...], ...]
-    places: Mapping[str, PartPlace]
+    locations: Mapping[str, PartLocation]
 
 
 def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[str, int]) -> Shards:
@@ -41,20 +41,20 @@ def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[st
         widths = [f.stored[0].width] * len(f.parts) if f.merged else [table.width for table in f.stored]
         for width, part in zip(widths, f.parts, strict=True):
             by_width.setdefault(width, {})[part.name] = part
-    groups, places = [], {}
+    groups, locations = [], {}
     for group, (width, parts) in enumerate(by_width.items()):
         tables: list[list[Part]] = [[] for _ in range(min(num_shards, len(parts)))]
         loads = [0] * len(tables)
         for part in sorted(parts.values(), key=lambda part: -distinct[part.name]):
             shard = loads.index(min(loads))
-            places[part.name] = PartPlace(group, shard, sum(other.num_rows for other in tables[shard]))
+            locations[part.name] = PartLocation(group, shard, sum(other.num_rows for other in tables[shard]))
             loads[shard] += distinct[part.name]
             tables[shard].append(part)
         groups.append(tuple(StoredTable(f"rows{width}:{s}", width, tuple(t)) for s, t in enumerate(tables)))
-    return Shards(tuple(groups), places)
+    return Shards(tuple(groups), locations)
 
 
-def balanced_shards(features: Sequence[Feature], ranks: Tensor, tables: Sequence[Table], num_shards: int) -> Shards:
-    """``shards_of`` the features of the tables; ``ranks`` has the lists of hot and cold ids."""
+def balanced_shards(features: Sequence[Feature], id_lists: Tensor, tables: Sequence[Table], num_shards: int) -> Shards:
+    """``shards_of`` the features of the tables; ``id_lists`` has the lists of hot and cold ids."""
     check_int("num_shards", num_shards)
-    return shards_of(features, num_shards, distinct_rows(features, ranks, tables, NOMINAL_BATCH, {}))
+    return shards_of(features, num_shards, distinct_rows(features, id_lists, tables, NOMINAL_BATCH, {}))

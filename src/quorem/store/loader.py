@@ -121,8 +121,8 @@ class Loader:
         else:
             rows = self.file.together(stored)
         _assign(module, "stored", rows.view(module.stored.shape))
-        for target, (source, places) in networks.items():
-            _assign(module, target, self.file.tensor(source)[places])
+        for target, (source, span) in networks.items():
+            _assign(module, target, self.file.tensor(source)[span])
         module.place_integers()
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point() and f"{self.prefix}stored" not in self.frozen)

@@ -53,10 +53,10 @@ def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
             continue
         members = [point for point in members if math.isfinite(_y(axes, point)[0])]
         levels = [point for point in members if _is_level(axes, point)]
-        placed = sorted((point for point in members if not _is_level(axes, point)), key=lambda p: _x(axes, p))
-        placed = [point for point in placed if not axes.x_log or _x(axes, point) > 0]
-        if placed:
-            lines.append(_line(axes, series, "points", placed))
+        along_x = sorted((point for point in members if not _is_level(axes, point)), key=lambda p: _x(axes, p))
+        along_x = [point for point in along_x if not axes.x_log or _x(axes, point) > 0]
+        if along_x:
+            lines.append(_line(axes, series, "points", along_x))
         lines += [_line(axes, series, "level", [point]) for point in levels]
     return lines
 
@@ -156,9 +156,9 @@ def _distance(one: Line, other: Line, log: bool) -> float:
 def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, at_points: bool) -> list[float] | None:
     """Positions of an axis's marks: the points' x if these are few, else round numbers; None for the library's own."""
     if at_points:
-        places = sorted({x for line in lines if line.kind == "points" for x in line.x})
-        if 0 < len(places) <= MAX_TICKS + 1 and (log or _even(places)):
-            return places
+        values = sorted({x for line in lines if line.kind == "points" for x in line.x})
+        if 0 < len(values) <= MAX_TICKS + 1 and (log or _even(values)):
+            return values
     if not log:
         return linear_ticks(span) if span[1] >= 1e4 else None
     decades = range(math.floor(math.log10(span[0])), math.ceil(math.log10(span[1])) + 1)

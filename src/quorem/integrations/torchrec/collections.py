@@ -69,13 +69,13 @@ class EmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         device = torch.device("cpu" if device is None else device)
-        features, ranks, paths = _checked(tables, mode, on_invalid_id, dtype, device)
+        features, id_lists, paths = _checked(tables, mode, on_invalid_id, dtype, device)
         self.tables, self.mode = tuple(tables), mode
         self.embedding_dims = tuple(f.spec.embedding_dim for f in features for _ in range(f.spec.num_vectors))
         if num_shards is not None:
-            shards = balanced_shards(features, ranks, tables, num_shards)
+            shards = balanced_shards(features, id_lists, tables, num_shards)
             self.bags, self.vectors = None, _shard_collections(shards, dtype, device)
-            self.rows: RowNumbers = UniqueRows(features, ranks, shards, is_weighted, on_invalid_id)
+            self.rows: RowNumbers = UniqueRows(features, id_lists, shards, is_weighted, on_invalid_id)
             self.compose: Unpooled = GatheredBags(features, paths, shards, mode)
             return
         configs = _configs([f for f in features if f.summed], dtype)
@@ -83,7 +83,7 @@ class EmbeddingBagCollection(nn.Module):
         self.vectors = _collections([f for f in features if not f.summed], dtype, device)
         self.bags = stock.EmbeddingBagCollection(bags, is_weighted=is_weighted, device=device) if bags else None
         keys = [_keys(group.embedding_configs()) for group in self.vectors]  # type: ignore[operator]
-        self.rows = RowNumbers(features, ranks, _keys(bags), keys, is_weighted, on_invalid_id)
+        self.rows = RowNumbers(features, id_lists, _keys(bags), keys, is_weighted, on_invalid_id)
         self.compose = Pooled(features, paths, mode)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -147,17 +147,17 @@ class EmbeddingCollection(nn.Module):
     ) -> None:
         super().__init__()
         device = torch.device("cpu" if device is None else device)
-        features, ranks, paths = _checked(tables, "sum", on_invalid_id, dtype, device)
+        features, id_lists, paths = _checked(tables, "sum", on_invalid_id, dtype, device)
         self.tables = tuple(tables)
         if num_shards is not None:
-            shards = balanced_shards(features, ranks, tables, num_shards)
+            shards = balanced_shards(features, id_lists, tables, num_shards)
             self.vectors = _shard_collections(shards, dtype, device)
-            self.rows: RowNumbers = UniqueRows(features, ranks, shards, False, on_invalid_id)
+            self.rows: RowNumbers = UniqueRows(features, id_lists, shards, False, on_invalid_id)
             self.compose: Unpooled = Gathered(features, paths, shards)
             return
         self.vectors = _collections(features, dtype, device)
         keys = [_keys(group.embedding_configs()) for group in self.vectors]  # type: ignore[operator]
-        self.rows = RowNumbers(features, ranks, [], keys, False, on_invalid_id)
+        self.rows = RowNumbers(features, id_lists, [], keys, False, on_invalid_id)
         self.compose = Unpooled(features, paths)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -208,7 +208,7 @@ def _checked(
     if dtype not in (None, *DATA_TYPES):
         raise ValueError(f"dtype ({dtype}) must be torch.float32 or torch.float16")
     template = single.EmbeddingCollection(tables, mode=mode, on_invalid_id=on_invalid_id, device="meta")
-    features, ranks = features_of(template)
+    features, id_lists = features_of(template)
     stored = {table.name: table for f in features for table in f.stored}
     for f in features:
         for table in f.stored:
@@ -223,7 +223,7 @@ def _checked(
         networks.to_empty(device="cpu" if device.type == "meta" else device)
         networks.place_integers(networks.weights[0].device)
         networks.reset_parameters()
-    return features, ranks, paths
+    return features, id_lists, paths
 
 
 def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:

@@ -28,7 +28,7 @@ class Unpooled(nn.Module):
             for position, f in enumerate(networks.members)
         }
 
-    def composed(self, feature: Feature, batch: Ids, ranks: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+    def composed(self, feature: Feature, batch: Ids, id_lists: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The feature's vectors ``[N, width]``; zeros for ids that read no row."""
         parts, used = [vectors[key] for key in feature.keys], batch.used
         if feature.merged:
@@ -38,7 +38,7 @@ class Unpooled(nn.Module):
             if feature.spec.hidden is None:
                 return rows
             group, position = self.member[feature.name]
-            return self.paths[group](rows, batch.ids, torch.full_like(batch.ids, position), ranks)
+            return self.paths[group](rows, batch.ids, torch.full_like(batch.ids, position), id_lists)
         if used is None:
             return _combined(feature, parts)
         neutral = 1 if feature.spec.operation == "mult" else 0
@@ -51,7 +51,7 @@ class Unpooled(nn.Module):
         """Compose each feature's vectors."""
         by_key = _by_key(vectors)
         return {
-            f.name: JaggedTensor(self.composed(f, batch, rows.ranks, by_key), lengths=batch.lengths)
+            f.name: JaggedTensor(self.composed(f, batch, rows.id_lists, by_key), lengths=batch.lengths)
             for f, batch in zip(self.features, rows.features, strict=True)
         }
 
@@ -82,7 +82,7 @@ class Pooled(Unpooled):
                 part = _combined(f, parts[first:])
                 part = part + parts[0] if first else part
             else:
-                part = _pool(self.composed(f, batch, rows.ranks, by_key), batch)
+                part = _pool(self.composed(f, batch, rows.id_lists, by_key), batch)
             out.append(part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None])
         return KeyedTensor(names, widths, torch.cat(out, 1))
 

@@ -22,7 +22,7 @@ class Vectors(NamedTuple):
     """The vectors of a feature's distinct ids."""
 
     matrix: Tensor  # [R, width], which features may share
-    places: Tensor  # [U]: the row of the matrix for each id
+    index: Tensor  # [U]: the row of the matrix for each id
     read: Tensor | None  # bool [U]: which ids have a vector; None where all do
 
 
@@ -57,8 +57,8 @@ class Gathered(Unpooled):
         out, first = {}, 0
         for i, (f, vectors) in enumerate(zip(self.features, self.vectors(rows, fetched), strict=True)):
             ids = rows.inverse[rows.bounds[i] : rows.bounds[i + 1]] - first
-            first += len(vectors.places)
-            values = gather(vectors.matrix, vectors.places[ids])
+            first += len(vectors.index)
+            values = gather(vectors.matrix, vectors.index[ids])
             if vectors.read is not None:
                 values = torch.where(vectors.read[ids][:, None], values, 0)
             out[f.name] = JaggedTensor(values, lengths=rows.lengths[i])
@@ -74,12 +74,12 @@ class Gathered(Unpooled):
             matrices.append(rows_of_width.reshape(-1, group[0].width))
         by_feature = []
         for f, lookup in zip(self.features, rows.lookups, strict=True):
-            places = [self.shards.places[part.name] for part in f.parts]
+            locations = [self.shards.locations[part.name] for part in f.parts]
             indices = [
-                positions * len(columns[place.group]) + columns[place.group][place.shard]
-                for place, positions in zip(places, lookup.positions, strict=True)
+                positions * len(columns[location.group]) + columns[location.group][location.shard]
+                for location, positions in zip(locations, lookup.positions, strict=True)
             ]
-            matrix = matrices[places[0].group]
+            matrix = matrices[locations[0].group]
             read = None if lookup.used is None else lookup.used.any(1)
             if len(f.parts) == 1 and f.spec.hidden is None:
                 index = indices[0] if read is None else torch.zeros_like(lookup.ids).masked_scatter(read, indices[0])
@@ -88,9 +88,9 @@ class Gathered(Unpooled):
             if f.merged:
                 by_key = [gather(matrix, _by_id(lookup, indices))]
             else:
-                by_key = [gather(matrices[p.group], index) for p, index in zip(places, indices, strict=True)]
+                by_key = [gather(matrices[p.group], index) for p, index in zip(locations, indices, strict=True)]
             ids = Ids(lookup.ids, lookup.ids, None, lookup.used)
-            composed = self.composed(f, ids, rows.ranks, dict(zip(f.keys, by_key, strict=True)))
+            composed = self.composed(f, ids, rows.id_lists, dict(zip(f.keys, by_key, strict=True)))
             by_feature.append(Vectors(composed, torch.arange(len(composed), device=composed.device), read))
         return by_feature
 
@@ -115,11 +115,11 @@ class GatheredBags(Gathered):
             of_width = by_width.setdefault(matrix.shape[1], [])
             firsts[key] = sum(map(len, of_width))
             of_width.append(matrix)
-        index = torch.cat([v.places + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.places for v in by_feature])
+        index = torch.cat([v.index + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.index for v in by_feature])
         index, lengths, weights = index.index_select(0, rows.inverse), rows.lengths, rows.weights
         bounds = rows.bounds
         if any(v.read is not None for v in by_feature):  # ids without a vector are removed from their bags
-            masks = [torch.ones_like(v.places, dtype=torch.bool) if v.read is None else v.read for v in by_feature]
+            masks = [torch.ones_like(v.index, dtype=torch.bool) if v.read is None else v.read for v in by_feature]
             read = torch.cat(masks)[rows.inverse]
             lengths = lengths_of(read, lengths.flatten()).view_as(lengths)
             bounds = F.pad(read.cumsum(0), (1, 0))[bounds].tolist()

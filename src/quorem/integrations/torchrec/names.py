@@ -48,11 +48,11 @@ def table_rows(collection: Collection) -> dict[str, dict[str, int]]:
     }
 
 
-def rank_lists(collection: Collection) -> dict[str, Tensor]:
+def id_lists(collection: Collection) -> dict[str, Tensor]:
     """The lists of hot and cold ids by name, for tables that were given frequencies; each is a view."""
-    ranks = collection.rows.ranks
+    lists = collection.rows.id_lists
     return {
-        f"ranks.{f.table}.{kind}": ranks[span[0] : span[0] + span[1]]
+        f"ranks.{f.table}.{kind}": lists[span[0] : span[0] + span[1]]
         for f in collection.rows.features
         for kind, span in (("hot", f.hot), ("cold", f.cold))
         if span is not None

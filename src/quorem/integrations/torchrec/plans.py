@@ -12,7 +12,7 @@ from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.types import ParameterConstraints
 
 from ..drawn import distinct_rows
-from ..scale import is_replicated, place
+from ..scale import is_replicated, traffic_of
 from .collections import REPLICATED, EmbeddingBagCollection, EmbeddingCollection
 from .unique_rows import UniqueRows
 
@@ -62,7 +62,7 @@ def constraints(
         pooled = {
             stored.name for f in features for key, stored in zip(f.keys, f.stored, strict=True) if key in bag_keys
         }
-        for table, reads, _, vectors, _ in place(features, batch_size, ids_per_sample, replicate=False):
+        for table, reads, _, vectors, _ in traffic_of(features, batch_size, ids_per_sample, replicate=False):
             is_pooled = table.name in pooled
             sharder = EmbeddingBagCollectionSharder() if is_pooled else EmbeddingCollectionSharder()
             types = _types(sharder, table.width, device_type)
@@ -93,7 +93,7 @@ def _of_shards(
 ) -> dict[str, ParameterConstraints]:
     """Constraints for ``num_shards``: no shard is replicated, since a row is sent once however often it is read."""
     rows = collection.rows
-    distinct = distinct_rows(rows.features, rows.ranks, collection.tables, batch_size, ids_per_sample)
+    distinct = distinct_rows(rows.features, rows.id_lists, collection.tables, batch_size, ids_per_sample)
     return {
         table.name: ParameterConstraints(
             sharding_types=_types(EmbeddingBagCollectionSharder(), table.width, device_type),

@@ -27,7 +27,7 @@ class RowBatch(NamedTuple):
     bags: KeyedJaggedTensor | None
     vectors: tuple[KeyedJaggedTensor, ...]  # one for each collection of unpooled vectors
     features: tuple[Ids, ...]
-    ranks: Tensor  # the lists of hot and cold ids
+    id_lists: Tensor  # the lists of hot and cold ids
 
 
 class Jagged(NamedTuple):
@@ -46,19 +46,19 @@ class RowNumbers(nn.Module):
 
     Args:
         features: the features of the collection, in the order of its output.
-        ranks: the lists of hot and cold ids.
+        id_lists: the lists of hot and cold ids.
         bags: keys that TorchRec looks up and pools.
         vectors: keys of each collection of unpooled vectors.
         weighted: whether the batches have weights.
         on_invalid_id: as in ``quorem.Embedding``.
     """
 
-    ranks: Tensor
+    id_lists: Tensor
 
     def __init__(
         self,
         features: Sequence[Feature],
-        ranks: Tensor,
+        id_lists: Tensor,
         bags: Sequence[str],
         vectors: Sequence[Sequence[str]],
         weighted: bool,
@@ -69,7 +69,7 @@ class RowNumbers(nn.Module):
         self.on_invalid_id: InvalidIdMode = on_invalid_id
         self.bags, self.vectors = list(bags), [list(keys) for keys in vectors]
         self.warned = False
-        self.register_buffer("ranks", ranks, persistent=False)
+        self.register_buffer("id_lists", id_lists, persistent=False)
 
     def forward(self, features: KeyedJaggedTensor) -> RowBatch:
         """The row numbers of a batch.
@@ -81,18 +81,18 @@ class RowNumbers(nn.Module):
             IndexError: if an id on the CPU is outside its table.
         """
         self._check(features)
-        self._place_ranks(features)
+        self._move_id_lists(features)
         batches = self._batches(features)
         jagged: dict[str, Jagged] = {}
         masks = self._unread([batch.ids for batch in batches])
         for i, (f, batch, unread) in enumerate(zip(self.features, batches, masks, strict=True)):
             if unread is None and f.spec.num_own and f.name in self.bags:  # the same without a mask [N, K]
-                values, counts = f.row_numbers(batch.ids, self.ranks)
+                values, counts = f.row_numbers(batch.ids, self.id_lists)
                 weights = None if batch.weights is None else batch.weights.repeat_interleave(counts)
                 jagged[f.name] = Jagged(values, lengths_of(counts, batch.lengths), weights)
                 continue
             ids = batch.ids if unread is None else batch.ids.clamp(0, f.spec.num_embeddings - 1)
-            reads = f.reads(ids, self.ranks)
+            reads = f.reads(ids, self.id_lists)
             if unread is not None:
                 read = unread.logical_not()[:, None].expand(-1, len(reads.rows))
                 reads = reads._replace(used=read if reads.used is None else reads.used & read)
@@ -101,7 +101,7 @@ class RowNumbers(nn.Module):
         stride = features.stride()
         bags = _keyed(self.bags, jagged, stride) if self.bags else None
         vectors = tuple(_keyed(keys, jagged, stride, weighted=False) for keys in self.vectors)
-        return RowBatch(bags, vectors, tuple(batches), self.ranks)
+        return RowBatch(bags, vectors, tuple(batches), self.id_lists)
 
     def _check(self, features: KeyedJaggedTensor) -> None:
         keys = features.keys()
@@ -118,9 +118,9 @@ class RowNumbers(nn.Module):
         """TorchRec's tables."""
         return list({stored.name: stored for f in self.features for stored in f.stored}.values())
 
-    def _place_ranks(self, features: KeyedJaggedTensor) -> None:
-        if self.ranks.device != features.device():
-            self.ranks = self.ranks.to(features.device())
+    def _move_id_lists(self, features: KeyedJaggedTensor) -> None:
+        if self.id_lists.device != features.device():
+            self.id_lists = self.id_lists.to(features.device())
 
     def _batches(self, features: KeyedJaggedTensor) -> list[Ids]:
         """Each feature's ids."""

@@ -16,7 +16,7 @@ from ...ops.layout import Extent
 from ...optim import RowOptimizer
 from ...saved_paths import NetworkLayer, network_layers
 from ...tables import Tables
-from .names import collections, rank_lists, split_rows, table_rows
+from .names import collections, id_lists, split_rows, table_rows
 
 State = dict[str, Any]  # tensors and sharded tensors, by name
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -35,7 +35,7 @@ def weights(model: nn.Module) -> State:
         for key, rows in table_rows(collection).items():
             parts = split_rows(state.pop(prefix + key), list(rows.values()))
             state.update({prefix + name: part for name, part in zip(rows, parts, strict=True)})
-        state.update({prefix + name: ids for name, ids in rank_lists(collection).items()})
+        state.update({prefix + name: ids for name, ids in id_lists(collection).items()})
         networks = f"{prefix}compose."
         for key in [key for key in state if key.startswith(networks)]:
             state[prefix + key.removeprefix(networks)] = state.pop(key)

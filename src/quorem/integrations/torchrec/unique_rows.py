@@ -37,7 +37,7 @@ class UniqueBatch(NamedTuple):
     bounds: list[int]  # [F + 1]: where the ids of each feature start
     lengths: Tensor  # [F, B]
     weights: Tensor | None  # [N]
-    ranks: Tensor
+    id_lists: Tensor
 
 
 class UniqueRows(RowNumbers):
@@ -45,7 +45,7 @@ class UniqueRows(RowNumbers):
 
     Args:
         features: the features of the collection, in the order of its output.
-        ranks: the lists of hot and cold ids.
+        id_lists: the lists of hot and cold ids.
         shards: where the rows are.
         weighted: whether the batches have weights.
         on_invalid_id: as in ``quorem.Embedding``.
@@ -54,13 +54,13 @@ class UniqueRows(RowNumbers):
     def __init__(
         self,
         features: Sequence[Feature],
-        ranks: Tensor,
+        id_lists: Tensor,
         shards: Shards,
         weighted: bool,
         on_invalid_id: InvalidIdMode,
     ) -> None:
         keys = [[table.name for table in group] for group in shards.groups]
-        super().__init__(features, ranks, [], keys, weighted, on_invalid_id)
+        super().__init__(features, id_lists, [], keys, weighted, on_invalid_id)
         self.shards = shards
         self.search = Searcher()
 
@@ -72,7 +72,7 @@ class UniqueRows(RowNumbers):
     def forward(self, features: KeyedJaggedTensor) -> UniqueBatch:  # type: ignore[override]
         """The distinct rows of a batch. Raises as ``RowNumbers`` does."""
         self._check(features)
-        self._place_ranks(features)
+        self._move_id_lists(features)
         names = [f.name for f in self.features]
         keys = features.keys()
         if keys != names:
@@ -93,7 +93,7 @@ class UniqueRows(RowNumbers):
             bounds,
             features.lengths().view(len(names), stride),
             features.weights() if self.weighted else None,
-            self.ranks,
+            self.id_lists,
         )
 
     def _lookups(self, unique: Unique) -> tuple[list[Lookup], list[list[list[Tensor]]]]:
@@ -103,15 +103,16 @@ class UniqueRows(RowNumbers):
         numbers: list[list[list[Tensor]]] = [[[] for _ in group] for group in self.shards.groups]
         for f, values, unread in zip(self.features, ids, self._unread(ids), strict=True):
             valid = values if unread is None else values.clamp(0, f.spec.num_embeddings - 1)
-            reads = f.reads(valid, self.ranks, self.search)
+            reads = f.reads(valid, self.id_lists, self.search)
             used = None if len(f.parts) == 1 else reads.used
             if unread is not None:
                 read = unread.logical_not()[:, None].expand(-1, len(f.parts))
                 used = read if used is None else used & read
             lookups.append(Lookup(valid, used, []))
             for j, (part, rows) in enumerate(zip(f.parts, reads.rows, strict=True)):
-                place = self.shards.places[part.name]
-                numbers[place.group][place.shard].append((rows if used is None else rows[used[:, j]]) + place.base)
+                location = self.shards.locations[part.name]
+                part_rows = rows if used is None else rows[used[:, j]]
+                numbers[location.group][location.shard].append(part_rows + location.base)
         return lookups, numbers
 
     def _with_positions(self, lookups: list[Lookup], rows: Unique, edges: list[int]) -> list[Lookup]:
@@ -121,8 +122,8 @@ class UniqueRows(RowNumbers):
         starts = edges[:-1].copy()
         for f, lookup in zip(self.features, lookups, strict=True):
             for j, part in enumerate(f.parts):
-                place = self.shards.places[part.name]
-                segment = first_segments[place.group] + place.shard
+                location = self.shards.locations[part.name]
+                segment = first_segments[location.group] + location.shard
                 count = len(lookup.ids) if lookup.used is None else int(lookup.used[:, j].sum())
                 positions = rows.inverse[starts[segment] : starts[segment] + count]
                 starts[segment] += count
