@@ -9,8 +9,17 @@ import pytest
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import quorem
+from quorem import data
+from quorem.data.criteo import prepare_criteo
 from quorem.data.ids import IdConfig
+from quorem.data.raw import write_raw
+from quorem.data.table import prepare_table
+from quorem.serving.inspection import inspect as inspect_file
+from quorem.serving.predict import predict
+from quorem.serving.scorer import Scorer
+from quorem.serving.torch_export import export_program
 from quorem.training.config import RunConfig
+from quorem.training.loop import train
 
 PUBLIC = {name: getattr(quorem, name) for name in quorem.__all__ if not inspect.ismodule(getattr(quorem, name))}
 PUBLIC |= {f"optim.{name}": getattr(quorem.optim, name) for name in quorem.optim.__all__}
@@ -36,6 +45,10 @@ PUBLIC |= {
     )
     for name in names
 }
+PUBLIC |= {
+    owner.__name__: owner for owner in (data.Prepared, data.synthesize, prepare_criteo, prepare_table, write_raw)
+}
+PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, export_program, inspect_file)}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -68,7 +81,8 @@ def test_editors_complete_the_choices(owner: Any, option: str, choices: tuple[An
 
 def test_every_argument_of_torchrec_tables_is_explained() -> None:
     torchrec = pytest.importorskip("quorem.integrations.torchrec", reason="needs TorchRec", exc_type=ImportError)
-    for owner in (torchrec.EmbeddingBagCollection, torchrec.EmbeddingCollection, torchrec.from_collection):
+    shown = ("EmbeddingBagCollection", "EmbeddingCollection", "from_collection", "to_collection", "copy_state_", "save")
+    for owner in (getattr(torchrec, name) for name in shown):
         text = inspect.getdoc(owner)
         missing = [a for a in inspect.signature(owner).parameters if not re.search(rf"^    {a}: \S", text, re.M)]
         assert missing == [] and ">>> " in text

@@ -148,6 +148,14 @@ class Prepared:
     Raises:
         FileNotFoundError: if there is no such folder or one of its files is missing.
         ValueError: if it is not prepared data, or a file does not have the size that follows from ``meta.json``.
+
+    >>> import tempfile
+    >>> from quorem.data import ClickLog, synthesize
+    >>> path = tempfile.mkdtemp() + "/log"
+    >>> _ = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=2), 70, path)
+    >>> batch = next(Prepared(path).split("train").batches(4))
+    >>> batch.labels.shape, batch.dense.shape, batch.ids.shape
+    (torch.Size([4]), torch.Size([4, 2]), torch.Size([4, 2]))
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

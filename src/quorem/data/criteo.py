@@ -40,6 +40,14 @@ def prepare_criteo(
         FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
         ValueError: if the file is empty, damaged, or has more malformed lines than the limit.
         OSError: if the disk is full.
+
+    >>> import tempfile
+    >>> from quorem.data.raw import write_raw
+    >>> from quorem.data.synthetic import ClickLog
+    >>> folder = tempfile.mkdtemp()
+    >>> write_raw(ClickLog(cardinalities=(100,) * 26), 70, f"{folder}/train.txt")
+    >>> prepare_criteo(f"{folder}/train.txt", f"{folder}/criteo").meta["split"]
+    {'train': [0, 60], 'validation': [60, 65], 'test': [65, 70]}
     """
     source, config = Path(raw), config or PrepareConfig()
     malformed = Malformed(str(source), config.max_malformed)

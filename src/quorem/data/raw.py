@@ -29,9 +29,22 @@ def write_raw(
     A token is eight hex digits, different for every id of a feature. A file whose name ends in ``.gz`` is compressed.
     One whose name ends in ``.csv`` or ``.csv.gz`` has commas instead of tabs, and a header line (``click,I1,...``).
 
+    Args:
+        log: the hidden model.
+        num_rows: number of rows.
+        path: file to write.
+        overwrite: replace an existing file.
+        progress: called with the stage, the fraction of it that is done, and the rows so far.
+
     Raises:
         FileExistsError: if ``path`` exists and ``overwrite`` is False.
         ValueError: if ``num_rows`` is below 1.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "log.csv"
+    >>> write_raw(ClickLog(cardinalities=(10, 10), num_dense=1), 3, path)
+    >>> path.read_text().splitlines()[0]
+    'click,I1,C1,C2'
     """
     path = Path(path)
     if num_rows < 1:

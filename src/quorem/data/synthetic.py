@@ -274,6 +274,11 @@ def synthesize(
         FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
         ValueError: if ``num_rows`` is below 1.
         OSError: if the disk is full.
+
+    >>> import tempfile
+    >>> data = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=2), 70, tempfile.mkdtemp() + "/log")
+    >>> data.num_rows, data.names, data.dense_names
+    (70, ['C1', 'C2'], ['I1', 'I2'])
     """
     if num_rows < 1:
         raise ValueError(f"num_rows ({num_rows}) must be at least 1")

@@ -62,6 +62,14 @@ def prepare_table(
         FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
         ValueError: if a column is missing or has the wrong type, or too many lines are malformed.
         OSError: if the disk is full.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> rows = ["click,user,price", *(f"{i % 2},u{i % 3},{i}.5" for i in range(70))]
+    >>> _ = Path(folder, "clicks.csv").write_text("\\n".join(rows))
+    >>> columns = {"label": "click", "categorical": ["user"], "dense": ["price"]}
+    >>> prepare_table(f"{folder}/clicks.csv", f"{folder}/clicks", **columns).vocabulary("user")
+    [None, 'u0', 'u1', 'u2']
     """
     source, config = Path(file), config or PrepareConfig()
     config = dataclasses.replace(config, transform=config.transform or "signed_log")

@@ -48,6 +48,13 @@ def inspect(
     Raises:
         FileNotFoundError: if the path does not exist, or a file is missing.
         ValueError: if it is none of these, or damaged.
+
+    >>> import quorem, tempfile
+    >>> file = tempfile.mkdtemp() + "/users.safetensors"
+    >>> quorem.save(quorem.Embedding(1000, 16, quorem.QR(4)), file)
+    >>> facts = inspect(file)
+    >>> facts["kind"], facts["tables"][0]["scheme"], facts["tables"][0]["rows"]
+    ('model', 'QR(num_collisions=4)', 254)
     """
     path = Path(path)
     if not path.is_dir():

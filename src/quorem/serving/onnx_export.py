@@ -51,6 +51,13 @@ def export_onnx(
         TypeError: if ``save`` does not accept the class of the model.
         ValueError: if an option does not fit the model.
         OSError: if the disk is full; an existing file is kept.
+
+    >>> import onnx, quorem, tempfile
+    >>> path = tempfile.mkdtemp() + "/users.onnx"
+    >>> export_onnx(quorem.Embedding(1000, 16, quorem.QR(4)), path)
+    >>> graph = onnx.load(path).graph
+    >>> graph.input[0].name, graph.output[0].name
+    ('input', 'vectors')
     """
     inputs, tables = inputs_of(model, unknown, jagged, sample_weights), tables_in(model)
     with torch.no_grad():

@@ -59,6 +59,18 @@ def predict(
         FileNotFoundError: if there is no such file.
         ValueError: if a column is missing, a value is unknown, too many lines are malformed, or ``out`` is ``file``.
         OSError: if the disk is full; an existing file is kept.
+
+    >>> import tempfile
+    >>> from quorem.data import ClickLog, synthesize
+    >>> from quorem.training.config import RunConfig
+    >>> from quorem.training.loop import train
+    >>> from quorem.training.model import data_identity
+    >>> folder = tempfile.mkdtemp()
+    >>> data = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=1), 300, f"{folder}/log")
+    >>> _ = train(RunConfig(data=data_identity(data)), data, f"{folder}/run")
+    >>> _ = Path(folder, "rows.csv").write_text("I1,C1,C2\\n0.5,3,999\\n,9,1\\n")
+    >>> predict(Scorer(f"{folder}/run"), f"{folder}/rows.csv", f"{folder}/scores.csv").rows
+    2
     """
     source, began = Path(file), time.perf_counter()
     check_is_file(source)

@@ -35,6 +35,15 @@ class Scorer:
     Raises:
         FileNotFoundError: if there is no such folder, the run is not finished, or it did not keep its model.
         ValueError: if a file is damaged, or ``unknown`` has another value.
+
+    >>> import tempfile
+    >>> from quorem.data import ClickLog, synthesize
+    >>> from quorem.training.loop import train
+    >>> folder = tempfile.mkdtemp()
+    >>> data = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=1), 300, f"{folder}/log")
+    >>> _ = train(RunConfig(data=data_identity(data), network="deepfm"), data, f"{folder}/run")
+    >>> Scorer(f"{folder}/run")({"I1": [0.5, None], "C1": [3, 9], "C2": [999, 1]}).shape
+    torch.Size([2])
     """
 
     def __init__(

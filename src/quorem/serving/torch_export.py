@@ -38,6 +38,11 @@ def export_program(
     Raises:
         TypeError: if ``save`` does not accept the class of the model.
         ValueError: if an option does not fit the model.
+
+    >>> import quorem
+    >>> program = export_program(quorem.Embedding(1000, 16, quorem.QR(4)))
+    >>> program.module()(torch.tensor([0, 999, 7]))["vectors"].shape
+    torch.Size([3, 16])
     """
     examples, sizes = _example(model, unknown, jagged, sample_weights)
     plain = PlainModel(model, unknown=unknown, jagged=jagged).eval()

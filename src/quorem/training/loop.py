@@ -88,6 +88,13 @@ def train(
         FloatingPointError: if the loss is no longer finite.
         ValueError: if the data or the folder belong to another run.
         OSError: if the disk is full.
+
+    >>> import tempfile
+    >>> from quorem.data import ClickLog, synthesize
+    >>> from quorem.training.model import data_identity
+    >>> log = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=1), 300, tempfile.mkdtemp() + "/log")
+    >>> train(RunConfig(data=data_identity(log), batch_size=64), log)["steps"]
+    5
     """
     feed = data if isinstance(data, Feed) else Feed(data, device)
     with _matrix_products(config.precision):

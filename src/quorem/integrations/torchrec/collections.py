@@ -14,7 +14,7 @@ from ... import collection as single
 from ...checks import InvalidIdMode, Pooling
 from ...paths import PathNetworks
 from ...saved_paths import PathGroups
-from ..features import Feature, features_of
+from ..features import Feature, StoredTable, features_of
 from ..shards import Shards, balanced_shards
 from .compose import Pooled, Unpooled
 from .draw import Uniform
@@ -226,23 +226,22 @@ def _checked(
     return features, id_lists, paths
 
 
+def _config(table: StoredTable, dtype: torch.dtype | None, keys: list[str]) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "num_embeddings": table.num_rows,
+        "embedding_dim": table.width,
+        "feature_names": keys,
+        "data_type": DATA_TYPES[dtype or torch.float32],
+        "init_fn": Uniform(table.parts),
+    }
+
+
 def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:
-    """TorchRec's collections for shards, one for each width; every bag in them has one row."""
-    data_type = DATA_TYPES[dtype or torch.float32]
+    """For each width, a collection whose tables are the shards."""
     return nn.ModuleList(
         stock.EmbeddingBagCollection(
-            [
-                EmbeddingBagConfig(
-                    name=table.name,
-                    num_embeddings=table.num_rows,
-                    embedding_dim=table.width,
-                    feature_names=[table.name],
-                    data_type=data_type,
-                    init_fn=Uniform(table.parts),
-                    pooling=PoolingType.SUM,
-                )
-                for table in group
-            ],
+            [EmbeddingBagConfig(**_config(table, dtype, [table.name]), pooling=PoolingType.SUM) for table in group],
             device=device,
         )
         for group in shards.groups
@@ -250,20 +249,12 @@ def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.
 
 
 def _configs(features: Iterable[Feature], dtype: torch.dtype | None) -> list[dict[str, Any]]:
-    """The arguments of TorchRec's configs for each stored table of the features."""
-    configs: dict[str, dict[str, Any]] = {}
+    """Configs of the features' stored tables; several keys may read one table."""
+    keys: dict[StoredTable, list[str]] = {}
     for f in features:
         for key, stored in zip(f.keys, f.stored, strict=True):
-            config = {
-                "name": stored.name,
-                "num_embeddings": stored.num_rows,
-                "embedding_dim": stored.width,
-                "feature_names": [],
-                "data_type": DATA_TYPES[dtype or torch.float32],
-                "init_fn": Uniform(stored.parts),
-            }
-            configs.setdefault(stored.name, config)["feature_names"].append(key)
-    return list(configs.values())
+            keys.setdefault(stored, []).append(key)
+    return [_config(stored, dtype, of_table) for stored, of_table in keys.items()]
 
 
 def _replaced_configs(features: Iterable[Feature]) -> list[dict[str, Any]]:

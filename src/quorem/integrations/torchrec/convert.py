@@ -75,6 +75,10 @@ def to_collection(module: nn.Module) -> single.EmbeddingCollection:
 
     Raises:
         TypeError: if ``module`` is neither.
+
+    >>> bags = EmbeddingBagCollection([single.Table("user", 1000, 16), single.Table("day", 7, 16)])
+    >>> to_collection(bags).names
+    ('user', 'day')
     """
     inner = get_unwrapped_module(module)
     if not isinstance(inner, EmbeddingBagCollection | EmbeddingCollection):

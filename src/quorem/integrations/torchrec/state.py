@@ -131,6 +131,14 @@ def copy_state_(
 
     Raises:
         ValueError: if a weight, or the state of a fused optimizer of the target, is missing or has another size.
+
+    >>> from quorem import EmbeddingCollection, Table
+    >>> from quorem.integrations.torchrec import EmbeddingBagCollection
+    >>> tables = [Table("user", 1000, 16)]
+    >>> source, target = EmbeddingCollection(tables), EmbeddingBagCollection(tables)
+    >>> copy_state_(target, source)
+    >>> torch.equal(target.bags.embedding_bags["user"].weight, source.dense(0))
+    True
     """
     state = gathered(state_of(source, source_optimizers))
     targets = targets_of(target, target_optimizers, {name: value.size() for name, value in state.items()})
