@@ -1,6 +1,5 @@
 """Sweeps: every run once, by any number of processes, whatever was killed; a failure stops nothing else."""
 
-import io
 import json
 import os
 import signal
@@ -11,15 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from runs_of_training import small_log, small_run
 
-from quorem.experiments import progress, sweep
-from quorem.experiments.progress import View
+from quorem.experiments import sweep
 from quorem.files import LockedError
-from quorem.schemes import QR, Full
+from quorem.schemes import Full
 from quorem.training import clock
-from quorem.training.loop import Status
 from quorem.training.run import RunFolder, read_result
 
 PROGRAM = """
@@ -293,45 +289,6 @@ sweep.write = sys.modules["quorem.files"].write = full
     process = start(log, tmp_path / "runs", 2, before=full)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0 and "OSError: [Errno 28] No space left on device; what is finished is kept" in err
-
-
-def test_the_view_counts_done_running_failed_and_left(log, tmp_path):
-    configs = [small_run(log, seed=seed, scheme=QR(2)) for seed in range(4)]
-    made = made_of(log, tmp_path, configs)
-    work(made_of(log, tmp_path, configs[:1]))
-    view = View(made)
-    assert (view.done, view.total, view.seconds_left) == (1, 4, None)
-    view.take("status", 7, Status(configs[1], 5, 10, 123.0, 0.5))
-    made.error(configs[2]).parent.mkdir()
-    made.error(configs[2]).write_text("{}")
-    view.survey()
-    console = Console(width=120)
-    with console.capture() as shown:
-        console.print(view.table())
-    assert "1 of 4 runs done, 1 running, 1 to do, 1 failed" in shown.get()
-    assert "50%" in shown.get() and "loss 0.5000" in shown.get()
-    view.take("status", 8, Status(configs[3], 5, 10, 123.0, 0.5))
-    view.take("ended", 8, None)  # a worker that was killed trains nothing
-    assert list(view.running[7]) == [configs[1]] and not view.running[8]
-    work(made_of(log, tmp_path, configs[1:2]))
-    view.take("settled", 7, configs[1])
-    view.survey()
-    assert view.done == 2 and view.seconds_left is not None and view.seconds_left > 0
-
-
-def test_without_a_terminal_a_sweep_prints_lines_that_say_something_new(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "SURVEY_SECONDS", 0.0)
-    configs = [small_run(log, seed=seed) for seed in range(2)]
-    made = made_of(log, tmp_path, configs)
-    text = io.StringIO()
-    with progress.showing(Console(file=text, width=120), made) as report:
-        for _ in range(3):
-            report("status", 0, Status(configs[0], 5, 10, 123.0, 0.5))
-        work(made)
-        report("ended", 0, None)
-    lines = [line.split(" done")[0] for line in text.getvalue().splitlines()]
-    assert lines == ["0 of 2 runs", "0 of 2 runs", "2 of 2 runs"]
 
 
 def test_a_run_has_one_lock(log, tmp_path):

@@ -1,6 +1,5 @@
 """``quorem.save`` and ``quorem.load``: every scheme comes back as it was, and what does not fit is refused by name."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from oracles import CASES, DTYPES, FEW, D, N, fill_
 from safetensors import safe_open
-from torch import nn
 
 from quorem import (
     QR,
@@ -22,11 +20,9 @@ from quorem import (
     Pool,
     Table,
     quantize_,
-    tensor_file,
 )
 from quorem.models import DCN, DLRM, DeepFM
 from quorem.partitions import ExplicitPartition
-from quorem.store import model_file
 from quorem.store.model_file import KIND, load, save
 from quorem.tables import Tables
 from quorem.tensor_file import TensorFile, write_tensors
@@ -312,87 +308,3 @@ def test_other_readers_of_safetensors_read_it(tmp_path: Path) -> None:
     with safe_open(tmp_path / "tables.safetensors", "pt") as file:
         for name, value in module.state_dict().items():
             assert torch.equal(file.get_tensor(name), value)
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(Embedding(N, D, QR(4)), tmp_path / "table")
-    before = (tmp_path / "table").read_bytes()
-
-    def fails(tensor: object) -> list[bytes]:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tensor_file, "checksum", lambda tensor: 0)
-    monkeypatch.setattr(tensor_file, "byte_blocks", fails)
-    with pytest.raises(OSError, match="disk full"):
-        save(Embedding(N, D, QR(6)), tmp_path / "table")
-    assert (tmp_path / "table").read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["table"]
-
-
-class OwnModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = Embedding(N, D, QR(4))
-
-
-@pytest.mark.parametrize(
-    ("model", "kind"),
-    [
-        (OwnModel(), "OwnModel"),
-        (nn.Embedding(3, 4), "Embedding"),
-        (DLRM(nn.Embedding(3, 4), embedding_dims=(4,)), "Emb"),
-    ],
-)
-def test_models_of_other_classes_are_refused(model: nn.Module, kind: str, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=rf"model \({kind}.*\) must be an Embedding, EmbeddingBag, EmbeddingColl"):
-        save(model, tmp_path / "model")
-    assert not list(tmp_path.iterdir())
-
-
-# Files that are not what they should be. tests/store/test_damaged_files.py has those that are damaged.
-
-
-def test_there_is_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        load(tmp_path / "nothing")
-
-
-def test_foreign_files(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    module, path = Embedding(N, D, QR(4)), tmp_path / "file"
-    torch.save(module.state_dict(), path)
-    with pytest.raises(ValueError, match=r"file is a zip archive, such as torch.save writes.*: it is not unpickled"):
-        load(path)
-    save_file(module.state_dict(), path)
-    with pytest.raises(ValueError, match=r"file is a safetensors file of something else: it says 'no format'"):
-        load(path)
-    save_file(module.state_dict(), path, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"file is a safetensors file of something else: it says 'pt' and must say"):
-        load(path)
-    for data in (b'{"json": "of 20 bytes"}', b"\x80\x04\x95" + bytes(100), b"label,user\n1,2\n" * 10):
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"file is cut off, or not a quorem-model file: a header of"):
-            load(path)
-    for data in (b"", b"PK"):
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match=rf"file is cut off: it has {len(data)} bytes"):
-            load(path)
-
-
-def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(model_file, "KIND", KIND._replace(version=7))
-        save(Embedding(N, D, QR(4)), tmp_path / "table")
-    with pytest.raises(ValueError, match=r"table has format version '7', but this quorem reads 1"):
-        load(tmp_path / "table")
-
-
-def test_an_option_that_is_not_known_is_not_ignored(tmp_path: Path) -> None:
-    save(Embedding(N, D, QR(4)), tmp_path / "table")
-    file = TensorFile(tmp_path / "table", KIND)
-    tensors = {name: file.tensor(name).clone() for name in file.entries}
-    changed = json.loads(json.dumps(file.description))
-    changed["tables"][0]["rotation"] = 3
-    tensor_file.write_tensors(tmp_path / "table", KIND, tensors, changed)
-    with pytest.raises(ValueError, match="a table has rotation, which this version of quorem does not know"):
-        load(tmp_path / "table")

@@ -208,7 +208,7 @@ class Prepared:
 
         Args:
             name: name of the split.
-            check: compare its rows with their checksums, unless done before; a gigabyte takes about 0.3 s.
+            check: compare its rows with their checksums, unless done before.
 
         Raises:
             ValueError: if there is no split of that name, or a file is damaged.

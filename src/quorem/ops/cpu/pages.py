@@ -1,8 +1,8 @@
 """Huge pages for large tensors: on Linux, by ``madvise``, as NumPy does for its arrays.
 
 Rows are read in no order in tables of many megabytes. With pages of 4 KB almost each of them misses the processor's
-cache of addresses, with pages of 2 MB few do. And a page costs about a microsecond when it is first written: the output
-of a lookup of 27 MB takes 10 ms longer in small pages, 2 in huge ones, whenever the allocator hands out fresh memory.
+cache of addresses, with pages of 2 MB few do. And each page costs time when it is first written, so a large output in
+fresh memory is written sooner in a few huge pages.
 """
 
 import ctypes
