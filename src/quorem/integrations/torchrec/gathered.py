@@ -22,7 +22,7 @@ class Vectors(NamedTuple):
     """The vectors of a feature's distinct ids."""
 
     matrix: Tensor  # [R, width], which features may share
-    index: Tensor  # [U]: the row of the matrix for each id
+    rows: Tensor  # [U]: the row of the matrix for each id
     read: Tensor | None  # bool [U]: which ids have a vector; None where all do
 
 
@@ -57,8 +57,8 @@ class Gathered(Unpooled):
         out, first = {}, 0
         for i, (f, vectors) in enumerate(zip(self.features, self.vectors(rows, fetched), strict=True)):
             ids = rows.inverse[rows.bounds[i] : rows.bounds[i + 1]] - first
-            first += len(vectors.index)
-            values = gather(vectors.matrix, vectors.index[ids])
+            first += len(vectors.rows)
+            values = gather(vectors.matrix, vectors.rows[ids])
             if vectors.read is not None:
                 values = torch.where(vectors.read[ids][:, None], values, 0)
             out[f.name] = JaggedTensor(values, lengths=rows.lengths[i])
@@ -115,11 +115,11 @@ class GatheredBags(Gathered):
             of_width = by_width.setdefault(matrix.shape[1], [])
             firsts[key] = sum(map(len, of_width))
             of_width.append(matrix)
-        index = torch.cat([v.index + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.index for v in by_feature])
+        index = torch.cat([v.rows + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.rows for v in by_feature])
         index, lengths, weights = index.index_select(0, rows.inverse), rows.lengths, rows.weights
         bounds = rows.bounds
         if any(v.read is not None for v in by_feature):  # ids without a vector are removed from their bags
-            masks = [torch.ones_like(v.index, dtype=torch.bool) if v.read is None else v.read for v in by_feature]
+            masks = [torch.ones_like(v.rows, dtype=torch.bool) if v.read is None else v.read for v in by_feature]
             read = torch.cat(masks)[rows.inverse]
             lengths = lengths_of(read, lengths.flatten()).view_as(lengths)
             bounds = F.pad(read.cumsum(0), (1, 0))[bounds].tolist()
