@@ -6,6 +6,7 @@ from kernel_cases import Case, fused, truth
 
 from quorem import QR, Embedding, Full
 from quorem.ops import cpu
+from quorem.ops.cpu import launch
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -28,6 +29,16 @@ def test_each_row_is_given_once(run):
     offsets = torch.tensor([0, 2, 6])
     rows, values = run("bag_row_grads", grad[:2], ids[:, 0], offsets, None, case.stored, case.layout, mean=True)
     assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
+
+
+def test_ids_that_are_copied_by_feature_give_the_same_bits(monkeypatch):
+    case = Case([(QR(4), 1000, 7), (Full(), 50, None), (QR(3), 200, None)])
+    ids = case.ids(200)
+    args = (case.grad(200), ids, case.stored, case.layout)
+    expected = fused("lookup_backward", *args)
+    monkeypatch.setattr(launch, "CACHED", 0)
+    assert launch.lookup_batch(ids, case.stored, case.layout, args[0]).memory[0].stride() == (1, 200)
+    assert torch.equal(fused("lookup_backward", *args), expected)
 
 
 @pytest.mark.parametrize("backend", ["fused", "plain"])

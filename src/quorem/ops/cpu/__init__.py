@@ -1,8 +1,8 @@
 """Fused kernels for the CPU, compiled by Numba on first use; plain PyTorch runs where Numba is missing.
 
 From the inside out: ``vector`` (loads and stores), ``codes``, ``rounding``, ``rows``, ``lookup``, ``gradients``,
-``replay`` and ``rules`` are compiled; ``launch`` gives them their arguments, ``sharing`` says which slots are summed
-together, and ``launch_lookup`` and ``launch_rules`` are the ops. ``unique`` and ``search`` stand
+``replay`` and ``rules`` are compiled; ``launch`` gives them their arguments, ``scratch`` memory, ``sharing`` says which
+slots are summed together, and ``launch_lookup`` and ``launch_rules`` are the ops. ``unique`` and ``search`` stand
 by themselves.
 """
 

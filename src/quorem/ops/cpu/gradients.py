@@ -17,8 +17,9 @@ six integers for each of the slot's K parts:
     TABLE       where ``table`` int32 [P_k] starts: one plus the index, by row or by hash
     SUMS        where ``sums`` [N_k, W] start: gradients by index, float32 or float64
 
-Then come, for the ids of a block, their rows int64 [K + 2, 64], as ``block_rows`` gives them; the indices of these,
-int64 [K, 64]; where each id's gradient starts, int64 [64]; and then the above of all parts.
+Then come, for the ids of a block, their rows int64 [K + 2, 64], as ``block_rows`` gives them; and for those that read
+a row, the indices of their rows, int64 [K, 64], their positions in the block, int64 [64], and where their gradients
+start, int64 [64]. Then come the above of all parts.
 
 Slots that share rows (a pool, a table of several features) add to one place: the part of the first slot that reads
 them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` says who owns what.
@@ -40,9 +41,9 @@ from .rows import (
     multiplies,
     part_item,
     partitions_of,
-    parts_read,
-    positions_of,
+    prefetch_rows,
     rows_bytes,
+    rows_to_compose,
     slot_item,
 )
 from .vector import (
@@ -87,7 +88,7 @@ class Areas(NamedTuple):
 def area_bytes(capacities: list[int], width: int, float_bytes: int) -> int:
     """Size of an area for that many distinct rows of each part, in whole cache lines."""
     k = len(capacities)
-    size = 8 * (HEADER * k + (2 * k + 3) * BLOCK)
+    size = 8 * (HEADER * k + (2 * k + 4) * BLOCK)
     for capacity in capacities:
         entries = 64
         while entries < 2 * capacity:
@@ -153,37 +154,46 @@ def _init_part(kind, area, K, W, k, num_rows, start):
 
 
 @inner
-def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, positions, first, last, rows, indices):
-    """Fill ``indices`` for the block's ``rows``; -1 for no row, or for a row of another thread's share.
+def _positions(rows, n, positions):
+    """Fill ``positions`` with those of the ``n`` rows of a block that are none (-1) left out; how many there are."""
+    count = 0
+    for i in range(n):  # without branches, which could not be predicted
+        put(INT64, positions, count, i)
+        count += 1 if item(INT64, rows, i) >= 0 else 0
+    return count
 
-    Only for the block's ids at ``positions`` ``first`` to ``last``, or, where that is 0, for ids ``first`` to ``last``.
+
+@inner
+def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, positions, num_ids, rows, indices):
+    """Fill ``indices`` for the block's rows at ``positions``; -1 for a row of another thread's share.
 
     The rows of part ``k`` of ``area`` lie between ``base`` and ``base + num_rows``.
     """
     entries, distinct = header(area, K, ENTRIES, k), header(area, K, DISTINCT, k)
     table, sums, count = header(area, K, TABLE, k), header(area, K, SUMS, k), header(area, K, COUNT, k)
-    for p in range(first, last):
-        i = item(INT64, positions, p) if positions else p
-        row = item(INT64, rows, i)
-        if row < 0 or (num_shares > 1 and row % num_shares != share):
-            put(INT64, indices, i, -1)
+    size = W * size_of(accumulator(kind))
+    for p in range(num_ids):
+        row = item(INT64, rows, item(INT64, positions, p))
+        hashed = np.int64((np.uint64(row) * _GOLDEN_RATIO) >> np.uint64(32)) & (entries - 1)
+        put(INT64, indices, p, row - base if num_rows <= entries else hashed)
+        prefetch(table + item(INT64, indices, p) * 4)
+    for p in range(num_ids):
+        row, position = item(INT64, rows, item(INT64, positions, p)), item(INT64, indices, p)
+        if num_shares > 1 and row % num_shares != share:
+            put(INT64, indices, p, -1)
             continue
-        if num_rows <= entries:
-            position = row - base
+        index = np.int64(item(INT32, table, position)) - 1
+        while num_rows > entries and index >= 0 and item(INT64, distinct, index) != row:
+            position = (position + 1) & (entries - 1)
             index = np.int64(item(INT32, table, position)) - 1
-        else:
-            position = np.int64((np.uint64(row) * _GOLDEN_RATIO) >> np.uint64(32)) & (entries - 1)
-            index = np.int64(item(INT32, table, position)) - 1
-            while index >= 0 and item(INT64, distinct, index) != row:
-                position = (position + 1) & (entries - 1)
-                index = np.int64(item(INT32, table, position)) - 1
         if index < 0:
             index = count
             count += 1
             put(INT32, table, position, count)
             put(INT64, distinct, index, row)
-            _clear(kind, W, kind, sums + index * W * size_of(accumulator(kind)))
-        put(INT64, indices, i, index)
+            _clear(kind, W, kind, sums + index * size)
+        put(INT64, indices, p, index)
+        prefetch(sums + index * size)
     put(INT64, area, COUNT * K + k, count)
 
 
@@ -196,42 +206,33 @@ def _add(zero, j, float_kind, sums, W, index, value):
 
 
 @inner
-def _add_id(zero, j, kind, source, grad, starts, factors, i, rows, begin, end, mult, indices, sums):
-    """Add the gradient of the block's id ``i`` to the sums of the rows of its parts ``begin`` to ``end``."""
-    stored, W, float_kind = source.stored, source.width, accumulator(kind)
-    if item(INT64, rows, begin * BLOCK + i) < 0:
-        return
-    gradient = load(kind, zero, grad, item(INT64, starts, i) + j)
+def _add_id(zero, j, kind, source, grad, starts, factors, p, i, rows, num_parts, mult, indices, sums):
+    """Add the gradient of the ``p``-th id, which is the block's ``i``-th, to the sums of its rows."""
+    gradient = load(kind, zero, grad, item(INT64, starts, p) + j)
     if factors:
-        gradient = gradient * splat(zero, item(float_kind, factors, i))
-    for k in range(begin, end):
+        gradient = gradient * splat(zero, item(accumulator(kind), factors, i))
+    for k in range(num_parts):
         value = gradient
         if mult:
-            for other in range(begin, end):
+            for other in range(num_parts):
                 if other != k:
-                    value = value * load_row(kind, zero, stored, W, item(INT64, rows, other * BLOCK + i), j)
-        _add(zero, j, float_kind, item(INT64, sums, k), W, item(INT64, indices, k * BLOCK + i), value)
+                    row = item(INT64, rows, other * BLOCK + i)
+                    value = value * load_row(kind, zero, source.stored, source.width, row, j)
+        index = item(INT64, indices, k * BLOCK + p)
+        _add(zero, j, accumulator(kind), item(INT64, sums, k), source.width, index, value)
 
 
 @over_columns
-def _add_block(zero, j, kind, source, grad, starts, factors, first, last, rows, parts, indices, sums):
-    """Add the gradients of ids of a block to the sums of the rows they read; ``sums`` has K addresses.
-
-    Where the slot has ids of both kinds, ``first`` to ``last`` are positions, as ``block_rows`` orders them.
-    """
-    count, num_parts, both, mult = parts
-    if both:
-        positions = positions_of(source, rows)
-        for p in range(first, last):
+def _add_block(zero, j, kind, source, grad, starts, factors, positions, num_ids, rows, num_parts, mult, indices, sums):
+    """Add the gradients of ids of a block to the sums of the rows they read; ``sums`` has K addresses."""
+    if num_parts == 2 and mult:  # the most common case, fastest if the compiler knows it
+        for p in range(num_ids):
             i = item(INT64, positions, p)
-            begin, end = (1, num_parts) if p < count else (0, 1)
-            _add_id(zero, j, kind, source, grad, starts, factors, i, rows, begin, end, mult, indices, sums)
-    elif num_parts == 2 and mult:  # the most common case, fastest if the compiler knows it
-        for i in range(first, last):
-            _add_id(zero, j, kind, source, grad, starts, factors, i, rows, 0, 2, True, indices, sums)
+            _add_id(zero, j, kind, source, grad, starts, factors, p, i, rows, 2, True, indices, sums)
     else:
-        for i in range(first, last):
-            _add_id(zero, j, kind, source, grad, starts, factors, i, rows, 0, num_parts, mult, indices, sums)
+        for p in range(num_ids):
+            i = item(INT64, positions, p)
+            _add_id(zero, j, kind, source, grad, starts, factors, p, i, rows, num_parts, mult, indices, sums)
 
 
 @inner
@@ -284,7 +285,7 @@ def _init_areas(kind, source, areas, num_shares):
                 put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
     for a in range(areas.count):
         area, s = area_of(areas, a), slot_of(areas, a)
-        start = block_of(area, K) + rows_bytes(source) + (K + 1) * BLOCK * 8
+        start = block_of(area, K) + rows_bytes(source) + (K + 2) * BLOCK * 8
         for k in range(K):
             num_rows = _num_rows(source, s, k)
             put(INT64, area, CAPACITY * K + k, min(header(area, K, CAPACITY, k), num_rows // num_shares + 1))
@@ -292,41 +293,38 @@ def _init_areas(kind, source, areas, num_shares):
 
 
 @inner
-def _sum_slot(kind, source, grad, areas, a, share, num_shares, sums):
+def _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sums):
+    """Sum the gradients of the ids of a slot that read parts ``first`` to ``last``."""
     S, K, W = source.num_slots, source.num_partitions, source.width
     area, s = area_of(areas, a), slot_of(areas, a)
     begin, end = slot_ids(source, s)
     rows = block_of(area, K)
     indices = rows + rows_bytes(source)
-    starts = indices + K * BLOCK * 8
-    num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
-    takes_first, takes_last = _is_taken(areas, s, 0), _is_taken(areas, s, num_parts - 1)
-    if not takes_first and not takes_last:
-        return
-    positions = positions_of(source, rows) if both else 0
+    positions = indices + K * BLOCK * 8
+    starts = positions + BLOCK * 8
+    first_rows, num_parts, mult = rows + first * BLOCK * 8, last - first, multiplies(source, s)
     for k in range(num_parts):
-        owner, part = _owner_area(areas, a, k)
+        owner, part = _owner_area(areas, a, first + k)
         put(INT64, sums, k, header(owner, K, SUMS, part))
     for p in range(begin, end, BLOCK):
         n = min(BLOCK, end - p)
-        _, count = block_rows(kind, source, s, p, n, rows)
-        first = 0 if takes_last else count  # composed ids come first, then those with rows of their own
-        last = n if takes_first else count
-        for q in range(first, last):
-            i = item(INT64, positions, q) if both else q
+        block_rows(source, s, p, n, first, last, rows)
+        for k in range(first, last if mult and num_parts > 1 else first):
+            prefetch_rows(kind, source, s, k, n, rows)
+        count = _positions(first_rows, n, positions)
+        for q in range(count):
+            i = item(INT64, positions, q)
             b = np.int64(item(INT32, source.entries, p + i)) if source.entries else p + i
-            put(INT64, starts, i, (b * S + s) * W)
+            put(INT64, starts, q, (b * S + s) * W)
             prefetch(grad + (b * S + s) * W * size_of(kind))
         for k in range(num_parts):
-            owner, part = _owner_area(areas, a, k)
-            base, num_rows, block = part_item(source, s, k, BASE), _num_rows(source, s, k), k * BLOCK * 8
-            part_first = max(first, count) if both and k == 0 else first
-            part_last = min(last, count) if both and k > 0 else last
-            place = (positions, part_first, part_last, rows + block, indices + block)
-            _index_rows(kind, owner, K, W, part, base, num_rows, share, num_shares, *place)
+            owner, part = _owner_area(areas, a, first + k)
+            table = (part_item(source, s, first + k, BASE), _num_rows(source, s, first + k), share, num_shares)
+            block = (positions, count, first_rows + k * BLOCK * 8, indices + k * BLOCK * 8)
+            _index_rows(kind, owner, K, W, part, *table, *block)
         factors = source.factors + p * size_of(accumulator(kind)) if source.factors else 0
-        parts = (count, num_parts, both, mult)
-        _add_block(kind, W, kind, source, grad, starts, factors, first, last, rows, parts, indices, sums)
+        ids = (positions, count, first_rows, num_parts, mult, indices, sums)
+        _add_block(kind, W, kind, source, grad, starts, factors, *ids)
 
 
 @kernel
@@ -340,7 +338,12 @@ def sum_slots(kind, source, grad, areas, share, num_shares):
     sums = reserve(source.num_partitions * 8)
     _init_areas(kind, source, areas, num_shares)
     for a in range(areas.count):
-        _sum_slot(kind, source, grad, areas, a, share, num_shares, sums)
+        s = slot_of(areas, a)
+        num_parts, both = partitions_of(source, s), has_both(source, s)
+        for choice in range(2 if both else 1):  # rows of ids' own, then composed ones
+            first, last = choice, 1 if both and choice == 0 else num_parts
+            if _is_taken(areas, s, first):
+                _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sums)
 
 
 @over_columns
@@ -358,17 +361,19 @@ def sum_rows(kind, rows, values, num_values, num_rows, areas, share, num_shares)
     put(INT64, area, CAPACITY, min(num_values, num_rows // num_shares + 1))
     block = block_of(area, 1)
     indices = block + 3 * BLOCK * 8
-    _init_part(kind, area, 1, W, 0, num_rows, indices + 2 * BLOCK * 8)
+    positions = indices + BLOCK * 8
+    _init_part(kind, area, 1, W, 0, num_rows, indices + 3 * BLOCK * 8)
     sums = header(area, 1, SUMS, 0)
     for p in range(0, num_values, BLOCK):
         n = min(BLOCK, num_values - p)
         for i in range(n):
             put(INT64, block, i, item(INT64, rows, p + i))
-        _index_rows(kind, area, 1, W, 0, 0, num_rows, share, num_shares, 0, 0, n, block, indices)
-        for i in range(n):
-            index = item(INT64, indices, i)
+        count = _positions(block, n, positions)
+        _index_rows(kind, area, 1, W, 0, 0, num_rows, share, num_shares, positions, count, block, indices)
+        for q in range(count):
+            index = item(INT64, indices, q)
             if index >= 0:
-                _add_row(kind, W, kind, sums + index * size, values + (p + i) * size)
+                _add_row(kind, W, kind, sums + index * size, values + (p + item(INT64, positions, q)) * size)
 
 
 @over_columns
@@ -419,8 +424,8 @@ def write_sparse(kind, rows, values, areas):
 
 
 @over_columns
-def _add_dot(zero, j, kind, source, sums, i, grad, rows, begin, end, mult):
-    product = compose(zero, j, kind, source, rows, i, begin, end, mult) * load(kind, zero, grad, j)
+def _add_dot(zero, j, kind, source, sums, i, grad, rows, num_parts, both, mult):
+    product = compose(zero, j, kind, source, rows, i, num_parts, both, mult) * load(kind, zero, grad, j)
     put(accumulator(kind), sums, i, item(accumulator(kind), sums, i) + total(product))
 
 
@@ -438,11 +443,10 @@ def sample_weights(kind, source, out, grad, f, first, last):
         for i in range(n):
             put(float_kind, sums, i, 0)
         for s in range(first_slot, first_slot + num_slots):
-            block_rows(kind, source, s, p, n, rows)
             num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
+            rows_to_compose(kind, source, s, p, n, rows)
             for i in range(n):
-                begin, end = parts_read(rows, i, both, num_parts)
                 vector = grad + (item(INT32, source.entries, p + i) * S + s) * W * size_of(kind)
-                _add_dot(kind, W, kind, source, sums, i, vector, rows, begin, end, mult)
+                _add_dot(kind, W, kind, source, sums, i, vector, rows, num_parts, both, mult)
         for i in range(n):
             put(float_kind, sums, i, item(float_kind, sums, i) * item(float_kind, source.factors, p + i))

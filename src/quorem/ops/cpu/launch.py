@@ -15,6 +15,7 @@ from . import gradients, lookup
 from .gradients import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, Areas, area_bytes
 from .pages import in_huge_pages
 from .rows import Source, source_fits
+from .scratch import Scratch
 from .sharing import Placement, Sharing, Unit, sharing_of
 from .threads import run_tasks, threads_for
 
@@ -70,6 +71,8 @@ def lookup_batch(
     kind = _kind(ids, stored, layout, grad, len(ids), codes)
     if kind is None or ids.dim() != 2 or ids.shape[1] != layout.spans.shape[0]:
         return None
+    if grad is not None and ids.nbytes > CACHED:
+        ids = in_huge_pages(ids.new_empty(ids.shape[::-1])).copy_(ids.t()).t()  # by feature, as gradients are summed
     size, features = ids.shape
     stored, width = stored.contiguous(), stored.shape[1] if codes is None else codes.width
     source = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
@@ -157,14 +160,6 @@ def raise_misfit(source: tuple[int, ...]) -> NoReturn:
     """Say that ``stored`` and its layout do not belong together."""
     rows = Source(*source).num_rows
     raise ValueError(f"stored ({rows} rows) must have every row that its layout names: was one of them replaced?")
-
-
-class Scratch:
-    """Memory for areas of summed gradients (see ``gradients``). It must outlive the kernels that use it."""
-
-    def __init__(self, num_bytes: int, stored: Tensor) -> None:
-        self.memory = in_huge_pages(stored.new_empty(num_bytes + 64, dtype=torch.uint8))
-        self.address = -(-self.memory.data_ptr() // 64) * 64
 
 
 def sum_by_row(
@@ -274,7 +269,7 @@ def _run(
     fixed = (KINDS[stored.dtype], batch.source, grad.data_ptr())
     if shares > 1:
         tasks = [(u, share) for u in range(len(units)) for share in range(shares)]
-        scratch = {task: Scratch(units[task[0]].num_bytes, stored) for task in tasks}
+        scratch = {task: Scratch(units[task[0]].num_bytes) for task in tasks}
 
         def sum_share(u: int, share: int) -> None:
             gradients.sum_slots(*fixed, areas(scratch[u, share], units[u]), share, shares)
@@ -284,7 +279,7 @@ def _run(
         return
 
     def worker() -> Callable[..., None]:
-        scratch = Scratch(max(unit.num_bytes for unit in units), stored)
+        scratch = Scratch(max(unit.num_bytes for unit in units))
 
         def run(u: int) -> None:
             unit = areas(scratch, units[u])

@@ -27,10 +27,11 @@ from ..state import (
 )
 from . import gradients, replay, rules
 from .gradients import Areas
-from .launch import KINDS, IdBatch, Scratch, bag_batch, lookup_batch, sum_by_row
+from .launch import KINDS, IdBatch, bag_batch, lookup_batch, sum_by_row
 from .replay import Averages, History
 from .rounding import NEAREST, rounding_by
 from .rules import AdamFactors, GradientOptions
+from .scratch import Scratch
 from .sharing import sharing_of
 from .threads import run_tasks, threads_for
 
@@ -131,7 +132,7 @@ def rows_update_(
     num_bytes = gradients.area_bytes([n], width, values.itemsize)
 
     def update_share(share: int, shares: int) -> None:
-        scratch = Scratch(num_bytes, stored)
+        scratch = Scratch(num_bytes)
         areas = tuple(Areas(scratch.address, 0, 1, 1, width, 0))
         gradients.sum_rows(*fixed, areas, share, shares)
         step.apply(areas, 0)

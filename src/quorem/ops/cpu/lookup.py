@@ -11,20 +11,19 @@ from .rows import (
     MISFIT,
     VALID,
     Source,
-    block_rows,
     fits,
     has_both,
     multiplies,
     partitions_of,
-    parts_read,
-    positions_of,
     rows_bytes,
+    rows_to_compose,
     slot_item,
 )
 from .vector import (
     INT32,
     INT64,
     accumulator,
+    choose,
     fence,
     item,
     load,
@@ -39,18 +38,20 @@ from .vector import (
 
 
 @inner
-def compose(zero, j, kind, source, rows, i, begin, end, mult):
-    """The vector of the block's id ``i`` by its parts ``begin`` to ``end``: as many columns as ``zero`` has lanes.
+def compose(zero, j, kind, source, rows, i, num_parts, both, mult):
+    """The vector of the block's id ``i``: as many columns as ``zero`` has lanes, zeros where it reads no row.
 
-    Zeros where there is no row.
+    ``rows`` are those of ``rows_to_compose``.
     """
-    W, row = source.width, item(INT64, rows, begin * BLOCK + i)
+    W, first = source.width, 1 if both else 0
+    row = item(INT64, rows, first * BLOCK + i)
     if row < 0:
         return zero
     vector = load_row(kind, zero, source.stored, W, row, j)
-    for k in range(begin + 1, end):
+    for k in range(first + 1, num_parts):
         other = load_row(kind, zero, source.stored, W, item(INT64, rows, k * BLOCK + i), j)
-        vector = vector * other if mult else vector + other
+        combined = vector * other if mult else vector + other
+        vector = choose(item(INT64, rows, i) >= 0, vector, combined) if both else combined
     return vector
 
 
@@ -63,22 +64,19 @@ def _write(out_kind, out, position, vector, streamed):
 
 
 @over_columns
-def _compose_block(zero, j, kind, source, out_kind, out, step, n, rows, count, num_parts, both, mult, streamed):
-    """Write the vectors of the block's ``n`` ids, ``step`` elements apart; ``count`` of them are composed."""
-    if both:  # one kind of ids after the other: which comes next could not be predicted
-        positions = positions_of(source, rows)
-        for p in range(n):
-            i = item(INT64, positions, p)
-            begin, end = (1, num_parts) if p < count else (0, 1)
-            vector = compose(zero, j, kind, source, rows, i, begin, end, mult)
-            _write(out_kind, out, i * step + j, vector, streamed)
-    elif num_parts == 2 and mult:  # the most common case, fastest if the compiler knows it
+def _compose_block(zero, j, kind, source, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
+    """Write the vectors of the block's ``n`` ids, ``step`` elements apart."""
+    if num_parts == 3 and both:  # a pool; this and the next are the most common, fastest if the compiler knows them
         for i in range(n):
-            vector = compose(zero, j, kind, source, rows, i, 0, 2, True)
+            vector = compose(zero, j, kind, source, rows, i, 3, True, mult)
+            _write(out_kind, out, i * step + j, vector, streamed)
+    elif num_parts == 2 and mult and not both:
+        for i in range(n):
+            vector = compose(zero, j, kind, source, rows, i, 2, False, True)
             _write(out_kind, out, i * step + j, vector, streamed)
     else:
         for i in range(n):
-            vector = compose(zero, j, kind, source, rows, i, 0, num_parts, mult)
+            vector = compose(zero, j, kind, source, rows, i, num_parts, both, mult)
             _write(out_kind, out, i * step + j, vector, streamed)
 
 
@@ -98,9 +96,8 @@ def lookup(kind, source, out_kind, out, streamed, first, last):
     for b in range(first, last, BLOCK):
         n = min(BLOCK, last - b)
         for s in range(S):
-            invalid, count = block_rows(kind, source, s, b, n, rows)
-            any_invalid |= invalid
-            parts = (count, partitions_of(source, s), has_both(source, s), multiplies(source, s))
+            any_invalid |= rows_to_compose(kind, source, s, b, n, rows)
+            parts = (partitions_of(source, s), has_both(source, s), multiplies(source, s))
             vectors = out + (b * S + s) * W * size_of(out_kind)
             _compose_block(kind, W, kind, source, out_kind, vectors, S * W, n, rows, *parts, streamed)
     if streamed:
@@ -145,10 +142,9 @@ def _pool(
     """Add ids ``begin`` to ``end`` of the block to their bag; write it to ``out`` if finished, else to ``carry``."""
     pooled = load(accumulator(kind), zero, carry, j) if resumed else zero
     for i in range(begin, end):
-        first, last = parts_read(rows, i, both, num_parts)
-        if item(INT64, rows, first * BLOCK + i) >= 0:
+        if item(INT64, rows, (BLOCK if both else 0) + i) >= 0:
             factor = splat(zero, item(accumulator(kind), factors, i))
-            pooled = pooled + compose(zero, j, kind, source, rows, i, first, last, mult) * factor
+            pooled = pooled + compose(zero, j, kind, source, rows, i, num_parts, both, mult) * factor
     if finished:
         store(out_kind, out, j, pooled)
     else:
@@ -175,8 +171,7 @@ def bag(kind, source, out_kind, out, carry, first, last):
         b, resumed = first, False
         while b < last:
             n = min(BLOCK, stop - p)
-            invalid, _ = block_rows(kind, source, s, p, n, rows)
-            any_invalid |= invalid
+            any_invalid |= rows_to_compose(kind, source, s, p, n, rows)
             factors = source.factors + p * size_of(accumulator(kind))
             begin, finished = 0, True
             while b < last and finished:

@@ -176,7 +176,7 @@ def catch_up_slots(kind, source, averages, history, constants, rounding, first, 
         begin, end = slot_ids(source, s)
         for p in range(begin, end, BLOCK):
             n = min(BLOCK, end - p)
-            block_rows(kind, source, s, p, n, rows)
+            block_rows(source, s, p, n, 0, partitions_of(source, s), rows)
             for k in range(partitions_of(source, s)):
                 for i in range(n):
                     prefetch(averages.last + max(item(INT64, rows, k * BLOCK + i), 0) * 4)

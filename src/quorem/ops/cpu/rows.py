@@ -124,13 +124,6 @@ def has_both(source, s):
 
 
 @inner
-def parts_read(rows, i, both, num_parts):
-    """The first and the last (excluded) part that the block's id ``i`` reads, if it reads any."""
-    reads_own = both and item(INT64, rows, i) >= 0
-    return (1 if both and not reads_own else 0), (1 if reads_own else num_parts)
-
-
-@inner
 def fits(source):
     """Whether every row that the layout names is one of ``stored``.
 
@@ -189,59 +182,56 @@ def rows_bytes(source):
 
 
 @inner
-def positions_of(source, rows):
-    """The address of the block's positions, ``[BLOCK]``: see ``block_rows``."""
-    return rows + (source.num_partitions + 1) * BLOCK * 8
-
-
-@inner
-def block_rows(kind, source, s, first, n, rows):
+def block_rows(source, s, first, n, begin, end, rows):
     """Fill ``rows`` ``[K, BLOCK]`` with what ids ``first`` to ``first + n`` of slot ``s`` read, -1 where nothing.
 
-    Where some ids have rows of their own, the positions in the block of those that are composed come first in
-    ``positions_of``, then the others; either in order. Elsewhere positions are not filled.
+    Only for parts ``begin`` to ``end``.
 
     Returns:
-        Whether an id was out of range, and how many ids are composed.
+        Whether an id was out of range.
     """
     numbers = rows + source.num_partitions * BLOCK * 8
     any_invalid = _read_ids(source, s, first, n, numbers)
-    num_parts, size = partitions_of(source, s), row_bytes(kind, source.width)
-    has_own, count, positions = slot_item(source, s, OWN) > 0, n, positions_of(source, rows)
+    has_own = slot_item(source, s, OWN) > 0
     if has_own:
         _find_places(source, s, n, numbers, rows)
-        count = _own_rows(source, s, n, numbers, rows, positions)
-        _prefetch_rows(source, s, 0, n, rows, size)
-    _permute(source, s, count, numbers)
-    for k in range(1 if has_own else 0, num_parts):
-        part = rows + k * BLOCK * 8
-        _partition_rows(source, s, k, count, numbers, part)
-        _prefetch_rows(source, s, k, count, part, size)
-        if has_own:
-            _move_to(positions, count, n, part)
-    return any_invalid, count
+        _own_rows(source, s, n, numbers, rows)
+    first_composed = max(begin, 1 if has_own else 0)
+    if first_composed < end:
+        _permute(source, s, n, numbers)
+    for k in range(first_composed, end):
+        _partition_rows(source, s, k, n, numbers, rows + k * BLOCK * 8)
+    return any_invalid
 
 
 @inner
-def _prefetch_rows(source, s, k, n, rows, size):
-    """Prefetch ``n`` rows of partition ``k``, unless it is small."""
+def prefetch_rows(kind, source, s, k, n, rows):
+    """Prefetch ``n`` rows of part ``k``, unless the part is small."""
     if part_item(source, s, k, SIZE) > BLOCK:
+        size = row_bytes(kind, source.width)
         for i in range(n):
-            row = source.stored + max(item(INT64, rows, i), 0) * size
+            row = source.stored + max(item(INT64, rows, k * BLOCK + i), 0) * size
             prefetch(row)
             if size % 64:
                 prefetch(row + size - 1)  # it may begin in one cache line and end in the next
 
 
 @inner
-def _move_to(positions, count, n, rows):
-    """Move the first ``count`` of ``n`` rows to their positions, which rise; -1 elsewhere."""
-    for i in range(count, n):
-        put(INT64, rows, i, -1)
-    for i in range(count - 1, -1, -1):
-        row = item(INT64, rows, i)
-        put(INT64, rows, i, -1)
-        put(INT64, rows, item(INT64, positions, i), row)
+def rows_to_compose(kind, source, s, first, n, rows):
+    """``block_rows`` of all parts, prefetched. Ids with rows of their own have these in the other parts as well.
+
+    So every id of a slot reads as many rows. Which ids have rows of their own could not be predicted by a branch.
+    """
+    num_parts = partitions_of(source, s)
+    any_invalid = block_rows(source, s, first, n, 0, num_parts, rows)
+    both = has_both(source, s)
+    for k in range(1 if both else 0, num_parts):
+        if both:
+            for i in range(n):
+                own, row = item(INT64, rows, i), item(INT64, rows, k * BLOCK + i)
+                put(INT64, rows, k * BLOCK + i, max(own, row))
+        prefetch_rows(kind, source, s, k, n, rows)
+    return any_invalid
 
 
 @inner
@@ -321,28 +311,13 @@ def _count_below(source, start, length, n, ids, below):
 
 
 @inner
-def _own_rows(source, s, n, places, rows, positions):
-    """Fill ``rows`` with rows of ids' own, -1 for other ids; places become the numbers of composed ids alone.
-
-    Returns:
-        How many ids are composed. Their positions come first in ``positions``.
-    """
+def _own_rows(source, s, n, places, rows):
+    """Fill ``rows`` with rows of ids' own, -1 for other ids. Places become numbers, negative for ids that have none."""
     num_own, base, pitch = slot_item(source, s, OWN), part_item(source, s, 0, BASE), part_item(source, s, 0, PITCH)
     for i in range(n):
         place = item(INT64, places, i)
         put(INT64, rows, i, base + place * pitch if np.uint64(place) < np.uint64(num_own) else -1)
-    count = 0
-    for i in range(n):  # without branches, which would be predicted wrong
-        count += 1 if item(INT64, places, i) >= num_own else 0
-    composed, others = 0, count
-    for i in range(n):
-        number = item(INT64, places, i) - num_own
-        is_composed = 1 if number >= 0 else 0
-        put(INT64, positions, composed if is_composed else others, i)
-        put(INT64, places, composed, number)
-        composed += is_composed
-        others += 1 - is_composed
-    return count
+        put(INT64, places, i, place - num_own)
 
 
 @inner

@@ -135,6 +135,7 @@ def _adagrad_columns(zero, j, kind, stored, start, squares, grad, lr, eps, round
 def _adagrad(kind, W, r, ahead, grad, stored, squares, lr, eps, rounding):
     size = W * size_of(accumulator(kind))
     prefetch(squares + ahead * size)
+    prefetch(stored + ahead * W * size_of(kind))
     _adagrad_columns(kind, W, kind, stored, r * W, squares + r * size, grad, lr, eps, rounding)
 
 

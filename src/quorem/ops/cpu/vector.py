@@ -196,6 +196,17 @@ def _to_bfloat16(builder: Any, value: Any, lanes: int) -> Any:
 
 
 @intrinsic
+def choose(typing: Any, condition: Any, vector: Any, other: Any) -> Any:
+    """``vector`` if the condition holds, else ``other``; both are computed, and there is no branch."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = splat_value(builder, args[0], ir.VectorType(ir.IntType(1), vector.lanes))
+        return builder.select(lanes, args[1], args[2])
+
+    return vector(types.boolean, vector, vector), build
+
+
+@intrinsic
 def total(typing: Any, vector: Any) -> Any:
     """The sum over the lanes, by halves."""
 
