@@ -204,20 +204,19 @@ def _joined(name: str, parts: dict[int, Tensor], members: Sequence[int], pitch: 
 
 def _levels(tables: Tables, networks: PathNetworks, members: Sequence[int]) -> list[Level]:
     of_networks = list(dict.fromkeys(tables.table_of[feature] for feature in networks.members))
+    specs = [tables.specs[t] for t in members]
     levels = []
     for level in range(len(networks.counts)):
-        slices, end = {}, 0
-        for t in of_networks:
-            end, start = end + tables.specs[t].path_sizes[level], end
-            slices[t] = slice(start, end)
-        weights, biases = (
-            [
-                _joined(f"path_{kind}_{members[0]}_{i}", {t: values[i].detach()[slices[t]] for t in members}, members)
-                for i in networks.layers_of(level)
-            ]
-            for kind, values in (("weights", networks.weights), ("biases", networks.biases))
-        )
-        levels.append(Level(_buckets([tables.specs[t] for t in members], members, level + 1), weights, biases))
+        counts = [tables.specs[t].path_sizes[level] for t in of_networks]
+
+        def joined(kind: str, i: int, values: Tensor, counts: list[int] = counts) -> JoinedTables:
+            parts = dict(zip(of_networks, values.detach().split(counts), strict=True))
+            return _joined(f"path_{kind}_{members[0]}_{i}", {t: parts[t] for t in members}, members)
+
+        layers = networks.layers_of(level)
+        weights = [joined("weights", i, networks.weights[i]) for i in layers]
+        biases = [joined("biases", i, networks.biases[i]) for i in layers]
+        levels.append(Level(_buckets(specs, members, level + 1), weights, biases))
     return levels
 
 

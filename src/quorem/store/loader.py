@@ -84,26 +84,15 @@ class Loader:
             spec = spec_alone(tables, t) if in_pool else tables.specs[t]
         except ValueError as error:
             raise ValueError(f"table ({name!r}) of {self.file.path} {error}") from None
-        module = _embedding(
-            Embedding,
-            spec,
-            tables.padding_ids[t],
-            {
-                "sparse": tables.sparse,
-                "on_invalid_id": tables.on_invalid_id,
-                "dtype": tables.dtype,
-                "frequencies": tables.ranks_of[t],
-                "raw_ids": tables.raw_ids[t],
-                "unknown": tables.unknown[t],
-            },
-        )
+        options: dict[str, Any] = {"sparse": tables.sparse, "on_invalid_id": tables.on_invalid_id}
+        arguments = self.arguments[t] | {"scheme": Known(table=spec)}
+        module = Embedding(**arguments, **options, dtype=tables.dtype, device="meta")
         if tables.bits and module.width != tables.width:
             rule = f"is stored in pieces of {tables.width} numbers and must be loaded with the whole file"
             raise ValueError(f"table ({name!r}) of {self.file.path} {rule}")
         if tables.bits:
             quantize_(module, cast(Literal[8, 4], tables.bits))
-        stored = [f"{self.prefix}{table}" for table, _ in tables.named_tables()]
-        stored = stored[sum(map(len, tables.extents[:t])) :][: len(tables.extents[t])]
+        stored = [self.prefix + description.table_name(name, j) for j in range(len(tables.extents[t]))]
         if in_pool:
             key = pool_key(tables.pools, tables.specs[t])
             stored += [f"{self.prefix}pools.{key}.{j}" for j in range(len(spec.partitions) if spec.num_composed else 0)]
@@ -151,34 +140,34 @@ class Loader:
             self.file.verify(maps)
         specs = [description.table_spec(entry, shapes, maps, bits) for entry in entries]
         self._check_pools(specs, shapes)
-        padding = [entry.get("padding_idx") for entry in entries]
-        ranks = [self._ranks(entry, spec) for entry, spec in zip(entries, specs, strict=True)]
+        self.arguments = [self._arguments(entry, spec) for entry, spec in zip(entries, specs, strict=True)]
         module: Tables
         if kind == "EmbeddingCollection":
             tables = [
-                Table(
-                    entry["name"],
-                    spec.num_embeddings,
-                    spec.embedding_dim,
-                    Known(table=spec),
-                    padding_idx=pad,
-                    features=tuple(taken(entry, "features", list)),
-                    frequencies=lists,
-                    raw_ids=taken(entry, "raw_ids", bool),
-                    unknown=taken(entry, "unknown", str),
-                )
-                for entry, spec, pad, lists in zip(entries, specs, padding, ranks, strict=True)
+                Table(entry["name"], features=tuple(taken(entry, "features", list)), **arguments)
+                for entry, arguments in zip(entries, self.arguments, strict=True)
             ]
             module = EmbeddingCollection(tables, **options, device="meta")
         elif len(specs) != 1 or entries[0]["name"]:
             raise ValueError(f"{kind} must have one table, without a name")
         else:
-            options |= {"frequencies": ranks[0], "raw_ids": taken(entries[0], "raw_ids", bool)}
-            options["unknown"] = taken(entries[0], "unknown", str)
-            module = _embedding(EmbeddingBag if kind == "EmbeddingBag" else Embedding, specs[0], padding[0], options)
+            build = EmbeddingBag if kind == "EmbeddingBag" else Embedding
+            module = build(**self.arguments[0], **options, device="meta")
         if bits:
             quantize_(module, bits)
         return module
+
+    def _arguments(self, entry: Mapping[str, Any], spec: TableSpec) -> dict[str, Any]:
+        """The arguments with which a table is constructed."""
+        return {
+            "num_embeddings": spec.num_embeddings,
+            "embedding_dim": spec.embedding_dim,
+            "scheme": Known(table=spec),
+            "padding_idx": entry.get("padding_idx"),
+            "frequencies": self._ranks(entry, spec),
+            "raw_ids": taken(entry, "raw_ids", bool),
+            "unknown": taken(entry, "unknown", str),
+        }
 
     def _check_pools(self, specs: Sequence[TableSpec], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise ValueError unless the file has rows for every pool; this comes before the search for their sizes."""
@@ -269,11 +258,6 @@ class Loader:
                 found[key] = (group, rows) if group in self.file.entries else (key, slice(None))
                 first += count
         return found
-
-
-def _embedding(cls: type[Embedding], spec: TableSpec, padding: Any, options: Mapping[str, Any]) -> Embedding:
-    known = Known(table=spec)
-    return cls(spec.num_embeddings, spec.embedding_dim, known, padding_idx=padding, **options, device="meta")
 
 
 def _assign(module: nn.Module, name: str, values: Tensor) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from ..ops.layout import pool_key
 from ..partitions import ExplicitPartition
-from ..renumbering import Mixing
 from ..schemes import Custom, Full, HotCold, Scheme, TableSpec
 from ..tables import Tables
 
@@ -29,13 +28,10 @@ def spec_alone(tables: Tables, t: int) -> TableSpec:
     spec, key = tables.specs[t], pool_key(tables.pools, tables.specs[t])
     if spec.num_composed > MOST_COLD:
         raise ValueError(f"must be loaded with the whole file: {spec.num_composed:,} cold ids read its pool")
-    sharing = [s for s, other in enumerate(tables.specs) if pool_key(tables.pools, other) == key]
-    counts = {s: tables.specs[s].num_composed for s in sharing}
-    first = sum(count for s, count in counts.items() if s < t)
     cold: Scheme = Full()
     if spec.num_composed:
-        numbers = torch.arange(first, first + spec.num_composed, device="cpu")
-        mixed = Mixing.covering(max(sum(counts.values()), 2))(numbers)
+        first, mixing = tables.pool_numbering(t)
+        mixed = mixing(torch.arange(first, first + spec.num_composed, device="cpu"))
         rows = tuple(ExplicitPartition(mixed % extent.rows) for extent in tables.pools[key])
         cold = Custom(rows, check=False, operation="add", force=True)
     return HotCold(spec.num_hot, cold=cold, num_rest=spec.num_rest, force=True).spec(
