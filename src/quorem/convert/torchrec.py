@@ -16,7 +16,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from ..collection import EmbeddingCollection, Table
 from ..integrations import torchrec as integration
 from ..integrations.torchrec.collections import DATA_TYPES
-from ..integrations.torchrec.names import Collection as Ours
+from ..integrations.torchrec.collections import Collection as Ours
 from ..integrations.torchrec.names import table_rows
 from ..optimizer_names import Optimizer
 from ..planner.footprint import TrainedStorage

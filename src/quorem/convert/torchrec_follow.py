@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..embeddings import Embedding
-from ..integrations.torchrec.names import Collection as Ours
+from ..integrations.torchrec.collections import Collection as Ours
 from ..integrations.torchrec.names import id_lists, table_rows
 from ..integrations.torchrec.state import weights
 from ..optim import RowOptimizer

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..checks import check_choice, check_int
 from ..collection import EmbeddingCollection, Table
 from ..optimizer_names import AVERAGES, Optimizer
-from .drawn import distinct_rows
+from .distinct import distinct_rows
 from .features import Feature, StoredTable, features_of
 from .shards import Shards, balanced_shards
 

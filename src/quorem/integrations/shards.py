@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..checks import check_int
 from ..collection import Table
-from .drawn import distinct_rows
+from .distinct import distinct_rows
 from .features import Feature, Part, StoredTable
 
 NOMINAL_BATCH = 8192  # batch size for which shards are balanced

@@ -17,8 +17,8 @@ from ...saved_paths import PathGroups
 from ..features import Feature, StoredTable, features_of
 from ..shards import Shards, balanced_shards
 from .compose import Pooled, Unpooled
-from .draw import Uniform
 from .gathered import Gathered, GatheredBags
+from .init import Uniform
 from .rows import RowNumbers
 from .unique_rows import UniqueRows
 
@@ -79,11 +79,10 @@ class EmbeddingBagCollection(nn.Module):
             self.compose: Unpooled = GatheredBags(features, paths, shards, mode)
             return
         configs = _configs([f for f in features if f.summed], dtype)
-        bags = [EmbeddingBagConfig(**config, pooling=PoolingType.SUM) for config in configs]
         self.vectors = _collections([f for f in features if not f.summed], dtype, device)
-        self.bags = stock.EmbeddingBagCollection(bags, is_weighted=is_weighted, device=device) if bags else None
-        keys = [_keys(group.embedding_configs()) for group in self.vectors]  # type: ignore[operator]
-        self.rows = RowNumbers(features, id_lists, _keys(bags), keys, is_weighted, on_invalid_id)
+        self.bags = _bags(configs, device, is_weighted) if configs else None
+        bag_keys = [key for config in configs for key in config["feature_names"]]
+        self.rows = RowNumbers(features, id_lists, bag_keys, _keys(self.vectors), is_weighted, on_invalid_id)
         self.compose = Pooled(features, paths, mode)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -156,8 +155,7 @@ class EmbeddingCollection(nn.Module):
             self.compose: Unpooled = Gathered(features, paths, shards)
             return
         self.vectors = _collections(features, dtype, device)
-        keys = [_keys(group.embedding_configs()) for group in self.vectors]  # type: ignore[operator]
-        self.rows = RowNumbers(features, id_lists, [], keys, False, on_invalid_id)
+        self.rows = RowNumbers(features, id_lists, [], _keys(self.vectors), False, on_invalid_id)
         self.compose = Unpooled(features, paths)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -177,6 +175,9 @@ class EmbeddingCollection(nn.Module):
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Configs of the full tables that the composed ones replace, in the form that TorchRec's models expect."""
         return [EmbeddingConfig(**config) for config in _replaced_configs(self.rows.features)]
+
+
+Collection = EmbeddingBagCollection | EmbeddingCollection
 
 
 def _check_plan(vectors: nn.ModuleList) -> None:
@@ -226,35 +227,25 @@ def _checked(
     return features, id_lists, paths
 
 
-def _config(table: StoredTable, dtype: torch.dtype | None, keys: list[str]) -> dict[str, Any]:
+def _config(table: StoredTable, keys: Sequence[str], dtype: torch.dtype | None) -> dict[str, Any]:
+    """The arguments of TorchRec's config for a stored table that is read by these keys."""
     return {
         "name": table.name,
         "num_embeddings": table.num_rows,
         "embedding_dim": table.width,
-        "feature_names": keys,
+        "feature_names": list(keys),
         "data_type": DATA_TYPES[dtype or torch.float32],
         "init_fn": Uniform(table.parts),
     }
 
 
-def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:
-    """For each width, a collection whose tables are the shards."""
-    return nn.ModuleList(
-        stock.EmbeddingBagCollection(
-            [EmbeddingBagConfig(**_config(table, dtype, [table.name]), pooling=PoolingType.SUM) for table in group],
-            device=device,
-        )
-        for group in shards.groups
-    )
-
-
 def _configs(features: Iterable[Feature], dtype: torch.dtype | None) -> list[dict[str, Any]]:
-    """Configs of the features' stored tables; several keys may read one table."""
+    """The arguments of TorchRec's configs for each stored table of the features."""
     keys: dict[StoredTable, list[str]] = {}
     for f in features:
-        for key, stored in zip(f.keys, f.stored, strict=True):
-            keys.setdefault(stored, []).append(key)
-    return [_config(stored, dtype, of_table) for stored, of_table in keys.items()]
+        for key, table in zip(f.keys, f.stored, strict=True):
+            keys.setdefault(table, []).append(key)
+    return [_config(table, of_table, dtype) for table, of_table in keys.items()]
 
 
 def _replaced_configs(features: Iterable[Feature]) -> list[dict[str, Any]]:
@@ -266,6 +257,20 @@ def _replaced_configs(features: Iterable[Feature]) -> list[dict[str, Any]]:
     return list(configs.values())
 
 
+def _bags(
+    configs: Iterable[dict[str, Any]], device: torch.device, is_weighted: bool = False
+) -> stock.EmbeddingBagCollection:
+    """TorchRec's collection of pooled vectors."""
+    tables = [EmbeddingBagConfig(**config, pooling=PoolingType.SUM) for config in configs]
+    return stock.EmbeddingBagCollection(tables, is_weighted=is_weighted, device=device)
+
+
+def _shard_collections(shards: Shards, dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:
+    """TorchRec's collections for shards, one for each width; every bag in them has one row."""
+    configs = [[_config(table, [table.name], dtype) for table in group] for group in shards.groups]
+    return nn.ModuleList(_bags(group, device) for group in configs)
+
+
 def _collections(features: Iterable[Feature], dtype: torch.dtype | None, device: torch.device) -> nn.ModuleList:
     """TorchRec's collections of unpooled vectors, one for each width."""
     by_width: dict[int, list[EmbeddingConfig]] = {}
@@ -274,5 +279,6 @@ def _collections(features: Iterable[Feature], dtype: torch.dtype | None, device:
     return nn.ModuleList(stock.EmbeddingCollection(configs, device=device) for configs in by_width.values())
 
 
-def _keys(configs: Iterable[EmbeddingBagConfig | EmbeddingConfig]) -> list[str]:
-    return [key for config in configs for key in config.feature_names]
+def _keys(collections: nn.ModuleList) -> list[list[str]]:
+    """The keys of each of TorchRec's collections of unpooled vectors."""
+    return [[key for config in each.embedding_configs() for key in config.feature_names] for each in collections]  # type: ignore[operator]

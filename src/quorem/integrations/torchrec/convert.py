@@ -6,7 +6,7 @@ from torchrec.distributed.model_parallel import get_unwrapped_module
 
 from ... import collection as single
 from ...schemes.frequency import Ranks
-from .collections import EmbeddingBagCollection, EmbeddingCollection
+from .collections import Collection, EmbeddingBagCollection
 from .state import copy_state_, weights
 
 
@@ -81,7 +81,7 @@ def to_collection(module: nn.Module) -> single.EmbeddingCollection:
     ('user', 'day')
     """
     inner = get_unwrapped_module(module)
-    if not isinstance(inner, EmbeddingBagCollection | EmbeddingCollection):
+    if not isinstance(inner, Collection):
         raise TypeError(f"module ({type(inner).__name__}) must be a collection of quorem.integrations.torchrec")
     mode = inner.mode if isinstance(inner, EmbeddingBagCollection) else "sum"
     dtype = next(iter(weights(module).values())).dtype

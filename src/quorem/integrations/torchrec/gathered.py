@@ -76,8 +76,8 @@ class Gathered(Unpooled):
         for f, lookup in zip(self.features, rows.lookups, strict=True):
             locations = [self.shards.locations[part.name] for part in f.parts]
             indices = [
-                positions * len(columns[location.group]) + columns[location.group][location.shard]
-                for location, positions in zip(locations, lookup.positions, strict=True)
+                lookup.positions[j] * len(columns[location.group]) + columns[location.group][location.shard]
+                for j, location in enumerate(locations)
             ]
             matrix = matrices[locations[0].group]
             read = None if lookup.used is None else lookup.used.any(1)

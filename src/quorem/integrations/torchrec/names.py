@@ -3,7 +3,7 @@
 Whatever the number of ranks and the sharding, the rows of partition j of table ``user`` are ``tables.user.j``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,15 +16,13 @@ from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defin
 )
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
-from .collections import EmbeddingBagCollection, EmbeddingCollection
-
-Collection = EmbeddingBagCollection | EmbeddingCollection
+from .collections import Collection, EmbeddingBagCollection
 
 
 def collections(model: nn.Module) -> Iterator[tuple[str, Collection]]:
     """The collections of ``quorem.integrations.torchrec`` in a model, each with the prefix of its names."""
     for name, module in get_unwrapped_module(model).named_modules():
-        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+        if isinstance(module, Collection):
             yield f"{name}." if name else "", module
 
 
@@ -59,13 +57,13 @@ def id_lists(collection: Collection) -> dict[str, Tensor]:
     }
 
 
-def split_rows(value: Any, rows: Sequence[int]) -> list[Any]:
-    """Split ``value``, a tensor or a sharded tensor, into parts of ``rows`` rows; each part is a view."""
+def split_rows(value: Any, rows: Mapping[str, int]) -> dict[str, Any]:
+    """The named parts of ``value``, a tensor or a sharded tensor, with so many rows each; each part is a view."""
     if not isinstance(value, ShardedTensor):
-        return list(value.split(list(rows)))
+        return dict(zip(rows, value.split(list(rows.values())), strict=True))
     metadata = value.metadata()
-    parts, first = [], 0
-    for size in rows:
+    parts, first = {}, 0
+    for name, size in rows.items():
         pieces = [_cut(shard, first, size) for shard in metadata.shards_metadata]
         local = [(shard.tensor, shard.metadata, _cut(shard.metadata, first, size)) for shard in value.local_shards()]
         whole = ShardedTensorMetadata(
@@ -73,12 +71,10 @@ def split_rows(value: Any, rows: Sequence[int]) -> list[Any]:
             size=torch.Size([size, *metadata.size[1:]]),
             tensor_properties=metadata.tensor_properties,
         )
-        parts.append(
-            ShardedTensor._init_from_local_shards_and_global_metadata(
-                [Shard(t.narrow(0, *_span(m, first, size)), piece) for t, m, piece in local if piece is not None],
-                whole,
-                process_group=value._process_group,
-            )
+        parts[name] = ShardedTensor._init_from_local_shards_and_global_metadata(
+            [Shard(t.narrow(0, *_span(m, first, size)), piece) for t, m, piece in local if piece is not None],
+            whole,
+            process_group=value._process_group,
         )
         first += size
     return parts

@@ -11,9 +11,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.types import ParameterConstraints
 
-from ..drawn import distinct_rows
-from ..scale import is_replicated, traffic_of
-from .collections import REPLICATED, EmbeddingBagCollection, EmbeddingCollection
+from ..distinct import distinct_rows
+from ..features import StoredTable
+from ..scale import traffic_of, traffic_of_shards
+from .collections import REPLICATED, Collection
 from .unique_rows import UniqueRows
 
 
@@ -40,6 +41,7 @@ def constraints(
         ValueError: if the model contains no such collection, or ``ids_per_sample`` names a feature that none has.
 
     >>> from quorem import QR, Table
+    >>> from quorem.integrations.torchrec import EmbeddingBagCollection
     >>> bags = EmbeddingBagCollection([Table("user", 1_000_000, 16, QR(4, operation="add")), Table("day", 7, 16)])
     >>> by_table = constraints(bags, batch_size=2048)
     >>> by_table["user"].pooling_factors, by_table["user"].sharding_types, by_table["day"].sharding_types
@@ -47,7 +49,7 @@ def constraints(
     """
     device_type = torch.device(device).type
     ids_per_sample = {} if ids_per_sample is None else ids_per_sample
-    collections = [m for m in model.modules() if isinstance(m, EmbeddingBagCollection | EmbeddingCollection)]
+    collections = [module for module in model.modules() if isinstance(module, Collection)]
     if not collections:
         raise ValueError(f"model ({type(model).__name__}) must contain a collection of quorem.integrations.torchrec")
     names = {f.name for collection in collections for f in collection.rows.features}
@@ -55,23 +57,23 @@ def constraints(
         raise ValueError(f"ids_per_sample names {', '.join(map(repr, unknown))} but must name features of the model")
     by_table: dict[str, ParameterConstraints] = {}
     for collection in collections:
-        if isinstance(collection.rows, UniqueRows):
-            by_table |= _of_shards(collection, batch_size, ids_per_sample, device_type)
-            continue
-        features, bag_keys = collection.rows.features, set(collection.rows.bags)
-        pooled = {
-            stored.name for f in features for key, stored in zip(f.keys, f.stored, strict=True) if key in bag_keys
-        }
-        for table, reads, _, vectors, _ in traffic_of(features, batch_size, ids_per_sample, replicate=False):
-            is_pooled = table.name in pooled
-            sharder = EmbeddingBagCollectionSharder() if is_pooled else EmbeddingCollectionSharder()
+        rows, unpooled = collection.rows, set[StoredTable]()
+        if isinstance(rows, UniqueRows):  # no shard is replicated, since a row is sent once however often it is read
+            distinct = distinct_rows(rows.features, rows.id_lists, collection.tables, batch_size, ids_per_sample)
+            traffic = traffic_of_shards(rows.shards, distinct, batch_size)
+        else:
+            traffic = traffic_of(rows.features, batch_size, ids_per_sample, replicate=True)
+            of_keys = {key: table for f in rows.features for key, table in zip(f.keys, f.stored, strict=True)}
+            unpooled = {table for key, table in of_keys.items() if key not in rows.bags}
+        for table, reads, _, _, replicated in traffic:
+            sharder = EmbeddingCollectionSharder() if table in unpooled else EmbeddingBagCollectionSharder()
             types = _types(sharder, table.width, device_type)
-            if is_replicated(table, batch_size * vectors) and (is_pooled or device_type != "cpu"):
+            if replicated and (table not in unpooled or device_type != "cpu"):
                 types = [REPLICATED]
             by_table[table.name] = ParameterConstraints(
                 sharding_types=types,
                 pooling_factors=list(reads),
-                is_weighted=collection.rows.weighted,
+                is_weighted=rows.weighted and not isinstance(rows, UniqueRows),
                 bounds_check_mode=BoundsCheckMode.NONE,  # row numbers are in range by construction
             )
     return by_table
@@ -83,22 +85,3 @@ def _types(sharder: Any, width: int, device_type: str) -> list[str]:
     if width < 2 * MIN_CW_DIM:  # TorchRec's planner does not split such columns
         types = [kind for kind in types if "column" not in kind]
     return types
-
-
-def _of_shards(
-    collection: EmbeddingBagCollection | EmbeddingCollection,
-    batch_size: int,
-    ids_per_sample: Mapping[str, float],
-    device_type: str,
-) -> dict[str, ParameterConstraints]:
-    """Constraints for ``num_shards``: no shard is replicated, since a row is sent once however often it is read."""
-    rows = collection.rows
-    distinct = distinct_rows(rows.features, rows.id_lists, collection.tables, batch_size, ids_per_sample)
-    return {
-        table.name: ParameterConstraints(
-            sharding_types=_types(EmbeddingBagCollectionSharder(), table.width, device_type),
-            pooling_factors=[sum(distinct[part.name] for part in table.parts) / batch_size],
-            bounds_check_mode=BoundsCheckMode.NONE,
-        )
-        for table in rows.stored
-    }

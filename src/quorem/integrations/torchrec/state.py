@@ -33,8 +33,8 @@ def weights(model: nn.Module) -> State:
     state: State = dict(model.state_dict())
     for prefix, collection in collections(model):
         for key, rows in table_rows(collection).items():
-            parts = split_rows(state.pop(prefix + key), list(rows.values()))
-            state.update({prefix + name: part for name, part in zip(rows, parts, strict=True)})
+            parts = split_rows(state.pop(prefix + key), rows)
+            state.update({prefix + name: part for name, part in parts.items()})
         state.update({prefix + name: ids for name, ids in id_lists(collection).items()})
         networks = f"{prefix}compose."
         for key in [key for key in state if key.startswith(networks)]:
@@ -201,8 +201,8 @@ def _fused_state(model: nn.Module) -> State:
                 raise ValueError(
                     f"{prefix}{key} has row-wise Adagrad over shards of columns, which no other plan can resume"
                 )
-            parts = split_rows(momentum, list(rows.values()))
-            state.update({f"optimizer.{prefix}{name}.sum": part for name, part in zip(rows, parts, strict=True)})
+            parts = split_rows(momentum, rows)
+            state.update({f"optimizer.{prefix}{name}.sum": part for name, part in parts.items()})
     return state
 
 
@@ -248,7 +248,7 @@ def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Na
     """The names in every parameter; networks that were ``saved`` by group, as before 0.2, have the group's name."""
     module = get_unwrapped_module(model)
     named: dict[Tensor, Named] = {}
-    by_name = dict(model.named_parameters() if module is not model else module.named_parameters())
+    by_name = dict(model.named_parameters())
     for name, parameter in by_name.items():
         named[parameter] = Named(parameter.shape, (name,), _uncut)
     for prefix, collection in collections(model):

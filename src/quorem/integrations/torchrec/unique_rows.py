@@ -25,7 +25,7 @@ class Lookup(NamedTuple):
 
     ids: Tensor  # [U]
     used: Tensor | None  # bool [U, K]: which parts each id reads; None where it reads all
-    positions: list[Tensor]  # for each part, positions among the rows of its shard, for the ids that read it
+    positions: dict[int, Tensor]  # for each part, positions among the rows of its shard, for the ids that read it
 
 
 class UniqueBatch(NamedTuple):
@@ -62,6 +62,7 @@ class UniqueRows(RowNumbers):
         keys = [[table.name for table in group] for group in shards.groups]
         super().__init__(features, id_lists, [], keys, weighted, on_invalid_id)
         self.shards = shards
+        self.first_shards = [0, *accumulate(map(len, shards.groups))]  # number of the first shard of each group
         self.search = Searcher()
 
     @property
@@ -81,14 +82,10 @@ class UniqueRows(RowNumbers):
         offsets = features.offsets()
         bounds = offsets[:: max(stride, 1)].tolist() if stride else [0] * (len(names) + 1)
         unique = unique_by_segment(features.values(), bounds)
-        lookups, numbers = self._lookups(unique)
-        segments = [parts for group in numbers for parts in group]
-        edges = [0, *accumulate(sum(map(len, parts)) for parts in segments)]
-        rows = unique_by_segment(torch.cat([part.long() for parts in segments for part in parts]), edges)
-        lookups = self._with_positions(lookups, rows, edges)
+        lookups, rows = self._lookups(unique)
         return UniqueBatch(
             self._keyed_rows(rows),
-            tuple(lookups),
+            lookups,
             unique.inverse,
             bounds,
             features.lengths().view(len(names), stride),
@@ -96,11 +93,11 @@ class UniqueRows(RowNumbers):
             self.id_lists,
         )
 
-    def _lookups(self, unique: Unique) -> tuple[list[Lookup], list[list[list[Tensor]]]]:
-        """The lookups of each feature, still without positions, and the row numbers by group and shard."""
+    def _lookups(self, unique: Unique) -> tuple[tuple[Lookup, ...], Unique]:
+        """The lookups of each feature, and the distinct rows that they read in each shard."""
         ids = [f.ids_of_table(part) for f, part in zip(self.features, unique.values.split(unique.counts), strict=True)]
-        lookups: list[Lookup] = []
-        numbers: list[list[list[Tensor]]] = [[[] for _ in group] for group in self.shards.groups]
+        lookups = []
+        reads_of_shard: list[list[tuple[Lookup, int, Tensor]]] = [[] for _ in self.stored]
         for f, values, unread in zip(self.features, ids, self._unread(ids), strict=True):
             valid = values if unread is None else values.clamp(0, f.spec.num_embeddings - 1)
             reads = f.reads(valid, self.id_lists, self.search)
@@ -108,39 +105,33 @@ class UniqueRows(RowNumbers):
             if unread is not None:
                 read = unread.logical_not()[:, None].expand(-1, len(f.parts))
                 used = read if used is None else used & read
-            lookups.append(Lookup(valid, used, []))
+            lookups.append(Lookup(valid, used, {}))
             for j, (part, rows) in enumerate(zip(f.parts, reads.rows, strict=True)):
                 location = self.shards.locations[part.name]
-                part_rows = rows if used is None else rows[used[:, j]]
-                numbers[location.group][location.shard].append(part_rows + location.base)
-        return lookups, numbers
-
-    def _with_positions(self, lookups: list[Lookup], rows: Unique, edges: list[int]) -> list[Lookup]:
-        """Add to the lookups the positions of their rows, which are in the order of the features in every shard."""
-        firsts = [0, *accumulate(rows.counts)]
-        first_segments = [0, *accumulate(len(group) for group in self.shards.groups)]
-        starts = edges[:-1].copy()
-        for f, lookup in zip(self.features, lookups, strict=True):
-            for j, part in enumerate(f.parts):
-                location = self.shards.locations[part.name]
-                segment = first_segments[location.group] + location.shard
-                count = len(lookup.ids) if lookup.used is None else int(lookup.used[:, j].sum())
-                positions = rows.inverse[starts[segment] : starts[segment] + count]
-                starts[segment] += count
-                lookup.positions.append(positions - firsts[segment])
-        return lookups
+                numbers = (rows if used is None else rows[used[:, j]]) + location.base
+                reads_of_shard[self.first_shards[location.group] + location.shard].append(
+                    (lookups[-1], j, numbers.long())
+                )
+        numbers_of_shard = [[numbers for _, _, numbers in reads] for reads in reads_of_shard]
+        edges = [0, *accumulate(sum(map(len, parts)) for parts in numbers_of_shard)]
+        distinct = unique_by_segment(torch.cat([part for parts in numbers_of_shard for part in parts]), edges)
+        first_rows = accumulate(distinct.counts, initial=0)
+        for parts, start, first in zip(reads_of_shard, edges, first_rows, strict=False):
+            for lookup, j, numbers in parts:
+                lookup.positions[j] = distinct.inverse[start : start + len(numbers)] - first
+                start += len(numbers)
+        return tuple(lookups), distinct
 
     def _keyed_rows(self, rows: Unique) -> tuple[KeyedJaggedTensor, ...]:
         """The distinct rows as bags of one row; shards with fewer rows than others end with empty bags."""
-        keyed, segments = [], [0, *accumulate(len(group) for group in self.shards.groups)]
-        firsts = [0, *accumulate(rows.counts)]
-        for keys, (first, last) in zip(self.vectors, pairwise(segments), strict=True):
+        keyed, first_rows = [], [0, *accumulate(rows.counts)]
+        for keys, (first, last) in zip(self.vectors, pairwise(self.first_shards), strict=True):
             counts = rows.counts[first:last]
             stride = max(1, *counts)  # TorchRec does not support an empty batch
             lengths = torch.zeros(len(keys), stride, dtype=torch.int32, device=rows.values.device)
             for length, count in zip(lengths, counts, strict=True):
                 length[:count] = 1
-            values = rows.values[firsts[first] : firsts[last]]
+            values = rows.values[first_rows[first] : first_rows[last]]
             if max(table.num_rows for table in self.stored[first:last]) < 2**31:
                 values = values.int()  # half as many bytes to send
             keyed.append(
