@@ -133,6 +133,15 @@ def test_a_search_trains_a_few_plans(log: Path) -> None:
     assert code == 0 and "there is nothing to search" in output
 
 
+def test_a_log_of_one_column_is_searched_too(tmp_path: Path) -> None:
+    pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+    log, data = tmp_path / "log.csv", tmp_path / "data"
+    log.write_text("y,user\n" + "".join(f"{i % 3 % 2},u{i * i % 301}\n" for i in range(1000)))
+    assert invoke("prepare", "table", log, data, "--label", "y")[0] == 0
+    code, output = invoke("plan", data, "--budget", "4kB", "--search")
+    assert code == 0 and "validation log loss" in output and "of 4 kB" in output
+
+
 def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
     """Prepared in order of appearance: the run's tables list their hot and cold ids, as planned."""
     pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')

@@ -82,7 +82,10 @@ def search(
     dtypes: Sequence[torch.dtype] = ROW_DTYPES,
     console: Console,
 ) -> Plan:
-    """The best of a few plans with different rules: DLRM is trained on a part of the rows, and validation decides."""
+    """The best of a few plans with different rules: DLRM is trained on a part of the rows, and validation decides.
+
+    Where the data have a single feature, it is DCN: DLRM needs two vectors.
+    """
     plans: dict[Rule, Plan] = {}
     for rule in PLAN_RULES:
         planned = plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, rule=rule)
@@ -93,8 +96,9 @@ def search(
         return plans[PLAN_RULES[0]]
     rows = min(SEARCH_ROWS, max(1, len(prepared.split("train")) // 2))
     data = data_identity(prepared)
+    network = "dlrm" if len(prepared.names) > 1 or prepared.dense_names else "dcn"
     configs = [
-        RunConfig(data=data, embedding_dim=embedding_dim, max_rows=rows, **options_of(planned))
+        RunConfig(data=data, network=network, embedding_dim=embedding_dim, max_rows=rows, **options_of(planned))
         for planned in plans.values()
     ]
     console.print(f"Training {len(plans)} plans on {rows:,} rows each ...", highlight=False)

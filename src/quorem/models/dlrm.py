@@ -57,7 +57,8 @@ class DLRM(Network):
         self.num_vectors = len(self.embedding_dims) + (num_dense > 0)
         if self.num_vectors < 2:
             raise ValueError(
-                f"num_dense ({num_dense}) must be at least 1 for a single vector: it needs another to meet"
+                f"num_dense ({num_dense}) must be at least 1 for a single vector: DLRM multiplies it with others,"
+                " DCN takes it alone"
             )
         beside = (num_dense if raw_dense else self.embedding_dim) if num_dense else 0
         dots = self.num_vectors * (self.num_vectors - 1) // 2
