@@ -20,7 +20,7 @@ from .growth import grow_
 from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
-from .stored import StoredTable
+from .stored import TableOptions
 from .tables import Tables
 
 ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
@@ -117,7 +117,7 @@ class EmbeddingCollection(Tables):
         check_choice("mode", mode, Pooling)
         specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in tables]
         stored = [
-            StoredTable(table.name, spec, table.padding_idx, table.frequencies, table.raw_ids, table.unknown)
+            TableOptions(table.name, spec, table.padding_idx, table.frequencies, table.raw_ids, table.unknown)
             for table, spec in zip(tables, specs, strict=True)
         ]
         super().__init__(
@@ -196,6 +196,12 @@ class EmbeddingCollection(Tables):
 
         Raises:
             ValueError: if a scheme does not add rows, or widths differ.
+
+        >>> from quorem import QR
+        >>> tables = [Table("user", 10, 4, QR(2, operation="add")), Table("day", 7, 4)]
+        >>> EmbeddingCollection(tables).row_numbers(torch.tensor([[7, 0]]))
+        tensor([[[ 2,  6],
+                 [ 7, -1]]])
         """
         ids = self._signed(ids)
         check_ids(ids, "ids")
@@ -213,6 +219,10 @@ class EmbeddingCollection(Tables):
 
         Raises:
             ValueError: if there is no such table, or for a reason that ``Embedding.grow_`` lists.
+
+        >>> tables = EmbeddingCollection([Table("user", 1000, 16), Table("day", 7, 16)])
+        >>> tables.grow_("user", 1300).to_dense()["user"].shape
+        torch.Size([1300, 16])
         """
         if table not in self.names:
             raise ValueError(f"table ({table!r}) must be one of {', '.join(map(repr, self.names))}")
@@ -246,8 +256,8 @@ def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor 
             [2, 4]]), None)
     """
     if set(ids) != set(features):
-        missing, unknown = sorted(set(features) - set(ids)), sorted(set(ids) - set(features))
-        raise ValueError(f"ids must hold the features {list(features)}: missing {missing}, unknown {unknown}")
+        missing, extra = sorted(set(features) - set(ids)), sorted(set(ids) - set(features))
+        raise ValueError(f"ids must hold the features {list(features)}: missing {missing}, unknown {extra}")
     values, lengths = zip(*(_bags(ids[feature], f"ids[{feature!r}]") for feature in features), strict=True)
     batch = min(map(len, lengths))
     trimmed = []

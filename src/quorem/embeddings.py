@@ -13,7 +13,7 @@ from .growth import grow_
 from .id_rules import UnknownIds
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
-from .stored import StoredTable
+from .stored import TableOptions
 from .tables import Tables
 
 
@@ -79,7 +79,7 @@ class Embedding(Tables):
         spec = scheme.spec(num_embeddings, embedding_dim)
         if frequencies is not None:
             frequencies = check_ranking(frequencies, num_embeddings)
-        table = StoredTable("", spec, padding_idx, frequencies, raw_ids, unknown)
+        table = TableOptions("", spec, padding_idx, frequencies, raw_ids, unknown)
         super().__init__(
             [table], sparse=sparse, on_invalid_id=on_invalid_id, init_std=init_std, device=device, dtype=dtype
         )

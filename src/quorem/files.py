@@ -153,9 +153,9 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         OSError: if the disk is full; an existing file is kept.
     """
-    data = text.encode()
-    with replacing(path, num_bytes=len(data)) as file:
-        file.write(data)
+    encoded = text.encode()
+    with replacing(path, num_bytes=len(encoded)) as file:
+        file.write(encoded)
 
 
 def sync(path: Path) -> None:

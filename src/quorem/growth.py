@@ -127,7 +127,7 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
         tables.updates.lagging = None  # flush_ brought all rows up to date; move_state_ builds a new row rule
         stored.data, stored.grad = rows, None
     tables.extents, tables.pools = storage.extents, storage.pools
-    tables.place_integers()
+    tables.register_integers()
     if optimizer is not None:
         move_state_(optimizer, stored, new_rows.to(stored.device))
 

@@ -54,8 +54,8 @@ def hash_strings(values: Sequence[str | bytes] | Iterable[str | bytes] | NDArray
     values = list(values)
     hashes = np.empty(len(values), np.uint64)
     for start in range(0, len(values), STRINGS_AT_ONCE):
-        data = [_encoded(value) for value in values[start : start + STRINGS_AT_ONCE]]
-        hashes[start : start + len(data)] = xxh64(data)
+        strings = [_encoded(value) for value in values[start : start + STRINGS_AT_ONCE]]
+        hashes[start : start + len(strings)] = xxh64(strings)
     return torch.from_numpy(hashes.view(np.int64))
 
 
@@ -67,13 +67,13 @@ def _encoded(value: str | bytes) -> bytes:
     raise TypeError(f"value ({value!r}) must be a str or bytes")
 
 
-def xxh64(data: Sequence[bytes]) -> Words:
-    """XXH64 with seed 0 of each of ``data``; vectorized, so that all strings advance by one word together."""
-    lengths = np.fromiter(map(len, data), np.int64, len(data))
+def xxh64(strings: Sequence[bytes]) -> Words:
+    """XXH64 with seed 0 of each string; vectorized, so that all strings advance by one word together."""
+    lengths = np.fromiter(map(len, strings), np.int64, len(strings))
     starts = np.cumsum(lengths) - lengths
-    text = np.frombuffer(b"".join(data) + bytes(8), np.uint8)  # padded: words past the end may be read
+    text = np.frombuffer(b"".join(strings) + bytes(8), np.uint8)  # padded: words past the end may be read
     words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the eight bytes that start at each position
-    state = np.full(len(data), P5)
+    state = np.full(len(strings), P5)
     long = np.flatnonzero(lengths >= STRIPE)
     state[long] = _stripes(words, starts[long], lengths[long] // STRIPE)
     state += lengths.astype(np.uint64)
@@ -221,6 +221,6 @@ def as_int64(ids: Tensor) -> Tensor:
     return ids.view(torch.int64) if ids.dtype == torch.uint64 else ids.to(torch.int64)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """``x >> bits``, filled with zeros from the left; torch's shift of signed integers copies the sign bit."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """``values >> bits``, filled with zeros from the left; torch's shift of signed integers copies the sign bit."""
+    return (values >> bits) & (2 ** (64 - bits) - 1)

@@ -77,10 +77,10 @@ class PathNetworks(nn.Module):
         integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
         integers |= {"all_columns": columns + others, "network_parts": [levels[table_of[f]] for f in members]}
         self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
-        self.place_integers(self.weights[0].device, layout)
+        self.register_integers(self.weights[0].device, layout)
         self.reset_parameters()
 
-    def place_integers(self, device: torch.device, layout: Layout | None = None) -> None:
+    def register_integers(self, device: torch.device, layout: Layout | None = None) -> None:
         """(Re)build the buffers from which an id's networks are computed; they hold no learned state.
 
         ``layout`` is that of all features, where it may have changed since.
@@ -117,26 +117,26 @@ class PathNetworks(nn.Module):
         composed = self(selected.reshape(-1, self.embedding_dim), ids[:, self.features].flatten(), member, ranks)
         return vectors.index_copy(1, self.columns, composed.view_as(selected))
 
-    def forward(self, x: Tensor, ids: Tensor, member: Tensor, ranks: Tensor) -> Tensor:
-        """Transform the row vectors ``x`` ``[N, D]`` of ``ids`` ``[N]``; ``member`` ``[N]`` is the feature of each.
+    def forward(self, vectors: Tensor, ids: Tensor, member: Tensor, ranks: Tensor) -> Tensor:
+        """Transform the row vectors ``[N, D]`` of ``ids`` ``[N]``; ``member`` ``[N]`` is the feature of each.
 
         The vectors of ids with rows of their own are not transformed; padding and out-of-range ids give zeros.
         """
         slots, parts = self.network_slots[member][:, None], self.network_parts[member][:, None]
         numbers = rows.numbers_of(ids[:, None], slots, ranks)  # [N, 1]
         networks = parts[..., BASE] + rows.buckets_of(numbers, parts, ids.new_empty(0))  # [N, 1, levels]
-        untouched = x
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
+        hidden, d = vectors, vectors.shape[1]
         for level, count in enumerate(self.counts):
             position, network, size = sorted_blocks(networks[:, 0, level], count)
-            padded = x.new_zeros(network.shape[0] * size, x.shape[1]).index_copy(0, position, x)
-            x = padded.view(network.shape[0], size, x.shape[1])
+            padded = hidden.new_zeros(network.shape[0] * size, d).index_copy(0, position, hidden)
+            hidden = padded.view(network.shape[0], size, d)
             layers = self.layers_of(level)
             for i in layers:
-                x = torch.baddbmm(self.biases[i][network][:, None], x, self.weights[i][network])
-                x = x if i == layers[-1] else act(x)
-            x = x.flatten(0, 1)[position]
-        return torch.where(numbers.valid, torch.where(numbers.composed, x, untouched), 0)
+                hidden = torch.baddbmm(self.biases[i][network][:, None], hidden, self.weights[i][network])
+                hidden = hidden if i == layers[-1] else act(hidden)
+            hidden = hidden.flatten(0, 1)[position]
+        return torch.where(numbers.valid, torch.where(numbers.composed, hidden, vectors), 0)
 
 
 def path_scheme(spec: TableSpec) -> Path | None:

@@ -82,7 +82,7 @@ def load_tables(
     for key in extra:
         if key in state_dict:
             tables.set_extra_state(state_dict[key])
-    tables.place_integers()
+    tables.register_integers()
 
 
 class Names:

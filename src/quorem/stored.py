@@ -24,8 +24,8 @@ from .schemes import TableSpec
 from .schemes.frequency import Ranks, RawCounts, rank
 
 
-class StoredTable(NamedTuple):
-    """One table, as the constructor of a module is given it."""
+class TableOptions(NamedTuple):
+    """One table and its options, as the constructor of a module is given them."""
 
     name: str  # "" for the only table of a module
     spec: TableSpec
@@ -72,7 +72,7 @@ class StoredTables(nn.Module):
 
     def __init__(
         self,
-        tables: Sequence[StoredTable],
+        tables: Sequence[TableOptions],
         *,
         features: Sequence[tuple[str, int]] | None = None,
         sparse: bool,
@@ -161,7 +161,7 @@ class StoredTables(nn.Module):
         Args:
             method: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``).
         """
-        self.place_integers()  # after to_empty() the buffers hold nothing
+        self.register_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
             init.init_(self.tables(t), spec, method, std=self.start_std([t]))
             if self.is_full(t) and self.padding[t] is not None:
@@ -236,7 +236,7 @@ class StoredTables(nn.Module):
             layout = self.__dict__["_layout"] = Layout(*[buffers[name] for name in Layout._fields])
         return layout
 
-    def place_integers(self) -> None:
+    def register_integers(self) -> None:
         """(Re)build the buffers of the layout on the device of ``stored``; they hold no learned state."""
         layout = self._storage().layout
         integers = layout._asdict()
@@ -248,7 +248,7 @@ class StoredTables(nn.Module):
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.live_stored.device), persistent=False)
         for group in self._path_networks():
-            group.place_integers(self.live_stored.device, layout)
+            group.register_integers(self.live_stored.device, layout)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register as ``nn.Module`` does; if it is ``stored``, this module joins the parameter's ``Updates``."""
@@ -266,7 +266,7 @@ class StoredTables(nn.Module):
         self.updates.flush_()
         super()._apply(self._keeping_bytes(fn) if self.bits else fn, recurse)
         self._bind_updates()  # the parameter may be a new object
-        self.place_integers()  # ``fn`` may have emptied the buffers or changed their dtype
+        self.register_integers()  # ``fn`` may have emptied the buffers or changed their dtype
         return self
 
     def _keeping_bytes(self, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

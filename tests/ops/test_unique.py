@@ -14,8 +14,8 @@ from quorem.ops.unique import unique_by_segment
 @pytest.fixture(params=["compiled", "plain"])
 def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
-        monkeypatch.setattr(finding, "_fused", lambda: None)
-        monkeypatch.setattr(searching, "_fused", lambda: None)
+        monkeypatch.setattr(finding, "compiled", lambda *_: None)
+        monkeypatch.setattr(searching, "compiled", lambda *_: None)
     return str(request.param)
 
 

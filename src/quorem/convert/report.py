@@ -20,6 +20,12 @@ class Entry:
         state_bytes: bytes of the optimizer's state for it afterwards.
         scheme: how it is stored; None if it was left as it was.
         why: the reason for the scheme, or for leaving the table as it was.
+
+    >>> from torch import nn
+    >>> import quorem
+    >>> entry = quorem.compress_(nn.Sequential(nn.Embedding(1000, 16)), quorem.QR(4)).entries[0]
+    >>> entry.name, entry.scheme, entry.bytes_after < entry.bytes_before
+    ('0', QR(num_collisions=4), True)
     """
 
     name: str
@@ -45,6 +51,13 @@ class Report:
     Args:
         entries: what was done with each table.
         references: other references to replaced objects, updated or not, one sentence each.
+
+    >>> from torch import nn
+    >>> import quorem
+    >>> model = nn.ModuleDict({"user": nn.Embedding(1000, 16), "day": nn.Embedding(7, 16)})
+    >>> report = quorem.compress_(model, quorem.QR(4), threshold=100)
+    >>> report.swapped, report.left
+    (['user'], {'day': '7 ids are at most the threshold (100)'})
     """
 
     entries: list[Entry] = field(default_factory=list)

@@ -121,8 +121,8 @@ def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: 
 def _one_thread_an_op(device: torch.device) -> Iterator[int]:
     """Run each torch operation on one thread, and yield the number of threads, which then share a pass over the ids.
 
-    Blocks are too small to be split among threads within an operation: on a busy machine two threads that wait for each
-    other at every operation were thirty times slower than one.
+    Blocks are too small to be split among threads within an operation: on a busy machine threads that wait for each
+    other at every operation are slower than one.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:

@@ -71,6 +71,8 @@ def check_network(network: str, preset: str = "text") -> None:
 
     Raises:
         ValueError: as ``build`` does.
+
+    >>> check_network("dcn", "table1")
     """
     if preset not in PRESETS:
         raise ValueError(f"preset ({preset!r}) must be one of {', '.join(map(repr, PRESETS))}")

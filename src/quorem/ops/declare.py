@@ -220,8 +220,6 @@ def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
         if layout is not None:
             end = layout + len(Layout._fields)
             packed[layout:end] = [Layout(*args[layout:end])]
-        if options.get("rounding_seed", 0) is None:
-            del options["rounding_seed"]
         if state is not None:
             state_type, constants_type = TYPES_OF_RULE[options["rule"]]
             packed[state], options["constants"] = state_type(*args[state]), constants_type(*options["constants"])

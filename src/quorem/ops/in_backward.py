@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from .replicas import active_ddp, mean_of_replicas
 from .updates import Read, RowRule, joined_reads, read_of_rows, update_
@@ -66,11 +67,8 @@ class Collector:
         self.check(version)
         current.reads.append(read)
 
-    def notice_replicas(self) -> None:
-        """If this is a forward pass of ``DistributedDataParallel``, take later steps together with its replicas."""
-        ddp = active_ddp()
-        if ddp is None:
-            return
+    def join_replicas(self, ddp: DistributedDataParallel) -> None:
+        """Take later steps together with the other replicas of ``ddp``."""
         if not ddp.require_backward_grad_sync:
             raise RuntimeError(
                 "no_sync() must not be used after apply_in_backward: every backward pass is a step, and replicas that"
@@ -99,11 +97,10 @@ class _Pass:
         collector, reads = self.collector, self.reads
         collector.check(self.version)
         if collector.replicas is not None:
-            with torch.no_grad():
-                rows, values = joined_reads(reads, collector.stored)
-                reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
+            rows, values = joined_reads(reads, collector.stored)
+            reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
-            torch.autograd.Variable._execution_engine.queue_callback(partial(_forget_grad, collector.stored))
+            torch.autograd.Variable._execution_engine.queue_callback(partial(setattr, collector.stored, "grad", None))
         step = collector.next_step()
         if step.maximize:
             reads = [read.negated() for read in reads]
@@ -113,8 +110,8 @@ class _Pass:
 class _Collected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
-        if active_ddp() is not None:
-            collector.notice_replicas()
+        if (ddp := active_ddp()) is not None:
+            collector.join_replicas(ddp)
         ctx.collected = collector, read, collector.stored._version, tuple(map(_version, read.inputs))
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
         return out
@@ -128,7 +125,7 @@ class _Collected(torch.autograd.Function):
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
-        collector.collect(read.with_gradient(grad), version)
+        collector.collect(read._replace(grad=grad), version)
         return None, grad if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -143,10 +140,6 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     if grad.is_sparse:
         rows, values = grad._indices()[0], grad._values()
     owner.collect(read_of_rows(rows, values), stored._version)
-
-
-def _forget_grad(stored: Tensor) -> None:
-    stored.grad = None
 
 
 def _refuse_create_graph() -> None:

@@ -85,7 +85,7 @@ class Storage:
     layout: Layout
 
 
-class _PlacedPool(NamedTuple):
+class _StoredPool(NamedTuple):
     """A pool of one width: where its rows lie, and the first number of each of its tables' cold ids."""
 
     extents: tuple[Extent, ...]
@@ -119,9 +119,9 @@ def build(
     width = gcd(*(w for spec in specs for _, w in spec.shapes), *(s.embedding_dim for s in specs if s.pool is not None))
     num_rows, extents = 0, []
     for spec in specs:
-        placed, num_rows = _place(num_rows, [(rows, w // width) for rows, w in spec.shapes])
+        placed, num_rows = _extents_from(num_rows, [(rows, w // width) for rows, w in spec.shapes])
         extents.append(placed)
-    pools, num_rows = _place_pools(specs, width, num_rows)
+    pools, num_rows = _pools_of(specs, width, num_rows)
 
     maps, lists, tables = _Joined(torch.int64), _Joined(torch.int32), []
     for t, (spec, pad) in enumerate(zip(specs, padding, strict=True)):
@@ -167,7 +167,7 @@ class _Joined:
         return torch.cat(self.lists)
 
 
-def _place(first: int, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Extent, ...], int]:
+def _extents_from(first: int, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Extent, ...], int]:
     """Extents of tables with these rows and pitches, one after another from row ``first``; and the row after them."""
     extents = []
     for rows, pitch in shapes:
@@ -176,7 +176,7 @@ def _place(first: int, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Extent,
     return tuple(extents), first
 
 
-def _place_pools(specs: Sequence[TableSpec], width: int, first: int) -> tuple[dict[str, _PlacedPool], int]:
+def _pools_of(specs: Sequence[TableSpec], width: int, first: int) -> tuple[dict[str, _StoredPool], int]:
     """The pools of ``specs``, each with one numbering of the cold ids of all its tables; and the row after them."""
     members: dict[tuple[str, int], list[int]] = {}
     for t, spec in enumerate(specs):
@@ -195,9 +195,9 @@ def _place_pools(specs: Sequence[TableSpec], width: int, first: int) -> tuple[di
         pool = specs[tables[0]].pool
         assert pool is not None
         sizes = pool.sizes(num_cold)
-        extents, first = _place(first, [(rows, d // width) for rows in sizes])
+        extents, first = _extents_from(first, [(rows, d // width) for rows in sizes])
         key = f"{name}.{d}" if names.count(name) > 1 else name
-        pools[key] = _PlacedPool(extents, offsets, Mixing.covering(max(num_cold, 2)).bits)
+        pools[key] = _StoredPool(extents, offsets, Mixing.covering(max(num_cold, 2)).bits)
     return pools, first
 
 
@@ -213,7 +213,7 @@ def _table_slots(
     spec: TableSpec,
     padding: int | None,
     extents: tuple[Extent, ...],
-    pool: _PlacedPool | None,
+    pool: _StoredPool | None,
     ranks: Ranks | None,
     maps: _Joined,
     lists: _Joined,
@@ -253,7 +253,7 @@ def _unit(part: list[int], unit: int) -> list[int]:
     return [*part[:BASE], part[BASE] + unit, *part[PITCH:]]
 
 
-def _first_readers(features: Sequence[int], pools: dict[str, _PlacedPool]) -> list[int]:
+def _first_readers(features: Sequence[int], pools: dict[str, _StoredPool]) -> list[int]:
     """For each feature, the first feature that it shares rows with, by its table or by a pool."""
     pool_of = {t: name for name, pool in pools.items() for t in pool.offsets}
     first: dict[object, int] = {}

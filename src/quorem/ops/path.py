@@ -33,12 +33,13 @@ def path(
     none = slots.new_empty(0)
     numbers = numbers_of(ids[:, slots[:, FEATURE]], slots, none)
     network = (parts[..., BASE] + buckets_of(numbers, parts, none))[..., 0]
-    x = vectors[:, columns].to(accumulator(vectors))
+    hidden = vectors[:, columns].to(accumulator(vectors))
     for i in range(0, len(layers), 2):
-        x = torch.einsum("bmi,bmio->bmo", x, layers[i][network].to(x.dtype)) + layers[i + 1][network].to(x.dtype)
+        weight, bias = (layer[network].to(hidden.dtype) for layer in layers[i : i + 2])
+        hidden = torch.einsum("bmi,bmio->bmo", hidden, weight) + bias
         if i + 2 < len(layers):
-            x = torch.relu(x) if activation == "relu" else torch.sigmoid(x)
-    out = vectors.index_copy(1, columns, torch.where(numbers.valid[..., None], x, 0).to(vectors.dtype))
+            hidden = torch.relu(hidden) if activation == "relu" else torch.sigmoid(hidden)
+    out = vectors.index_copy(1, columns, torch.where(numbers.valid[..., None], hidden, 0).to(vectors.dtype))
     return out, out.new_empty(0, dtype=torch.int32), out.new_empty(0, dtype=torch.int32)
 
 

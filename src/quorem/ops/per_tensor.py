@@ -1,7 +1,6 @@
 """Values attached to tensors."""
 
 import weakref
-from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -22,10 +21,6 @@ class PerTensor:
 
     def set(self, tensor: Tensor, value: Value) -> Value:
         """Keep ``value``, and return it."""
-        key = id(tensor)
-        self._values[key] = weakref.ref(tensor, partial(_drop, self._values, key)), value
+        values, key = self._values, id(tensor)
+        values[key] = weakref.ref(tensor, lambda _: values.pop(key, None)), value
         return value
-
-
-def _drop(values: dict[int, Any], key: int, _: Any) -> None:
-    values.pop(key, None)

@@ -6,7 +6,8 @@ not finite counts as having a gradient of zero; then they are clamped to ``clip_
 counts even if no row is touched. Where rows lag behind, the touched ones and the next few in turn are first brought up
 to date (see ``replay``).
 
-A rule takes the touched rows, and its state before the step and constants (see ``state``).
+A rule takes the touched rows, its state and its constants (see ``state``). Rules under which no row lags behind count
+the step themselves.
 """
 
 from collections.abc import Callable
@@ -109,13 +110,12 @@ def rows_update_(
     if isinstance(state, LaggingState):
         replay.advance_(lr, state, constants)
         state.last[rows] = state.step.to(state.last.dtype)
-    else:
-        state.step.add_(1)
 
 
 def sgd(touched: TouchedRows, state: SGDState, constants: SGDConstants) -> None:
     """``torch.optim.SGD`` without momentum or weight decay."""
     touched.subtract_(touched.lr * touched.grad)
+    state.step.add_(1)
 
 
 def momentum_sgd(touched: TouchedRows, state: MomentumSGDState, constants: MomentumSGDConstants) -> None:
@@ -135,6 +135,7 @@ def adagrad(touched: TouchedRows, state: AdagradState, constants: AdagradConstan
     state.sum[touched.rows] = squares
     rate = touched.lr / (1 + state.step.double() * constants.lr_decay)
     touched.subtract_(rate * touched.grad / (squares.sqrt() + constants.eps))
+    state.step.add_(1)
 
 
 def rowwise_adagrad(touched: TouchedRows, state: RowWiseAdagradState, constants: AdagradConstants) -> None:
@@ -147,6 +148,7 @@ def rowwise_adagrad(touched: TouchedRows, state: RowWiseAdagradState, constants:
     state.sum[rows] = squares
     rate = touched.lr / (1 + state.step.double() * constants.lr_decay)
     touched.subtract_(rate * grad / (squares.sqrt() + constants.eps)[:, None])
+    state.step.add_(1)
 
 
 def adam(touched: TouchedRows, state: AnyAdamState, constants: AnyAdamConstants) -> None:
@@ -162,8 +164,9 @@ def adam(touched: TouchedRows, state: AnyAdamState, constants: AnyAdamConstants)
 
 def lazy_adam(touched: TouchedRows, state: LazyAdamState, constants: LazyAdamConstants) -> None:
     """``torch.optim.SparseAdam``: a row moves, and its averages decay, only when a gradient reaches it."""
+    state.step.add_(1)
     exp_avg, root = _averaged(touched, state, constants)
-    t = (state.step + 1).double()
+    t = state.step.double()
     rate = touched.lr * (1 - constants.beta2**t).sqrt() / (1 - constants.beta1**t)
     touched.subtract_(rate * exp_avg / (root + constants.eps))
 

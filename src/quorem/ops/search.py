@@ -1,12 +1,11 @@
 """Positions in rising lists of ids that are searched many times."""
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cpu import kernels
+from .unique import compiled
 
 PER_RUN = 4  # entries of a list for each entry of its index, which takes a byte for each
 
@@ -39,17 +38,16 @@ class Searcher:
 
     def __call__(self, ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """As ``search``."""
-        fused = _fused()
-        if fused is None or ids.device.type != "cpu" or not len(ordered):
+        count_below = compiled("search", "count_below")
+        if count_below is None or ids.device.type != "cpu" or not len(ordered):
             return search(ordered, ids)
         key = ordered.data_ptr(), len(ordered)
         index = self._indices.get(key)
         if index is None or index.version != ordered._version:
             index = self._indices[key] = _index(ordered)
         below, inside = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
-        fused(
-            ordered.numpy(), index.starts.numpy(), index.shift, ids.contiguous().numpy(), below.numpy(), inside.numpy()
-        )
+        inputs = ordered.numpy(), index.starts.numpy(), index.shift, ids.contiguous().numpy()
+        count_below(*inputs, below.numpy(), inside.numpy())
         return below, inside
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,13 +62,3 @@ def _index(ordered: Tensor) -> Index:
     runs = torch.arange((limit >> shift) + 2, dtype=torch.int64) << shift
     starts = torch.searchsorted(ordered, runs.clamp(max=limit).to(ordered.dtype), out_int32=len(ordered) < 2**31)
     return Index(ordered._version, starts, shift)
-
-
-@cache
-def _fused() -> Any:
-    """The compiled version; None where Numba is missing."""
-    if not kernels():
-        return None
-    from .cpu.search import count_below
-
-    return count_below

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,24 +27,20 @@ def unique_by_segment(values: Tensor, bounds: Sequence[int]) -> Unique:
     >>> unique.counts, unique.values[unique.inverse].tolist()
     ([2, 1], [7, 7, 3, 7])
     """
-    fused = _fused()
+    fused = compiled("launch_unique", "unique_by_segment")
     if fused is not None and values.device.type == "cpu":
         return Unique(*fused(values.long().contiguous(), bounds))
     parts, inverse = [values[:0].long()], [values[:0].long()]
     counts: list[int] = []
     for first, last in pairwise(bounds):
-        found, positions = torch.unique(values[first:last].long(), return_inverse=True)
+        distinct, positions = torch.unique(values[first:last].long(), return_inverse=True)
         inverse.append(positions + sum(counts))
-        parts.append(found)
-        counts.append(len(found))
+        parts.append(distinct)
+        counts.append(len(distinct))
     return Unique(torch.cat(parts), torch.cat(inverse), counts)
 
 
 @cache
-def _fused() -> Any:
-    """The compiled version; None where Numba is missing."""
-    if not kernels():
-        return None
-    from .cpu.launch_unique import unique_by_segment
-
-    return unique_by_segment
+def compiled(module: str, function: str) -> Any:
+    """A function of a module of ``cpu``; None where Numba is missing."""
+    return getattr(import_module(f".cpu.{module}", __package__), function) if kernels() else None

@@ -34,6 +34,11 @@ class RowRule:
     kind: tuple[torch.dtype, torch.device] | None = None  # of ``stored`` when the state was made
     written: tuple[int, int] | None = None  # version and address of ``stored`` after the last write under this rule
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ops of this rule are given by name."""
+        return {"rule": self.rule, "constants": self.constants, "rounding_seed": self.rounding_seed}
+
     def note_rows(self, stored: Tensor) -> None:
         """Record that ``stored`` is as this rule has written it."""
         self.written = (stored._version, stored.data_ptr())
@@ -125,10 +130,9 @@ class Updates:
             rule.written = None  # catching up counts as a write in a compiled graph
         else:
             rule.keep_what_was_written_(self.stored)
-        options = {"rule": rule.rule, "constants": rule.constants, "rounding_seed": rule.rounding_seed}
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
         with torch.no_grad():  # in a compiled graph .data alone would still take part in it
-            declare.call(name, *inputs, self.stored.data, self.lagging.state, *rest, **options)
+            declare.call(name, *inputs, self.stored.data, rule.state, *rest, **rule.options)
 
 
 def is_captured() -> bool:
@@ -179,10 +183,6 @@ class Read(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
     grad: Tensor | None = None
 
-    def with_gradient(self, grad: Tensor) -> "Read":
-        """The same read, with its gradient."""
-        return Read(self.op, self.inputs, self.layout, self.options, grad)
-
     def negated(self) -> "Read":
         """The same read with the opposite gradient, to maximize."""
         return self._replace(grad=None if self.grad is None else -self.grad)
@@ -220,25 +220,18 @@ def update_(
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
 ) -> None:
-    """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients."""
-    if torch.is_grad_enabled():  # a backward pass has it off
-        with torch.no_grad():
-            return update_(reads, stored, row_rule, clip_value, loss_scale)
+    """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients.
+
+    Gradients must be off, as they are in a backward pass.
+    """
     lags = row_rule.rule in CATCHES_UP
     if lags:
         row_rule.keep_what_was_written_(stored)
     read = reads[0] if len(reads) == 1 else read_of_rows(*joined_reads(reads, stored))
-    options = {**read.options, "rule": row_rule.rule, "constants": row_rule.constants}
-    if row_rule.rounding_seed is not None:
-        options["rounding_seed"] = row_rule.rounding_seed
-    if clip_value is not None:
-        options["clip_value"] = clip_value
-    if loss_scale is not None:
-        options["loss_scale"] = loss_scale
-        if read.op == "rows":
-            options["extents"] = row_rule.extents
+    options = {**read.options, **row_rule.options, "clip_value": clip_value, "loss_scale": loss_scale}
+    if read.op == "rows" and loss_scale is not None:
+        options["extents"] = row_rule.extents
     declare.call(f"{read.op}_update_", *read.arguments(stored, row_rule.lr.tensor, row_rule.state), **options)
     torch.autograd.graph.increment_version(stored)
     if lags:
         row_rule.note_rows(stored)
-    return None

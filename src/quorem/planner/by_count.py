@@ -36,6 +36,9 @@ class Rule:
         pool_share: the largest share of the rows that the pool may take.
         kept_per_row: the most hot and cold ids for each row that the budget pays for.
         rarely: ids seen at most this often are the rest, if not all ids that occur twice can have a row.
+
+    >>> Rule(pool_share=0.3)
+    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2)
     """
 
     pool_share: float = 0.6

@@ -39,6 +39,11 @@ class PlannedTable:
         traffic: shares of the visits that go to hot, cold and rest ids.
         ranked: whether the module must be given ``frequencies`` and stores lists of ids, because the ids are not in
             order of frequency.
+
+    >>> import quorem
+    >>> planned = quorem.plan([quorem.Table("user", 100_000, 16)], "2MB").tables[0]
+    >>> planned.name, planned.scheme, planned.bytes + planned.state_bytes <= 2_000_000
+    ('user', QR(num_collisions=...), True)
     """
 
     name: str
@@ -60,9 +65,9 @@ class PlannedTable:
         for name, kind in (("name", str), ("why", str), ("scheme", Scheme), ("dtype", torch.dtype)):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} ({getattr(self, name)!r}) must be a {kind.__name__}")
-        for name, least in (("num_embeddings", 1), ("embedding_dim", 1), ("bytes_before", 0)):
-            check_int(name, getattr(self, name), least)
-        for name in ("bytes", "state_bytes"):
+        for name in ("num_embeddings", "embedding_dim"):
+            check_int(name, getattr(self, name), 1)
+        for name in ("bytes_before", "bytes", "state_bytes"):
             check_int(name, getattr(self, name), 0)
         for name in ("cost", "visits"):
             value = getattr(self, name)
@@ -90,6 +95,12 @@ class PlannedPool:
         bytes: bytes of its rows.
         state_bytes: bytes that the optimizer keeps for it.
         traffic: share of all traffic that goes to its ids.
+
+    >>> import torch, quorem
+    >>> counts = {name: 10_000 // (1 + torch.arange(9000)) for name in ("user", "item")}
+    >>> pool = quorem.plan({name: (9000, 16) for name in counts}, "300kB", frequencies=counts).pools[0]
+    >>> pool.tables, pool.num_ids > pool.num_rows
+    (('user', 'item'), True)
     """
 
     name: str

@@ -49,6 +49,9 @@ class Composed(Scheme):
         dims: widths of the tables for ``"concat"``; split evenly where absent.
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
+
+    >>> isinstance(QR(4), Composed), isinstance(Path(4), Composed)
+    (True, False)
     """
 
     _: KW_ONLY
@@ -110,6 +113,9 @@ class EqualTables(Composed):
         dims: as in ``Composed``.
         permute: as in ``Composed``.
         force: as in ``Composed``.
+
+    >>> isinstance(ChineseRemainder(3), EqualTables), isinstance(QR(4), EqualTables)
+    (True, False)
     """
 
     num_partitions: int = 3

@@ -52,9 +52,8 @@ def _from_dict(options: Any, text: str, inside: bool = False) -> Any:
         raise ValueError(f"scheme JSON ({text[:80]!r}) must be an object whose 'scheme' is one of {', '.join(known)}")
     options = dict(options)
     cls = known[options.pop("scheme")]
-    unknown = set(options) - {f.name for f in fields(cls)}
-    if unknown:
-        raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
+    if extra := sorted(set(options) - {f.name for f in fields(cls)}):
+        raise ValueError(f"{cls.__name__} has no option {', '.join(extra)}")
     if cls is Custom:
         options["partitions"] = [_partition(entry) for entry in options.get("partitions", ())]
     if "cold" in options:

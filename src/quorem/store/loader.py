@@ -112,7 +112,7 @@ class Loader:
         _assign(module, "stored", rows.view(module.stored.shape))
         for target, (source, span) in networks.items():
             _assign(module, target, self.file.tensor(source)[span])
-        module.place_integers()
+        module.register_integers()
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point() and f"{self.prefix}stored" not in self.frozen)
         return module
@@ -243,7 +243,7 @@ class Loader:
             sources = dict.fromkeys(networks[f"{self.prefix}paths.{name}"][0] for name in layer.counts)
             values = self.file.together(sources).view(layer.parameter.shape)
             _assign(tables, f"paths.{layer.name}", values)
-        tables.place_integers()
+        tables.register_integers()
 
     def _networks(self, tables: Tables) -> dict[str, tuple[str, slice]]:
         """For the networks of each table, by name, the file's tensor and the rows of it that hold them.

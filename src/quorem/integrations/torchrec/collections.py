@@ -222,7 +222,7 @@ def _checked(
     paths = PathGroups(cast(list[PathNetworks], list(template.paths)))
     for networks in cast(list[PathNetworks], list(paths)):
         networks.to_empty(device="cpu" if device.type == "meta" else device)
-        networks.place_integers(networks.weights[0].device)
+        networks.register_integers(networks.weights[0].device)
         networks.reset_parameters()
     return features, id_lists, paths
 

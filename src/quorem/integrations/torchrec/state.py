@@ -96,7 +96,7 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
             raise ValueError(f"{name} is {tuple(sizes[name])} in the saved state and {tuple(value.size())} here")
     targets = Targets(needed)
     tables = [module for module in get_unwrapped_module(model).modules() if isinstance(module, Tables)]
-    targets.finish += [module.place_integers for module in tables]  # they copy the lists of hot and cold ids
+    targets.finish += [module.register_integers for module in tables]  # they copy the lists of hot and cold ids
     parameters = _parameters(model, sizes)
     for optimizer in optimizers:
         loaded: dict[int, dict[str, Tensor]] = {}

@@ -26,10 +26,10 @@ def kernels() -> dict[str, Callable[..., Any]]:
     try:
         from numba.core import config
 
+        if getattr(config, "DISABLE_JIT", False):
+            return {}
         from . import launch_lookup, launch_rules
     except ImportError:
-        return {}
-    if getattr(config, "DISABLE_JIT", False):
         return {}
     ops: tuple[Callable[..., Any], ...] = (
         launch_lookup.lookup,
