@@ -40,3 +40,9 @@ def test_every_public_name_is_an_attribute():
 def test_a_module_can_be_imported_first(module):
     """Whatever ``quorem.api`` would have imported before it."""
     assert "torch" in top_level_modules(f"import quorem.{module}\nimport torch")
+
+
+def test_lookups_run_where_numba_must_not_compile(monkeypatch):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    lookup = "import quorem, torch\nassert quorem.Embedding(100, 4, quorem.QR(4))(torch.tensor([7])).shape == (1, 4)"
+    assert "quorem" in top_level_modules(lookup)
