@@ -125,7 +125,7 @@ class Folder:
             raise FileExistsError(f"{self.path} exists: choose another name, or overwrite=True (--overwrite)")
         if not _is_ours(self.path):
             raise FileExistsError(f"{self.path} is not a folder of prepared data and is not overwritten")
-        if strangers := _strangers(self.path):
+        if not (self.path / MARK).exists() and (strangers := sorted(_names_in(self.path) - _written(self.path))):
             raise FileExistsError(
                 f"{self.path} is not overwritten: it has {', '.join(strangers[:3])}, which quorem did not write;"
                 " move it away"
@@ -259,11 +259,6 @@ def _written(folder: Path) -> set[str]:
     names = _names_in(folder)  # an earlier version, which wrote no list of files
     arrays = {name for name in names if name.partition("/")[0] in FOLDERS and name.endswith((".npy", ".txt"))}
     return {"meta.json", MARK, *ARRAYS} | arrays
-
-
-def _strangers(folder: Path) -> list[str]:
-    """Files in a folder of prepared data that quorem did not write."""
-    return sorted(_names_in(folder) - _written(folder)) if not (folder / MARK).exists() else []
 
 
 def _empty(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Sorting rows by time, if the file has them in another order."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,11 +36,12 @@ def by_time(
     if not steps_back:
         return times, about
     order = np.argsort(times, kind="stable")
+    (scratch / "sorted").mkdir()
     for array in ("labels.npy", "dense.npy"):
         folder.reorder(array, order)
     for done, (part, column) in enumerate(list(parts.items()), 1):
         values = _reorder_bags(folder, part, order) if part in bags else order
-        parts[part] = column.reordered(values, _subfolder(scratch, "sorted"))
+        parts[part] = column.reordered(values, scratch / "sorted")
         report("sort", done / len(parts), len(order))
     return times[order], about
 
@@ -56,8 +56,3 @@ def _reorder_bags(folder: Folder, name: str, order: NDArray[np.int64]) -> NDArra
     folder.save(file, new)
     folder.arrays[file].close()
     return np.arange(new[-1]) + np.repeat(old[:-1][order] - new[:-1], lengths)
-
-
-def _subfolder(folder: Path, name: str) -> Path:
-    (folder / name).mkdir(exist_ok=True)
-    return folder / name

@@ -304,8 +304,10 @@ def synthesize(
             counts.index_add_(0, flat, torch.ones_like(flat))
             for k, (first, last) in enumerate(split.values()):
                 part = slice(max(first - start, 0), max(last - start, 0))
-                expected[k] += float(_entropy(probability[part]).sum())
-                realized[k] += float(_log_loss(probability[part], batch.labels[part]).sum())
+                clicks, p = batch.labels[part].bool(), probability[part]
+                log_p, log_rest = p.log(), torch.log1p(-p)
+                expected[k] -= float((p * log_p + (1 - p) * log_rest).sum())
+                realized[k] -= float(torch.where(clicks, log_p, log_rest).sum())
             if progress is not None:
                 progress("draw", stop / num_rows, stop)
         names = [f"C{k + 1}" for k in range(features)]
@@ -332,11 +334,3 @@ def synthesize(
             }
         )
     return Prepared(out)
-
-
-def _entropy(probability: Tensor) -> Tensor:
-    return -(probability * probability.log() + (1 - probability) * torch.log1p(-probability))
-
-
-def _log_loss(probability: Tensor, labels: Tensor) -> Tensor:
-    return -torch.where(labels.bool(), probability.log(), torch.log1p(-probability))

@@ -88,8 +88,8 @@ def prepare_table(
         raise ValueError(f"multi ({', '.join(extra)}) must be among the categorical columns")
     files.check_is_file(source)
     parquet = source.suffix == ".parquet"
-    lists = _list_columns(source) if parquet else []
-    bags = tuple(name for name in categorical if name in multi or name in lists)
+    schema = _scan(source).collect_schema() if parquet else {}
+    bags = tuple(name for name in categorical if name in multi or schema.get(name) in (pl.List, pl.Array))
     columns = Columns(label, tuple(dense), tuple(categorical), bags, time, separator, multi_separator)
     malformed = Malformed(str(source), config.max_malformed, "row" if parquet else "line")
     if parquet:
@@ -251,10 +251,6 @@ def _collected(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
         return table.collect()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def _list_columns(path: Path) -> list[str]:
-    return [name for name, dtype in _scan(path).collect_schema().items() if dtype in (pl.List, pl.Array)]
 
 
 def check_present(path: Path, wanted: Iterable[str], names: Sequence[str]) -> None:

@@ -174,7 +174,7 @@ def _train(
         **sizes(trial),
         "seconds": seconds,
         "rows_per_second": config.epochs * num_rows / seconds,
-        "device": _device_name(feed.device),
+        "device": torch.cuda.get_device_name(feed.device) if feed.device.type == "cuda" else feed.device.type,
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "commit": commit(),
@@ -332,7 +332,3 @@ def _board(folder: RunFolder | None, options: Options, done: int) -> Iterator[Ca
                     writer.add_scalar(tag, number, step)
 
         yield write
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

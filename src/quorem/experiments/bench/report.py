@@ -227,7 +227,8 @@ def figure(rows: Sequence[Row]) -> "Figure":
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     handles = [Line2D([], [], color=colours[p], marker="o", ms=4, lw=2.4 if p == "fused" else 1.2) for p in shown]
-    labels = [f"{provider}, default" if _has_default(rows, provider) else provider for provider in shown]
+    defaults = {row.provider for row in rows if row.setting == "default"}
+    labels = [f"{provider}, default" if provider in defaults else provider for provider in shown]
     if captured:
         handles += [Line2D([], [], color="black", ls=styles[graph]) for graph in (0, 1)]
         labels += ["eager", "CUDA graph"]
@@ -236,10 +237,6 @@ def figure(rows: Sequence[Row]) -> "Figure":
     )
     drawn.suptitle(f"{first}, {ids} ids, {rows[0].device}: median, 20% to 80%", fontsize=10)
     return drawn
-
-
-def _has_default(rows: Sequence[Row], provider: str) -> bool:
-    return any(row.setting == "default" for row in rows if row.provider == provider)
 
 
 def _plain_ticks(axis: Any, batches: Sequence[int]) -> None:

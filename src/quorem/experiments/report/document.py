@@ -52,8 +52,9 @@ def html(figures: Sequence[Figure], headline: str = "") -> str:
         for figure in members
         for point in figure.points
     ]
+    colours = [f".s{k} {{ --light: {s.light}; --dark: {s.dark} }}\n" for k, s in enumerate(looks.values())]
     values = {
-        "style": _file("report.css") + _series_css(looks),
+        "style": _file("report.css") + "".join(colours),
         "headline": f'<p class="headline">{escape(headline)}</p>' if headline else "",
         "summary": _summary(figures, groups),
         "links": _links(groups),
@@ -69,12 +70,6 @@ def html(figures: Sequence[Figure], headline: str = "") -> str:
 
 def _file(name: str) -> str:
     return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
-
-
-def _series_css(looks: Mapping[str, Style]) -> str:
-    return "".join(
-        f".s{k} {{ --light: {looks[name].light}; --dark: {looks[name].dark} }}\n" for k, name in enumerate(looks)
-    )
 
 
 def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:

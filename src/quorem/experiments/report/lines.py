@@ -56,8 +56,8 @@ def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
         along_x = sorted((point for point in members if not _is_level(axes, point)), key=lambda p: _x(axes, p))
         along_x = [point for point in along_x if not axes.x_log or _x(axes, point) > 0]
         if along_x:
-            lines.append(_line(axes, series, "points", along_x))
-        lines += [_line(axes, series, "level", [point]) for point in levels]
+            lines.append(line_of(axes, series, "points", along_x))
+        lines += [line_of(axes, series, "level", [point]) for point in levels]
     return lines
 
 
@@ -65,7 +65,8 @@ def _is_level(axes: Axes, point: Result) -> bool:
     return point.x is None and (axes.x == "x" or point.series == axes.baseline)
 
 
-def _line(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
+def line_of(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
+    """The points of a series along the axes, or one point as a level across all x."""
     y, deviation = zip(*(_y(axes, point) for point in points), strict=True)
     x = [_x(axes, point) for point in points] if kind == "points" else []
     return Line(series=series, kind=kind, points=points, x=x, y=y, deviation=deviation)
@@ -157,7 +158,9 @@ def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, at_points:
     """Positions of an axis's marks: the points' x if these are few, else round numbers; None for the library's own."""
     if at_points:
         values = sorted({x for line in lines if line.kind == "points" for x in line.x})
-        if 0 < len(values) <= MAX_TICKS + 1 and (log or _even(values)):
+        gaps = [b - a for a, b in pairwise(values)]
+        is_even = not gaps or min(gaps) > (values[-1] - values[0]) / 12
+        if 0 < len(values) <= MAX_TICKS + 1 and (log or is_even):
             return values
     if not log:
         return linear_ticks(span) if span[1] >= 1e4 else None
@@ -222,9 +225,3 @@ def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
         return [words.counts([mark], unit)[0] for mark in marks]
     large = max(marks) >= 1e4 and min(filter(None, marks)) >= 1e3
     return words.counts(marks, unit) if unit or large else [f"{mark:,.6g}" for mark in marks]
-
-
-def _even(marks: Sequence[float]) -> bool:
-    """Whether marks at these positions are far enough apart to be read."""
-    gaps = [b - a for a, b in pairwise(marks)]
-    return not gaps or min(gaps) > (marks[-1] - marks[0]) / 12

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from .. import words
 from ..figures import Axes, Figure, Result
-from .lines import Line, Scale, end_of, networks, panels, span, tick_texts, ticks, x_scale, y_scale
+from .lines import Line, Scale, end_of, line_of, networks, panels, span, tick_texts, ticks, x_scale, y_scale
 from .styles import Style
 from .tradeoff import front
 
@@ -73,34 +73,28 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
 
 
 def _cloud(points: Iterable[Result], series: str) -> Line:
-    members = [point for point in points if point.series == series]
-    x = [float(point.embedding_bytes) for point in members]
-    y = [words.or_nan(point.test_mean) for point in members]
-    deviation = [s if math.isfinite(s := words.or_nan(point.test_sd)) else 0.0 for point in members]
-    return Line(series=series, kind="points", points=members, x=x, y=y, deviation=deviation)
+    axes = Axes(name="tradeoff", title="", x="embedding_bytes", x_label="")
+    return line_of(axes, series, "points", [point for point in points if point.series == series])
 
 
 def hover(point: Result, axes: Axes, detail: str = "") -> str:
     """The hover text of a point, in plotly's HTML; all text from files is escaped."""
     where = axes.x == "x" and point.x is not None
+    losses = [
+        f"test log loss {words.mean_text(point.test_mean, point.test_sd, point.trials)}",
+        f"validation log loss {words.mean_text(point.validation_mean, point.validation_sd, point.trials)}",
+        f"trials {point.trials}" + (f", {point.missing} missing" if point.missing else ""),
+    ]
     rows = [
         f"<b>{escape(point.series)}</b> · {escape(words.network(point.network))}",
         *map(escape, words.settings(point)),
         *([f"{escape(axes.x_label)} {point.x:g}"] if where else []),
         *([detail] if detail else []),
-        *(_losses(point) if point.trials else ["not trained: parameters only"]),
+        *(losses if point.trials else ["not trained: parameters only"]),
         f"model {words.count(point.parameters)} parameters, {words.size(point.bytes)}",
         f"tables {words.count(point.embedding_parameters)} parameters, {words.size(point.embedding_bytes)}",
     ]
     return "<br>".join(rows)
-
-
-def _losses(point: Result) -> list[str]:
-    return [
-        f"test log loss {words.mean_text(point.test_mean, point.test_sd, point.trials)}",
-        f"validation log loss {words.mean_text(point.validation_mean, point.validation_sd, point.trials)}",
-        f"trials {point.trials}" + (f", {point.missing} missing" if point.missing else ""),
-    ]
 
 
 def _traces(line: Line, axes: Axes, look: Style, scale: Scale) -> list[go.Scatter]:

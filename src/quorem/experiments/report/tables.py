@@ -92,7 +92,9 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def hidden_layers_html(figure: Figure) -> str:
     """Table 1 in HTML; the best of a row is bold."""
     head, *body = hidden_layers(figure)
-    cells = "".join(f'<th scope="col" class="{_align(k)}">{escape(text)}</th>' for k, text in enumerate(head))
+    cells = "".join(
+        f'<th scope="col" class="{"text" if k < 2 else "number"}">{escape(text)}</th>' for k, text in enumerate(head)
+    )
     lines = []
     for row in body:
         texts = [
@@ -109,15 +111,15 @@ def hidden_layers_html(figure: Figure) -> str:
     return f'<div class="box">{table}</div>'
 
 
-def _align(k: int) -> str:
-    return "text" if k < 2 else "number"
+def _heads(names: Sequence[str], kinds: Sequence[str]) -> str:
+    return "".join(f'<th scope="col" class="{k}">{escape(n)}</th>' for n, k in zip(names, kinds, strict=True))
 
 
 def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style]) -> str:
     """A table of the best method at each size, for each network."""
     head = ("tables of", "best", "test log loss", "next best", "difference", "more than the deviations?")
     kinds = ("text", "text", "number", "text", "number", "text")
-    cells = "".join(f'<th scope="col" class="{k}">{escape(t)}</th>' for t, k in zip(head, kinds, strict=True))
+    cells = _heads(head, kinds)
     parts = []
     for network, winners in wins.items():
         name = escape(words.network(network))
