@@ -22,14 +22,14 @@ def markdown(figure: Figure) -> str:
             f"{words.network(network)}, {axes.y_label}",
             *([f"{axes.x_column} {x:g}" for x in xs] or ["final"]),
         ]
-        text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        rows = [head]
         for series in dict.fromkeys(point.series for point in results):
             line = {point.x: point for point in results if point.series == series}
             cells = [cell(figure, line.get(x, line.get(None))) for x in xs or [None]]
             if None in line and xs:
                 cells[1:] = [""] * (len(cells) - 1)
-            text.append(f"| {series} | " + " | ".join(cells) + " |")
-        text.append("")
+            rows.append([series, *cells])
+        text += [*words.table(rows), ""]
     if axes.y != "parameters":
         text.append(note(figure))
     return "\n".join(text).rstrip() + "\n"

@@ -38,6 +38,16 @@ def mean_text(mean: float | None, deviation: float | None, trials: int) -> str:
     return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(or_nan(deviation)) else "")
 
 
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, whose head is the first row.
+
+    >>> table([["size", "loss"], ["4", "0.45"]])
+    ['| size | loss |', '|---|---|', '| 4 | 0.45 |']
+    """
+    head, *body = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+    return [head, "|" + "---|" * len(rows[0]), *body]
+
+
 def metrics(split: str, values: Mapping[str, float]) -> str:
     """The metrics of a split in one line.
 

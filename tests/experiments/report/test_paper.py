@@ -12,11 +12,12 @@ pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"
 import matplotlib.image
 from made_up_results import figure, result, sweep
 
+from quorem.experiments import words
 from quorem.experiments.report import draw
 from quorem.experiments.report.document import html
 from quorem.experiments.report.paper import drawing
 from quorem.experiments.report.styles import FIXED
-from quorem.experiments.report.tables import hidden_layers, markdown
+from quorem.experiments.report.tables import hidden_layers
 from quorem.experiments.reproduce import publish
 from quorem.experiments.table1 import LOSSES
 
@@ -120,9 +121,9 @@ def test_table_1_is_a_table_too(tmp_path):
     assert rows[1][4] == "**0.45252 ± 0.00002**" and rows[2][4] == "**0.45252**" and rows[1][2] == "0.45263 ± 0.00002"
     assert rows[1][3] == "**0.45254 ± 0.00002**" and rows[2][3] == "0.45254"  # a tie, which needs deviations
     draw(shown, tmp_path / "table1")
-    assert (tmp_path / "table1.md").read_text(encoding="utf-8") == markdown([head, *rows])
+    assert (tmp_path / "table1.md").read_text(encoding="utf-8") == "\n".join(words.table([head, *rows])) + "\n"
     assert "<strong>0.45306 ± 0.00002</strong>" in html([shown])
 
 
 def test_markdown_keeps_a_bar_in_its_cell():
-    assert markdown([["a|b", "c"], ["1", "2"]]) == "| a\\|b | c |\n|---|---|\n| 1 | 2 |\n"
+    assert words.table([["a|b", "c"], ["1", "2"]]) == ["| a\\|b | c |", "|---|---|", "| 1 | 2 |"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...files import replacing
+from .. import words
 from .grid import FULL, PROVIDERS
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ())
     """
     if not rows:
         return "Nothing was measured.\n"
-    words, cell = VALUES[value]
+    what, cell = VALUES[value]
     first = rows[0]
     made = {"torch": first.torch, "Triton": first.triton, "Numba": first.numba, "FBGEMM": first.fbgemm}
     versions = ", ".join(f"{name} {version}" for name, version in made.items() if version)
@@ -139,20 +140,21 @@ def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ())
     text = [
         f"{first.device}; {versions}.",
         f"Measured at {runs}.",
-        f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {words}.",
+        f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {what}.",
         *([f"Not measured: {', '.join(f'`{name}`' for name in absent)}."] if absent else []),
     ]
     for mode, dim, ids in dict.fromkeys((row.mode, row.dim, row.ids) for row in rows):
         measured = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
         batches = sorted({row.batch for row in measured})
         head = [f"{mode}, D = {dim}, {ids} ids", "tables", *(f"B = {b}" for b in batches)]
-        text += ["", _line(head), _line(["---"] * len(head))]
+        table = [head]
         lines: dict[tuple[str, str], dict[int, Row]] = {}
         for row in measured:
             lines.setdefault((_name(row), row.scheme), {})[row.batch] = row
         for (name, scheme), line in lines.items():
             shown = [cell(line[b], _fused(measured, line[b])) if b in line else "" for b in batches]
-            text.append(_line([name, f"`{scheme}`", *shown]))
+            table.append([name, f"`{scheme}`", *shown])
+        text += ["", *words.table(table)]
     return "\n".join(text) + "\n"
 
 
@@ -166,10 +168,6 @@ def _fused(rows: Sequence[Row], row: Row) -> Row | None:
     """The fused row to compare ``row`` with: of the same scheme, or of the first scheme if ``row`` has full tables."""
     same = [r for r in rows if r.provider == "fused" and (r.batch, r.graph) == (row.batch, row.graph)]
     return next((r for r in same if row.provider in FULL or r.scheme == row.scheme), None)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "|" + "|".join(cell if cell == "---" else f" {cell} " for cell in cells) + "|"
 
 
 def _short(x: float) -> str:

@@ -15,7 +15,7 @@ from ..conditions import all_conditions
 from ..figures import Axes, Figure
 from .lines import Line, Scale, coinciding, end_of, panels, tick_texts, x_scale, y_scale
 from .styles import Style, styles
-from .tables import hidden_layers, markdown
+from .tables import hidden_layers
 
 PANEL = (4.6, 3.5)  # inches
 
@@ -40,7 +40,7 @@ def draw(figure: Figure, out_stem: Path) -> None:
     ):  # matplotlib 3.11 needs both
         canvas.savefig(file, format="pdf", metadata=unsaid)
     if figure.axes.name == "table1":
-        write(Path(f"{out_stem}.md"), markdown(hidden_layers(figure)))
+        write(Path(f"{out_stem}.md"), "\n".join(words.table(hidden_layers(figure))) + "\n")
 
 
 def drawing(figure: Figure) -> Canvas:

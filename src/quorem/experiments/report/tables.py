@@ -83,12 +83,6 @@ def _loss(point: Result | None, best: Result | None) -> str:
     return f"{BEST}{text}{BEST}" if point is best or is_clear(best, point) is False else text
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    head, *body = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
-    return "\n".join([head, "|" + "---|" * len(rows[0]), *body]) + "\n"
-
-
 def hidden_layers_html(figure: Figure) -> str:
     """Table 1 in HTML; the best of a row is bold."""
     head, *body = hidden_layers(figure)
