@@ -194,8 +194,7 @@ def block_rows(source, s, first, n, begin, end, rows):
     any_invalid = _read_ids(source, s, first, n, numbers)
     has_own = slot_item(source, s, OWN) > 0
     if has_own:
-        _find_places(source, s, n, numbers, rows)
-        _own_rows(source, s, n, numbers, rows)
+        _find_own(source, s, n, numbers, rows)
     first_composed = max(begin, 1 if has_own else 0)
     if first_composed < end:
         _permute(source, s, n, numbers)
@@ -262,17 +261,21 @@ def _read_ids(source, s, first, n, ids):
 
 
 @inner
-def _find_places(source, s, n, ids, scratch):
-    """Each id becomes its place in the table: ``ops.rows._places``. Without lists of ids, hot ids are the lowest."""
+def _find_own(source, s, n, ids, rows):
+    """Fill ``rows`` with rows of ids' own, -1 for other ids. Ids become numbers, negative for ids that have none.
+
+    The places of ids in the table are those of ``ops.rows._places``. Without lists of ids, hot ids are the lowest.
+    """
     limit, num_own, rest = slot_item(source, s, LIMIT), slot_item(source, s, OWN), slot_item(source, s, REST)
+    base, pitch = part_item(source, s, 0, BASE), part_item(source, s, 0, PITCH)
     hot, has_rest, start = num_hot(source, s), rest < limit, slot_item(source, s, HOT)
     if start < 0:
         for i in range(n):
             x = item(INT64, ids, i)
             place = hot if x >= rest else (x + 1 if has_rest else x)
-            put(INT64, ids, i, x if x < hot else place)
+            _put_place(x if x < hot else place, i, num_own, base, pitch, ids, rows)
         return
-    below_hot, below_cold = ids + BLOCK * 8, scratch
+    below_hot, below_cold = ids + BLOCK * 8, rows
     num_cold, cold_start = (rest - hot if has_rest else 0), slot_item(source, s, COLD)
     _count_below(source, start, hot, n, ids, below_hot)
     _count_below(source, cold_start, num_cold, n, ids, below_cold)
@@ -286,7 +289,13 @@ def _find_places(source, s, n, ids, scratch):
                 below = num_own + cold
             else:
                 below = hot
-        put(INT64, ids, i, x if x < 0 else below)
+        _put_place(x if x < 0 else below, i, num_own, base, pitch, ids, rows)
+
+
+@inner
+def _put_place(place, i, num_own, base, pitch, numbers, rows):
+    put(INT64, rows, i, base + place * pitch if np.uint64(place) < np.uint64(num_own) else -1)
+    put(INT64, numbers, i, place - num_own)
 
 
 @inner
@@ -308,16 +317,6 @@ def _count_below(source, start, length, n, ids, below):
             low = item(INT64, below, i)
             put(INT64, below, i, low + half if _rank(source, start + low + half - 1) < item(INT64, ids, i) else low)
         length -= half
-
-
-@inner
-def _own_rows(source, s, n, places, rows):
-    """Fill ``rows`` with rows of ids' own, -1 for other ids. Places become numbers, negative for ids that have none."""
-    num_own, base, pitch = slot_item(source, s, OWN), part_item(source, s, 0, BASE), part_item(source, s, 0, PITCH)
-    for i in range(n):
-        place = item(INT64, places, i)
-        put(INT64, rows, i, base + place * pitch if np.uint64(place) < np.uint64(num_own) else -1)
-        put(INT64, places, i, place - num_own)
 
 
 @inner
@@ -346,43 +345,28 @@ def _partition_rows(source, s, k, n, numbers, rows):
     stride, size = part_item(source, s, k, STRIDE), part_item(source, s, k, SIZE)
     base, pitch = part_item(source, s, k, BASE), part_item(source, s, k, PITCH)
     map_start, limit = part_item(source, s, k, MAP), num_numbers(source, s)
+    wraps = (limit - 1) // stride >= size
     if map_start >= 0:
         for i in range(n):
-            put(INT64, rows, i, item(INT64, source.maps, map_start + max(item(INT64, numbers, i), 0)))
-    elif stride > 1:
-        _divide(numbers, n, stride, limit, rows)
+            number = item(INT64, numbers, i)
+            bucket = item(INT64, source.maps, map_start + max(number, 0))
+            put(INT64, rows, i, -1 if number < 0 else base + bucket * pitch)
+    elif limit <= _EXACT:
+        per_stride, per_size = 1.0 / stride, 1.0 / size
+        for i in range(n):
+            number = item(INT64, numbers, i)
+            bucket = number
+            if stride > 1:
+                bucket = np.int64(number * per_stride)
+                rest = number - bucket * stride
+                bucket = bucket - (1 if rest < 0 else 0) + (1 if rest >= stride else 0)
+            if wraps:
+                bucket -= np.int64(bucket * per_size) * size
+                bucket += size if bucket < 0 else 0
+                bucket -= size if bucket >= size else 0
+            put(INT64, rows, i, -1 if number < 0 else base + bucket * pitch)
     else:
         for i in range(n):
-            put(INT64, rows, i, item(INT64, numbers, i))
-    if map_start < 0 and (limit - 1) // stride >= size:
-        _remainder(rows, n, size, limit)
-    for i in range(n):
-        put(INT64, rows, i, -1 if item(INT64, numbers, i) < 0 else base + item(INT64, rows, i) * pitch)
-
-
-@inner
-def _divide(x, n, divisor, limit, quotient):
-    """``quotient = x // divisor``; ``limit`` bounds x."""
-    if limit <= _EXACT:
-        reciprocal = 1.0 / divisor
-        for i in range(n):
-            q = np.int64(item(INT64, x, i) * reciprocal)
-            rest = item(INT64, x, i) - q * divisor
-            put(INT64, quotient, i, q - (1 if rest < 0 else 0) + (1 if rest >= divisor else 0))
-    else:
-        for i in range(n):
-            put(INT64, quotient, i, np.int64(np.uint64(max(item(INT64, x, i), 0)) // np.uint64(divisor)))
-
-
-@inner
-def _remainder(x, n, divisor, limit):
-    """``x %= divisor`` in place; ``limit`` bounds x."""
-    if limit <= _EXACT:
-        reciprocal = 1.0 / divisor
-        for i in range(n):
-            rest = item(INT64, x, i) - np.int64(item(INT64, x, i) * reciprocal) * divisor
-            rest += divisor if rest < 0 else 0
-            put(INT64, x, i, rest - (divisor if rest >= divisor else 0))
-    else:
-        for i in range(n):
-            put(INT64, x, i, np.int64(np.uint64(max(item(INT64, x, i), 0)) % np.uint64(divisor)))
+            number = item(INT64, numbers, i)
+            bucket = np.int64(np.uint64(max(number, 0)) // np.uint64(stride) % np.uint64(size))
+            put(INT64, rows, i, -1 if number < 0 else base + bucket * pitch)
