@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from quorem import optim
+from quorem import Table, optim
 
+SMALL = [Table("a", 5000, 16), Table("b", 300, 8), Table("c", 100_000, 4), Table("d", 5, 16), Table("e", 2000, 1)]
 OPTIMIZERS = {
     "sgd": optim.SGD,
     "adagrad": optim.Adagrad,

@@ -4,51 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fit_cases import FITTED, buckets_of, compose, fitted, made_by, noise, uneven
 from oracles import CASES, D, N, fill_
 from torch import Tensor
 
-import quorem.fit.target
 from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, HotCold, Pool
-from quorem.fit import fit_, products
-from quorem.operations import OPERATIONS
-from quorem.partitions import ExplicitPartition, Partition
-from quorem.schemes import Scheme, TableSpec
-
-FITTED = {name: scheme for name, scheme in CASES.items() if not name.startswith(("path", "hot", "pool"))}
-
-
-def compose(tables: list[Tensor], spec: TableSpec) -> Tensor:
-    """The full table, from the stored ones."""
-    buckets = buckets_of(spec)
-    return OPERATIONS[spec.operation](*(table[bucket] for table, bucket in zip(tables, buckets, strict=True)))
-
-
-def buckets_of(spec: TableSpec) -> list[Tensor]:
-    ids = torch.arange(spec.num_embeddings)
-    ids = ids if spec.permutation is None else spec.permutation(ids)
-    return [part(ids) for part in spec.partitions]
-
-
-def fitted(spec: TableSpec, dense: Tensor, frequencies: Tensor | None = None, **options: int) -> list[Tensor]:
-    tables = [torch.full(shape, torch.nan, dtype=dense.dtype) for shape in spec.shapes]
-    fit_(tables, spec, dense, frequencies, **options)
-    return tables
-
-
-def made_by(spec: TableSpec, seed: int = 0) -> Tensor:
-    """A table that the scheme can hold, with entries of both signs."""
-    draw = torch.Generator().manual_seed(seed)
-    return compose([torch.randn(shape, generator=draw, dtype=torch.float64) for shape in spec.shapes], spec)
-
-
-def noise(n: int, d: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def uneven(n: int, seed: int = 0) -> Tensor:
-    """Frequencies over many orders of magnitude, a third of them zero."""
-    draw = torch.Generator().manual_seed(seed)
-    return torch.rand(n, generator=draw).pow(6) * (torch.rand(n, generator=draw) > 1 / 3)
+from quorem.fit import fit_
+from quorem.partitions import ExplicitPartition
+from quorem.schemes import Scheme
 
 
 @pytest.mark.parametrize("frequencies", [None, uneven(N)], ids=["even", "uneven"])
@@ -75,15 +38,6 @@ def test_recovered_on_full_and_sparse_grids(
     torch.testing.assert_close(compose(tables, spec), dense, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("operation", ["add", "mult"])
-def test_recovered_where_the_last_round_is_cut_off(operation: str) -> None:
-    """One id more or less than a full grid has."""
-    for n in (999, 1000, 1001):
-        spec = QR(4, operation=operation).spec(n, 2)
-        dense = made_by(spec)
-        torch.testing.assert_close(compose(fitted(spec, dense), spec), dense, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("case", ["hash", "explicit", "qr-concat", "generalized-dims", "mixed-concat", "mixed-feature"])
 @pytest.mark.parametrize("permute", [None, 4])
 def test_means_over_buckets(case: str, permute: int | None) -> None:
@@ -96,72 +50,6 @@ def test_means_over_buckets(case: str, permute: int | None) -> None:
             weights = frequencies[ids].double() if frequencies[ids].any() else torch.ones(len(ids))
             expected = (rows[ids] * weights[:, None]).sum(0) / weights.sum() if len(ids) else torch.zeros(len(table[b]))
             torch.testing.assert_close(table[b], expected.double(), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("frequencies", [None, uneven(N) + 1e-3], ids=["even", "uneven"])
-@pytest.mark.parametrize("scheme", [QR(4), QR(7), GeneralizedQR(3), ChineseRemainder(3), CASES["mixed-add"]], ids=str)
-def test_sums_are_least_squares(scheme: Scheme, frequencies: Tensor | None) -> None:
-    """Against ``lstsq`` over the indicator matrix of the buckets."""
-    spec = replace(scheme, operation="add", force=True).spec(N, D)
-    dense = noise(N, D)
-    root = torch.ones(N, 1) if frequencies is None else frequencies.double().sqrt()[:, None]
-    hot = [torch.eye(p.size, dtype=torch.float64)[b] for p, b in zip(spec.partitions, buckets_of(spec), strict=True)]
-    matrix = torch.cat(hot, 1)
-    best = matrix @ torch.linalg.lstsq(matrix * root, dense * root, driver="gelsd").solution
-    torch.testing.assert_close(compose(fitted(spec, dense, frequencies), spec), best, rtol=1e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize(("m", "q"), [(15, 4), (200, 150), (6, 10)])
-@pytest.mark.parametrize("sigma", [0.3, 1.0])
-def test_products_of_two_tables_are_the_best_rank_one(m: int, q: int, sigma: float) -> None:
-    """By Eckart and Young: for each dimension the table ``[q, m]`` loses all but its first singular value."""
-    grid = noise(q, 4, 1)[:, None] * noise(m, 4, 2) + sigma * noise(q * m, 4).view(q, m, 4)
-    values = torch.linalg.svdvals(grid.permute(2, 0, 1))
-    spec = QR(q, force=True).spec(q * m, 4)
-    dense = grid.flatten(0, 1)
-    error = (compose(fitted(spec, dense), spec) - dense).pow(2).sum()
-    assert float(error) == pytest.approx(float(values[:, 1:].pow(2).sum()), rel=1e-3)
-
-
-@pytest.mark.parametrize("scheme", [QR(4), GeneralizedQR(3), ChineseRemainder(2)], ids=str)
-def test_weighted_products_are_no_worse_than_plain_alternation(scheme: Scheme) -> None:
-    """For each dimension, the best of six random starts, alternated one bucket at a time for as long as it takes."""
-    spec = replace(scheme, force=True).spec(N, 2)
-    dense, weights = noise(N, 2) + 1, uneven(N).double()[:, None] + 0.01
-    buckets, errors = buckets_of(spec), []
-    for seed in range(6):
-        tables = [noise(size, 2, seed) for size, _ in spec.shapes]
-        for _ in range(100):
-            for j, table in enumerate(tables):
-                others = [t[b] for i, (t, b) in enumerate(zip(tables, buckets, strict=True)) if i != j]
-                factor = torch.stack(others).prod(0)
-                for b in range(len(table)):
-                    ids = buckets[j] == b
-                    table[b] = (weights * dense * factor)[ids].sum(0) / (weights * factor * factor)[ids].sum(0)
-        errors.append((weights * (compose(tables, spec) - dense) ** 2).sum(0))
-    error = (weights * (compose(fitted(spec, dense, weights[:, 0]), spec) - dense) ** 2).sum(0)
-    assert float(error.sum()) <= 1.01 * float(torch.stack(errors).amin(0).sum())
-
-
-@pytest.mark.parametrize(
-    "scheme",
-    [QR(4), QR(60), QR(4, permute=1), GeneralizedQR(3), HotCold(100, cold=QR(9)), ChineseRemainder(3)],
-    ids=str,
-)
-def test_large_tables_are_fitted_to_their_frequent_ids_first(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a sample is fitted first changes the error by less than one percent; exact tables are recovered."""
-    n, weights = 64_000, uneven(64_000)
-    spec = scheme.spec(n, 4)
-    exact = made_by(QR(9).spec(n, 4) if isinstance(scheme, HotCold) else spec)
-    dense, errors = exact + noise(n, 4), []
-    for numbers in (products.SAMPLED_NUMBERS, 1):
-        monkeypatch.setattr(products, "SAMPLED_NUMBERS", numbers)
-        module = Embedding(n, 4, scheme, dtype=torch.float64)
-        fit_(module.tables(), spec, dense, weights)
-        errors.append((weights[:, None] * (module.to_dense() - dense).square()).sum().item())
-        if not isinstance(scheme, HotCold):
-            torch.testing.assert_close(compose(fitted(spec, exact, weights), spec), exact)
-    assert errors[1] < 1.01 * errors[0]
 
 
 @pytest.mark.parametrize("operation", ["add", "mult", "concat"])
@@ -191,20 +79,6 @@ def test_parts_that_frequencies_do_not_join_keep_the_fit_without_them() -> None:
     frequencies = torch.zeros(20)
     frequencies[:5] = frequencies[15:] = 1
     torch.testing.assert_close(compose(fitted(spec, dense, frequencies), spec), dense)
-
-
-def test_the_padding_row_counts_for_nothing() -> None:
-    """Whatever it holds: the others are fitted as by weights of zero and one."""
-    dense = noise(N, D) + 2
-    holed = dense.index_fill(0, torch.tensor([7]), torch.nan)
-    others = torch.arange(N) != 7
-    for case in ("hash", "qr-add", "qr-mult", "generalized3-mult", "mixed-concat"):
-        spec = FITTED[case].spec(N, D)
-        vectors = compose(fitted(spec, holed, padding_idx=7 - N), spec)
-        expected = compose(fitted(spec, dense, others.float()), spec)
-        torch.testing.assert_close(vectors[others], expected[others], rtol=0.01, atol=0.01)
-    (stored,) = fitted(Hash(4).spec(N, D), holed, padding_idx=7)
-    torch.testing.assert_close(stored[7], dense[[22, 37, 52]].mean(0))
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
@@ -249,21 +123,6 @@ def test_the_largest_table_holds_the_scale(scheme: Scheme) -> None:
                 assert (table.sum(0) >= 0).all()
 
 
-def test_the_size_of_blocks_and_columns_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = ["hash", "qr-add", "qr-mult", "qr-quotient-mult", "chinese2-add", "generalized3-add", "mixed-mult"]
-    wide = Custom((Partition(20, 3), Partition(1, 20)), operation="add", force=True)
-    schemes = [replace(FITTED[case], permute=permute) for case in cases for permute in (None, 4)]
-    specs = [scheme.spec(N, 3) for scheme in (wide, *schemes)]
-    dense, frequencies = noise(N, 3) + 2, torch.arange(1.0, N + 1)
-    expected = [fitted(spec, dense, frequencies) for spec in specs]
-    for numbers in (7, 40):
-        monkeypatch.setattr(quorem.fit.target, "BLOCK_NUMBERS", numbers)
-        monkeypatch.setattr(quorem.fit, "MEMORY", 0)  # a column at a time
-        for spec, tables in zip(specs, expected, strict=True):
-            vectors = compose(fitted(spec, dense, frequencies), spec)
-            torch.testing.assert_close(vectors, compose(tables, spec), rtol=0.01, atol=0.01)
-
-
 def test_full_tables_are_copied() -> None:
     dense = noise(N, D).index_fill(0, torch.tensor([3]), torch.nan)
     for scheme in (Full(), Full(permute=3), QR(4, permute=1)):
@@ -275,13 +134,6 @@ def test_full_tables_are_copied() -> None:
 def test_unused_buckets_are_zero() -> None:
     spec = Custom([ExplicitPartition([0, 4, 0, 4])], check=False, force=True).spec(4, 2)
     assert fitted(spec, torch.ones(4, 2))[0][:, 0].tolist() == [1, 0, 0, 0, 1]
-
-
-def test_products_whose_factors_cancel_are_fitted() -> None:
-    """The mean of every bucket of the large table is zero, where a fit from equal factors would stay."""
-    rows = torch.linspace(1, 2, 10)[:, None]
-    spec, target = QR(2).spec(20, 1), torch.cat([rows, -rows])
-    torch.testing.assert_close(compose(fitted(spec, target), spec), target)
 
 
 @pytest.mark.parametrize(
@@ -370,19 +222,3 @@ def test_refusals() -> None:
         fitted(spec, dense, torch.zeros(N))
     with pytest.raises(TypeError, match=r"frequencies \(torch.bool\) must hold integers or floats"):
         fitted(spec, dense, torch.ones(N, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_weighted_products_have_no_factors_close_to_zero_at_next_to_no_cost(seed: int, monkeypatch) -> None:
-    """A factor near zero makes rows that the first step of an optimizer would blow up."""
-    draw = torch.Generator().manual_seed(seed)
-    trained, counts = torch.randn(400, 8, generator=draw), (270 / torch.arange(1, 401)).floor()  # a third is unseen
-    errors, smallest = [], []
-    for floors in ((), products.FLOORS):
-        monkeypatch.setattr(products, "FLOORS", floors or (0.0,))
-        table = Embedding(400, 8, QR(4))
-        table.fit_(trained, counts)
-        errors.append((table.to_dense() - trained).square().mul(counts[:, None]).sum())
-        smallest.append(min(dict(table.named_tables()).values(), key=len).abs().min())
-    assert smallest[0] < 0.05 and smallest[1] > 0.09
-    assert errors[1] <= (1 + products.COST) * errors[0]

@@ -1,0 +1,47 @@
+"""Budgets as people write them."""
+
+import pytest
+
+from quorem.planner.budget import parse_bytes, show_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MB", 512 * 10**6),
+        ("2GiB", 2**31),
+        ("1.5 kB", 1500),
+        ("7", 7),
+        ("7B", 7),
+        ("0.1TB", 10**11),
+        (" 3mb ", 3 * 10**6),
+    ],
+)
+def test_budgets(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "1e3", "1 XB", "1,000", "1.MB", "nan"])
+def test_budgets_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"budget \(.*\) must be a number with B, kB, MB"):
+        parse_bytes(text)
+
+
+def test_budgets_of_the_wrong_kind() -> None:
+    for wrong in (1.5, True, None):
+        with pytest.raises(TypeError, match=r"budget \(.*\) must be a number of bytes, or a string such as '512MB'"):
+            parse_bytes(wrong)
+    for wrong in (0, -5, "0MB"):
+        with pytest.raises(ValueError, match=r"must be at least 1 byte"):
+            parse_bytes(wrong)
+
+
+def test_sizes_for_people() -> None:
+    assert [show_bytes(n) for n in (0, 999, 1000, 999_999, 1_500_000, 10**12)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1 MB",
+        "1.5 MB",
+        "1 TB",
+    ]

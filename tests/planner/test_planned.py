@@ -1,0 +1,47 @@
+"""A plan as a mapping, as text and as JSON."""
+
+import json
+
+import pytest
+from allocated import SMALL
+
+from quorem import Full, Plan, plan
+
+
+def test_a_plan_is_a_mapping_that_prints_and_saves() -> None:
+    planned = plan(SMALL, "5MB", optimizer="adam")
+    assert list(planned) == ["a", "b", "c", "d", "e"] and len(planned) == 5 and planned["d"] == Full()
+    lines = str(planned).splitlines()
+    assert lines[0].split() == ["table", "ids", "D", "before", "after", "state", "scheme", "why"]
+    assert lines[1].startswith("a ") and lines[-1].startswith("total") and "of 5 MB" in lines[-1]
+    assert repr(planned).startswith("Plan(5 tables,")
+    assert Plan.from_json(planned.to_json()) == planned
+    with pytest.raises(KeyError):
+        planned["z"]
+    with pytest.raises(AttributeError):
+        planned.budget = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(format="other"), "must be an object of format 'quorem-plan', version 1"),
+        (lambda d: d.pop("tables"), "'tables' is missing"),
+        (lambda d: d.update(optimizer="lion"), "optimizer \\('lion'\\) must be None or one of"),
+        (lambda d: d["tables"][0].update(bytes=-1), "bytes \\(-1\\) must be"),
+        (lambda d: d["tables"][0].update(cost="high"), "cost \\('high'\\) must be a number of at least 0"),
+        (lambda d: d["tables"][0].update(dtype="int16"), "dtype \\('int16'\\) must be one of"),
+        (lambda d: d["tables"][0].update(name="b"), "names of tables \\('b'\\) must be unique"),
+        (lambda d: d["tables"][0].update(scheme={"scheme": "None"}), "must be an object whose 'scheme' is one of"),
+        (lambda d: d["tables"][0].update(more=1), "unexpected keyword argument 'more'"),
+        (lambda d: d["tables"].append(3), "a table \\(3\\) must be an object"),
+        (lambda d: d["tables"][0].update(name=3), "name \\(3\\) must be a str"),
+    ],
+)
+def test_a_damaged_plan_is_refused(change, message: str) -> None:
+    values = json.loads(plan(SMALL, "300kB").to_json())
+    change(values)
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(json.dumps(values))
+    with pytest.raises(ValueError, match="is not a plan"):
+        Plan.from_json("{")
