@@ -4,6 +4,7 @@ Old ids keep their buckets. Rows are added only to a stored table whose partitio
 ids: the full table, or the partition with the largest stride. Schemes without such a partition are refused.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,7 @@ def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -
         last = max(range(len(grown)), key=lambda j: grown[j].stride)
         grown[last] = Partition(grown[last].stride, max(grown[last].size, -(-n // grown[last].stride)))
     elif isinstance(scheme, ChineseRemainder):
-        room = 1
-        for part in grown:
-            room *= part.size
-        if room < n:
+        if (room := math.prod(part.size for part in grown)) < n:
             raise ValueError(f"scheme ({spec.scheme}) has room for {room} ids, not for {n}; {ABLE} can take more")
     elif not isinstance(scheme, Hash) and not is_complementary(grown, n) and is_complementary(grown, old):
         raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")

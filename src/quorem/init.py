@@ -199,17 +199,14 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activ
             carry = torch.zeros(weight.shape[1:], dtype=torch.float32, device=weight.device)
             if len(weights) == 1:
                 carry.fill_diagonal_(1)
-            elif i == 0:
-                for q in range(directions):
-                    for s, sign in enumerate(signs):
-                        carry[q, len(signs) * q + s] = sign
-            elif i < len(weights) - 1:
+            elif 0 < i < len(weights) - 1:
                 carry.fill_diagonal_(1 if activation == "relu" else 4)
-            else:
-                gain = sqrt(d / directions) * (1 if activation == "relu" else 4)
+            else:  # from directions to units, or back
+                gain = sqrt(d / directions) * (1 if activation == "relu" else 4) if i else 1
+                across = carry.T if i else carry
                 for q in range(directions):
                     for s, sign in enumerate(signs):
-                        carry[len(signs) * q + s, q] = sign * gain
+                        across[q, len(signs) * q + s] = sign * gain
             values = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1])).add_(carry)
             weight.copy_(values)
             bias.zero_()

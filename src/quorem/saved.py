@@ -109,11 +109,6 @@ class TransientNames(set[str]):
         return name == "stored" or str(name).isdigit() or super().__contains__(name)
 
 
-def named_entries(tables: "StoredTables") -> list[tuple[str, Tensor]]:
-    """Entries of the ``state_dict`` that are neither parameters nor buffers: tables, pools and ranks."""
-    return [*tables.named_tables(), *ranks(tables).items()]
-
-
 def is_sharded(tensor: Any) -> bool:
     """Whether a tensor is a ``DTensor``, of which each process has a part (``fully_shard``).
 

@@ -301,7 +301,8 @@ class StoredTables(nn.Module):
         yield from super().named_buffers(prefix, recurse, remove_duplicate)
         if not recurse:
             dot = "." if prefix else ""
-            yield from ((f"{prefix}{dot}{name}", tensor) for name, tensor in saved.named_entries(self))
+            entries = (*self.named_tables(), *saved.ranks(self).items())
+            yield from ((f"{prefix}{dot}{name}", tensor) for name, tensor in entries)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         # For torch.distributed.checkpoint, which follows the names of a state_dict as attributes.

@@ -21,12 +21,11 @@ def composed_module(module: Any, group: WeightGroup, fit: bool, shared: Embeddin
         options["frequencies"] = group.counts
     if not fit and not weight.is_meta:
         options["init_std"] = deviation(weight)
-    new: Embedding
-    if isinstance(module, nn.EmbeddingBag):
+    is_bag = isinstance(module, nn.EmbeddingBag)
+    if is_bag:
         options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
-        new = EmbeddingBag(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
-    else:
-        new = Embedding(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
+    kind = EmbeddingBag if is_bag else Embedding
+    new = kind(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
     if shared is not None:
         new.stored = shared.stored
     elif fit and not weight.is_meta:
@@ -38,13 +37,12 @@ def composed_module(module: Any, group: WeightGroup, fit: bool, shared: Embeddin
 
 def plain_module(module: Embedding, weight: nn.Parameter) -> nn.Module:
     """The ``torch.nn`` module that replaces a composed one."""
-    n, d = module.num_embeddings, module.embedding_dim
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": "meta"}
-    new: nn.Embedding | nn.EmbeddingBag
+    kind: type[nn.Embedding | nn.EmbeddingBag] = nn.Embedding
     if isinstance(module, EmbeddingBag):
-        new = nn.EmbeddingBag(n, d, mode=module.mode, include_last_offset=module.include_last_offset, **options)
-    else:
-        new = nn.Embedding(n, d, **options)
+        kind, options = nn.EmbeddingBag, options | {"mode": module.mode}
+        options["include_last_offset"] = module.include_last_offset
+    new = kind(module.num_embeddings, module.embedding_dim, **options)
     new.weight = weight
     keep_(module, new)
     return new

@@ -133,17 +133,14 @@ def _differentiated(*inputs: Tensor | None, eager: bool = False) -> bool:
 
     ``torch.jit.trace`` takes none, since it cannot save a Python function. ``eager`` is ``is_eager()``, if known.
     """
-    if not eager and not torch.compiler.is_compiling() and is_captured():
+    compiling = not eager and torch.compiler.is_compiling()
+    if not eager and not compiling and is_captured():
         return False
     if torch.is_grad_enabled():
         for tensor in inputs:
             if tensor is not None and tensor.requires_grad:
                 return True
-    if eager:
-        return forward_ad._current_level >= 0
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return not compiling and (forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active())
 
 
 def _may_be_sparse() -> bool:

@@ -116,27 +116,26 @@ def _missed_change(
 def keep_rows_(state: LaggingState, constants: Constants) -> None:
     """Count every row as up to date: its averages decay by the steps that it missed, the row itself does not change."""
     for rows in (state.last < state.step).nonzero()[:, 0].split(CHUNK):
-        since = state.last[rows].long()
-        if isinstance(state, MomentumSGDState):
-            assert isinstance(constants, MomentumSGDConstants)
-            if state.momentum_buffer is not None:
-                gap = (state.step - since).double()[:, None]
-                kept = state.momentum_buffer[rows] * constants.momentum**gap
-                state.momentum_buffer[rows] = kept.to(state.momentum_buffer.dtype)
-        else:
-            assert isinstance(constants, AnyAdamConstants)
-            _decay_(rows, since, state, constants)
+        _decay_(rows, state.last[rows].long(), state, constants)
     if isinstance(state, AdamState):
         state.last[:] = torch.where(state.last > 0, state.step, 0)
     else:
         state.last.copy_(state.step.expand_as(state.last))
 
 
-def _decay_(rows: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> None:
+def _decay_(rows: Tensor, since: Tensor, state: LaggingState, constants: Constants) -> None:
     """Decay the averages of ``rows`` by the steps after ``since``."""
     gap = (state.step - since).double()[:, None]
-    state.exp_avg[rows] = (state.exp_avg[rows] * constants.beta1**gap).to(state.exp_avg.dtype)
-    state.exp_avg_sq[rows] = (state.exp_avg_sq[rows] * constants.beta2**gap).to(state.exp_avg.dtype)
+    averages: list[tuple[Tensor | None, float]]
+    if isinstance(state, MomentumSGDState):
+        assert isinstance(constants, MomentumSGDConstants)
+        averages = [(state.momentum_buffer, constants.momentum)]
+    else:
+        assert isinstance(constants, AnyAdamConstants)
+        averages = [(state.exp_avg, constants.beta1), (state.exp_avg_sq, constants.beta2)]
+    for average, factor in averages:
+        if average is not None:
+            average[rows] = (average[rows] * factor**gap).to(average.dtype)
 
 
 def rows_in_turn(stored: Tensor, state: LaggingState) -> Tensor:

@@ -179,18 +179,16 @@ def invalid_ids(ids: Tensor, offsets: Tensor | None, layout: Layout) -> tuple[Te
 
 
 def raise_out_of_range(ids: Tensor, offsets: Tensor | None, layout: Layout, names: str) -> None:
-    """Raise IndexError for the first id on the CPU that is outside its table, if there is one."""
+    """Raise IndexError for the first id on the CPU that is outside its table, if there is one.
+
+    ``names`` has the name of each feature's table, one per line.
+    """
     if ids.device.type != "cpu":
         return
     invalid, limit, feature = invalid_ids(ids, offsets, layout)
     if invalid.any():
-        raise_id(int(ids[invalid][0]), int(limit[invalid][0]), names, int(feature[invalid][0]))
-
-
-def raise_id(value: int, limit: int, names: str, feature: int) -> None:
-    """Raise IndexError for an id of a feature; ``names`` has the name of each feature's table, one per line."""
-    table = names.split("\n")[feature] if names else "the table"
-    raise IndexError(f"id {value} is outside [0, {limit}) of {table}")
+        table = names.split("\n")[int(feature[invalid][0])] if names else "the table"
+        raise IndexError(f"id {int(ids[invalid][0])} is outside [0, {int(limit[invalid][0])}) of {table}")
 
 
 def accumulator(stored: Tensor) -> torch.dtype:

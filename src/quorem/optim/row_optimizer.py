@@ -45,28 +45,26 @@ class RowOptimizer(torch.optim.Optimizer):
     decays_rows: ClassVar[bool] = False  # whether weight_decay is supported for tables
     instead: ClassVar[str] = ""  # name of an optimizer for sparse gradients of modules that are not quorem's
 
+    clip_value: float | None = None
+    loss_scale: float | Tensor | None = None
+    rounding_seed: int | None = 0
+
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
-        self.clip_value: float | None = None
-        self.loss_scale: float | Tensor | None = None
-        self.rounding_seed: int | None = 0
-        self._row_rules: dict[Tensor, RowRule] = {}
         self._updates: dict[Tensor, Updates] = {}  # of the parameters that are updated row by row
+        self._start(defaults)
+        super().__init__(params, self._dense.defaults)
+
+    def _start(self, options: dict[str, Any]) -> None:
+        self._row_rules: dict[Tensor, RowRule] = {}
         self._sparse_tables: dict[Tensor, bool] = {}
         self._foreach = Foreach()
-        self._dense = self.torch_class([torch.empty(0)], **defaults)
-        super().__init__(params, self._dense.defaults)
+        self._dense = self.torch_class([torch.empty(0)], **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("clip_value", None)
-        self.__dict__.setdefault("loss_scale", None)
-        self.__dict__.setdefault("rounding_seed", 0)
         self.__dict__.setdefault("_updates", {})
-        self._row_rules, self._sparse_tables = {}, {}
-        self._foreach = Foreach()
         accepted = inspect.signature(self.torch_class).parameters  # AdamW adds a default that it does not accept
-        options = {name: value for name, value in self.defaults.items() if name in accepted}
-        self._dense = self.torch_class([torch.empty(0)], **options)
+        self._start({name: value for name, value in self.defaults.items() if name in accepted})
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()

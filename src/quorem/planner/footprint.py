@@ -103,17 +103,13 @@ class TrainedStorage:
         per_feature = 2 + RULE_COLUMNS * self.has_id_rules
         return 8 * (slots * per_slot + per_feature * sum(self.num_features) + 1)  # 1: count of invalid ids
 
-    def fixed(self, most_partitions: int) -> tuple[int, int]:
-        """Bytes of the module and of the optimizer's state that belong to no single table."""
-        return self.layout(most_partitions), self.shared_state()
-
 
 def module_bytes(storage: TrainedStorage, specs: Sequence[TableSpec]) -> tuple[int, int]:
     """Bytes of a module with tables of these specs, and of the optimizer's state for it.
 
     The specs must have closed-form partitions and must not concatenate, like those of the planner's choices.
     """
-    module, state = storage.fixed(max(len(spec.shapes) for spec in specs))
+    module, state = storage.layout(max(len(spec.shapes) for spec in specs)), storage.shared_state()
     for spec in specs:
         rate, rows = storage.rate(spec.embedding_dim), sum(rows for rows, _ in spec.shapes)
         module += rows * rate.row

@@ -12,7 +12,7 @@ from ..checks import check_int
 from ..collection import Table
 from ..optimizer_names import Optimizer
 from ..schemes import Full, RawCounts, Scheme
-from ..schemes.frequency import check_frequencies, check_ranking, counts_by_id
+from ..schemes.frequency import check_frequencies, counts_by_id
 from ..tables import Tables
 from .allocate import Integers
 from .footprint import TrainedStorage, number_bytes
@@ -78,9 +78,7 @@ def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
 def _counts(table: Table) -> Tensor | None:
     """How often the ids of a table occur (of raw ids, only those that do); None where that is not known."""
     if isinstance(table.frequencies, RawCounts):
-        counted = check_ranking(table.frequencies, table.num_embeddings)
-        assert isinstance(counted, RawCounts)
-        return counts_by_id(counted, table.num_embeddings)[1]
+        return counts_by_id(table.frequencies, table.num_embeddings)[1]
     return table.frequencies if isinstance(table.frequencies, Tensor) else None
 
 
@@ -170,8 +168,8 @@ class StoredModules:
         """
         most = np.zeros(len(self.storages), np.int64)
         np.maximum.at(most, self.module_of, partitions)
-        pairs = [storage.fixed(number) for storage, number in zip(self.storages, most.tolist(), strict=True)]
-        return sum(layout for layout, _ in pairs), sum(state for _, state in pairs)
+        layouts = [storage.layout(number) for storage, number in zip(self.storages, most.tolist(), strict=True)]
+        return sum(layouts), sum(storage.shared_state() for storage in self.storages)
 
     def planned_table(
         self, t: int, scheme: Scheme, rows: int, stored_tables: int, *, list_bytes: int = 0, **more: Any
