@@ -9,58 +9,47 @@ from .. import init
 from ..collection import EmbeddingCollection
 from ..fit import fit_
 from ..ops.layout import pool_key
-from ..schemes import HotCold, Scheme
+from ..schemes import HotCold
 from ..schemes.frequency import composed_ids, places
+from .groups import WeightGroup
 
 
-def fill_(
-    single: EmbeddingCollection,
-    trained: Mapping[str, Tensor],
-    schemes: Mapping[str, Scheme],
-    counts: Mapping[str, Tensor],
-    fit: bool,
-) -> None:
+def fill_(single: EmbeddingCollection, groups: Mapping[str, WeightGroup], fit: bool) -> None:
     """Fill a collection from trained tables.
 
     Args:
         single: the collection.
-        trained: the trained tables, by name.
-        schemes: schemes of the tables that are composed; all others are copied.
-        counts: how often the ids of a table occur, by name.
+        groups: the trained tables, by name; those without a choice are copied, all others are composed.
         fit: whether composed tables are fitted; otherwise they are drawn with the deviation of the trained table.
     """
     for t, (name, spec) in enumerate(zip(single.names, single.specs, strict=True)):
-        if name not in schemes:
+        group, stored = groups[name], single.tables(t)
+        trained = group.first.weight.detach()
+        if group.choice is None:
             with torch.no_grad():
-                single.tables(t)[0].copy_(trained[name])
+                stored[0].copy_(trained)
         elif fit:
-            stored = single.tables(t)
             pool = [torch.empty_like(table) for table in _pool_tables(single, t)]  # a dummy: the pool is filled below
-            fit_(stored + pool, spec, trained[name], counts.get(name), ranks=single.ranks_of[t])
+            fit_(stored + pool, spec, trained, group.counts, ranks=single.ranks_of[t])
         else:
-            init.init_(single.tables(t), spec, std=init.deviation(trained[name]))
+            init.init_(stored, spec, std=init.deviation(trained))
     for key in single.pools:
-        _fill_pool_(single, single.pool_members(key), trained, counts, fit)
+        _fill_pool_(single, {t: groups[single.names[t]] for t in single.pool_members(key)}, fit)
 
 
-def _fill_pool_(
-    single: EmbeddingCollection,
-    members: list[int],
-    trained: Mapping[str, Tensor],
-    counts: Mapping[str, Tensor],
-    fit: bool,
-) -> None:
-    """Fill the rows of a pool for the cold ids of all its tables, ``members``."""
-    names, stored = [single.names[t] for t in members], _pool_tables(single, members[0])
+def _fill_pool_(single: EmbeddingCollection, groups: Mapping[int, WeightGroup], fit: bool) -> None:
+    """Fill the rows of a pool for the cold ids of all its tables, by position."""
+    members = list(groups)
+    stored, trained = _pool_tables(single, members[0]), {t: groups[t].first.weight.detach() for t in members}
     if not fit:
-        deviations = [std for name in names if (std := init.deviation(trained[name])) is not None]
+        deviations = [std for weight in trained.values() if (std := init.deviation(weight)) is not None]
         std = sum(deviations) / len(deviations) if deviations else None
         init.pool_(stored, [single.specs[t] for t in members], std=std)
         return
-    cold = {name: _cold_ids(single, t) for name, t in zip(names, members, strict=True)}
-    vectors = torch.cat([trained[name][ids] for name, ids in cold.items()])
-    weighted = all(name in counts for name in names)
-    frequencies = torch.cat([counts[name][ids.cpu()] for name, ids in cold.items()]) if weighted else None
+    cold = {t: _cold_ids(single, t) for t in members}
+    vectors = torch.cat([trained[t][ids] for t, ids in cold.items()])
+    counts = [group.counts[cold[t].cpu()] for t, group in groups.items() if group.counts is not None]
+    frequencies = torch.cat(counts) if len(counts) == len(groups) else None
     pool = single.specs[members[0]].pool
     assert pool is not None
     spec = HotCold(0, cold=pool, force=True).spec(len(vectors), vectors.shape[1])

@@ -20,7 +20,7 @@ from ..integrations.torchrec.collections import Collection as Ours
 from ..integrations.torchrec.names import table_rows
 from ..optimizer_names import Optimizer
 from ..planner.footprint import TrainedStorage
-from ..schemes import Full, Scheme, TableSpec
+from ..schemes import Full, TableSpec
 from .fill import fill_
 from .groups import Choice, WeightGroup
 from .report import Entry
@@ -152,23 +152,14 @@ def _reason(collection: TorchRecCollection) -> str:
 def _composed(collection: TorchRecCollection, fit: bool) -> Ours:
     """quorem's collection in place of TorchRec's; tables without a choice stay full."""
     module, groups = collection.module, collection.groups
-    choices = {name: group.choice for name, group in groups.items() if group.choice is not None}
-    schemes: dict[str, Scheme] = {name: choice.scheme for name, choice in choices.items()}
-    counts = {name: group.counts for name, group in groups.items() if group.counts is not None}
-    ranked = {name: counts.get(name) for name, choice in choices.items() if choice.ranked}
-    tables = [
-        Table(
-            config.name,
-            config.num_embeddings,
-            config.embedding_dim,
-            schemes.get(config.name, Full()),
-            features=tuple(config.feature_names),
-            frequencies=ranked.get(config.name),
-        )
-        for config in collection.configs
-    ]
-    trained = {name: group.first.weight.detach() for name, group in collection.groups.items()}
-    first = next(iter(trained.values()))
+    tables = []
+    for config in collection.configs:
+        group = groups[config.name]
+        size = (config.num_embeddings, config.embedding_dim)
+        scheme = Full() if group.choice is None else group.choice.scheme
+        counts = group.counts if group.choice is not None and group.choice.ranked else None
+        tables.append(Table(config.name, *size, scheme, features=tuple(config.feature_names), frequencies=counts))
+    first = next(iter(groups.values())).first.weight
     options: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
     new: Ours
     if isinstance(module, POOLED):
@@ -178,9 +169,9 @@ def _composed(collection: TorchRecCollection, fit: bool) -> Ours:
         new = integration.EmbeddingCollection(tables, **options)
     if not first.is_meta:
         single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
-        fill_(single, trained, schemes, counts, fit)
+        fill_(single, groups, fit)
         integration.copy_state_(new, single)
-    frozen = {name for name, group in collection.groups.items() if not group.first.weight.requires_grad}
+    frozen = {name for name, group in groups.items() if not group.first.weight.requires_grad}
     for parameter, rows in table_rows(new).items():
         if frozen and all(part.split(".")[1] in frozen for part in rows if part.startswith("tables.")):
             new.get_parameter(parameter).requires_grad_(False)

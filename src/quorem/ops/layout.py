@@ -117,26 +117,26 @@ def build(
     features = range(len(specs)) if features is None else features
     ranks = [None] * len(specs) if ranks is None else ranks
     width = gcd(*(w for spec in specs for _, w in spec.shapes), *(s.embedding_dim for s in specs if s.pool is not None))
-    num_rows, extents = 0, []
-    for spec in specs:
-        placed, num_rows = _extents_from(num_rows, [(rows, w // width) for rows, w in spec.shapes])
-        extents.append(placed)
-    pools, num_rows = _pools_of(specs, width, num_rows)
+    free = _FreeRows()
+    extents = tuple(tuple(free.take(rows, w // width) for rows, w in spec.shapes) for spec in specs)
+    pools = _pools_of(specs, width, free)
+    pool_of = {t: name for name, pool in pools.items() for t in pool.offsets}
 
     maps, lists, tables = _Joined(torch.int64), _Joined(torch.int32), []
     for t, (spec, pad) in enumerate(zip(specs, padding, strict=True)):
-        pool = next((pool for pool in pools.values() if t in pool.offsets), None)
+        pool = pools[pool_of[t]] if t in pool_of else None
         tables.append(_table_slots(t, spec, pad, extents[t], pool, ranks[t], maps, lists))
 
-    first_reader = _first_readers(features, pools)
+    first_readers: dict[object, int] = {}  # the first feature that reads each table or pool
     slots: list[list[int]] = []
     parts: list[list[list[int]]] = []
     spans: list[list[int]] = []
     for f, t in enumerate(features):
         spans.append([len(slots), len(tables[t].parts)])
+        group = spans[first_readers.setdefault(pool_of.get(t, t), f)][0]
         for unit, slot_parts in enumerate(tables[t].parts):
             slot = list(tables[t].slot)
-            slot[FEATURE], slot[GROUP] = f, spans[first_reader[f]][0] + unit
+            slot[FEATURE], slot[GROUP] = f, group + unit
             slots.append(slot)
             parts.append(slot_parts)
     most = max(map(len, parts))
@@ -148,7 +148,7 @@ def build(
         spans=torch.tensor(spans, device="cpu"),
         ranks=lists.tensor(),
     )
-    return Storage(width, num_rows, tuple(extents), {name: pool.extents for name, pool in pools.items()}, layout)
+    return Storage(width, free.first, extents, {name: pool.extents for name, pool in pools.items()}, layout)
 
 
 class _Joined:
@@ -167,17 +167,21 @@ class _Joined:
         return torch.cat(self.lists)
 
 
-def _extents_from(first: int, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Extent, ...], int]:
-    """Extents of tables with these rows and pitches, one after another from row ``first``; and the row after them."""
-    extents = []
-    for rows, pitch in shapes:
-        extents.append(Extent(first, rows, pitch))
-        first += rows * pitch
-    return tuple(extents), first
+class _FreeRows:
+    """The rows of ``stored`` that belong to no table yet."""
+
+    def __init__(self) -> None:
+        self.first = 0
+
+    def take(self, rows: int, pitch: int) -> Extent:
+        """Give the next rows to a table."""
+        extent = Extent(self.first, rows, pitch)
+        self.first += rows * pitch
+        return extent
 
 
-def _pools_of(specs: Sequence[TableSpec], width: int, first: int) -> tuple[dict[str, _StoredPool], int]:
-    """The pools of ``specs``, each with one numbering of the cold ids of all its tables; and the row after them."""
+def _pools_of(specs: Sequence[TableSpec], width: int, free: _FreeRows) -> dict[str, _StoredPool]:
+    """The pools of ``specs``, each with one numbering of the cold ids of all its tables."""
     members: dict[tuple[str, int], list[int]] = {}
     for t, spec in enumerate(specs):
         if spec.pool is not None:
@@ -194,11 +198,10 @@ def _pools_of(specs: Sequence[TableSpec], width: int, first: int) -> tuple[dict[
             offsets[t], num_cold = num_cold, num_cold + specs[t].num_composed
         pool = specs[tables[0]].pool
         assert pool is not None
-        sizes = pool.sizes(num_cold)
-        extents, first = _extents_from(first, [(rows, d // width) for rows in sizes])
+        extents = tuple(free.take(rows, d // width) for rows in pool.sizes(num_cold))
         key = f"{name}.{d}" if names.count(name) > 1 else name
         pools[key] = _StoredPool(extents, offsets, Mixing.covering(max(num_cold, 2)).bits)
-    return pools, first
+    return pools
 
 
 def pool_key(pools: Mapping[str, object], spec: TableSpec) -> str:
@@ -251,10 +254,3 @@ def _table_slots(
 def _unit(part: list[int], unit: int) -> list[int]:
     """A row of ``parts`` for the ``unit``-th of the ``pitch`` rows of ``stored`` that make up a row of the table."""
     return [*part[:BASE], part[BASE] + unit, *part[PITCH:]]
-
-
-def _first_readers(features: Sequence[int], pools: dict[str, _StoredPool]) -> list[int]:
-    """For each feature, the first feature that it shares rows with, by its table or by a pool."""
-    pool_of = {t: name for name, pool in pools.items() for t in pool.offsets}
-    first: dict[object, int] = {}
-    return [first.setdefault(pool_of.get(t, t), f) for f, t in enumerate(features)]
