@@ -6,8 +6,8 @@ The 26 Criteo Kaggle features at D = 16, Zipf ids; ``small`` tables have a hundr
 cache. Three parts, of which each is measured in turns, so that all its providers see the same disturbances:
 
     pool     QR(4) and HotCold tables of as many rows, an eighth of each table's ids hot, one pool: lookup and step of
-             Adagrad, with ids by frequency and with lists of hot ids; ``distinct_rows`` of a batch are what it reads
-             and moves at least
+             Adagrad, with ids by frequency and with lists of hot ids; and what a batch moves at least: distinct rows
+             and cache lines, each counted once a pass
     bits     QR(4) in float32, 8 and 4 bits: lookup
     latency  p50 and p99 of a lookup of QR(4), of the same in 8 bits, and of one full nn.EmbeddingBag a feature
 """
@@ -53,6 +53,16 @@ def distinct_rows(module: EmbeddingCollection, ids: Tensor) -> int:
     gradient = module.stored.grad
     module.stored.grad = None
     return len(gradient.coalesce().indices()[0])
+
+
+def least_lines(ids: Tensor, distinct: int) -> dict[str, int]:
+    """Cache lines that a lookup and a step move at least, where a row, a vector and a row's state are a line each.
+
+    A lookup reads ids and rows and writes vectors. The rest of a step reads ids and gradients, and reads and writes
+    rows and their state.
+    """
+    in_order = ids.nbytes // 64 + ids.numel()
+    return {"lookup_lines": in_order + distinct, "step_lines": 2 * in_order + 5 * distinct}
 
 
 def lookup(module: nn.Module, ids: list[Tensor]) -> Call:
@@ -137,8 +147,9 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
         rows += rows_of(part, {**setting, "mode": "lookup"}, in_turns(calls, seconds, 5), base)
         if part == "pool":
             for kind, module in counted.items():
-                row = {"part": part, **setting, "provider": kind, "distinct_rows": distinct_rows(module, ids[0])}
-                rows.append(row)
+                distinct = distinct_rows(module, ids[0])
+                row = {"part": part, **setting, "provider": kind, "distinct_rows": distinct}
+                rows.append(row | least_lines(ids[0], distinct))
                 print(*row.values(), flush=True)
             calls = {name: step(module, ids) for name, module in modules.items()}
             rows += rows_of(part, {**setting, "mode": "step"}, in_turns(calls, seconds, 5), base)

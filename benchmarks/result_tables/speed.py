@@ -214,6 +214,8 @@ def cpu_lookups() -> str:
         ("the same with lists of hot ids, lookup", "", "pool", "lists", "qr", "p50_us", "lookup"),
         ("the same with lists of hot ids, step", "", "pool", "lists", "qr", "p50_us", "step"),
         ("distinct rows that a batch reads, one pool against `QR(4)`", "", "pool", "pool", "qr", "distinct_rows", None),
+        ("cache lines that a lookup moves at least, likewise", "", "pool", "pool", "qr", "lookup_lines", None),
+        ("cache lines that a step moves at least, likewise", "", "pool", "pool", "qr", "step_lines", None),
     ):
         values = _by_setting(rows, part, key, mode)
         ratios = [values[provider, *setting] / values[base, *setting] for setting in settings]
