@@ -49,7 +49,7 @@ def plan_targets() -> str:
     for bytes_, network in product(aims, ("dlrm", "dcn")):
         cells = []
         for times, aim in zip(PLAN_SIZES, aims[bytes_], strict=True):
-            served = "plan, float32" if times == 4 else "plan, int4"  # what the planner chooses
+            served = "plan, int8" if times == 4 else "plan, int4"  # what the planner chooses
             change = runs[network, "plan" if bytes_ == "training" else served, times]
             cells.append(f"{change:+.2f}" + ("" if aim is None else f" ({'<=' if change <= aim else 'above'} {aim})"))
         rows.append((f"{bytes_} bytes", NAMES[network], *cells))

@@ -274,3 +274,13 @@ def test_a_plan_says_who_is_hot_cold_and_rest() -> None:
     assert ids == 3000 == hot + cold + rest and lines[1].startswith("user ")
     assert any(line.startswith("(pool)") and "each of these ids sums two; 2 tables" in line for line in lines)
     assert isinstance(plan(TABLES[:3], 40_000)["user"].cold, Pool)
+
+
+@pytest.mark.parametrize(("twice", "bits"), [(0, None), (2000, 8)])
+def test_rows_are_served_in_fewer_bits_where_ids_seen_once_come_back(twice: int, bits: int | None) -> None:
+    """Which the number of ids seen twice says; the budget pays for a float32 row for all seen more than once."""
+    counts = torch.tensor([50] * 1000 + [2] * twice + [1] * 5000)
+    table = Table("user", len(counts), 16, frequencies=counts)
+    planned = plan([table], (1100 + twice) * 64, optimizer=None)
+    assert planned.bits == bits and isinstance(planned["user"], Full if bits else HotCold)
+    assert plan([table], (1100 + twice) * 128).tables[0].dtype == torch.float32  # in training as before

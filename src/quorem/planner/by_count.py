@@ -25,6 +25,7 @@ from ..sizes import coprime_sizes, coprime_sizes_for_rows
 from .allocate import Integers
 
 PARTITIONS = 2  # rows of the pool that a cold id sums
+SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a row before rows are served in fewer bits
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
 
 
@@ -226,10 +227,24 @@ def noise(tables: CountedTables) -> float:
     return 1.0 if (tables.value == np.floor(tables.value)).all() else 0.0
 
 
-def gives_rows_to_all(tables: CountedTables, division: Division) -> bool:
-    """Whether each id that occurs more than once has a row of its own."""
-    kept = tables.with_pool(0, noise(tables), 0.0)
-    return bool((division.is_full | (division.hot >= kept.hot + kept.cold)).all())
+def gives_rows_to_all(tables: CountedTables, division: Division, *, serving: bool) -> bool:
+    """Whether each id that occurs more than once has a row of its own; in serving, also nearly all seen once.
+
+    In serving fewer bits cost next to nothing, so ids seen once count as far as they will be seen again: in as many
+    rows again such an id can expect ``2 N2 / N1`` visits (the estimate of Good and Turing), where N1 ids were seen once
+    and N2 twice.
+    """
+    if _num_without_row(tables, division, noise(tables)):
+        return False
+    once, twice = (int(tables.ids[tables.value == count].sum()) for count in (1, 2))
+    visits = 2 * twice / max(once, 1) * _num_without_row(tables, division, 0.0)
+    return not serving or visits <= SHARED_VISITS * float((tables.value * tables.ids).sum())
+
+
+def _num_without_row(tables: CountedTables, division: Division, threshold: float) -> int:
+    """Number of ids with a count above ``threshold`` that have no row of their own."""
+    kept = tables.with_pool(0, threshold, 0.0)
+    return int(np.where(division.is_full, 0, np.maximum(kept.hot + kept.cold - division.hot, 0)).sum())
 
 
 class Threshold(NamedTuple):

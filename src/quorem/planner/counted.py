@@ -83,7 +83,7 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
         pools=tuple(_planned_pools(stored, counted, division, traffics)),
         bits=stored.bits or None,
     )
-    return Candidate(planned, least, gives_rows_to_all(tables, division))
+    return Candidate(planned, least, gives_rows_to_all(tables, division, serving=stored.optimizer is None))
 
 
 def _planned_pools(

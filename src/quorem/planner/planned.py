@@ -282,7 +282,7 @@ class Candidate(NamedTuple):
 
     plan: Plan | None  # None if the budget is too small
     least: int  # bytes of the smallest possible budget
-    gives_rows_to_all: bool = False  # whether each id known to occur more than once has a row of its own
+    gives_rows_to_all: bool = False  # whether each id that is known to count has a row of its own
 
 
 def _table_from(entry: Any) -> PlannedTable:
