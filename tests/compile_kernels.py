@@ -91,6 +91,8 @@ def compile_frequency() -> None:
         rules.lookup_update_(grad, ids, stored, scalar(0.1), state, layout, **options)
         if rule == "amsgrad":
             replay.bag_catch_up_(*bags, stored, state, layout, **options)
+            replay.MANY_READS = 1
+            replay.lookup_catch_up_(ids, stored, state, layout, **options)
     for bits in (8, 4):
         fewer = quorem.quantize_(quorem.EmbeddingCollection(tables), bits)
         options = {"width": 4, "bits": bits, "dtype": torch.float32}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +26,11 @@ CASES: list[Callable[[], None]] = []
 def case(function: Callable[[], None]) -> Callable[[], None]:
     CASES.append(function)
     return function
+
+
+def shard_(model: nn.Module) -> None:
+    """``fully_shard`` on the CPU: on a GPU, which it would take by itself, a gather by gloo ends the process."""
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
 
 
 class Model(nn.Module):
@@ -183,7 +189,7 @@ def sharded_tables_are_saved_and_loaded() -> None:
         source, target = (nn.Sequential(make(), nn.Linear(D, 1)) for _ in range(2))
         twin = copy.deepcopy(source)
         for model in (source, target):
-            fully_shard(model)
+            shard_(model)
         state = get_model_state_dict(source, options=StateDictOptions(full_state_dict=True))
         set_model_state_dict(target, state, options=StateDictOptions(full_state_dict=True))
         loaded = get_model_state_dict(target, options=StateDictOptions(full_state_dict=True))
@@ -201,13 +207,13 @@ def sharded_tables_are_saved_and_loaded() -> None:
 @case
 def sharded_tables_are_not_updated_in_backward() -> None:
     model = nn.Sequential(Embedding(N, D, QR(4)))
-    fully_shard(model)
+    shard_(model)
     with pytest.raises(ValueError, match="sharded"):
         optim.apply_in_backward(model, optim.SGD, lr=0.1)
     for make in (lambda: Embedding(N, D, QR(4)), lambda: EmbeddingBag(N, D, PATH)):
         model = nn.Sequential(make())
         optim.apply_in_backward(model, optim.SGD, lr=0.1)
-        fully_shard(model)
+        shard_(model)
         with pytest.raises(RuntimeError, match="fully_shard must not shard tables that apply_in_backward updates"):
             model(batch(0, 0))
 

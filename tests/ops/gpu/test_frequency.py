@@ -17,7 +17,7 @@ from quorem.ops.state import CATCHES_UP
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, lookup, places, quantized, ranks, replay, row_sums, rules
+from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, row_sums, rules
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 N = 300
@@ -109,21 +109,19 @@ def test_lookup_and_bag(kind: str) -> None:
     assert_close(pooled, truth.bag(values, offsets, samples, stored, layout, mean=True), torch.float32, "bag", slack=4)
 
 
-def test_ids_are_found_by_the_index_of_a_list() -> None:
-    """In runs of ids that are all hot, in runs without any, and in lists of cold ids too."""
+@pytest.mark.parametrize(("num_hot", "num_rest", "levels"), [(2000, 0, 1), (2000, 90, 1), (300, 0, 2), (5, 5990, 3)])
+def test_ids_are_found_in_the_words_of_a_list(num_hot: int, num_rest: int, levels: int) -> None:
+    """In runs of ids that are all hot, in runs without any, and in lists of few ids, whose words have more levels."""
     counts = torch.rand(6000, generator=torch.Generator().manual_seed(1)) + 1
-    counts[1000:2500] += 1  # all of these are hot
-    counts[3000:4000] -= 1  # none of these
-    cases = [
-        Table(f"t{rest}", 6000, 4, HotCold(2000, cold=QR(4), num_rest=rest), frequencies=counts) for rest in (0, 90)
-    ]
-    module = quorem.EmbeddingCollection(cases, device=DEVICE)
-    ids = torch.arange(6000, device=DEVICE)[:, None].expand(-1, 2).contiguous()
-    layout = module.layout
-    index = ranks.index_of(layout, host.host_layout(layout))
-    assert len(index.index) <= len(layout.ranks) / ranks.SPAN and index.rounds > 1
-    out = lookup.lookup(ids, module.stored.detach(), layout)
-    assert torch.equal(out, truth.lookup(ids, module.stored.detach(), layout))
+    counts[1000:2500] += 1  # hot, where there are as many
+    counts[3000:4000] -= 1  # never hot
+    scheme = HotCold(num_hot, cold=QR(4), num_rest=num_rest)
+    module = quorem.EmbeddingCollection([Table("t", 6000, 4, scheme, frequencies=counts)], device=DEVICE)
+    layout, stored = module.layout, module.stored.detach()
+    assert host.host_layout(layout).flags["LEVELS"] == levels
+    for dtype in (torch.int64, torch.int32):
+        ids = torch.arange(6000, dtype=dtype, device=DEVICE)[:, None]
+        assert torch.equal(lookup.lookup(ids, stored, layout), truth.lookup(ids, stored, layout))
 
 
 @pytest.mark.parametrize("kind", KINDS if CUDA else FEW)
@@ -142,7 +140,7 @@ def test_gradients(kind: str) -> None:
         weights = (grad, values, offsets, stored, layout)
         own = gradients.bag_sample_weights_backward(*weights, mean=True)
         assert_close(own, truth_gradients.bag_sample_weights_backward(*weights, mean=True), torch.float64, "weights", 4)
-    assert (places.claims_of(stored, 0) == places.UNCLAIMED).all()
+    assert (places.claims_of(stored, 0).place == places.UNCLAIMED).all()
 
 
 @pytest.mark.parametrize(("kind", "rule", "name"), STEPS)
@@ -169,7 +167,7 @@ def test_steps(kind: str, rule: str, name: str) -> None:
         truth_replay.rows_catch_up_(None, plain, plain_state, **options)
     assert_close(fused - start, plain - start, torch.float64, "change of stored", slack=20)
     assert_close(fused_state[0].double(), plain_state[0].double(), torch.float64, "state", slack=20)
-    assert (places.claims_of(fused, 0) == places.UNCLAIMED).all()
+    assert (places.claims_of(fused, 0).place == places.UNCLAIMED).all()
 
 
 @pytest.mark.parametrize("number", [2, 9])

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_fi
 
 
 def no_claim_is_left(stored: torch.Tensor) -> bool:
-    return bool((places.claims_of(stored, 0) == places.UNCLAIMED).all())
+    return bool((places.claims_of(stored, 0).place == places.UNCLAIMED).all())
 
 
 @pytest.mark.parametrize(

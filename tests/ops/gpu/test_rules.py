@@ -66,7 +66,7 @@ def check_steps(rule: str, dtype: torch.dtype, bags: bool) -> None:
             assert_close(tensor, true, dtype, name, slack=20)
         elif tensor is not None and rule not in CATCHES_UP:
             assert torch.equal(tensor, true), name
-    assert (places.claims_of(fused, 0) == places.UNCLAIMED).all()
+    assert (places.claims_of(fused, 0).place == places.UNCLAIMED).all()
 
 
 @pytest.mark.parametrize("bags", [False, True], ids=["lookup", "bag"])
@@ -78,6 +78,11 @@ def test_steps(rule: str, dtype: torch.dtype, bags: bool) -> None:
 @pytest.mark.parametrize("rule", ["adagrad", "amsgrad"])
 def test_steps_by_either_launch(rule: str, launching: None) -> None:
     check_steps(rule, torch.float32, bags=False)
+
+
+def test_of_many_reads_the_rows_that_lag_behind_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MANY_READS", 1)
+    check_steps("amsgrad", torch.float64, bags=False)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

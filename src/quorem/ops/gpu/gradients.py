@@ -14,35 +14,31 @@ from ..layout import Layout
 from .host import IdBatch, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .lookup import bag_tile, composed
-from .ranks import by_frequency
-from .row_sums import sum_by_row, sums_of, touched_rows
+from .row_sums import run_of, sum_by_row, sums_of, touched_rows
 from .rows import TYPES, is_valid, part_at, slot_at
 
 
 @triton.jit
 def dense_kernel(
-    ids, offsets, sums, claims, places, rows, dense, slots, parts, maps, B, id_stride, first_pair, pairs,
-    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, JAGGED: tl.constexpr, OWNED: tl.constexpr,
-    SHARED: tl.constexpr,
+    sums, claims, count, places, rows, _, dense, parts, first_pair, num_pairs, num_direct, first_row, direct, claiming,
+    W: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """T places of one pair: write their sums into the dense gradient."""
-    pair = first_pair + tl.program_id(0) % pairs
-    block = tl.program_id(0) // pairs
-    row, place, active = touched_rows(
-        ids, offsets, claims, places, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED, OWNED,
-        SHARED,
-    )  # fmt: skip
-    g = sums_of(sums, places, pair, place, active, W, C)
+    """A run of places, T at a time: write their sums into the dense gradient."""
+    pair, begin, end, by, used = run_of(tl.program_id(0), direct, claiming, count, places, first_pair, num_pairs, T)
     columns = tl.arange(0, C)
-    mask = active[:, None] & (columns < W)[None, :]
-    tl.store(dense + row[:, None] * W + columns[None, :], g.to(dense.dtype.element_ty), mask=mask)
+    for block in range(begin, end, by):
+        n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
+        row, place = touched_rows(n, used, pair, claims, places, rows, parts, num_direct, first_row, False)
+        g = sums_of(sums, places, pair, place, n < used, W, C)
+        mask = (n < used)[:, None] & (columns < W)[None, :]
+        tl.store(dense + row[:, None] * W + columns[None, :], g.to(dense.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def sample_weights_kernel(
     grad, ids, offsets, stored, out, slots, parts, maps, spans, B, S, F,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, MEAN: tl.constexpr,
-    OWNED: tl.constexpr,
+    OWNED: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """T bags of one feature: the product of each id's composed vector with its bag's gradient."""
     feature = tl.program_id(0) % F
@@ -67,7 +63,7 @@ def sample_weights_kernel(
                 columns = c + tl.arange(0, C)
                 part = part_at(parts, s * K)
                 x = composed(
-                    i, valid, stored, None, slot_at(slots, s), part, maps, columns, c, W, K, C, ACC, OWNED, 0
+                    i, valid, stored, None, slot_at(slots, s), part, maps, columns, c, W, K, C, ACC, OWNED, LEVELS, 0
                 )  # fmt: skip
                 mask = valid[:, None] & (columns < W)[None, :]
                 g = tl.load(grad + (n * S + s)[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
@@ -102,16 +98,15 @@ def _dense_gradient(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout
         return NotImplemented
     grad, batch, dense = grad.contiguous(), batch.contiguous(), torch.zeros_like(stored)
     if grad.numel() and batch.ids.numel():
-        batch, layout = by_frequency(batch, host, layout)
-        width, (_, k, _) = stored.shape[1], layout.parts.shape
+        width = stored.shape[1]
         columns = power_of_2(width)
         block = max(1, 1024 // columns)
-        for sums, places, r in sum_by_row(grad, batch, stored, layout, host):
+        for sums, r in sum_by_row(grad, batch, stored, layout, host):
+            programs = r.programs(block)
             launch(
-                dense_kernel, (r.num_pairs * cdiv(places.longest, block),),
-                batch.ids, batch.offsets, *sums, dense, layout.slots, layout.parts, layout.maps,
-                grad.shape[0], batch.stride, r.first_pair, r.num_pairs, W=width, K=k, T=block, C=columns,
-                JAGGED=batch.jagged, **host.row_flags,
+                dense_kernel, (sum(programs),),
+                *sums, dense, layout.parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
+                W=width, T=block, C=columns,
             )  # fmt: skip
     return dense
 
@@ -125,13 +120,13 @@ def bag_sample_weights_backward(
         return NotImplemented
     out = torch.zeros(ids.shape, dtype=grad.dtype, device=grad.device)
     if grad.numel() and ids.numel():
-        batch, layout = by_frequency(IdBatch(ids, offsets).contiguous(), host, layout)
-        slots, parts, maps, spans, _ = layout
+        batch = IdBatch(ids, offsets).contiguous()
+        slots, parts, maps = host.integers(layout)
         block, columns, warps = bag_tile(stored.shape[1])
         launch(
-            sample_weights_kernel, (cdiv(len(grad), block) * len(spans),),
-            grad.contiguous(), batch.ids, batch.offsets, stored, out, slots, parts, maps, spans,
-            len(grad), len(slots), len(spans), W=stored.shape[1], K=parts.shape[1], T=block, C=columns,
-            ACC=TYPES[stored.dtype], MEAN=mean, OWNED=host.owned, num_warps=warps,
+            sample_weights_kernel, (cdiv(len(grad), block) * len(layout.spans),),
+            grad.contiguous(), batch.ids, batch.offsets, stored, out, slots, parts, maps, layout.spans,
+            len(grad), len(slots), len(layout.spans), W=stored.shape[1], K=parts.shape[1], T=block, C=columns,
+            ACC=TYPES[stored.dtype], MEAN=mean, **host.row_flags, num_warps=warps,
         )  # fmt: skip
     return out

@@ -11,6 +11,7 @@ from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, Layout
 from ..per_tensor import PerTensor
 from ..rows import accumulator
 from .fast_launch import LaunchPlan
+from .ranks import with_words
 from .rows import TYPES
 
 WIDEST = 512  # the most columns of a row that one program handles
@@ -50,8 +51,9 @@ class HostLayout:
 
     Each of ``flags`` is a constant of ``lookup_kernel``. PLAIN: slot ``s`` reads feature ``s``. PADDED, PERMUTED,
     PITCHED, MAPPED: some slot has a padding id, a permutation, table rows that are several rows of ``stored``, or an
-    index map. OWNED, MIXED: some slot has ids with rows of their own, or mixes its numbers over a pool. MULT: the slots
-    that read several rows all multiply them (1), all add them (0), or some do one and some the other (-1).
+    index map. OWNED, MIXED: some slot has ids with rows of their own, or mixes its numbers over a pool. LEVELS: of
+    the words in ``ranks``, 0 without lists. RESTED: some slot has a rest. MULT: the slots that read several rows all
+    multiply them (1), all add them (0), or some do one and some the other (-1).
     """
 
     slots: Tensor
@@ -64,9 +66,8 @@ class HostLayout:
     num_parts: int  # K of ``table``
     flags: dict[str, Any]
     num_rows: int  # rows that ``stored`` must have at least
-    shared: bool  # whether slots share rows
-    by_frequency: Layout | None  # the layout for renumbered ids, where ids are renumbered (``ranks``)
-    lists: Any = None  # cache of ``ranks.index_of``
+    device_slots: Tensor  # on the GPU
+    maps: Tensor  # on the GPU, with the words of ``ranks`` if tables have lists
     last_rows: int = 0  # rows of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
@@ -76,10 +77,14 @@ class HostLayout:
         """Whether partitions alone do not give the rows: some ids have their own, or are mixed over a pool."""
         return bool(self.flags["OWNED"] or self.flags["MIXED"])
 
+    def integers(self, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots, parts and maps as most kernels take them."""
+        return self.device_slots, layout.parts, self.maps
+
     @property
-    def row_flags(self) -> dict[str, bool]:
-        """Constants for the kernels that sum gradients by row."""
-        return {"OWNED": self.owned, "SHARED": self.shared}
+    def row_flags(self) -> dict[str, int]:
+        """Constants for ``rows.number_of`` and ``rows.row_of``."""
+        return {"OWNED": self.owned, "LEVELS": self.flags["LEVELS"]}
 
 
 _host_layouts = PerTensor()  # layout.parts -> HostLayout
@@ -145,19 +150,16 @@ def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = 
 def _read(layout: Layout) -> HostLayout:
     if any(tensor.dtype != torch.int64 for tensor in layout[:4]):
         raise ValueError(f"the layout is {layout.parts.dtype} but must be int64")
-    device, mapped = layout.parts.device, layout.maps.shape[0]
+    device = layout.parts.device
     slots, parts, spans = (tensor.to("cpu", copy=True) for tensor in (layout.slots, layout.parts, layout.spans))
     _check(slots, parts, spans, layout.maps, layout.ranks)
-    ranked, by_frequency = slots[:, column.HOT] != NO_RANKS, None
-    if ranked.any():
-        slots[:, [column.HOT, column.COLD]], slots[:, column.PADDING] = NO_RANKS, NO_PADDING
-        by_frequency = layout._replace(slots=slots.to(device, copy=True))
+    slots, maps, levels = with_words(layout, slots)
     number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
     own, composed = _own_and_composed(slots, parts)
     table = torch.cat([slots.T, first[None], own.T, composed.flatten(1).T])
     end = parts[..., column.BASE] + (parts[..., column.SIZE] - 1) * parts[..., column.PITCH] + 1
-    largest = max(int(table.max()), int((end + parts[..., column.PITCH]).max()), mapped)
+    largest = max(int(table.max()), int((end + parts[..., column.PITCH]).max()), len(maps))
     if largest < 2**31 and int(slots[:, column.BITS].max()) < 32:
         table = table.int()
     used = parts[..., column.BASE] != UNUSED
@@ -169,6 +171,8 @@ def _read(layout: Layout) -> HostLayout:
         "PITCHED": bool((parts[..., column.PITCH] != 1).any()),
         "MAPPED": bool((parts[..., column.MAP] != CLOSED_FORM).any()),
         "OWNED": bool((slots[:, column.OWN] > 0).any()),
+        "LEVELS": levels,
+        "RESTED": bool((slots[:, column.REST] < slots[:, column.LIMIT]).any()),
         "MIXED": bool((slots[:, column.BITS] > 0).any()),
         "MULT": -1 if len(operations) > 1 else int(operations == [MULT]),
     }
@@ -181,8 +185,8 @@ def _read(layout: Layout) -> HostLayout:
         composed.shape[1],
         flags,
         int(end[used].max()),
-        shared=bool((slots[:, column.GROUP] != number).any()),
-        by_frequency=by_frequency,
+        device_slots=slots.to(device),
+        maps=maps,
     )
 
 

@@ -11,12 +11,14 @@ from ..layout import Layout
 from .fast_launch import planned
 from .host import HostLayout, IdBatch, fused_layout, host_layout
 from .launch import cdiv, launch, power_of_2
-from .ranks import by_frequency
+from .ranks import rank_of
 from .rows import (
     BASE,
     BITS,
+    COLD,
     COMPOSED,
     FEATURE,
+    HOT,
     LIMIT,
     MAP,
     MULTIPLIER,
@@ -86,7 +88,8 @@ def lookup_kernel(
     ids, stored, ends, out, invalid, table, maps, B, id_stride, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, COUNT: tl.constexpr,
     NBITS: tl.constexpr, PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr, PITCHED: tl.constexpr,
-    MAPPED: tl.constexpr, OWNED: tl.constexpr, MIXED: tl.constexpr, MULT: tl.constexpr,
+    MAPPED: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, RESTED: tl.constexpr, MIXED: tl.constexpr,
+    MULT: tl.constexpr,
 ):  # fmt: skip
     """T vectors that follow each other in the output, of one slot after another: K rows each, combined in ACC.
 
@@ -116,8 +119,11 @@ def lookup_kernel(
         valid = valid & (i != tl.load(slot + S * PADDING))
     i = tl.where(valid, i, 0).to(table.dtype.element_ty)
     if OWNED:
-        own = tl.load(slot + S * OWN)
-        place = place_of(i, own, tl.load(slot + S * REST), limit)
+        own, rest = tl.load(slot + S * OWN), tl.load(slot + S * REST)
+        if LEVELS > 0:
+            hot_words, cold_words = tl.load(slot + S * HOT), tl.load(slot + S * COLD)
+            i = rank_of(i, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS, RESTED)
+        place = place_of(i, own, rest, limit)
         is_own = place < own
         own_row = tl.load(slot + S * (SLOT_COLUMNS + 1)) + place * tl.load(slot + S * (SLOT_COLUMNS + 2))
         i = tl.where(is_own, 0, place - own)
@@ -162,11 +168,11 @@ def lookup_kernel(
 @triton.jit
 def composed(
     i, valid, stored, ends, slot, part, maps, columns, c, W: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, OWNED: tl.constexpr, NBITS: tl.constexpr,
+    ACC: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """The composed vectors ``[T, C]`` of ids through one slot, zeros where an id is not valid."""
     product = tl.load(slot + OPERATION) == PRODUCT
-    number, is_own = number_of(i, slot, OWNED)
+    number, is_own = number_of(i, slot, maps, OWNED, LEVELS)
     row, used = row_of(number, is_own, slot, part, 0, maps, OWNED)
     x = numbers_at(stored, ends, row, if_used(used, valid, OWNED), columns, c, W, C, ACC, NBITS)
     for k in tl.static_range(1, K):
@@ -184,7 +190,7 @@ def composed(
 def bag_kernel(
     ids, offsets, sample_weights, stored, ends, out, slots, parts, maps, B, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, OWNED: tl.constexpr, NBITS: tl.constexpr,
+    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """T bags of one slot, C columns at a time."""
     s = tl.program_id(0) % S
@@ -204,7 +210,7 @@ def bag_kernel(
             count += valid.to(tl.int32)
             i = tl.where(valid, i, 0)
             part = part_at(parts, s * K)
-            x = composed(i, valid, stored, ends, slot, part, maps, columns, c, W, K, C, ACC, OWNED, NBITS)
+            x = composed(i, valid, stored, ends, slot, part, maps, columns, c, W, K, C, ACC, OWNED, LEVELS, NBITS)
             if WEIGHTED:
                 x *= tl.load(sample_weights + start + nth, mask=valid, other=0).to(ACC)[:, None]
             total += x
@@ -222,8 +228,7 @@ def count_invalid_kernel(
     feature = tl.program_id(0) % F
     n = (tl.program_id(0) // F).to(tl.int64) * T + tl.arange(0, T)
     slot = slot_at(slots, tl.load(spans + 2 * feature))
-    i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
-    inside = place < tl.load(offsets + (feature + 1) * B) if JAGGED else n < B
+    i, inside = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
     wrong = tl.sum((inside & ((i < 0) | (i >= tl.load(slot + LIMIT)))).to(tl.int64))
     if wrong > 0:
         tl.atomic_add(count, wrong, sem="relaxed")
@@ -264,10 +269,7 @@ def lookup_rows(
     invalid: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``; ``rows`` are the fields of ``StoredRows``.
-
-    If tables have lists of hot ids, this takes one more launch.
-    """
+    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``; ``rows`` are the fields of ``StoredRows``."""
     stored, ends, width, bits = rows
     num_slots, (batch, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
     if step != 1:
@@ -278,14 +280,12 @@ def lookup_rows(
         return out
 
     def launches() -> None:
-        read = by_frequency(IdBatch(ids), host, layout, invalid)[0]
-        counted = invalid if read.ids is ids else None  # else the launch before has counted
-        flags = host.flags if read.stride == num_slots else host.flags | {"PLAIN": False}
+        flags = host.flags if stride == num_slots else host.flags | {"PLAIN": False}
         launch(
             lookup_kernel, (cdiv(batch * num_slots, 32),),
-            read.ids, stored, ends, out, counted, host.table, layout.maps, batch, read.stride, num_slots, W=width,
+            ids, stored, ends, out, invalid, host.table, host.maps, batch, stride, num_slots, W=width,
             K=host.num_parts, T=32, C=columns_of(width, bits), ACC=StoredRows(*rows).accumulator,
-            COUNT=counted is not None, NBITS=bits, **flags, num_warps=1,
+            COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
     fixed = (stored, layout.maps) if invalid is None else (stored, layout.maps, invalid)
@@ -338,19 +338,19 @@ def bag(
 
 
 def bag_rows(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout, dtype: torch.dtype) -> Tensor:
-    """The pooled vectors ``[B, S, W]`` of jagged ids, as ``dtype``; one more launch if tables have lists of hot ids."""
+    """The pooled vectors ``[B, S, W]`` of jagged ids, as ``dtype``."""
     assert batch.offsets is not None
     size = (len(batch.offsets) - 1) // len(layout.spans)
     out = rows.stored.new_empty(size, len(host.slots), rows.width, dtype=dtype)
     if out.numel():
-        read, layout = by_frequency(batch.contiguous(), host, layout)
+        read = batch.contiguous()
         block, columns, warps = bag_tile(rows.width, rows.bits)
-        slots, parts, maps, *_ = layout
+        slots, parts, maps = host.integers(layout)
         launch(
             bag_kernel, (cdiv(size, block) * len(slots),),
             *read[:3], rows.stored, rows.ends, out, slots, parts, maps, size, len(slots),
             W=rows.width, K=parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
-            WEIGHTED=read.sample_weights is not None, MEAN=read.mean, OWNED=host.owned, NBITS=rows.bits,
+            WEIGHTED=read.sample_weights is not None, MEAN=read.mean, **host.row_flags, NBITS=rows.bits,
             num_warps=warps,
         )  # fmt: skip
     return out

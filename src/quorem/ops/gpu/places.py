@@ -1,13 +1,14 @@
-"""Where the gradients of a batch are summed: each pair of a slot and a partition has a run of places in one buffer.
+"""Where the gradients of a batch are summed: in places of one buffer.
 
-A table with at most as many rows as the batch has ids gets a place for each row. In a larger table the first id that
-reads a row claims it, and the row uses the place of that id. An id that has a row of its own reads no other row, so the
-first two pairs of a slot use the same places if both are claimed. A large batch may be processed in several *ranges* of
-slots, one after another, which share the buffer and the claims; slots that share rows are in one range.
+A table with at most as many rows as the batch has ids gets a place for each row, the *direct* places of a pair of a
+slot and a partition; these come first. A row of a larger table is *claimed* by the first id that reads it, and gets the
+next place that is free. A large batch may be processed in several *ranges* of slots, one after another, which share the
+buffer and the claims; slots that share rows are in one range.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from .host import HostLayout
 from .launch import cdiv, power_of_2
 
 UNCLAIMED = 2**31 - 1
+CLAIMING = UNCLAIMED - 1  # the row is claimed, but its place is not known yet
 MOST_RANGES = 4
+MOST_AT_ONCE = 2**20  # claimed places that are used at once; a program uses one block of them after another
 EXTRA = 0.25  # limit for a step's extra memory, returned vectors included, as a share of the tables' memory
-PLACE_COLUMNS = 7  # columns of ``Places.table``
+PLACE_COLUMNS = 6  # columns of ``Places.table``
 
 
 @dataclass
@@ -32,33 +35,44 @@ class SlotRange:
     num_pairs: int
     claimers: Tensor  # int64: the pairs whose rows are claimed
     num_claimers: int
-    num_places: int
-    num_direct: int  # places of tables with a place for each row, which come first
-    num_noted: int  # entries in which claiming pairs note the rows of their ids
+    num_direct: int  # direct places
+    num_places: int  # with those that may be claimed
     first_row: int  # the first row of ``stored`` that may be claimed
     num_rows: int  # number of rows from there to the last that may be claimed
+    longest: int  # the most direct places of a pair, without copies
+
+    def programs(self, block: int) -> tuple[int, int]:
+        """How many programs use the sums of direct and of claimed places, ``block`` places at a time."""
+        claimed = cdiv(self.num_places - self.num_direct, block)
+        return self.num_pairs * cdiv(self.longest, block), min(claimed, MOST_AT_ONCE // block)
 
 
 @dataclass
 class Places:
     """The places of a batch.
 
-    The columns of ``table`` are, for each pair: its first place; its number of places; the number of copies of them; 0,
-    or 1 + the range's ``first_row`` if its rows are claimed; which of the ``pitch`` rows of ``stored`` that make up a
-    table's row the slot has; how many places the pair itself handles, 0 if an earlier pair has the same places; and
-    where the rows of its ids are noted.
+    The columns of ``table`` are, for each pair: its first direct place; its number of direct places; the number of
+    copies of them; how many the pair itself handles, 0 if an earlier pair has the same; 0, or 1 + the range's
+    ``first_row`` if its rows are claimed; and which of the ``pitch`` rows of ``stored`` that make up a table's row the
+    slot has.
     """
 
     table: Tensor  # int64 [S * K, PLACE_COLUMNS]
     ranges: list[SlotRange]
-    longest: int  # the most places of a pair, without copies
 
     def extra_bytes(self, place_bytes: int) -> int:
         """Bytes of the sums, ``place_bytes`` each, and of the claims."""
         return max(r.num_places for r in self.ranges) * place_bytes + 4 * max(r.num_rows for r in self.ranges)
 
 
-_claims = PerTensor()  # stored -> buffers int32 [rows]: the id that claimed each row
+class Claims(NamedTuple):
+    """Which rows are claimed; every use restores both tensors."""
+
+    place: Tensor  # int32 [rows]: the place of each row, UNCLAIMED if it is not claimed
+    count: Tensor  # int32 [2]: how many are claimed now; and how many were when the sums were taken
+
+
+_claims = PerTensor()  # stored -> list of Claims
 
 
 def places_of(stored: Tensor, reads: int, jagged: bool, host: HostLayout) -> Places:
@@ -85,71 +99,64 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
     """The places of a batch in up to ``number`` ranges that need about the same memory.
 
     Raises:
-        ValueError: if slots share rows and the batch has more places than a claim can store.
+        ValueError: if the batch has more places than a claim can store.
     """
-    slots, parts, spans, device = host.slots, host.parts, host.spans, host.table.device
+    slots, parts, device = host.slots, host.parts, host.table.device
     k = parts.shape[1]
     rows = torch.where(parts[..., BASE] >= 0, parts[..., SIZE], 0).flatten()
     claimed = rows > reads
-    count = torch.where(claimed, reads, rows)
-    copies = torch.where(claimed | (rows > 4096), 1, torch.where(rows > 256, 4, 32))
-    copies = copies.clamp(max=max(1, reads // 256))
+    count = torch.where(claimed, 0, rows)
+    copies = torch.where(rows > 4096, 1, torch.where(rows > 256, 4, 32)).clamp(max=max(1, reads // 256))
     pair = torch.arange(len(rows), device="cpu")
-    same = same_places(slots, parts, claimed)
-    length = torch.where(same == pair, count * copies, 0)
+    same = same_places(parts, claimed)
+    used = torch.where(same == pair, count, 0)
+    length, claims = used * copies, num_claims(slots, claimed.view(len(slots), k))
     unit = units(slots, parts)
     bounds = [0, len(rows)]
     if not jagged:
         needed = (length * place_bytes + torch.where(claimed, 4 * rows, 0)).view(len(slots), k).sum(1)
+        needed += claims * reads * place_bytes
         later = slots[:, GROUP].flip(0).cummin(0).values.flip(0)  # the lowest group of this and all later slots
         alone = later >= torch.arange(len(slots), device="cpu")
         starts = ((unit == 0).all(1) & alone).nonzero().flatten()  # all slots of a table's row are in one range
         group = torch.bucketize(torch.arange(len(slots), device="cpu"), starts, right=True) - 1
         cuts = boundaries(needed.new_zeros(len(starts)).index_add(0, group, needed), number)
         bounds = [k * (int(starts[cut]) if cut < len(starts) else len(slots)) for cut in cuts]
-    first, direct = torch.zeros_like(rows), torch.where(claimed, 0, length)
-    noted = torch.zeros_like(rows)
-    for begin, end in pairwise(bounds):
-        noted[begin:end] = reads * (claimed[begin:end].cumsum(0) - 1)
-        few, many = direct[begin:end], (length - direct)[begin:end]
-        first[begin:end] = torch.where(claimed[begin:end], few.sum() + many.cumsum(0) - many, few.cumsum(0) - few)
-    if jagged:  # each id belongs to one feature, so all features use the same claimed places
-        nth_slot = torch.arange(len(slots), device="cpu") - spans[slots[:, FEATURE], 0]
-        nth = (nth_slot[:, None] * k + torch.arange(k, device="cpu")).flatten()
-        first, noted = torch.where(claimed, direct.sum() + nth * reads, first), nth * reads
-    first = first[same]
+    else:  # each id belongs to one feature
+        claims = claims.new_zeros(len(host.spans)).index_add(0, slots[:, FEATURE], claims).max().expand(1)
+    first, marks, ranges = torch.zeros_like(rows), torch.zeros_like(rows), []
     base, pitch = parts[..., BASE].flatten(), parts[..., PITCH].flatten()
-    last, ranges, marks = base + (rows - 1) * pitch, [], torch.zeros_like(rows)
+    last = base + (rows - 1) * pitch
     for begin, end in pairwise(bounds):
+        first[begin:end] = length[begin:end].cumsum(0) - length[begin:end]
         claimers = begin + claimed[begin:end].nonzero().flatten()
         first_row = int(base[claimers].min()) if len(claimers) else 0
         num_rows = int(last[claimers].max()) + 1 - first_row if len(claimers) else 0
-        num_places = int((first + count * copies)[begin:end].max())
-        num_noted = int(noted[claimers].max()) + reads if len(claimers) else 0
-        sizes = (len(claimers), num_places, int(direct[begin:end].sum()), num_noted, first_row, num_rows)
-        ranges.append(SlotRange(begin, end - begin, claimers.to(device), *sizes))
+        num_direct = int(length[begin:end].sum())
+        num_claimed = min(int(claims[begin // k : -(-end // k)].sum()) * reads, num_rows)
+        sizes = (num_direct, num_direct + num_claimed, first_row, num_rows, int(used[begin:end].max()))
+        ranges.append(SlotRange(begin, end - begin, claimers.to(device), len(claimers), *sizes))
         marks[claimers] = 1 + first_row
-    if host.shared and max(r.num_places for r in ranges) >= UNCLAIMED:
-        raise ValueError(f"a batch of {reads} ids must have fewer than {UNCLAIMED} places where tables share rows")
-    used = torch.where((same == pair) | claimed, count, 0)
-    table = torch.stack([first, count, copies, marks, unit.flatten(), used, noted], 1)
-    return Places(table.to(device), ranges, int(used.max()))
+    if max(r.num_places for r in ranges) >= CLAIMING:
+        raise ValueError(f"a batch of {reads} ids must have fewer than {CLAIMING} places for the sums of its rows")
+    table = torch.stack([first[same], count, copies, used, marks, unit.flatten()], 1)
+    return Places(table.to(device), ranges)
 
 
-def same_places(slots: Tensor, parts: Tensor, claimed: Tensor) -> Tensor:
-    """For each pair, the pair ``[S * K]`` whose places it uses: itself, or an earlier one.
+def num_claims(slots: Tensor, claimed: Tensor) -> Tensor:
+    """How many rows an id claims at most in each slot, ``[S]``: the one of its own, or the others."""
+    others = claimed.sum(1) - claimed[:, 0].long()
+    own = slots[:, OWN] > 0
+    return torch.where(own, torch.maximum(claimed[:, 0].long(), others), others + claimed[:, 0])
 
-    Where there is a place for each row, it is the first pair with the same rows. Where rows are claimed, the second
-    pair of a slot uses the places of the first, if that has the rows that ids have of their own.
-    """
-    k = parts.shape[1]
+
+def same_places(parts: Tensor, claimed: Tensor) -> Tensor:
+    """For each pair, the first pair ``[S * K]`` with the same rows, whose direct places it uses; itself if claimed."""
     bases = parts[..., BASE].flatten()
     pair = torch.arange(len(bases), device="cpu")
     values, which = bases.unique(return_inverse=True)
     same = torch.full_like(values, len(bases)).scatter_reduce(0, which, pair, "amin")[which]
-    same = torch.where(claimed | (bases == UNUSED), pair, same)
-    after_own = (pair % k == 1) & (slots[:, OWN] > 0).repeat_interleave(k) & claimed
-    return torch.where(after_own & claimed.roll(1), pair - 1, same)
+    return torch.where(claimed | (bases == UNUSED), pair, same)
 
 
 def units(slots: Tensor, parts: Tensor) -> Tensor:
@@ -185,13 +192,14 @@ def rounded_up(reads: int) -> int:
     return cdiv(reads, step) * step
 
 
-def claims_of(stored: Tensor, rows: int) -> Tensor:
-    """A scratch buffer for claims of ``rows`` rows; every use restores it to UNCLAIMED."""
-    buffers: list[Tensor] | None = _claims.get(stored)
+def claims_of(stored: Tensor, rows: int) -> Claims:
+    """Claims of ``rows`` rows that are kept between batches."""
+    buffers: list[Claims] | None = _claims.get(stored)
     if buffers is None:
         buffers = _claims.set(stored, [])
-    if buffers and buffers[-1].device != stored.device:
+    if buffers and buffers[-1].place.device != stored.device:
         buffers.clear()
-    if not buffers or buffers[-1].shape[0] < rows:  # old ones stay: a CUDA graph may use their address
-        buffers.append(torch.full((max(rows, 1),), UNCLAIMED, dtype=torch.int32, device=stored.device))
+    if not buffers or buffers[-1].place.shape[0] < rows:  # old ones stay: a CUDA graph may use their addresses
+        place = torch.full((max(rows, 1),), UNCLAIMED, dtype=torch.int32, device=stored.device)
+        buffers.append(Claims(place, place.new_zeros(2)))
     return buffers[-1]

@@ -1,12 +1,10 @@
-"""Renumber the ids of tables that have lists of hot and cold ids to be in order of frequency: one launch before others.
+"""The rank of an id by frequency, where tables have lists of hot and cold ids: found inside the kernels.
 
-A hot id becomes its position in the list of hot ids, a cold id its position among the cold ids, after the hot ones, and
-any other the first id of the rest. The other kernels then need no lists. Padding becomes -1, since another id may get
-its number; ids out of range stay as they are.
-
-Lists rise, so an id is found by bisection. An index shortens it: for each run of 2**shift ids it has the position of
-the first list entry from there on, so that only the entries of one run are searched. It has at most one number for
-every SPAN entries of a list.
+The kernels do not search the lists but *words* made from them, int64 after the index maps of a layout. A word of the
+lowest level stands for 32 ids: its low half has a bit for each id that is in the list, its high half the number of
+entries before. So one word says whether an id is in the list and how many entries are below it. Where few ids are in
+a list, there are more levels: a word of a higher level has a bit for each of 32 words of the level below that is not
+empty, and only those are stored; its high half is where the first of them is.
 """
 
 from typing import NamedTuple
@@ -18,129 +16,123 @@ from torch import Tensor
 
 from .. import layout as column
 from ..layout import NO_RANKS, Layout
-from .fast_launch import scratch
-from .host import HostLayout, IdBatch
-from .launch import cdiv, launch
-from .rows import COLD, HOT, LIMIT, OWN, PADDING, REST, read_ids, slot_at
 
-BLOCK = 128  # ids for each program
-SPAN = 32  # list entries for each number of an index, at least
-RUN_COLUMNS = tl.constexpr(4)  # of each feature: where its index of hot ids starts, its shift; the same of cold ids
+MOST_LEVELS = 8
+DIGIT = 5  # bits of an id that one level takes
+DIGIT_BITS = tl.constexpr(DIGIT)
 
 
 @triton.jit
-def below(ids, valid, ranks, start, length, index, shift, ROUNDS: tl.constexpr):
-    """How many entries of a rising list are below each id, and whether the id is in it.
+def num_bits(x):
+    """How many bits of each uint32 are set."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    return (((x + (x >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24  # compilers know this form, and use one instruction
 
-    ``index`` is that of the list; ROUNDS halve the entries of any run of 2**shift ids to none.
+
+@triton.jit
+def below(ids, listed, maps, start, LEVELS: tl.constexpr):
+    """How many entries of a list are below each id, and whether the id is in it; the words are at ``start``.
+
+    If the words of an id are not stored, the position is that of the next one, before which all entries below it are.
     """
-    run = index + (ids >> shift)
-    lower = tl.load(run, mask=valid, other=0).to(tl.int64)
-    upper = tl.load(run + 1, mask=valid, other=0).to(tl.int64)
-    for _ in range(ROUNDS):
-        middle = (lower + upper) >> 1
-        inside = valid & (lower < upper)
-        entry = tl.load(ranks + start + middle, mask=inside, other=0)
-        lower = tl.where(inside & (entry < ids), middle + 1, lower)
-        upper = tl.where(inside & (entry >= ids), middle, upper)
-    inside = valid & (lower < length)
-    return lower, inside & (tl.load(ranks + start + lower, mask=inside, other=0) == ids)
+    position = start.to(tl.int64) + (ids >> (DIGIT_BITS * LEVELS))
+    inside = listed
+    for level in tl.static_range(LEVELS):
+        word = tl.load(maps + position, mask=listed, other=0)
+        digit = ((ids >> (DIGIT_BITS * (LEVELS - 1 - level))) & 31).to(tl.uint32)
+        bits = word.to(tl.uint32)
+        lower = tl.where(inside, (tl.full((), 1, tl.uint32) << digit) - 1, 0).to(tl.uint32)
+        position = (word >> 32) + num_bits(bits & lower).to(tl.int64)
+        inside = inside & (((bits >> digit) & 1) == 1)
+    return position.to(ids.dtype), inside
 
 
 @triton.jit
-def rank_kernel(
-    ids, offsets, out, invalid, slots, spans, ranks, index, runs, B, id_stride, F,
-    ROUNDS: tl.constexpr, T: tl.constexpr, JAGGED: tl.constexpr, COUNT: tl.constexpr,
-):  # fmt: skip
-    """T ids of one feature. With COUNT, the number of ids outside the table is added to ``invalid``."""
-    feature = tl.program_id(0) % F
-    n = (tl.program_id(0) // F).to(tl.int64) * T + tl.arange(0, T)
-    slot = slot_at(slots, tl.load(spans + 2 * feature))
-    i, place = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
-    limit, rest, start = tl.load(slot + LIMIT), tl.load(slot + REST), tl.load(slot + HOT)
-    if JAGGED:
-        inside = place < tl.load(offsets + (feature + 1) * B)
-        target = out + place
-    else:
-        inside = n < B
-        target = out + n * F + feature
-    if COUNT:
-        count = tl.sum((inside & ((i < 0) | (i >= limit))).to(tl.int64))
-        if count > 0:
-            tl.atomic_add(invalid, count, sem="relaxed")
-    i = tl.where(i == tl.load(slot + PADDING), -1, i).to(tl.int64)
-    if start >= 0:
-        valid = (i >= 0) & (i < limit)
-        hot = tl.load(slot + OWN) - (rest < limit).to(tl.int64)
-        run = runs + RUN_COLUMNS * feature
-        below_hot, is_hot = below(
-            i, valid, ranks, start, hot, index + tl.load(run), tl.load(run + 1), ROUNDS
-        )  # fmt: skip
-        cold = hot + i - below_hot
-        if rest < limit:
-            below_cold, is_cold = below(
-                i, valid, ranks, tl.load(slot + COLD), rest - hot, index + tl.load(run + 2), tl.load(run + 3), ROUNDS
-            )  # fmt: skip
-            cold = tl.where(is_cold, hot + below_cold, rest)
-        i = tl.where(valid, tl.where(is_hot, below_hot, cold), i)
-    tl.store(target, i.to(out.dtype.element_ty), mask=inside)
+def rank_of(ids, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS: tl.constexpr, RESTED: tl.constexpr):
+    """The ranks of valid ids: hot ids in the order of their list, then cold ones, then the rest, which have one rank.
+
+    Ids of tables without lists are ranks already. ``hot_words`` to ``limit`` come from the slot: scalars or ``[T]``.
+    Without RESTED, no table has a rest.
+    """
+    listed = valid & (hot_words >= 0)
+    below_hot, is_hot = below(ids, listed, maps, hot_words, LEVELS)
+    cold = own + ids - below_hot
+    if RESTED:
+        has_rest = rest < limit
+        hot = own - has_rest.to(ids.dtype)
+        below_cold, is_cold = below(ids, listed & has_rest, maps, cold_words, LEVELS)
+        cold = tl.where(has_rest, tl.where(is_cold, hot + below_cold, rest), cold)
+    return tl.where(listed, tl.where(is_hot, below_hot, cold), ids)
 
 
-class Index(NamedTuple):
-    """The index of all lists of a layout."""
+class RankList(NamedTuple):
+    """A list of ids, rising: where it is in ``ranks``, and the number of ids of its table."""
 
-    index: Tensor  # int32: positions in lists
-    runs: Tensor  # int64 [F, RUN_COLUMNS]
-    rounds: int  # of the bisection
+    start: int
+    length: int
+    limit: int
 
 
-def index_of(layout: Layout, host: HostLayout) -> Index:
-    """Make the index; it waits for the GPU."""
-    parts: list[Tensor] = []
-    places: dict[tuple[int, int], list[int]] = {}  # start and length of a list -> where its index starts, its shift
-    runs = []
-    for slot in layout.slots.cpu()[host.spans[:, 0]].tolist():
+def with_words(layout: Layout, slots: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Slots and maps for the kernels, and the number of levels: 0 if no table has lists.
+
+    HOT and COLD of these slots, on the CPU, are where the words of the lists begin in the maps. There are as few levels
+    as let the words take no more memory than the lists; or as many as need the least memory. ``slots`` are those of
+    ``layout`` on the CPU. This waits for the GPU.
+    """
+    places: dict[RankList, list[tuple[int, int]]] = {}  # slots and columns that name a list
+    for s, slot in enumerate(slots.tolist()):
         limit, rest = slot[column.LIMIT], slot[column.REST]
-        hot = slot[column.OWN] - (rest < limit)
-        run = [0] * RUN_COLUMNS.value
         if slot[column.HOT] != NO_RANKS:
-            lists = [(slot[column.HOT], hot)]
+            hot = slot[column.OWN] - (rest < limit)
+            places.setdefault(RankList(slot[column.HOT], hot, limit), []).append((s, column.HOT))
             if rest < limit:
-                lists.append((slot[column.COLD], rest - hot))
-            for n, (start, length) in enumerate(lists):
-                if (start, length) not in places:
-                    shift = 0
-                    while (limit - 1 >> shift) + 2 > max(2, length // SPAN):
-                        shift += 1
-                    entries = layout.ranks[start : start + length].long()
-                    firsts = torch.arange((limit - 1 >> shift) + 2, device=entries.device) << shift
-                    places[start, length] = [sum(map(len, parts)), shift]
-                    parts.append(torch.searchsorted(entries, firsts, out_int32=True))
-                run[2 * n : 2 * n + 2] = places[start, length]
-        runs.append(run)
-    most = max(int(part.diff().max()) for part in parts)
-    return Index(torch.cat(parts), torch.tensor(runs, device=layout.slots.device), most.bit_length())
+                places.setdefault(RankList(slot[column.COLD], rest - hot, limit), []).append((s, column.COLD))
+    if not places:
+        return slots, layout.maps, 0
+    lists = {each: layout.ranks[each.start : each.start + each.length].long() for each in places}
+    sizes = [
+        sum(num_words(entries, each.limit, levels) for each, entries in lists.items())
+        for levels in range(1, MOST_LEVELS + 1)
+    ]
+    small = (levels for levels, size in enumerate(sizes, 1) if 8 * size <= layout.ranks.nbytes)
+    levels = next(small, sizes.index(min(sizes)) + 1)
+    slots, maps, start = slots.clone(), [layout.maps], len(layout.maps)
+    for each, entries in lists.items():
+        slots[tuple(zip(*places[each], strict=True))] = start
+        maps.append(words(entries, each.limit, levels, start))
+        start += len(maps[-1])
+    return slots, torch.cat(maps), levels
 
 
-def by_frequency(
-    batch: IdBatch, host: HostLayout, layout: Layout, invalid: Tensor | None = None
-) -> tuple[IdBatch, Layout]:
-    """The renumbered ids and the layout for them; both unchanged if no table has lists of hot and cold ids.
+def num_words(entries: Tensor, limit: int, levels: int) -> int:
+    """How many words a list has."""
+    lower = sum(len((entries >> DIGIT * level).unique_consecutive()) + 1 for level in range(1, levels))
+    return lower + (limit - 1 >> DIGIT * levels) + 2
 
-    If there are lists, the number of ids out of range is added to ``invalid``.
+
+def words(entries: Tensor, limit: int, levels: int, start: int) -> Tensor:
+    """The words, highest level first, of a rising list of ids below ``limit``; the first word is number ``start``.
+
+    Each level ends with a word without bits, for ids that are above all entries.
+
+    >>> [(int(word) >> 32, int(word) & 0xFFFFFFFF) for word in words(torch.tensor([1, 4, 64]), 70, 1, 0)]
+    [(0, 18), (2, 0), (2, 1), (3, 0)]
     """
-    if host.by_frequency is None:
-        return batch, layout
-    lists: Index | None = host.lists
-    if lists is None:
-        lists = host.lists = index_of(layout, host)
-    ids, offsets, *_ = batch
-    features = len(layout.spans)
-    size = len(ids) if offsets is None else (len(offsets) - 1) // features
-    renumbered = scratch(ids, *ids.shape, dtype=ids.dtype)
-    launch(
-        rank_kernel, (cdiv(len(ids), BLOCK) * features,),
-        ids, offsets, renumbered, invalid, layout.slots, layout.spans, layout.ranks, lists.index, lists.runs, size,
-        batch.stride, features, ROUNDS=lists.rounds, T=BLOCK, JAGGED=batch.jagged, COUNT=invalid is not None,
-    )  # fmt: skip
-    return batch._replace(ids=renumbered), host.by_frequency
+    keys, parts = entries, []
+    for level in range(1, levels + 1):
+        parents = keys >> DIGIT
+        if level < levels:
+            numbers = parents.unique_consecutive()
+        else:
+            numbers = torch.arange((limit - 1 >> DIGIT * levels) + 1, device=keys.device)
+        bits = torch.zeros_like(numbers).index_add(0, torch.searchsorted(numbers, parents), 1 << (keys & 31))
+        counts = torch.searchsorted(parents, torch.cat([numbers, numbers.new_tensor([limit])]))
+        parts.append((counts << 32) + torch.cat([bits, bits.new_zeros(1)]))
+        keys = numbers
+    parts.reverse()
+    for above in parts[:-1]:
+        start += len(above)
+        above += start << 32
+    return torch.cat(parts)

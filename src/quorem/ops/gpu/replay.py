@@ -6,6 +6,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,14 +15,14 @@ from .. import state as state_columns
 from ..layout import Layout
 from ..state import AdamConstants, AdamState, present
 from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH, on_device, power
-from .fast_launch import planned
+from .fast_launch import planned, scratch
 from .host import IdBatch, check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
-from .ranks import by_frequency
 from .rounding import as_stored, can_round, seed_bits
-from .rows import OWN, TYPES, if_used, is_valid, mask_if, number_of, part_at, read_ids, row_of, slot_at
+from .rows import OWN, TYPES, if_used, is_valid, number_of, part_at, read_ids, row_of, slot_at
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
+MANY_READS = 16384  # from so many on, a program lists the rows that lag behind
 
 
 class Advance(NamedTuple):
@@ -64,72 +65,103 @@ def term(a, d, root, eps):
 
 @triton.jit
 def catch_up_kernel(
-    ids, offsets, stored, exp_avg, exp_avg_sq, root_sq, last, step, lrs, moments, constants, slots, parts, maps,
-    B, id_stride, R, H, in_turn, reading, seed,
-    W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, OWNED: tl.constexpr, ROUNDED: tl.constexpr,
+    ids, offsets, stored, exp_avg, exp_avg_sq, root_sq, last, step, lrs, moments, constants, rows, steps, slots, parts,
+    maps, B, id_stride, R, H, in_turn, reading, seed,
+    W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, N: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+    ACC: tl.constexpr, JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, OWNED: tl.constexpr,
+    LEVELS: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Take the steps that rows have missed.
 
-    The first ``reading`` programs: T reads of one pair. The others: T of the ``in_turn`` rows whose turn it is.
+    The first ``reading`` programs: N reads of one pair. The others: N of the ``in_turn`` rows whose turn it is. Of many
+    reads few are the first of a row that lags behind: if N is more than T, a program lists such rows in its part of
+    ``rows``, with the step that each is up to date with in ``steps``, and then handles T of them at a time.
     """
     present = tl.load(step)
     if tl.program_id(0) < reading:
         pair = tl.program_id(0) % (S * K)
-        n = (tl.program_id(0) // (S * K)).to(tl.int64) * T + tl.arange(0, T)
-        slot = slot_at(slots, pair // K)
-        i, _ = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
-        part, k = part_at(parts, pair), pair % K
-        valid = is_valid(i, slot)
-        number, is_own = number_of(tl.where(valid, i, 0), slot, OWNED)
-        row, used = row_of(number, is_own, slot, part, k, maps, OWNED)
-        if OWNED and (K > 1) & (tl.load(slot + OWN) > 0):  # the second part is read with the first: ids have one
-            if k == 1:
+        n = (tl.program_id(0) // (S * K)).to(tl.int64) * N + tl.arange(0, N)
+        slot, k = slot_at(slots, pair // K), pair % K
+        row, valid = n * 0, n < 0
+        has_own = OWNED and (K > 1) & (tl.load(slot + OWN) > 0)
+        if (has_own == 0) | (k > 0):  # a row of an id's own is read with the second part, since ids have one of them
+            i, _ = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+            valid = is_valid(i, slot)
+            number, is_own = number_of(tl.where(valid, i, 0), slot, maps, OWNED, LEVELS)
+            row, used = row_of(number, is_own, slot, part_at(parts, pair), k, maps, OWNED)
+            if has_own and k == 1:
                 own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
                 row, used = tl.where(is_own, own_row, row), used | own_used
-            used = mask_if(k > 0, used)
-        valid = if_used(used, valid, OWNED)
+            valid = if_used(used, valid, OWNED)
     else:
-        n = (tl.program_id(0) - reading).to(tl.int64) * T + tl.arange(0, T)
+        n = (tl.program_id(0) - reading).to(tl.int64) * N + tl.arange(0, N)
         valid = n < in_turn
         row = (present * in_turn + n) % R
     row = tl.where(valid, row, 0)
     seen = tl.load(last + row, mask=valid, other=0)
     due = valid & (seen > 0) & (seen < present)
     if tl.max(due.to(tl.int32)) > 0:
-        raised = tl.atomic_max(last + row, tl.zeros((T,), tl.int32) + present.to(tl.int32), mask=due, sem="relaxed")
+        raised = tl.atomic_max(last + row, tl.zeros((N,), tl.int32) + present.to(tl.int32), mask=due, sem="relaxed")
         behind = due & (raised < present)
-        since = tl.where(behind, raised, 1).to(tl.int64)
-        gap = tl.where(behind, present - since, 0)
-        eps, log1, log2 = tl.load(constants + EPS), tl.load(constants + LOG_BETA1), tl.load(constants + LOG_BETA2)
-        columns = tl.arange(0, C)
-        mask = behind[:, None] & (columns < W)[None, :]
-        elements = row[:, None] * W + columns[None, :]
-        root = tl.sqrt(tl.load(root_sq + elements, mask=mask, other=1))
-        total = tl.zeros((T, C), ACC)
-        slow = behind
-        if CLOSED:
-            slow = behind & (since.to(tl.float64) < tl.load(constants + SETTLED))
-            nodes = moments + (since % H) * MOMENT_COLUMNS + NODE_COLUMN
-            for node in tl.static_range(2):
-                mass = tl.load(nodes + 2 * node, mask=behind, other=0)
-                total += term(mass, tl.load(nodes + 2 * node + 1, mask=behind, other=1), root, eps)
-            total = tl.where(slow[:, None], 0, total)
-        longest = tl.minimum(tl.max(tl.where(slow, gap, 0)), tl.load(constants + WINDOW_LENGTH).to(tl.int64))
-        for j in range(1, longest + 1):
-            t = since + j
-            a = tl.load(lrs + t % H, mask=slow & (j <= gap), other=0) * power(log1, j) / (1 - power(log1, t))
-            d = tl.sqrt(1 - power(log2, t))
-            if not AMSGRAD:
-                d = d * tl.exp2(-0.5 * j * log2)
-            total += term(a, d, root, eps)
-        m = tl.load(exp_avg + elements, mask=mask, other=0)
-        w = tl.load(stored + elements, mask=mask, other=0).to(ACC) - m * total
-        v = tl.load(exp_avg_sq + elements, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
-        tl.debug_barrier()  # AMSGrad aside, root_sq is exp_avg_sq
-        tl.store(stored + elements, as_stored(w, stored, elements, present, seed, ROUNDED), mask=mask)
-        tl.store(exp_avg + elements, m * power(log1, gap).to(ACC)[:, None], mask=mask)
-        tl.store(exp_avg_sq + elements, v, mask=mask)
+        if N == T:
+            replay_rows(
+                row, tl.where(behind, raised, 1).to(tl.int64), behind, present, stored, exp_avg, exp_avg_sq, root_sq,
+                lrs, moments, constants, H, seed, W, T, C, ACC, AMSGRAD, CLOSED, ROUNDED,
+            )  # fmt: skip
+        else:
+            nth = tl.cumsum(behind.to(tl.int32), 0)
+            start = tl.program_id(0).to(tl.int64) * N
+            tl.store(rows + start + nth - 1, row.to(rows.dtype.element_ty), mask=behind)
+            tl.store(steps + start + nth - 1, raised, mask=behind)
+            tl.debug_barrier()
+            for begin in range(0, tl.max(nth), T):
+                position = begin + tl.arange(0, T)
+                inside = position < tl.max(nth)
+                replay_rows(
+                    tl.load(rows + start + position, mask=inside, other=0).to(tl.int64),
+                    tl.load(steps + start + position, mask=inside, other=1).to(tl.int64), inside, present, stored,
+                    exp_avg, exp_avg_sq, root_sq, lrs, moments, constants, H, seed, W, T, C, ACC, AMSGRAD, CLOSED,
+                    ROUNDED,
+                )  # fmt: skip
+
+
+@triton.jit
+def replay_rows(
+    row, since, behind, present, stored, exp_avg, exp_avg_sq, root_sq, lrs, moments, constants, H, seed,
+    W: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
+    ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """Take the steps after ``since`` up to ``present`` on T rows, those that are ``behind``."""
+    gap = tl.where(behind, present - since, 0)
+    eps, log1, log2 = tl.load(constants + EPS), tl.load(constants + LOG_BETA1), tl.load(constants + LOG_BETA2)
+    columns = tl.arange(0, C)
+    mask = behind[:, None] & (columns < W)[None, :]
+    elements = row[:, None] * W + columns[None, :]
+    root = tl.sqrt(tl.load(root_sq + elements, mask=mask, other=1))
+    total = tl.zeros((T, C), ACC)
+    slow = behind
+    if CLOSED:
+        slow = behind & (since.to(tl.float64) < tl.load(constants + SETTLED))
+        nodes = moments + (since % H) * MOMENT_COLUMNS + NODE_COLUMN
+        for node in tl.static_range(2):
+            mass = tl.load(nodes + 2 * node, mask=behind, other=0)
+            total += term(mass, tl.load(nodes + 2 * node + 1, mask=behind, other=1), root, eps)
+        total = tl.where(slow[:, None], 0, total)
+    longest = tl.minimum(tl.max(tl.where(slow, gap, 0)), tl.load(constants + WINDOW_LENGTH).to(tl.int64))
+    for j in range(1, longest + 1):
+        t = since + j
+        a = tl.load(lrs + t % H, mask=slow & (j <= gap), other=0) * power(log1, j) / (1 - power(log1, t))
+        d = tl.sqrt(1 - power(log2, t))
+        if not AMSGRAD:
+            d = d * tl.exp2(-0.5 * j * log2)
+        total += term(a, d, root, eps)
+    m = tl.load(exp_avg + elements, mask=mask, other=0)
+    w = tl.load(stored + elements, mask=mask, other=0).to(ACC) - m * total
+    v = tl.load(exp_avg_sq + elements, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
+    tl.debug_barrier()  # AMSGrad aside, root_sq is exp_avg_sq
+    tl.store(stored + elements, as_stored(w, stored, elements, present, seed, ROUNDED), mask=mask)
+    tl.store(exp_avg + elements, m * power(log1, gap).to(ACC)[:, None], mask=mask)
+    tl.store(exp_avg_sq + elements, v, mask=mask)
 
 
 @triton.jit
@@ -244,18 +276,24 @@ def _catch_up(
         check_state(stored, state.exp_avg, state.exp_avg_sq, highest, last=state.last)
         (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
         history, columns = state.lrs.shape[0], power_of_2(width)
-        block = max(1, min(128, 2048 // columns))
-        reading = cdiv(reads, block) * num_slots * k
-        in_turn = cdiv(2 * num_rows, history)
-        rule_constants = on_device(constants, stored.device)
-        read, ranked = by_frequency(batch, host, layout)
+        listing = reads >= MANY_READS
+        block = max(1, min(64 if listing else 128, 2048 // columns))
+        each = 1024 if listing else block
+        reading, in_turn = cdiv(reads, each) * num_slots * k, cdiv(2 * num_rows, history)
+        programs = reading + cdiv(in_turn, each)
+        rows = steps = None
+        if listing:
+            rows = scratch(stored, programs * each, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
+            steps = scratch(stored, programs * each, dtype=torch.int32)
         launch(
-            catch_up_kernel, (reading + cdiv(in_turn, block),),
-            read.ids, offsets, stored, state.exp_avg, state.exp_avg_sq, highest, state.last, state.step, state.lrs,
-            state.moments, rule_constants, *ranked[:3], size, read.stride, num_rows, history, in_turn, reading,
-            seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k, T=block, C=columns,
-            ACC=TYPES[stored.dtype], JAGGED=batch.jagged, AMSGRAD=state.max_exp_avg_sq is not None,
-            CLOSED=len(state.moments) > 0, OWNED=host.owned, ROUNDED=rounding_seed is not None, num_warps=4,
+            catch_up_kernel, (programs,),
+            ids, offsets, stored, state.exp_avg, state.exp_avg_sq, highest, state.last, state.step, state.lrs,
+            state.moments, on_device(constants, stored.device), rows, steps,
+            *host.integers(layout), size, batch.stride, num_rows, history, in_turn, reading,
+            seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k,
+            N=each, T=block, C=columns, ACC=TYPES[stored.dtype], JAGGED=batch.jagged,
+            AMSGRAD=state.max_exp_avg_sq is not None, CLOSED=len(state.moments) > 0, **host.row_flags,
+            ROUNDED=rounding_seed is not None, num_warps=4,
         )  # fmt: skip
 
     types = (ids.dtype, stored.dtype, None if offsets is None else offsets.dtype)

@@ -5,7 +5,7 @@ A program of most kernels handles one slot, so the integers of the layout are sc
 a permutation, which are nearly all, use 32-bit divisions; the others use 64-bit ones.
 
 With the constant OWNED, some ids have rows of their own, or are mixed over a pool: ``number_of`` says which, and gives
-the number that the partitions divide. Ids are in order of frequency: ``ranks`` has renumbered those that were not.
+the number that the partitions divide. LEVELS is that of ``ranks``, 0 if no table has lists of hot and cold ids.
 """
 
 import torch
@@ -14,6 +14,7 @@ import triton.language as tl
 
 from ...renumbering import MIXING_FACTORS
 from .. import layout
+from .ranks import rank_of
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 
@@ -93,20 +94,27 @@ def mixed(x, bits):
 
 
 @triton.jit
-def place_of(ids, own, rest, limit):
+def place_of(ranks, own, rest, limit):
     """The place of valid ids in their table: the hot ids first, then the rest in one place, then the composed ids."""
-    has_rest = (rest < limit).to(ids.dtype)
-    place = tl.where(ids < own - has_rest, ids, ids + has_rest)
-    return tl.where(ids >= rest, own - has_rest, place)
+    has_rest = (rest < limit).to(ranks.dtype)
+    place = tl.where(ranks < own - has_rest, ranks, ranks + has_rest)
+    return tl.where(ranks >= rest, own - has_rest, place)
 
 
 @triton.jit
-def number_of(ids, slot, OWNED: tl.constexpr):
+def number_of(ids, slot, maps, OWNED: tl.constexpr, LEVELS: tl.constexpr):
     """What ``row_of`` takes: of valid ids, their rows among the table's own, or what the partitions divide; and
     which of them have rows of their own. Without OWNED, the ids themselves, twice."""
     if OWNED:
-        own = tl.load(slot + OWN)
-        place = place_of(ids.to(tl.int64), own, tl.load(slot + REST), tl.load(slot + LIMIT))
+        own, rest, limit = tl.load(slot + OWN), tl.load(slot + REST), tl.load(slot + LIMIT)
+        rank = ids.to(tl.int64)
+        if LEVELS > 0:
+            hot_words, cold_words = tl.load(slot + HOT), tl.load(slot + COLD)
+            if rest < limit:
+                rank = rank_of(rank, rank >= 0, maps, hot_words, cold_words, own, rest, limit, LEVELS, True)
+            else:
+                rank = rank_of(rank, rank >= 0, maps, hot_words, cold_words, own, rest, limit, LEVELS, False)
+        place = place_of(rank, own, rest, limit)
         is_own = place < own
         number = tl.where(is_own, 0, place - own)
         multiplier, shift = tl.load(slot + MULTIPLIER), tl.load(slot + SHIFT)
@@ -195,25 +203,12 @@ def plain_row_of(ids, slot, part, maps):
 
 @triton.jit
 def read_ids(ids, offsets, n, slot, B, id_stride, JAGGED: tl.constexpr):
-    """The n-th ids that a slot reads, -1 past the last, and their places: in the batch, or among all jagged ids."""
+    """The n-th ids that a slot reads, -1 past the last, and which of them there are."""
     feature = tl.load(slot + FEATURE)
     if JAGGED:
-        place = tl.load(offsets + feature * B) + n
-        i = tl.load(ids + place, mask=place < tl.load(offsets + (feature + 1) * B), other=-1)
+        position = tl.load(offsets + feature * B) + n
+        inside = position < tl.load(offsets + (feature + 1) * B)
     else:
-        place = n
-        i = tl.load(ids + n * id_stride + feature, mask=n < B, other=-1)
-    return i, place
-
-
-@triton.jit
-def places_inside(n, offsets, slot, B, JAGGED: tl.constexpr):
-    """The places of the n-th ids that a slot reads, as ``read_ids`` gives them, and which of them there are."""
-    feature = tl.load(slot + FEATURE)
-    if JAGGED:
-        place = tl.load(offsets + feature * B) + n
-        inside = place < tl.load(offsets + (feature + 1) * B)
-    else:
-        place = n
+        position = n * id_stride + feature
         inside = n < B
-    return place, inside
+    return tl.load(ids + position, mask=inside, other=-1), inside

@@ -17,9 +17,8 @@ from .fast_launch import planned
 from .host import IdBatch, check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .places import rounded_up
-from .ranks import by_frequency
 from .rounding import as_stored, can_round, seed_bits
-from .row_sums import PLACE_COLUMNS, UNIT, sum_by_row, sums_of, touched_rows, used_places
+from .row_sums import FIRST, PLACE_COLUMNS, UNIT, release_kernel, run_of, sum_by_row, sums_of, touched_rows
 from .rows import PITCH, TYPES, part_at
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
@@ -81,58 +80,77 @@ def all_finite(g):
 
 
 @triton.jit
-def update_kernel(
-    ids, offsets, sums, claims, places, rows, stored, lr, state0, state1, state2, last, step, constants,
-    loss_scale, clip_value, seed, slots, parts, maps, B, id_stride, first_pair, pairs,
-    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, JAGGED: tl.constexpr,
-    RULE: tl.constexpr, CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr, ROUNDED: tl.constexpr,
-    OWNED: tl.constexpr, SHARED: tl.constexpr,
+def finite_rows(
+    g, n, row, place, active, pair, sums, claims, places, pairs, parts, scale, first_row,
+    W: tl.constexpr, K: tl.constexpr, C: tl.constexpr, PITCHED: tl.constexpr,
 ):  # fmt: skip
-    """T places of one pair: the rule, on their rows. ``step`` counts this step already."""
-    pair = first_pair + tl.program_id(0) % pairs
-    block = tl.program_id(0) // pairs
-    if block.to(tl.int64) * T < used_places(places, pair):
-        row, place, active = touched_rows(
-            ids, offsets, claims, places, rows, pair, block, slots, parts, maps, B, id_stride, K, T, JAGGED,
-            OWNED, SHARED,
+    """Which rows have finite sums ``g`` in all pieces of the table's row: PITCHED, if it has several in ``stored``."""
+    finite = all_finite(g)
+    if PITCHED:
+        if pair >= 0:
+            run = places + pair * PLACE_COLUMNS
+            nth = place - tl.load(run + FIRST)
+            first = pair - tl.load(run + UNIT).to(tl.int32) * K
+            for unit in range(0, tl.load(part_at(parts, pair) + PITCH).to(tl.int32)):
+                other = first + unit * K
+                other_place = tl.load(places + other * PLACE_COLUMNS + FIRST) + nth
+                finite = finite & all_finite(sums_of(sums, places, other, other_place, active, W, C) / scale)
+        else:
+            claimer = tl.load(pairs + n, mask=active, other=0)
+            pitch = tl.load(part_at(parts, claimer) + PITCH, mask=active, other=0)
+            first_piece = row - tl.load(places + claimer * PLACE_COLUMNS + UNIT, mask=active, other=0) - first_row
+            for unit in range(0, tl.max(pitch).to(tl.int32)):
+                inside = active & (unit < pitch)
+                other_place = tl.load(claims + first_piece + unit, mask=inside, other=0).to(tl.int64)
+                finite = finite & all_finite(sums_of(sums, places, pair, other_place, inside, W, C) / scale)
+    return finite
+
+
+@triton.jit
+def update_kernel(
+    sums, claims, count, places, rows, pairs, stored, lr, state0, state1, state2, last, step, constants, loss_scale,
+    clip_value, seed, parts, first_pair, num_pairs, num_direct, first_row, direct, claiming,
+    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, RULE: tl.constexpr,
+    CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """A run of places, T at a time: the rule, on their rows. ``step`` counts this step already."""
+    pair, begin, end, by, used = run_of(tl.program_id(0), direct, claiming, count, places, first_pair, num_pairs, T)
+    t = tl.full((), 1, tl.int64)
+    if RULE != "sgd" or ROUNDED:
+        t = tl.load(step)
+    rate, root = pace(lr, t, constants, "adagrad" if RULE == "rowwise_adagrad" else RULE)
+    columns = tl.arange(0, C)
+    for block in range(begin, end, by):
+        n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
+        active = n < used
+        row, place = touched_rows(
+            n, used, pair, claims, places, rows, parts, num_direct, first_row, SCALED and PITCHED
         )  # fmt: skip
         g = sums_of(sums, places, pair, place, active, W, C)
-        columns = tl.arange(0, C)
         elements = row[:, None] * W + columns[None, :]
         if SCALED:
             scale = tl.load(loss_scale).to(ACC)
             g = g / scale
-            finite = all_finite(g)
-            if PITCHED:  # the other slots of a table's row have the same places in runs of their own
-                first = pair - tl.load(places + pair * PLACE_COLUMNS + UNIT) * K
-                for unit in range(0, tl.load(part_at(parts, pair) + PITCH)):
-                    finite = finite & all_finite(sums_of(sums, places, first + unit * K, place, active, W, C) / scale)
+            finite = finite_rows(
+                g, n, row, place, active, pair, sums, claims, places, pairs, parts, scale, first_row, W, K, C, PITCHED
+            )  # fmt: skip
             g = tl.where(finite[:, None], g, 0)
         if CLIPPED:
             g = tl.where(g != g, g, tl.minimum(tl.maximum(g, -clip_value), clip_value))
         if RULE == "adam" or RULE == "amsgrad":  # a row whose gradient is zero lags behind, like one that was not read
             active = active & (tl.max((g != 0).to(tl.int32), 1) == 1)
+            tl.store(last + row, t.to(tl.int32), mask=active)
         mask = active[:, None] & (columns < W)[None, :]
-        before = tl.full((), 0, tl.int64)  # steps before this one, which random bits follow from
-        if ROUNDED:
-            before = tl.load(step) - 1
         if RULE == "rowwise_adagrad":
-            rate, _ = pace(lr, tl.load(step), constants, "adagrad")
             w = tl.load(stored + elements, mask=mask, other=0).to(ACC)
             h = tl.load(state0 + row, mask=active, other=0) + tl.sum(g * g, 1) / W
-            tl.debug_barrier()  # as in touched_rows: several threads hold the same row
+            tl.debug_barrier()  # several threads hold the same row
             tl.store(state0 + row, h, mask=active)
             w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))[:, None]
-            tl.store(stored + elements, as_stored(w, stored, elements, before, seed, ROUNDED), mask=mask)
+            tl.store(stored + elements, as_stored(w, stored, elements, t - 1, seed, ROUNDED), mask=mask)
         else:
-            t = tl.full((), 1, tl.int64)
-            if RULE != "sgd":
-                t = tl.load(step)
-            if RULE == "adam" or RULE == "amsgrad":
-                tl.store(last + row, t.to(tl.int32), mask=active)
-            rate, root = pace(lr, t, constants, RULE)
             move(
-                stored, state0, state1, state2, elements, mask, g, rate, root, constants, RULE, ACC, before, seed,
+                stored, state0, state1, state2, elements, mask, g, rate, root, constants, RULE, ACC, t - 1, seed,
                 ROUNDED,
             )  # fmt: skip
 
@@ -198,23 +216,24 @@ def _update(
         averages, last = averages_of(state), getattr(state, "last", None)
         check_state(stored, *averages, last=last)
         advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
-        width, size = stored.shape[1], grad.shape[0]
+        width = stored.shape[1]
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
         rule_constants = on_device(constants, stored.device)
         counted = None if lagging else step
-        read, ranked = by_frequency(batch, host, layout)
-        slots, parts, maps, *_ = ranked
-        for sums, places, r in sum_by_row(grad, read, stored, ranked, host, counted, advanced):
+        for sums, r in sum_by_row(grad, batch, stored, layout, host, counted, advanced):
+            programs = r.programs(block)
             launch(
-                update_kernel, (r.num_pairs * cdiv(places.longest, block),),
-                read.ids, read.offsets, *sums, stored, lr, *averages, last, step,
-                rule_constants, loss_scale, clip_value or 0.0, seed_bits(rounding_seed), slots, parts, maps, size,
-                read.stride, r.first_pair, r.num_pairs, W=width, K=parts.shape[1], T=block, C=columns,
-                ACC=TYPES[stored.dtype], JAGGED=batch.jagged, RULE=rule, CLIPPED=clip_value is not None,
-                SCALED=loss_scale is not None, PITCHED=host.flags["PITCHED"], ROUNDED=rounding_seed is not None,
-                **host.row_flags, num_warps=8,
+                update_kernel, (sum(programs),),
+                *sums, stored, lr, *averages, last, step, rule_constants, loss_scale, clip_value or 0.0,
+                seed_bits(rounding_seed), layout.parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
+                W=width, K=layout.parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule,
+                CLIPPED=clip_value is not None, SCALED=loss_scale is not None, PITCHED=host.flags["PITCHED"],
+                ROUNDED=rounding_seed is not None, num_warps=8,
             )  # fmt: skip
+            if loss_scale is not None and host.flags["PITCHED"] and r.num_claimers:  # pieces of rows read the claims
+                size = cdiv(r.num_places - r.num_direct, 1024)
+                launch(release_kernel, (size,), sums.claims, sums.count, sums.rows, r.first_row, size, T=1024)
 
     ids, offsets, sample_weights, mean = batch
     if offsets is None:
