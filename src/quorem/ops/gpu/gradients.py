@@ -20,11 +20,11 @@ from .rows import TYPES, is_valid, part_at, slot_at
 
 @triton.jit
 def dense_kernel(
-    sums, claims, count, places, rows, _, dense, parts, first_pair, num_pairs, num_direct, first_row, direct, claiming,
+    sums, claims, counts, places, rows, _, dense, parts, first_pair, num_pairs, num_direct, first_row, direct, claiming,
     W: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """A run of places, T at a time: write their sums into the dense gradient."""
-    pair, begin, end, by, used = run_of(tl.program_id(0), direct, claiming, count, places, first_pair, num_pairs, T)
+    pair, begin, end, by, used = run_of(tl.program_id(0), direct, claiming, counts, places, first_pair, num_pairs, T)
     columns = tl.arange(0, C)
     for block in range(begin, end, by):
         n = tl.full((), T, tl.int64) * block + tl.arange(0, T)

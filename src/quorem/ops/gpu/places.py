@@ -69,7 +69,7 @@ class Claims(NamedTuple):
     """Which rows are claimed; every use restores both tensors."""
 
     place: Tensor  # int32 [rows]: the place of each row, UNCLAIMED if it is not claimed
-    count: Tensor  # int32 [2]: how many are claimed now; and how many were when the sums were taken
+    counts: Tensor  # int32 [2]: how many are claimed now; and how many were when the sums were taken
 
 
 _claims = PerTensor()  # stored -> list of Claims

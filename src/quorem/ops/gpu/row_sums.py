@@ -43,7 +43,7 @@ UNCLAIMED, CLAIMING = tl.constexpr(place_table.UNCLAIMED), tl.constexpr(place_ta
 
 @triton.jit
 def claim_kernel(
-    ids, offsets, sums, claims, count, claimers, rows, pairs, lr, step, lrs, moments, constants, slots, parts, maps, B,
+    ids, offsets, sums, claims, counts, claimers, rows, pairs, lr, step, lrs, moments, constants, slots, parts, maps, B,
     id_stride, num_claimers, first_row, num_direct, clearing, numbers, H,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, CLEARED: tl.constexpr, JAGGED: tl.constexpr,
     ADVANCE: tl.constexpr, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, PITCHED: tl.constexpr,
@@ -72,7 +72,7 @@ def claim_kernel(
             before = tl.atomic_min(claim, tl.full((T,), CLAIMING, tl.int32), mask=free, sem="relaxed")
             is_first = free & (before == UNCLAIMED)
             nth = tl.cumsum(is_first.to(tl.int32), 0)
-            place = tl.atomic_add(count, tl.max(nth), sem="relaxed") + nth - 1
+            place = tl.atomic_add(counts, tl.max(nth), sem="relaxed") + nth - 1
             tl.store(rows + place, row, mask=is_first)
             if PITCHED:
                 tl.store(pairs + place, (nth * 0 + pair).to(tl.int32), mask=is_first)
@@ -87,7 +87,7 @@ def claim_kernel(
 
 @triton.jit
 def sum_kernel(
-    grad, ids, offsets, sample_weights, stored, sums, claims, count, places, step, slots, parts, maps, B, id_stride, S,
+    grad, ids, offsets, sample_weights, stored, sums, claims, counts, places, step, slots, parts, maps, B, id_stride, S,
     first_slot, programs,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     JAGGED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, COUNT_STEP: tl.constexpr, EACH: tl.constexpr,
@@ -103,9 +103,9 @@ def sum_kernel(
     partition = program % K
     s = first_slot + (program // K if EACH else program)
     if tl.program_id(0) == 0:  # the next batch counts its claims from zero
-        tl.store(count + 1, tl.load(count))
+        tl.store(counts + 1, tl.load(counts))
         tl.debug_barrier()
-        tl.store(count, 0)
+        tl.store(counts, 0)
         if COUNT_STEP:
             tl.store(step, tl.load(step) + 1)
     slot = slot_at(slots, s)
@@ -180,7 +180,7 @@ def sum_kernel(
 
 
 @triton.jit
-def run_of(program, direct, claiming, count, places, first_pair, pairs, T: tl.constexpr):
+def run_of(program, direct, claiming, counts, places, first_pair, pairs, T: tl.constexpr):
     """The pair of a program, and its blocks of T places: the first, the one after the last, and the distance between.
 
     The first ``direct`` programs have a block of the direct places of one pair. The other ``claiming`` ones have the
@@ -195,7 +195,7 @@ def run_of(program, direct, claiming, count, places, first_pair, pairs, T: tl.co
     else:
         pair = program * 0 - 1
         begin = program - direct
-        used = tl.load(count + 1).to(tl.int64)
+        used = tl.load(counts + 1).to(tl.int64)
         end = ((used + T - 1) // T).to(tl.int32)
         by = end * 0 + claiming
     return pair, begin, end, by, used
@@ -217,9 +217,9 @@ def touched_rows(n, used, pair, claims, places, rows, parts, num_direct, first_r
 
 
 @triton.jit
-def release_kernel(claims, count, rows, first_row, programs, T: tl.constexpr):
+def release_kernel(claims, counts, rows, first_row, programs, T: tl.constexpr):
     """Release the claims of T rows after another."""
-    used = tl.load(count + 1)
+    used = tl.load(counts + 1)
     for block in range(tl.program_id(0), (used + T - 1) // T, programs):
         n = block * T + tl.arange(0, T)
         tl.store(claims + tl.load(rows + n, mask=n < used, other=0) - first_row, UNCLAIMED, mask=n < used)
@@ -244,7 +244,7 @@ class Sums(NamedTuple):
 
     sums: Tensor  # [places, W]
     claims: Tensor  # ``Claims.place``
-    count: Tensor  # ``Claims.count``
+    counts: Tensor  # ``Claims.counts``
     places: Tensor  # ``Places.table``
     rows: Tensor  # int64: the rows of the claimed places
     pairs: Tensor | None  # int32: the pairs that have claimed them; None unless rows of tables have several pieces

@@ -108,13 +108,13 @@ def finite_rows(
 
 @triton.jit
 def update_kernel(
-    sums, claims, count, places, rows, pairs, stored, lr, state0, state1, state2, last, step, constants, loss_scale,
+    sums, claims, counts, places, rows, pairs, stored, lr, state0, state1, state2, last, step, constants, loss_scale,
     clip_value, seed, parts, first_pair, num_pairs, num_direct, first_row, direct, claiming,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, RULE: tl.constexpr,
     CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """A run of places, T at a time: the rule, on their rows. ``step`` counts this step already."""
-    pair, begin, end, by, used = run_of(tl.program_id(0), direct, claiming, count, places, first_pair, num_pairs, T)
+    pair, begin, end, by, used = run_of(tl.program_id(0), direct, claiming, counts, places, first_pair, num_pairs, T)
     t = tl.full((), 1, tl.int64)
     if RULE != "sgd" or ROUNDED:
         t = tl.load(step)
@@ -233,7 +233,7 @@ def _update(
             )  # fmt: skip
             if loss_scale is not None and host.flags["PITCHED"] and r.num_claimers:  # pieces of rows read the claims
                 size = cdiv(r.num_places - r.num_direct, 1024)
-                launch(release_kernel, (size,), sums.claims, sums.count, sums.rows, r.first_row, size, T=1024)
+                launch(release_kernel, (size,), sums.claims, sums.counts, sums.rows, r.first_row, size, T=1024)
 
     ids, offsets, sample_weights, mean = batch
     if offsets is None:
