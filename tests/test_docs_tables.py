@@ -51,7 +51,7 @@ def test_the_paper_table_names_nothing_else_as_code() -> None:
     """A reference with a typing error in its form would escape the checks above."""
     files = {f"`{reference}`" for reference in re.findall(r"`([^`]*\.py[^`]*)`", PAPER)}
     checked = {f"`{file}:{name}`" for file, name in CODE} | {f"`{file}::{name}`" for file, name in TESTS}
-    assert files - checked == {"`test_docs_tables.py`"}
+    assert files <= checked
 
 
 @pytest.mark.parametrize(
