@@ -8,8 +8,10 @@ the other, in an order that reverses each time. A row has the median time of eac
 median over the pairs of samples, their 20% and 80% quantiles, and the ratio of the shortest samples. ``same_bits`` says
 whether both ended with the same vectors. ``--processes`` starts both trees anew so many times: on some machines one
 process is slower than another of the same tree as long as it lives. ``--clock processor`` counts the time of the
-process on its cores instead of the time that passes, for a machine that others use too; with one thread. ``--out`` may
-end in .json or .csv. The exit code is 1 if a ratio is above ``--limit``.
+process on its cores instead of the time that passes, for a machine that others use too; with one thread. ``--pin``
+keeps each tree on one core, and its backward pass on the thread that calls it, so that steps that the host bounds can
+be compared; the two trees change cores with each pair of processes. Rows have the time on the cores beside the time
+that passes. ``--out`` may end in .json or .csv. The exit code is 1 if a ratio is above ``--limit``.
 """
 
 import argparse
@@ -35,14 +37,14 @@ STEPS = 3  # taken before the first sample, on each batch
 class Worker:
     """A tree at work in its own process; it answers one JSON line for each line it is sent."""
 
-    def __init__(self, tree: Path, threads: int) -> None:
+    def __init__(self, tree: Path, threads: int, core: int | None) -> None:
         source = tree / "src"
         if not (source / "quorem").is_dir():
             raise SystemExit(f"against: {tree} has no src/quorem")
         threading = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
         environment = {**os.environ, **threading, "PYTHONPATH": str(source.resolve())}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker"],
+            [sys.executable, __file__, "--worker", *([] if core is None else ["--core", str(core)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -64,7 +66,7 @@ class Worker:
         self.process.wait()
 
 
-Samples = dict[str, list[float]]  # microseconds of each tree, "before" and "after"
+Samples = dict[str, list[float]]  # microseconds of each tree, "before" and "after", and those on its cores
 
 
 def compare(
@@ -79,12 +81,16 @@ def compare(
         runs = max(
             worker.ask(do="runs", graph=graph, seconds=seconds)["runs"] for worker in (before, after)
         )  # the same number for both
-        us = earlier.setdefault((*cell.values(), graph), {"before": [], "after": []})
+        names = ("before", "after", "before on cores", "after on cores")
+        us = earlier.setdefault((*cell.values(), graph), {name: [] for name in names})
         for turn in range(rounds):
             pair = [("before", before), ("after", after)]
             for name, worker in pair if turn % 2 == 0 else pair[::-1]:
-                us[name].append(worker.ask(do="time", graph=graph, runs=runs)["us"])
+                answer = worker.ask(do="time", graph=graph, runs=runs)
+                us[name].append(answer["us"])
+                us[f"{name} on cores"].append(answer["us_on_cores"])
         ratios = [b / a for a, b in zip(us["before"], us["after"], strict=True)]
+        on_cores = [b / a for a, b in zip(us["before on cores"], us["after on cores"], strict=True)]
         yield {
             **cell,
             "graph": int(graph),
@@ -94,6 +100,9 @@ def compare(
             "ratio_q20": round(quantile(ratios, 0.2), 4),
             "ratio_q80": round(quantile(ratios, 0.8), 4),
             "ratio_of_best": round(min(us["after"]) / min(us["before"]), 4),
+            "ratio_on_cores": round(quantile(on_cores, 0.5), 4),
+            "before_us_on_cores": round(quantile(us["before on cores"], 0.5), 3),
+            "after_us_on_cores": round(quantile(us["after on cores"], 0.5), 3),
             "samples": len(ratios),
             "same_bits": ready["before"]["digest"] == ready["after"]["digest"],
         }
@@ -198,8 +207,8 @@ class Cell:
             vectors = self.module(self.ids[0]).float().cpu().contiguous()
         return hashlib.sha256(vectors.numpy().tobytes()).hexdigest()
 
-    def time(self, graph: bool, runs: int) -> float:
-        """Microseconds of one operation, over ``runs`` rounds of the batches."""
+    def time(self, graph: bool, runs: int) -> tuple[float, float]:
+        """Microseconds of one operation, over ``runs`` rounds of the batches; and those on cores."""
         import torch
 
         def once() -> None:
@@ -212,16 +221,22 @@ class Cell:
         once()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        began = self.clock()
+        began, began_on_cores = self.clock(), time.process_time()
         for _ in range(runs):
             once()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        return (self.clock() - began) / (runs * ROTATION) * 1e6
+        seconds, on_cores = self.clock() - began, time.process_time() - began_on_cores
+        return seconds / (runs * ROTATION) * 1e6, on_cores / (runs * ROTATION) * 1e6
 
 
-def work() -> None:
+def work(core: int | None) -> None:
     """Answer the parent's questions until it closes the pipe."""
+    if core is not None:
+        import torch
+
+        os.sched_setaffinity(0, {core})
+        torch.autograd.set_multithreading_enabled(False)
     cell: Cell | None = None
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints goes to stderr
@@ -244,10 +259,11 @@ def work() -> None:
         else:
             assert cell is not None
             if do == "runs":
-                us = cell.time(question["graph"], 1)
+                us, _ = cell.time(question["graph"], 1)
                 answer = {"runs": max(1, round(question["seconds"] * 1e6 / (us * ROTATION)))}
             else:
-                answer = {"us": cell.time(question["graph"], question["runs"])}
+                us, on_cores = cell.time(question["graph"], question["runs"])
+                answer = {"us": us, "us_on_cores": on_cores}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -293,27 +309,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clock", default="wall", choices=["wall", "processor"])
     parser.add_argument("--commits", nargs=2, metavar=("BEFORE", "AFTER"), help="of trees without a repository")
     parser.add_argument("--limit", type=float, default=1.05, help="largest ratio that passes")
+    parser.add_argument("--pin", action="store_true", help="each tree on one core and one thread")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.worker and None in (options.before, options.after, options.out):
         parser.error("two trees and --out are needed")
     return options
 
 
-def started(options: argparse.Namespace) -> tuple[Worker, Worker]:
-    """A process of each tree."""
-    return Worker(options.before, options.threads), Worker(options.after, options.threads)
+def started(options: argparse.Namespace, process: int) -> tuple[Worker, Worker]:
+    """A process of each tree, the ``process``-th."""
+    cores = sorted(os.sched_getaffinity(0))[-2:][:: -1 if process % 2 else 1] if options.pin else (None, None)
+    return Worker(options.before, options.threads, cores[0]), Worker(options.after, options.threads, cores[1])
 
 
 def main() -> None:
     options = arguments()
     if options.worker:
-        work()
+        work(options.core)
         return
     on_gpu = options.device == "cuda"
     dims = options.dim or ([16, 64] if on_gpu else [16])
     batches = options.batch or ([128, 2048, 16384, 65536] if on_gpu else [128, 2048, 16384])
-    before, after = started(options)
+    before, after = started(options, 0)
     about = [worker.ask(do="about", device=options.device) for worker in (before, after)]
     commits = options.commits or [commit_of(tree) for tree in (options.before, options.after)]
     made = {
@@ -322,13 +341,14 @@ def main() -> None:
         **{name: about[0][name] for name in ("torch", "device")},
         "threads": options.threads,
         "clock": options.clock,
+        "pinned": options.pin,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     rows: list[dict[str, Any]] = []
     samples: dict[Any, Samples] = {}
     for process in range(options.processes):
         if process:
-            before, after = started(options)
+            before, after = started(options, process)
         rows = []
         for mode, scheme, dim, batch in product(options.mode or MODES, options.scheme or SCHEMES[:1], dims, batches):
             cell = {"mode": mode, "scheme": scheme, "dim": dim, "batch": batch, "scale": options.scale}

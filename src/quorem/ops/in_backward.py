@@ -112,7 +112,7 @@ class _Collected(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
         if (ddp := active_ddp()) is not None:
             collector.join_replicas(ddp)
-        ctx.collected = collector, read, collector.stored._version, tuple(map(_version, read.inputs))
+        ctx.collected = collector, read, collector.stored._version, _versions(read.inputs)
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
         return out
 
@@ -120,12 +120,12 @@ class _Collected(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
         collector, read, version, versions = ctx.collected
-        if versions != tuple(map(_version, read.inputs)):
+        if versions != _versions(read.inputs):
             raise RuntimeError(
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
-        collector.collect(read._replace(grad=grad), version)
+        collector.collect(Read(read.op, read.inputs, read.layout, read.options, grad), version)  # faster than _replace
         return None, grad if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -147,8 +147,6 @@ def _refuse_create_graph() -> None:
         raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
 
 
-def _version(tensor: Tensor | None) -> int:
-    """How often a tensor has been written into; tensors of inference mode are not counted."""
-    if tensor is None:
-        return 0
-    return 0 if tensor.is_inference() else tensor._version
+def _versions(tensors: tuple[Tensor | None, ...]) -> list[int]:
+    """How often tensors have been written into; of those of inference mode this is not counted."""
+    return [tensor._version for tensor in tensors if tensor is not None and not tensor.is_inference()]

@@ -189,8 +189,9 @@ class Read(NamedTuple):
 
     def arguments(self, *between: Any) -> tuple[Any, ...]:
         """Arguments of this read's ops: gradient and inputs, then ``between``, then the layout."""
-        first = (*self.inputs, self.grad) if self.op == "rows" else (self.grad, *self.inputs)
-        return (*first, *between) if self.layout is None else (*first, *between, self.layout)
+        op, inputs, layout, _, grad = self
+        first = (*inputs, grad) if op == "rows" else (grad, *inputs)
+        return (*first, *between) if layout is None else (*first, *between, layout)
 
     def row_grads(self, stored: Tensor) -> tuple[Tensor, Tensor]:
         """Rows ``[N]``, repeated or not, and their gradients ``[N, W]``."""

@@ -288,7 +288,7 @@ def lookup_rows(
             COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
-    fixed = (stored, layout.maps) if invalid is None else (stored, layout.maps, invalid)
+    fixed = (stored,) if invalid is None else (stored, invalid)
     fixed = fixed if ends is None else (*fixed, ends)
     key = ("lookup", batch, stride, width, bits, invalid is None, dtype, ids.dtype, stored.dtype)
     planned(host.plans, key, fixed, (ids, out), launches)

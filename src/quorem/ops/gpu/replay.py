@@ -300,5 +300,5 @@ def _catch_up(
     shapes = (stored.shape, state.exp_avg.shape, state.lrs.shape, state.moments.shape)
     key = ("catch up", *constants, rounding_seed, size, batch.stride, reads, *shapes, *types)
     given = (ids,) if offsets is None else (ids, offsets)
-    planned(host.plans, key, (stored, *present(state), *layout), given, launches)
+    planned(host.plans, key, (stored, *present(state)), given, launches)
     return None

@@ -242,7 +242,7 @@ def _update(
         reads = rounded_up(len(ids))
         given = (grad, ids, offsets) if sample_weights is None else (grad, ids, offsets, sample_weights)
         types = tuple(tensor.dtype for tensor in given[1:])
-    fixed = (stored, lr, *present(state), *layout)
+    fixed = (stored, lr, *present(state))
     if loss_scale is not None:
         fixed, types = (*fixed, loss_scale), (*types, loss_scale.dtype)
     sum_or_average = state[0]  # its shape is part of the key, since ``check_state`` only runs when the plan is made
