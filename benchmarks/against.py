@@ -9,9 +9,9 @@ median over the pairs of samples, their 20% and 80% quantiles, and the ratio of 
 whether both ended with the same vectors. ``--processes`` starts both trees anew so many times: on some machines one
 process is slower than another of the same tree as long as it lives. ``--clock processor`` counts the time of the
 process on its cores instead of the time that passes, for a machine that others use too; with one thread. ``--pin``
-keeps each tree on one core, and its backward pass on the thread that calls it, so that steps that the host bounds can
-be compared; the two trees change cores with each pair of processes. Rows have the time on the cores beside the time
-that passes. ``--out`` may end in .json or .csv. The exit code is 1 if a ratio is above ``--limit``.
+keeps both trees on one core, since only one of them works at a time, and the backward pass on the thread that calls
+it: so steps that the host bounds can be compared. Rows have the time on cores beside the time that passes. ``--out``
+may end in .json or .csv. The exit code is 1 if a ratio is above ``--limit``.
 """
 
 import argparse
@@ -309,7 +309,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clock", default="wall", choices=["wall", "processor"])
     parser.add_argument("--commits", nargs=2, metavar=("BEFORE", "AFTER"), help="of trees without a repository")
     parser.add_argument("--limit", type=float, default=1.05, help="largest ratio that passes")
-    parser.add_argument("--pin", action="store_true", help="each tree on one core and one thread")
+    parser.add_argument("--pin", action="store_true", help="both trees on one core, each in one thread")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -320,8 +320,9 @@ def arguments() -> argparse.Namespace:
 
 def started(options: argparse.Namespace, process: int) -> tuple[Worker, Worker]:
     """A process of each tree, the ``process``-th."""
-    cores = sorted(os.sched_getaffinity(0))[-2:][:: -1 if process % 2 else 1] if options.pin else (None, None)
-    return Worker(options.before, options.threads, cores[0]), Worker(options.after, options.threads, cores[1])
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[len(cores) // 2 + process] if options.pin else None
+    return Worker(options.before, options.threads, core), Worker(options.after, options.threads, core)
 
 
 def main() -> None:

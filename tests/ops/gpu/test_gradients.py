@@ -158,14 +158,14 @@ def test_the_rows_of_a_tables_row_are_in_one_range() -> None:
     ("d", "reads", "number"), [(16, 2048, 1), (16, 16384, 1), (16, 65536, 3), (64, 65536, 2), (128, 65536, 2)]
 )
 def test_a_step_needs_a_quarter_of_the_tables_at_most(d: int, reads: int, number: int) -> None:
-    """Beside tables and state: the vectors that it returns, the sums, and the claims kept between steps."""
+    """Beside tables and state: the vectors that it returns, the sums, their rows, and the claims kept between steps."""
     specs = [quorem.QR(4).spec(n, d) for n in CARDINALITIES]
     storage = layout.build(specs, [None] * len(specs))
     stored = torch.empty(storage.num_rows, storage.width, device="meta")
     ranges = places.places_of(stored, reads, False, host.host_layout(storage.layout)).ranges
     vectors, sums = reads * len(storage.layout.slots) * d, max(r.num_places for r in ranges) * d
-    claims = max(r.num_rows for r in ranges)
-    assert 4 * (vectors + sums + claims) <= stored.numel() * 4 / 4
+    claims, rows = max(r.num_rows for r in ranges), max(r.num_places - r.num_direct for r in ranges)
+    assert 4 * (vectors + sums + claims + rows) <= stored.numel() * 4 / 4
     assert len(ranges) == number
 
 

@@ -60,9 +60,11 @@ class Places:
     table: Tensor  # int64 [S * K, PLACE_COLUMNS]
     ranges: list[SlotRange]
 
-    def extra_bytes(self, place_bytes: int) -> int:
-        """Bytes of the sums, ``place_bytes`` each, and of the claims."""
-        return max(r.num_places for r in self.ranges) * place_bytes + 4 * max(r.num_rows for r in self.ranges)
+    def extra_bytes(self, place_bytes: int, row_bytes: int) -> int:
+        """Bytes of the sums, ``place_bytes`` each, of the rows of claimed places, and of the claims."""
+        claimed = max(r.num_places - r.num_direct for r in self.ranges)
+        sums = max(r.num_places for r in self.ranges) * place_bytes
+        return sums + row_bytes * claimed + 4 * max(r.num_rows for r in self.ranges)
 
 
 class Claims(NamedTuple):
@@ -87,10 +89,10 @@ def places_of(stored: Tensor, reads: int, jagged: bool, host: HostLayout) -> Pla
         place_bytes = stored.shape[1] * accumulator(stored).itemsize
         returned = reads * len(host.slots) * stored.shape[1] * stored.itemsize
         left = EXTRA * stored.numel() * stored.itemsize - returned
-        places = divided(host, reads, jagged, 1, place_bytes)
-        if not jagged and places.extra_bytes(place_bytes) > left:
+        places, row_bytes = divided(host, reads, jagged, 1, place_bytes), row_dtype(stored).itemsize
+        if not jagged and places.extra_bytes(place_bytes, row_bytes) > left:
             tried = (divided(host, reads, jagged, number, place_bytes) for number in range(2, MOST_RANGES + 1))
-            places = next((p for p in tried if p.extra_bytes(place_bytes) <= left), places)
+            places = next((p for p in tried if p.extra_bytes(place_bytes, row_bytes) <= left), places)
         host.places[key] = places
     return places
 
@@ -180,6 +182,11 @@ def boundaries(lengths: Tensor, parts: int) -> list[int]:
     wanted = torch.arange(1, parts, device=lengths.device) * int(ends[-1]) / parts
     cuts = torch.searchsorted(ends, wanted.ceil().long()) + 1
     return sorted({0, *cuts.clamp(max=len(lengths)).tolist(), len(lengths)})
+
+
+def row_dtype(stored: Tensor) -> torch.dtype:
+    """The dtype in which the kernels list rows."""
+    return torch.int32 if stored.shape[0] < 2**31 else torch.int64
 
 
 def rounded_up(reads: int) -> int:

@@ -18,6 +18,7 @@ from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH,
 from .fast_launch import planned, scratch
 from .host import IdBatch, check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
+from .places import row_dtype
 from .rounding import as_stored, can_round, seed_bits
 from .rows import OWN, TYPES, if_used, is_valid, number_of, part_at, read_ids, row_of, slot_at
 
@@ -283,7 +284,7 @@ def _catch_up(
         programs = reading + cdiv(in_turn, each)
         rows = steps = None
         if listing:
-            rows = scratch(stored, programs * each, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
+            rows = scratch(stored, programs * each, dtype=row_dtype(stored))
             steps = scratch(stored, programs * each, dtype=torch.int32)
         launch(
             catch_up_kernel, (programs,),

@@ -27,7 +27,7 @@ from . import places as place_table
 from .fast_launch import scratch
 from .host import HostLayout, IdBatch
 from .launch import cdiv, launch, power_of_2
-from .places import SlotRange, claims_of, places_of, rounded_up
+from .places import SlotRange, claims_of, places_of, rounded_up, row_dtype
 from .replay import NO_ADVANCE, Advance, advance
 from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
 
@@ -73,7 +73,7 @@ def claim_kernel(
             is_first = free & (before == UNCLAIMED)
             nth = tl.cumsum(is_first.to(tl.int32), 0)
             place = tl.atomic_add(counts, tl.max(nth), sem="relaxed") + nth - 1
-            tl.store(rows + place, row, mask=is_first)
+            tl.store(rows + place, row.to(rows.dtype.element_ty), mask=is_first)
             if PITCHED:
                 tl.store(pairs + place, (nth * 0 + pair).to(tl.int32), mask=is_first)
             place += num_direct
@@ -222,7 +222,8 @@ def release_kernel(claims, counts, rows, first_row, programs, T: tl.constexpr):
     used = tl.load(counts + 1)
     for block in range(tl.program_id(0), (used + T - 1) // T, programs):
         n = block * T + tl.arange(0, T)
-        tl.store(claims + tl.load(rows + n, mask=n < used, other=0) - first_row, UNCLAIMED, mask=n < used)
+        row = tl.load(rows + n, mask=n < used, other=0).to(tl.int64)
+        tl.store(claims + row - first_row, UNCLAIMED, mask=n < used)
 
 
 @triton.jit
@@ -246,7 +247,7 @@ class Sums(NamedTuple):
     claims: Tensor  # ``Claims.place``
     counts: Tensor  # ``Claims.counts``
     places: Tensor  # ``Places.table``
-    rows: Tensor  # int64: the rows of the claimed places
+    rows: Tensor  # int32 or int64: the rows of the claimed places
     pairs: Tensor | None  # int32: the pairs that have claimed them; None unless rows of tables have several pieces
 
 
@@ -272,7 +273,7 @@ def sum_by_row(
     claims = claims_of(stored, max(r.num_rows for r in places.ranges))
     sums = scratch(stored, max(r.num_places for r in places.ranges), width, dtype=accumulator(stored))
     num_claimed = max(1, *(r.num_places - r.num_direct for r in places.ranges))
-    rows, pairs = scratch(stored, num_claimed, dtype=torch.int64), None
+    rows, pairs = scratch(stored, num_claimed, dtype=row_dtype(stored)), None
     if host.flags["PITCHED"]:
         pairs = scratch(stored, num_claimed, dtype=torch.int32)
     columns = min(power_of_2(width), 64)
