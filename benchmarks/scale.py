@@ -4,6 +4,7 @@ python benchmarks/scale.py
 """
 
 import quorem
+from quorem.experiments import words
 from quorem.integrations.scale import estimate
 
 D, BATCH, TOTAL = 64, 8192, 10**10
@@ -54,22 +55,19 @@ MODELS = {
 
 def cost_table() -> list[str]:
     """Memory, bytes and time of each model and number of GPUs, as lines of Markdown."""
-    lines = [
-        "| tables | GPUs | GB a GPU | replicated | MB sent: vectors | ids | sums | ms: rows | exchange | both |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = "tables, GPUs, GB a GPU, replicated, MB sent: vectors, ids, sums, ms: rows, exchange, both"
+    rows = [head.split(", ")]
     for name, make in MODELS.items():
         tables = make()
         for world in WORLDS:
             cost = estimate(tables, world, batch_size=BATCH)
-            replicated = sum(placed.replicated for placed in cost.tables)
+            replicated = sum(traffic.replicated for traffic in cost.tables)
             memory = f"{cost.memory / 1e9:,.3g}" + ("" if cost.fits else ", does not fit")
             sent = [cost.vector_bytes, cost.id_bytes, cost.reduce_bytes]
             times = [cost.lookup_seconds, cost.exchange_seconds, cost.seconds]
             numbers = [f"{x / 1e6:,.3g}" for x in sent] + [f"{x * 1e3:,.3g}" for x in times]
-            cells = [name, world, memory, f"{replicated} of {len(cost.tables)}", *numbers]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+            rows.append([name, str(world), memory, f"{replicated} of {len(cost.tables)}", *numbers])
+    return words.table(rows)
 
 
 if __name__ == "__main__":

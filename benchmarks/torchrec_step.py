@@ -35,6 +35,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import quorem
 from quorem.data.shape import CARDINALITIES
 from quorem.data.synthetic import ClickLog
+from quorem.experiments import words
 from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
 from quorem.provenance import commit, versions
@@ -202,16 +203,13 @@ def result(
 
 def result_table(measured: dict[str, Any]) -> list[str]:
     """The result, as lines of Markdown."""
-    lines = [
-        "| tables | ms a step | full tables' time over it | MB that a rank sends | calculated |",
-        "|---|---|---|---|---|",
-    ]
+    rows = [["tables", "ms a step", "full tables' time over it", "MB that a rank sends", "calculated"]]
     full = measured["models"][FULL]["ms"]
     for name, row in measured["models"].items():
         calculated = "" if row["calculated"] is None else f"{row['calculated'] / 1e6:.2f}"
         ratio, sent = f"{full / row['ms']:.2f}", f"{row['bytes'] / 1e6:.2f}"
-        lines.append(f"| {name} | {row['ms']:.0f} | {ratio} | {sent} | {calculated} |")
-    return lines
+        rows.append([name, f"{row['ms']:.0f}", ratio, sent, calculated])
+    return words.table(rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Lookups of single ids and of bags, and the full tables that a module represents."""
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,8 +93,8 @@ class Tables(StoredTables):
         if "id_rules" in self._buffers:
             ids = self._within(ids, None)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
-        options = {"names": self.titles, "sparse": self.sparse, **self._codes()}
-        out = autograd.lookup(ids, stored, self.layout, self.updates, invalid=invalid, **options)
+        options = self._read_options()
+        out = autograd.lookup(ids, stored, self.layout, self.updates, options, sparse=self.sparse, invalid=invalid)
         if invalid is not None:
             self._report_invalid()
         if self._modules:
@@ -111,10 +110,10 @@ class Tables(StoredTables):
         if self._counts_invalid(ids):
             declare.call("count_invalid_", ids, offsets, self.invalid_ids, layout)
             self._report_invalid()
-        inputs = (ids, offsets, sample_weights, stored, layout, self.updates)
+        inputs = (ids, offsets, sample_weights, stored, layout, self.updates, self._read_options())
         transformed = sum(len(group.members) for group in self._path_networks())  # _path_bag has their gradients
         with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
-            out = autograd.bag(*inputs, mean=mean, names=self.titles, sparse=self.sparse, **self._codes())
+            out = autograd.bag(*inputs, mean=mean, sparse=self.sparse)
         for group in self._path_networks():  # the op pooled untransformed rows: replace its output
             out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
         return out
@@ -134,7 +133,8 @@ class Tables(StoredTables):
         rows = torch.where(reads.used, reads.rows, 0).sum(-1)  # one is used: the id's own row, or its first partition's
         alone = len(group.members) == len(self.features)  # torch cannot add two sparse gradients in float16
         sparse = self.sparse and (alone or stored.dtype != torch.float16)
-        vectors = autograd.gather_rows(rows, stored, self.updates, sparse, **self._codes()).to(self.dtype).flatten(1)
+        vectors = autograd.gather_rows(rows, stored, self.updates, self._read_options(), sparse)
+        vectors = vectors.to(self.dtype).flatten(1)
         vectors = group(vectors, ids, member, self.layout.ranks)
         vectors = vectors.to(accumulator(vectors))
         factor = pooling_factor(valid, bag, sample_weights, offsets, mean, vectors.dtype)[:, 0]
@@ -158,9 +158,10 @@ class Tables(StoredTables):
         is_unsigned = isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids)
         return ids.view(torch.int64) if is_unsigned else ids
 
-    def _codes(self) -> dict[str, Any]:
-        """How rows of bytes are read (``ops.lookup.CodeOptions``); empty for float rows."""
-        return {"width": self.width, "bits": self.bits, "dtype": self.vector_dtype} if self.bits else {}
+    def _read_options(self) -> autograd.ReadOptions:
+        if self.bits:
+            return {"names": self.titles, "width": self.width, "bits": self.bits, "dtype": self.vector_dtype}
+        return {"names": self.titles}
 
     def _counts_invalid(self, ids: Tensor) -> bool:
         """Whether ids out of range are counted; CPU ops raise instead."""

@@ -52,10 +52,10 @@ def parts(batch: Batch) -> list[torch.Tensor]:
 def test_splits_follow_one_another(criteo):
     sizes = [len(criteo.split(name)) for name in ("train", "validation", "test")]
     assert sizes == [86, 7, 7]
-    for own, whole in zip(
+    for piece, whole in zip(
         zip(*(parts(criteo.split(s)) for s in criteo.meta["split"]), strict=True), parts(criteo.all), strict=True
     ):
-        torch.testing.assert_close(torch.cat(own), whole, rtol=0, atol=0)
+        torch.testing.assert_close(torch.cat(piece), whole, rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"split \('dev'\) must be one of 'train', 'validation', 'test'"):
         criteo.split("dev")
 
@@ -70,8 +70,8 @@ def test_batches_in_order_are_views(criteo):
     train = criteo.split("train")
     batches = list(train.batches(32))
     assert [len(batch) for batch in batches] == [32, 32, 22]
-    for own, whole in zip(zip(*map(parts, batches), strict=True), parts(train), strict=True):
-        assert torch.equal(torch.cat(own), whole)
+    for piece, whole in zip(zip(*map(parts, batches), strict=True), parts(train), strict=True):
+        assert torch.equal(torch.cat(piece), whole)
     assert batches[1].ids.data_ptr() == train.ids[32:].data_ptr()
     with pytest.raises(ValueError, match=r"size \(0\) must be at least 1"):
         next(train.batches(0))
@@ -104,8 +104,8 @@ def test_bags_of_a_batch_start_at_zero(with_bags):
         bag, whole = batch.bags["tags"], train.bags["tags"]
         assert bag.offsets[0] == 0
         for row in range(len(batch)):
-            own = bag.values[bag.offsets[row] : bag.offsets[row + 1]]
-            assert torch.equal(own, whole.values[whole.offsets[start + row] : whole.offsets[start + row + 1]])
+            piece = bag.values[bag.offsets[row] : bag.offsets[row + 1]]
+            assert torch.equal(piece, whole.values[whole.offsets[start + row] : whole.offsets[start + row + 1]])
 
 
 def test_jagged_input_of_a_collection(with_bags):

@@ -18,23 +18,23 @@ def test_resident_batches_equal_those_on_the_cpu():
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     bag = Bags(torch.arange(int(offsets[-1]), dtype=torch.int32), offsets)
     rows = Batch(batch.labels, batch.dense, batch.ids, {"tags": bag})
-    there = rows.pin_memory().to("cuda", non_blocking=True)
+    on_gpu = rows.pin_memory().to("cuda", non_blocking=True)
     for seed in (None, 5):
-        for own, moved in zip(rows.batches(16, seed=seed), there.batches(16, seed=seed), strict=True):
+        for expected, moved in zip(rows.batches(16, seed=seed), on_gpu.batches(16, seed=seed), strict=True):
             for name in ("labels", "dense", "ids"):
-                assert torch.equal(getattr(own, name), getattr(moved, name).cpu()), name
-            assert torch.equal(own.bags["tags"].values, moved.bags["tags"].values.cpu())
-            assert torch.equal(own.bags["tags"].offsets, moved.bags["tags"].offsets.cpu())
+                assert torch.equal(getattr(expected, name), getattr(moved, name).cpu()), name
+            assert torch.equal(expected.bags["tags"].values, moved.bags["tags"].values.cpu())
+            assert torch.equal(expected.bags["tags"].offsets, moved.bags["tags"].offsets.cpu())
 
 
 def test_log_is_that_of_the_cpu():
-    here, there = LOG.draw(5, ROWS), LOG.draw(5, ROWS, "cuda")
-    equal = there.batch.ids.cpu() == here.batch.ids
+    on_cpu, on_gpu = LOG.draw(5, ROWS), LOG.draw(5, ROWS, "cuda")
+    equal = on_gpu.batch.ids.cpu() == on_cpu.batch.ids
     assert equal.double().mean() > 1 - 1e-5  # an exponential rounded otherwise may move an id that is at a border
     same = equal.all(1)
-    torch.testing.assert_close(there.probability.cpu()[same], here.probability[same], rtol=0, atol=1e-5)
-    torch.testing.assert_close(there.batch.dense.cpu(), here.batch.dense)
-    assert (there.batch.labels.cpu() == here.batch.labels)[same].double().mean() > 1 - 1e-4
+    torch.testing.assert_close(on_gpu.probability.cpu()[same], on_cpu.probability[same], rtol=0, atol=1e-5)
+    torch.testing.assert_close(on_gpu.batch.dense.cpu(), on_cpu.batch.dense)
+    assert (on_gpu.batch.labels.cpu() == on_cpu.batch.labels)[same].double().mean() > 1 - 1e-4
 
 
 def test_rows_do_not_depend_on_chunks():

@@ -16,8 +16,8 @@ def test_columns_are_taken_for_what_they_look_like(tmp_path):
     ]
     header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare"
     (tmp_path / "t.csv").write_text("\n".join([header, *rows]).replace("x|7", "x/7") + "\n")
-    found = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv")}
-    assert found == {
+    inferred = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv")}
+    assert inferred == {
         "y": ("category", "text"),
         "row": ("number", "whole numbers"),
         "price": ("number", "numbers with fractions"),
@@ -50,9 +50,9 @@ def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
         }
     ).write_parquet(tmp_path / "t.parquet")
     names = ["when", "list", "flag", "x", "text", "struct"]
-    found = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", names)}
+    inferred = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", names)}
     kinds = {"when": "none", "list": "list", "flag": "category", "x": "number", "text": "category", "struct": "none"}
-    assert found == kinds
+    assert inferred == kinds
 
 
 def test_what_spoils_a_column_of_numbers_is_named(tmp_path):

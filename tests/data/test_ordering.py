@@ -31,18 +31,18 @@ def test_rows_are_split_by_time_and_sorted_if_they_are_not_in_order(tmp_path, mo
         (tmp_path / f"{name}.csv").write_text(text)
         config = PrepareConfig(ids="frequency", vocabulary="train", days=4)
         results.append(prepare_table(tmp_path / f"{name}.csv", tmp_path / name, **options, config=config))
-    whole, own = results
+    whole, in_groups = results
     whole.verify()
-    own.verify()
-    assert (whole.meta["time"]["steps_back"], own.meta["time"]["steps_back"] > 10) == (0, True)
+    in_groups.verify()
+    assert (whole.meta["time"]["steps_back"], in_groups.meta["time"]["steps_back"] > 10) == (0, True)
     for part in ("labels", "dense", "ids"):
-        assert torch.equal(getattr(whole.all, part), getattr(own.all, part)), part
-    assert torch.equal(whole.all.bags["tags"].values, own.all.bags["tags"].values)
-    assert torch.equal(whole.all.bags["tags"].offsets, own.all.bags["tags"].offsets)
-    assert (whole.meta["split"], whole.cardinalities) == (own.meta["split"], own.cardinalities)
+        assert torch.equal(getattr(whole.all, part), getattr(in_groups.all, part)), part
+    assert torch.equal(whole.all.bags["tags"].values, in_groups.all.bags["tags"].values)
+    assert torch.equal(whole.all.bags["tags"].offsets, in_groups.all.bags["tags"].offsets)
+    assert (whole.meta["split"], whole.cardinalities) == (in_groups.meta["split"], in_groups.cardinalities)
     for name in whole.names:
-        assert whole.vocabulary(name) == own.vocabulary(name)
-        assert whole.frequencies(name).tolist() == own.frequencies(name).tolist()
+        assert whole.vocabulary(name) == in_groups.vocabulary(name)
+        assert whole.frequencies(name).tolist() == in_groups.frequencies(name).tolist()
     times = sorted(row[1] for row in rows)
     for _, stop in list(whole.meta["split"].values())[:2]:
         assert times[stop - 1] < times[stop]  # no time is in two splits

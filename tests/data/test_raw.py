@@ -29,8 +29,8 @@ def test_raw_form_prepares_to_the_same_log(name, tmp_path):
     for f, feature in enumerate(data.names):
         tokens = np.array([f"{t:08x}" for t in token(np.arange(log.cardinalities[f]), f)])
         tokens[0] = ""
-        found = np.array([t or "" for t in data.vocabulary(feature)])
-        assert (found[data.all.ids[:, f]] == tokens[draw.ids[:, f]]).all()
+        vocabulary_array = np.array([t or "" for t in data.vocabulary(feature)])
+        assert (vocabulary_array[data.all.ids[:, f]] == tokens[draw.ids[:, f]]).all()
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])

@@ -35,10 +35,10 @@ def test_ids_are_zipf_distributed(feature, drawn):
     share = round(SMALL.missing * 2048) / 2048
     expected = np.concatenate([[share], (1 - share) * np.log((k + 1) / k) / np.log(n)])
     assert expected.sum() == pytest.approx(1)
-    found = np.bincount(ids, minlength=n) / ROWS
+    frequency = np.bincount(ids, minlength=n) / ROWS
     deviation = np.sqrt(expected * (1 - expected) / ROWS)
-    z = (found - expected) / deviation
-    assert len(found) == n
+    z = (frequency - expected) / deviation
+    assert len(frequency) == n
     assert np.abs(z).max() < 6
     assert (z**2).mean() == pytest.approx(1, abs=6 * np.sqrt(2 / n) + 0.1)
 
@@ -78,20 +78,20 @@ def test_rows_do_not_depend_on_chunks_or_threads(drawn):
 def test_seeds_differ_in_rows_and_in_the_hidden_model(drawn):
     other = ClickLog(cardinalities=SMALL.cardinalities, seed=1)
     assert (other.draw(0, 1000).batch.ids == drawn.batch.ids[:1000]).double().mean() < 0.5
-    own, theirs = (torch.cat([effect for effect, _ in effects(log)]).double() for log in (SMALL, other))
-    assert abs(torch.corrcoef(torch.stack([own, theirs]))[0, 1]) < 5 / len(own) ** 0.5
+    main_effect, theirs = (torch.cat([effect for effect, _ in effects(log)]).double() for log in (SMALL, other))
+    assert abs(torch.corrcoef(torch.stack([main_effect, theirs]))[0, 1]) < 5 / len(main_effect) ** 0.5
 
 
 def test_effects_of_categories_are_distinct_and_independent():
-    own, factor = (
+    main_effect, factor = (
         torch.cat(parts).double() for parts in zip(*effects(ClickLog(cardinalities=(50_000,) * 4)), strict=True)
     )
-    n = len(own)
-    z = (own - own.mean()) / own.std()
-    assert abs(own.mean() / own.std()) < 5 / n**0.5
+    n = len(main_effect)
+    z = (main_effect - main_effect.mean()) / main_effect.std()
+    assert abs(main_effect.mean() / main_effect.std()) < 5 / n**0.5
     assert (z**4).mean().item() == pytest.approx(3 - 6 / (5 * 4), abs=0.05)  # of a sum of four uniform numbers
-    for other in (factor, own.roll(1), own.roll(50_000)):  # same category, next id, next feature
-        assert abs(torch.corrcoef(torch.stack([own, other]))[0, 1]) < 5 / n**0.5
+    for other in (factor, main_effect.roll(1), main_effect.roll(50_000)):  # same category, next id, next feature
+        assert abs(torch.corrcoef(torch.stack([main_effect, other]))[0, 1]) < 5 / n**0.5
 
 
 def test_log_odds_are_the_stated_sum(drawn):
@@ -99,12 +99,12 @@ def test_log_odds_are_the_stated_sum(drawn):
     scales = _calibration(SMALL)
     tables = list(effects(SMALL))
     ids = drawn.batch.ids[:500].long()
-    own = torch.stack([tables[f][0][ids[:, f]] for f in range(8)])
+    main_effect = torch.stack([tables[f][0][ids[:, f]] for f in range(8)])
     factor = torch.stack([tables[f][1][ids[:, f]] for f in range(8)])
     pairs = sum(factor[f] * factor[f - 1] for f in range(8))
     weight = _hash(torch.arange(13), SMALL.seed + (2 << 32)) >> 58
     dense = (drawn.batch.dense[:500].double() * (1 << 20)) @ weight.double()
-    parts = [own.sum(0).double(), pairs.double(), dense]
+    parts = [main_effect.sum(0).double(), pairs.double(), dense]
     log_odds = scales.bias + sum(s * part for s, part in zip(scales.effects, parts, strict=True))
     torch.testing.assert_close(torch.logit(drawn.probability[:500]), log_odds, rtol=0, atol=1e-4)  # dense is float32
 
@@ -121,12 +121,15 @@ def test_collisions_cost(collisions, drawn):
     """Sharing an effect and a factor among hashed ids, at their mean over the rows, is worse than the truth."""
     scales, ids = _calibration(SMALL), drawn.batch.ids.long()
     shared = []
-    for f, (own, factor) in enumerate(effects(SMALL)):
-        bucket = torch.arange(len(own)) % -(-len(own) // collisions)
-        count = torch.bincount(ids[:, f], minlength=len(own)).double()
-        total = torch.zeros(len(own), dtype=torch.float64).index_add(0, bucket, count).clamp(min=1)
-        means = [torch.zeros_like(total).index_add(0, bucket, count * e) / total for e in (own, factor)]
-        shared.append([mean[bucket][ids[:, f]] - e[ids[:, f]] for mean, e in zip(means, (own, factor), strict=True)])
+    for f, (main_effect, factor) in enumerate(effects(SMALL)):
+        bucket = torch.arange(len(main_effect)) % -(-len(main_effect) // collisions)
+        count = torch.bincount(ids[:, f], minlength=len(main_effect)).double()
+        total = torch.zeros(len(main_effect), dtype=torch.float64).index_add(0, bucket, count).clamp(min=1)
+        both = (main_effect, factor)
+        means = [torch.zeros_like(total).index_add(0, bucket, count * e) / total for e in both]
+        shared.append(
+            [mean[bucket][ids[:, f]] - e[ids[:, f]] for mean, e in zip(means, (main_effect, factor), strict=True)]
+        )
     tables = list(effects(SMALL))
     factor = torch.stack([tables[f][1][ids[:, f]] for f in range(8)]).double()
     blind = factor + torch.stack([s[1] for s in shared])

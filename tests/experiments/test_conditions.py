@@ -73,8 +73,8 @@ def test_a_figure_along_the_rows_stays_whole_and_names_no_best():
 
 def test_sections_of_the_page_keep_unlike_runs_apart():
     short = changed(sweep(name="figure5"), max_rows=300)
-    found = sections([sweep(), short])
-    assert list(found) == ["made-up: 1,200 rows, 1 epoch, batch 128", "made-up: 300 rows, 1 epoch, batch 128"]
+    groups = sections([sweep(), short])
+    assert list(groups) == ["made-up: 1,200 rows, 1 epoch, batch 128", "made-up: 300 rows, 1 epoch, batch 128"]
     assert list(sections([sweep(), sweep(name="figure5")])) == ["made-up"]
     text = html([both(sweep(), changed(sweep(), max_rows=300))])
     assert text.count("<h3>What a byte buys</h3>") == 2

@@ -26,10 +26,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     curve = [[10 * k, 0.5 - 0.002 * k, 0.001] for k in range(1, 11)]
     curves = figure([result("mult", None, curve=curve)], name="figure4", title="Figure 4: curves", x="step")
     page([sweep(), curves], folder / "page.html")
-    own = figure(
+    sweep_of_own = figure(
         [result(EVIL, 1), result("mult", 2, network="dlrm")], name="my sweep", title="Mine", data={"name": EVIL}
     )
-    page([sweep(("hash", "feature", "concat", "add", "mult")), own], folder / "two.html")
+    page([sweep(("hash", "feature", "concat", "add", "mult")), sweep_of_own], folder / "two.html")
     return folder
 
 
@@ -139,7 +139,7 @@ def test_search_finds_the_points_that_have_every_word(opened):
     browser = opened("two.html")
     search = browser.find_element(By.CSS_SELECTOR, "#filters input")
 
-    def found(text: str) -> list[tuple[str, str]]:
+    def matches(text: str) -> list[tuple[str, str]]:
         search.clear()
         search.send_keys(text)
         texts = {
@@ -148,11 +148,11 @@ def test_search_finds_the_points_that_have_every_word(opened):
         }
         return sorted((series.split()[-1], x) for series, x in texts)
 
-    assert found("MULT 20") == [("mult", "20")]  # not 200, and not every loss that ends in 20
-    assert found("mul 200") == [("mult", "200")]  # the beginning of a word is enough, of a number it is not
-    assert found("20 mult dlrm") == [("mult", "20")] and len(shown_points(browser)) == 1
-    assert found("num_collisions=4 hash 1") == [("hash", "1")]
-    assert found("nothing") == []
+    assert matches("MULT 20") == [("mult", "20")]  # not 200, and not every loss that ends in 20
+    assert matches("mul 200") == [("mult", "200")]  # the beginning of a word is enough, of a number it is not
+    assert matches("20 mult dlrm") == [("mult", "20")] and len(shown_points(browser)) == 1
+    assert matches("num_collisions=4 hash 1") == [("hash", "1")]
+    assert matches("nothing") == []
 
 
 def test_points_sort_by_what_has_no_column(opened):

@@ -178,8 +178,8 @@ def hunt(count: int, seed: int = 0) -> dict[str, Any]:
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
         "outcomes": dict(sorted(total.items())),
-        "by_target": {name: dict(sorted(found.items())) for name, found in by_target.items()},
-        "by_damage": {name: dict(sorted(found.items())) for name, found in by_damage.items()},
+        "by_target": {name: dict(sorted(tally.items())) for name, tally in by_target.items()},
+        "by_damage": {name: dict(sorted(tally.items())) for name, tally in by_damage.items()},
         "bad": bad,
     }
 
@@ -343,9 +343,9 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1500, help="how many to damage")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = hunt(options.files, options.seed)
-    print(json.dumps(found, indent=1))
-    sys.exit(bool(found["bad"]))
+    tally = hunt(options.files, options.seed)
+    print(json.dumps(tally, indent=1))
+    sys.exit(bool(tally["bad"]))
 
 
 if __name__ == "__main__":

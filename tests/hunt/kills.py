@@ -185,8 +185,8 @@ def training(folder: Path) -> Job:
             except ValueError as error:
                 return [str(error)]
         bad = []
-        found = run.read_result(out / "result.json")
-        if any(found[split] != result[split] for split in ("validation", "test")):
+        counts = run.read_result(out / "result.json")
+        if any(counts[split] != result[split] for split in ("validation", "test")):
             bad.append("another result")
         if run.read_metrics(out / "metrics.jsonl") != metrics:
             bad.append("other metrics")
@@ -222,8 +222,8 @@ def sweeping(folder: Path) -> Job:
     in_child(lambda: trained(folder, folder / "whole"))
 
     def results(out: Path) -> dict[str, Any]:
-        found = {path.parent.name: run.read_result(path) for path in out.glob("runs/*/result.json")}
-        return {key: (result["validation"], result["test"]) for key, result in found.items()}
+        counts = {path.parent.name: run.read_result(path) for path in out.glob("runs/*/result.json")}
+        return {key: (result["validation"], result["test"]) for key, result in counts.items()}
 
     expected = results(folder / "whole")
     finished: dict[str, int] = {}
@@ -234,13 +234,13 @@ def sweeping(folder: Path) -> Job:
 
     def look(number: int, ended: bool) -> list[str]:
         out = folder / f"sweep{number}"
-        found = results(out)
+        counts = results(out)
         times = {str(path): path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
-        bad = [f"{key} has another result" for key in found if found[key] != expected[key]]
+        bad = [f"{key} has another result" for key in counts if counts[key] != expected[key]]
         bad += [f"{path} was trained again" for path in times if finished.get(path, times[path]) != times[path]]
         finished.update(times)
         if ended:
-            bad += [] if found.keys() == expected.keys() else ["runs are missing"]
+            bad += [] if counts.keys() == expected.keys() else ["runs are missing"]
             bad += [f"{path} was left" for path in out.rglob("*.tmp")]
         return bad
 
@@ -291,9 +291,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", nargs="*", default=[], help="which of prepare, train, sweep, report; by default all")
     options = parser.parse_args()
-    found = hunt(options.kills, options.seed, options.jobs)
-    print(json.dumps(found, indent=1))
-    sys.exit(bool(found["bad"]))
+    counts = hunt(options.kills, options.seed, options.jobs)
+    print(json.dumps(counts, indent=1))
+    sys.exit(bool(counts["bad"]))
 
 
 if __name__ == "__main__":

@@ -182,20 +182,20 @@ class Lookup:
         self.expected = torch.stack(vectors, 1)
 
 
-def check(module: Any, rng: random.Random, found: Counter[str]) -> str | None:
+def check(module: Any, rng: random.Random, tally: Counter[str]) -> str | None:
     """Some batches in one module: None, or what was wrong."""
     with torch.no_grad():
         dense = [module.dense(t).double() for t in range(len(module.specs))]
     for number in range(BATCHES_A_MODULE):
         lookup = Lookup(module, dense, rng)
-        found["batches"] += 1
-        found["ids"] += lookup.num_ids
+        tally["batches"] += 1
+        tally["ids"] += lookup.num_ids
         with torch.no_grad():
             wrong = _difference(module(*lookup.arguments), lookup.expected, TOLERANCE[module.dtype])
         if wrong is not None:
             return f"{module} batch {number}: {wrong}"
     for what, kind in ((_gradients, "gradients"), (_refusal, "refused")):
-        found[kind] += 1
+        tally[kind] += 1
         wrong = what(module, rng)
         if wrong is not None:
             return f"{module} {kind}: {wrong}"
@@ -249,25 +249,25 @@ def _refusal(module: Any, rng: random.Random) -> str | None:
 def hunt(lookups: int, seed: int = 0) -> dict[str, Any]:
     """So many lookups, some thousands in each drawn module."""
     rng, began = random.Random(seed), time.monotonic()
-    found: Counter[str] = Counter()
+    tally: Counter[str] = Counter()
     schemes: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     bad = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        while found["ids"] < lookups:
-            module, before = drawn_module(rng), found["ids"]
-            wrong = check(module, rng, found)
+        while tally["ids"] < lookups:
+            module, before = drawn_module(rng), tally["ids"]
+            wrong = check(module, rng, tally)
             if wrong is not None:
                 bad.append(wrong[:600])
-            found["modules"] += 1
-            kinds[f"{type(module).__name__} {str(module.dtype).removeprefix('torch.')}"] += found["ids"] - before
+            tally["modules"] += 1
+            kinds[f"{type(module).__name__} {str(module.dtype).removeprefix('torch.')}"] += tally["ids"] - before
             schemes.update({type(spec.scheme).__name__ for spec in module.specs})
     return {
-        "lookups": found.pop("ids"),
+        "lookups": tally.pop("ids"),
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
-        **dict(sorted(found.items())),
+        **dict(sorted(tally.items())),
         "lookups_by_kind": dict(sorted(kinds.items())),
         "modules_by_scheme": dict(sorted(schemes.items())),
         "bad": bad,
@@ -279,9 +279,9 @@ def main() -> None:
     parser.add_argument("--lookups", type=int, default=10**6, help="how many")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = hunt(options.lookups, options.seed)
-    print(json.dumps(found, indent=1))
-    sys.exit(bool(found["bad"]))
+    tally = hunt(options.lookups, options.seed)
+    print(json.dumps(tally, indent=1))
+    sys.exit(bool(tally["bad"]))
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def drawn_collection(rng: random.Random, sparse: bool) -> EmbeddingCollection:
 class Run:
     """A collection under an optimizer on rows, and its twin under ``torch.optim``."""
 
-    def __init__(self, rng: random.Random, found: Counter[str]) -> None:
-        self.rng, self.found = rng, found
+    def __init__(self, rng: random.Random, counts: Counter[str]) -> None:
+        self.rng, self.counts = rng, counts
         self.in_backward = rng.random() < 0.5
         ours, theirs, self.options = drawn_rule(rng)
         self.module = drawn_collection(rng, sparse=not self.in_backward)
@@ -105,7 +105,7 @@ class Run:
         """What people do between two steps."""
         rng = self.rng
         kind = rng.choice(["evaluate", "resume", "copy", "flush", "write", "stored"])
-        self.found[kind] += 1
+        self.counts[kind] += 1
         if kind == "evaluate":
             ids = torch.stack([drawn_ids(rng, 3, s.num_embeddings).long() for s in self.module.specs], 1)
             with torch.no_grad():
@@ -140,13 +140,13 @@ class Run:
 def hunt(steps: int, seed: int = 0) -> dict[str, Any]:
     """So many steps, a hundred in each drawn run."""
     rng, began = random.Random(seed), time.monotonic()
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rules: Counter[str] = Counter()
     bad, done = [], 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         while done < steps:
-            run, some = Run(rng, found), min(STEPS_A_RUN, steps - done)
+            run, some = Run(rng, counts), min(STEPS_A_RUN, steps - done)
             try:
                 for _ in range(some):
                     run.step()
@@ -161,7 +161,7 @@ def hunt(steps: int, seed: int = 0) -> dict[str, Any]:
         "steps": done,
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
-        "between": dict(sorted(found.items())),
+        "between": dict(sorted(counts.items())),
         "by_rule": dict(sorted(rules.items())),
         "bad": bad,
     }
@@ -172,9 +172,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**5, help="how many")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = hunt(options.steps, options.seed)
-    print(json.dumps(found, indent=1))
-    sys.exit(bool(found["bad"]))
+    counts = hunt(options.steps, options.seed)
+    print(json.dumps(counts, indent=1))
+    sys.exit(bool(counts["bad"]))
 
 
 if __name__ == "__main__":

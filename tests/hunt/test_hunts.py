@@ -23,16 +23,16 @@ def one_thread():
 
 
 def test_damaged_files_are_told_or_harmless():
-    found = damage.hunt(45, seed=7)
-    assert found["bad"] == []
-    assert sum(found["outcomes"].values()) == 45 and found["outcomes"]["told"] > 15
+    counts = damage.hunt(45, seed=7)
+    assert counts["bad"] == []
+    assert sum(counts["outcomes"].values()) == 45 and counts["outcomes"]["told"] > 15
 
 
 def test_the_long_forms_found_nothing():
     """In the files of docs/reliability.md and its appendix."""
     for name in ("damage", "kills", "lookups", "steps"):
-        found = json.loads((RESULTS / f"{name}.json").read_text())
-        assert found["bad"] == [], name
+        counts = json.loads((RESULTS / f"{name}.json").read_text())
+        assert counts["bad"] == [], name
     assert json.loads((RESULTS / "damage.json").read_text())["files"] >= 1000
     assert json.loads((RESULTS / "kills.json").read_text())["kills"] >= 200
     assert json.loads((RESULTS / "lookups.json").read_text())["lookups"] >= 10**6
@@ -40,14 +40,14 @@ def test_the_long_forms_found_nothing():
 
 
 def test_drawn_lookups_are_torchs():
-    found = lookups.hunt(10_000, seed=7)
-    assert found["bad"] == []
-    assert found["lookups"] >= 10_000 and found["refused"] == found["modules"]
+    counts = lookups.hunt(10_000, seed=7)
+    assert counts["bad"] == []
+    assert counts["lookups"] >= 10_000 and counts["refused"] == counts["modules"]
 
 
 def test_drawn_steps_are_torchs():
-    found = steps.hunt(300, seed=7)
-    assert found["bad"] == [] and sum(found["by_rule"].values()) == found["steps"] == 300
+    counts = steps.hunt(300, seed=7)
+    assert counts["bad"] == [] and sum(counts["by_rule"].values()) == counts["steps"] == 300
 
 
 def test_the_hunts_for_wrong_numbers_would_see_one():
@@ -97,5 +97,5 @@ def test_killed_at_random_nothing_is_lost_or_wrong():
     command = [sys.executable, program, "--kills", "5", "--jobs", "prepare"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    found = json.loads(run.stdout)
-    assert found["bad"] == [] and found["jobs"]["prepare"]["kills"] == 5
+    counts = json.loads(run.stdout)
+    assert counts["bad"] == [] and counts["jobs"]["prepare"]["kills"] == 5

@@ -17,6 +17,6 @@ def test_forward_mode_is_refused_even_without_a_gradient(bag):
         stored = forward_ad.make_dual(case.stored, torch.ones_like(case.stored))
         with pytest.raises(NotImplementedError, match="jvp"):
             if bag:
-                autograd.bag(ids[:, 0], torch.arange(4), None, stored, case.layout, Updates(), mean=True)
+                autograd.bag(ids[:, 0], torch.arange(4), None, stored, case.layout, Updates(), {"names": ""}, mean=True)
             else:
-                autograd.lookup(ids, stored, case.layout, Updates())
+                autograd.lookup(ids, stored, case.layout, Updates(), {"names": ""})

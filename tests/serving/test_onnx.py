@@ -27,8 +27,8 @@ def run(path: Path, **inputs: Tensor) -> dict[str, Tensor]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    found = session.run(names, {name: value.numpy() for name, value in inputs.items()})
-    return {name: torch.from_numpy(np.asarray(values)) for name, values in zip(names, found, strict=True)}
+    results = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+    return {name: torch.from_numpy(np.asarray(values)) for name, values in zip(names, results, strict=True)}
 
 
 def exported(model: nn.Module, path: Path, **options: object) -> Path:

@@ -90,8 +90,8 @@ def test_predictions_of_the_test_rows_have_the_metrics_of_evaluate(folder: Path,
     scores = pl.read_parquet(tmp_path / "scores.parquet")["probability"]
     evaluation = Evaluation()
     evaluation.update(torch.from_numpy(scores.to_numpy().copy()).logit(), data.split("test").labels.float())
-    found, expected = dataclasses.asdict(evaluation.compute()), dataclasses.asdict(scorer.evaluate(data))
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual, expected = dataclasses.asdict(evaluation.compute()), dataclasses.asdict(scorer.evaluate(data))
+    assert actual == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
@@ -117,8 +117,8 @@ def test_small_blocks_change_nothing(folder: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("quorem.data.table.PARQUET_ROWS", 64)
     table().write_parquet(tmp_path / "rows.parquet")
     assert predict(Scorer(folder / "run"), tmp_path / "rows.parquet", tmp_path / "scores.csv").rows == ROWS
-    found = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
-    torch.testing.assert_close(found, oracle(folder))
+    actual = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
+    torch.testing.assert_close(actual, oracle(folder))
 
 
 @pytest.mark.parametrize("name", ["scores.csv", "scores.parquet"])
@@ -204,9 +204,9 @@ def test_files_of_criteos_form(labelled: bool, tmp_path: Path) -> None:
     rows = lines if labelled else [line.split("\t", 1)[1] for line in lines]
     (tmp_path / "rows.txt").write_text("\n".join(rows) + "\n")
     predict(Scorer(tmp_path / "run"), tmp_path / "rows.txt", tmp_path / "scores.csv")
-    found = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
+    actual = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
     model = quorem.load(tmp_path / "run" / "model.safetensors")
-    torch.testing.assert_close(found, model(data.all.dense, data.all.ids).sigmoid().detach())
+    torch.testing.assert_close(actual, model(data.all.dense, data.all.ids).sigmoid().detach())
 
 
 def test_made_up_data_and_half_precision(log: Prepared, tmp_path: Path) -> None:

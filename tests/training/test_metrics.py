@@ -80,10 +80,13 @@ def brute_force(logits, labels, bins):
     calibration = sum(p) / sum(labels) if any(labels) else float("nan")
     error = 0.0
     for b in range(bins):
-        here = [i for i, q in enumerate(p) if b <= q * bins < b + 1]
-        if here:
-            confidence, frequency = sum(p[i] for i in here) / len(here), sum(labels[i] for i in here) / len(here)
-            error += abs(confidence - frequency) * len(here) / len(p)
+        members = [i for i, q in enumerate(p) if b <= q * bins < b + 1]
+        if members:
+            confidence, frequency = (
+                sum(p[i] for i in members) / len(members),
+                sum(labels[i] for i in members) / len(members),
+            )
+            error += abs(confidence - frequency) * len(members) / len(p)
     return loss, accuracy, calibration, error
 
 

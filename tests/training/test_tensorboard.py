@@ -16,24 +16,24 @@ def shown(folder) -> dict[str, dict[int, float]]:
     """Scalars by tag and step, as TensorBoard reads them."""
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    found = {}
+    scalars = {}
     for tag in events.Tags()["scalars"]:
         steps = [event.step for event in events.Scalars(tag)]
         assert steps == sorted(set(steps)), tag
-        found[tag] = {event.step: event.value for event in events.Scalars(tag)}
-    return found
+        scalars[tag] = {event.step: event.value for event in events.Scalars(tag)}
+    return scalars
 
 
 def logged(folder) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
+    scalars: dict[str, dict[int, float]] = {}
     for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
         for name, value in line.items():
             if name == "loss":
-                found.setdefault("train/loss", {})[line["step"]] = value
+                scalars.setdefault("train/loss", {})[line["step"]] = value
             elif isinstance(value, dict):
                 for key, number in value.items():
-                    found.setdefault(f"{name}/{key}", {})[line["step"]] = number
-    return found
+                    scalars.setdefault(f"{name}/{key}", {})[line["step"]] = number
+    return scalars
 
 
 def test_tensorboard_shows_the_metrics(tmp_path):
@@ -46,7 +46,7 @@ def test_tensorboard_shows_the_metrics(tmp_path):
     for newest in sorted((tmp_path / "run" / "checkpoints").iterdir())[-1:]:
         newest.unlink()  # so that some steps are taken again
     train(config, log, tmp_path / "run", options=options)
-    found, expected = shown(tmp_path / "run"), logged(tmp_path / "run")
-    assert found.keys() == expected.keys() and "validation/auc" in found and "train/loss" in found
+    scalars, expected = shown(tmp_path / "run"), logged(tmp_path / "run")
+    assert scalars.keys() == expected.keys() and "validation/auc" in scalars and "train/loss" in scalars
     for tag, values in expected.items():
-        assert found[tag] == pytest.approx(values, rel=1e-6), tag
+        assert scalars[tag] == pytest.approx(values, rel=1e-6), tag

@@ -314,12 +314,10 @@ class Prepared:
 
     def _recorded(self, file: str) -> str | None:
         """The checksums of a file from ``meta.json``; None if ``meta.json`` has no checksums at all."""
-        if "checksums" not in self.meta:
-            return None
-        if file not in self.meta["checksums"]:
+        recorded: dict[str, str] | None = self.meta.get("checksums")
+        if recorded is not None and file not in recorded:
             raise ValueError(f"{self.path / 'meta.json'} is damaged: it has no checksum of {file}")
-        checksums: str = self.meta["checksums"][file]
-        return checksums
+        return None if recorded is None else recorded[file]
 
     def _map(self, name: str, shape: tuple[int, ...], *dtypes: type[np.generic]) -> CheckedArray:
         """Map an array of the folder, which must have the given shape and one of the dtypes."""

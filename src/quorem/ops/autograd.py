@@ -1,7 +1,7 @@
 """The ops with gradients: dense ones, sparse ones, or ones that go to an optimizer within the backward pass."""
 
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Required
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,21 @@ from .replicas import active_ddp
 from .updates import Read, Updates, is_captured
 
 
+class ReadOptions(CodeOptions):
+    """How rows are read, and the name of each feature's table, one per line, for error messages."""
+
+    names: Required[str]
+
+
 def lookup(
     ids: Tensor,
     stored: Tensor,
     layout: Layout,
     updates: Updates,
+    options: ReadOptions,
     *,
-    names: str = "",
     sparse: bool = False,
     invalid: Tensor | None = None,
-    **codes: Unpack[CodeOptions],
 ) -> Tensor:
     """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``.
 
@@ -35,10 +40,9 @@ def lookup(
         stored: every row, ``[R, W]``.
         layout: where the rows of an id are.
         updates: the work that an optimizer has left for ``stored``, and where its gradients go.
-        names: for error messages, the name of each feature's table, one per line.
+        options: names of the tables; and how rows are read if they are bytes, which only ``apply_in_backward`` trains.
         sparse: whether the gradient of ``stored`` is sparse.
         invalid: a count to which the number of ids out of range is added, if these do not raise.
-        codes: given where rows are bytes, which are trained only by ``apply_in_backward``.
     """
     if updates.lagging is not None:
         updates.catch_up_(ids, None, stored, layout)
@@ -48,18 +52,18 @@ def lookup(
         invalid = None
     if collector is not None and not (eager and stored is updates.stored):
         collector = updates.collector_of(stored)
-    op, counted = "lookup_quantized" if codes else "lookup", [] if invalid is None else [invalid]
+    op, counted = "lookup_quantized" if "bits" in options else "lookup", () if invalid is None else (invalid,)
     if counted:
         op = f"{op}_counting"
     if collector is not None:
-        read = partial(call, op, ids, stored, layout, *counted, names=names, **codes)
+        read = partial(call, op, ids, stored, layout, *counted, **options)
         return collector.read(read, Read("lookup", (ids,), layout))
-    if codes or not _differentiated(stored, eager=eager):
-        return call(op, ids, stored, layout, *counted, names=names, **codes)
+    if "bits" in options or not _differentiated(stored, eager=eager):
+        return call(op, ids, stored, layout, *counted, **options)
     is_sparse = sparse and _may_be_sparse()
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
-        return _sparse_lookup(ids, stored, *layout, invalid, names, True)
-    return _Lookup.apply(ids, stored, *layout, invalid, names, is_sparse)
+        return _sparse_lookup(ids, stored, *layout, invalid, options["names"], True)
+    return _Lookup.apply(ids, stored, *layout, invalid, options["names"], is_sparse)
 
 
 def bag(
@@ -69,11 +73,10 @@ def bag(
     stored: Tensor,
     layout: Layout,
     updates: Updates,
+    options: ReadOptions,
     *,
     mean: bool,
-    names: str = "",
     sparse: bool = False,
-    **codes: Unpack[CodeOptions],
 ) -> Tensor:
     """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``.
 
@@ -83,32 +86,33 @@ def bag(
     updates.catch_up_(ids, offsets, stored, layout)
     collector = updates.collector_of(stored)
     read = Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean})
-    if codes:
-        lookup = partial(call, "bag_quantized", *read.inputs, stored, layout, mean=mean, names=names, **codes)
+    if "bits" in options:
+        lookup = partial(call, "bag_quantized", *read.inputs, stored, layout, mean=mean, **options)
         if collector is None:
             return lookup()
         if torch.is_grad_enabled() and sample_weights is not None and sample_weights.requires_grad:
             raise ValueError("per_sample_weights must not require a gradient if rows are trained in 8 bits")
         return collector.read(lookup, read)
     if collector is not None:
-        out = _Bag.apply(ids, offsets, sample_weights, stored.detach(), *layout, mean, names, False)
+        out = _Bag.apply(ids, offsets, sample_weights, stored.detach(), *layout, mean, options["names"], False)
         return collector.read(out, read)
     if not _differentiated(stored, sample_weights):
-        return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, names=names)
+        return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, **options)
     is_sparse = sparse and _may_be_sparse()
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
-        return _sparse_bag(ids, offsets, sample_weights, stored, *layout, mean, names, True)
-    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, names, is_sparse)
+        return _sparse_bag(ids, offsets, sample_weights, stored, *layout, mean, options["names"], True)
+    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, options["names"], is_sparse)
 
 
-def gather_rows(
-    rows: Tensor, stored: Tensor, updates: Updates, sparse: bool = False, **codes: Unpack[CodeOptions]
-) -> Tensor:
+def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOptions, sparse: bool = False) -> Tensor:
     """``rows`` of ``stored`` as they are, ``[..., W]``; float32 where they are bytes."""
     collector = updates.collector_of(stored)
-    if collector is None and not codes:
+    if "bits" in options:
+        vectors = dequantize(stored[rows], options["width"], options["bits"])
+    elif collector is None:
         return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
-    vectors = dequantize(stored[rows], codes["width"], codes["bits"]) if codes else F.embedding(rows, stored.detach())
+    else:
+        vectors = F.embedding(rows, stored.detach())
     return vectors if collector is None else collector.read(vectors, Read("rows", (rows,)))
 
 

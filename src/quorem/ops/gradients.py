@@ -101,10 +101,10 @@ def dense_gradient(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
 
 def _row_grads(grad: Tensor, reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
     """Row numbers ``[N, S, K]`` and gradients ``[N, S, K, W]``; UNUSED and zeros where nothing was read."""
-    vectors = read_rows(reads, stored, grad.shape[-1])
-    others = torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
-    values = grad.to(vectors.dtype)[..., None, :] * others
-    rows = rows_read(reads)
+    rows, values = rows_read(reads), grad.to(accumulator(stored))[..., None, :]
+    if stored.dtype != torch.uint8 or reads.product.any():  # codes take long to read, and sums do not need them
+        vectors = read_rows(reads, stored, grad.shape[-1])
+        values = values * torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
     return rows, torch.where((rows != UNUSED)[..., None], values, 0)
 
 

@@ -125,7 +125,7 @@ class _Collected(torch.autograd.Function):
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
-        collector.collect(Read(read.op, read.inputs, read.layout, read.options, grad), version)  # faster than _replace
+        collector.collect(Read(read.op, read.inputs, read.layout, read.options, grad), version)
         return None, grad if ctx.needs_input_grad[1] else None, None, None
 
 

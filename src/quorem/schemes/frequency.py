@@ -182,19 +182,26 @@ def rank(frequencies: "Tensor | Ranks | RawCounts", spec: TableSpec) -> Ranks:
     Ranks(hot=tensor([2], dtype=torch.int32), cold=tensor([0, 4], dtype=torch.int32))
     """
     frequencies = check_ranking(frequencies, spec.num_embeddings)
+    num_listed = spec.num_composed if spec.num_rest else 0  # without a rest, every id that is not hot is cold
     if isinstance(frequencies, Ranks):
-        lengths = (spec.num_hot, spec.num_composed if spec.num_rest else 0)
-        if (len(frequencies.hot), len(frequencies.cold)) != lengths:
+        if (len(frequencies.hot), len(frequencies.cold)) != (spec.num_hot, num_listed):
             got = f"{len(frequencies.hot)} hot and {len(frequencies.cold)} cold"
-            raise ValueError(f"frequencies lists {got} ids but must list {lengths[0]} and {lengths[1]}")
+            raise ValueError(f"frequencies lists {got} ids but must list {spec.num_hot} and {num_listed}")
         return frequencies
+    last = spec.num_hot + num_listed
     if isinstance(frequencies, RawCounts):
-        return _rank_raw(frequencies, spec)
-    order = torch.argsort(frequencies, descending=True, stable=True)
-    dtype = torch.int32 if spec.num_embeddings < 2**31 else torch.int64
-    hot = order[: spec.num_hot].sort().values.to(dtype)
-    last = spec.num_hot + (spec.num_composed if spec.num_rest else 0)
-    return Ranks(hot, order[spec.num_hot : last].sort().values.to(dtype))
+        ids, counts = counts_by_id(frequencies, spec.num_embeddings)
+        if len(ids) < last:
+            raise ValueError(f"frequencies lists {len(ids)} ids but must list at least {last}, those that are ranked")
+        order = ids[torch.argsort(counts, descending=True, stable=True)]
+    else:
+        order = torch.argsort(frequencies, descending=True, stable=True)
+    parts = order[: spec.num_hot], order[spec.num_hot : last]
+    return Ranks(*(part.sort().values.to(_id_dtype(spec.num_embeddings)) for part in parts))
+
+
+def _id_dtype(n: int) -> torch.dtype:
+    return torch.int32 if n < 2**31 else torch.int64
 
 
 def comes_by_frequency(frequencies: Tensor) -> bool:
@@ -250,18 +257,6 @@ def counts_by_id(frequencies: RawCounts, n: int) -> tuple[Tensor, Tensor]:
     return ids, torch.zeros(len(ids), dtype=frequencies.counts.dtype).index_add_(0, position, frequencies.counts)
 
 
-def _rank_raw(frequencies: RawCounts, spec: TableSpec) -> Ranks:
-    ids, counts = counts_by_id(frequencies, spec.num_embeddings)
-    last = spec.num_hot + (spec.num_composed if spec.num_rest else 0)
-    if len(ids) < last:
-        raise ValueError(f"frequencies lists {len(ids)} ids but must list at least {last}, those that are ranked")
-    order = ids[torch.argsort(counts, descending=True, stable=True)]
-    return _check_ranks(
-        Ranks(*(part.sort().values for part in (order[: spec.num_hot], order[spec.num_hot : last]))),
-        spec.num_embeddings,
-    )
-
-
 def check_ranking(frequencies: Any, n: int) -> Tensor | Ranks | RawCounts:
     """Check ``frequencies`` ``[n]``, lists of hot and cold ids, or counts of raw ids, and move them to the CPU."""
     if isinstance(frequencies, RawCounts):
@@ -290,7 +285,6 @@ def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Te
 
 
 def _check_ranks(ranks: Ranks, n: int) -> Ranks:
-    dtype = torch.int32 if n < 2**31 else torch.int64
     for kind, ids in ranks._asdict().items():
         if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
             raise TypeError(f"frequencies.{kind} must be a 1-D tensor of int32 or int64")
@@ -298,4 +292,4 @@ def _check_ranks(ranks: Ranks, n: int) -> Ranks:
             raise ValueError(f"frequencies.{kind} must rise and lie in [0, {n})")
     if torch.isin(ranks.hot, ranks.cold, assume_unique=True).any():
         raise ValueError("frequencies must not list an id as hot and as cold")
-    return Ranks(*(ids.detach().cpu().to(dtype) for ids in ranks))
+    return Ranks(*(ids.detach().cpu().to(_id_dtype(n)) for ids in ranks))

@@ -134,6 +134,16 @@ def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
     )
 
 
+def joined_tables(group: FeatureGroup) -> list[JoinedTables]:
+    """All tables that a group reads: stored rows, index maps, lists of ids, and layers of networks."""
+    tables = [*group.rows, *(buckets.maps for buckets in group.buckets)]
+    if group.own is not None:
+        tables += [group.own.rows, group.own.hot, group.own.cold]
+    for level in group.levels:
+        tables += [level.buckets.maps, *level.weights, *level.biases]
+    return [each for each in tables if each is not None]
+
+
 def columns_in_order(groups: Sequence[FeatureGroup]) -> list[int]:
     """For each output column, with features in order, its position in the concatenated columns of the groups."""
     columns, first = {}, 0

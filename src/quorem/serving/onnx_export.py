@@ -1,6 +1,7 @@
 """Export a module or a network as an ONNX model."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from ..bags import EmbeddingBag
 from ..collection import EmbeddingCollection
 from ..models.network import Network
 from ..store.model_file import tables_in
-from .onnx_graph import EXTERNAL_BYTES, OPSET, Graph
+from .onnx_graph import EXTERNAL_BYTES, OPSET, Graph, Value
 from .onnx_networks import logits
 from .onnx_tables import TableNodes
 from .signature import UnknownVector, compute_dtype, inputs_of, output_shape
@@ -62,31 +63,27 @@ def export_onnx(
     inputs, tables = inputs_of(model, unknown, jagged, sample_weights), tables_in(model)
     with torch.no_grad():
         graph = Graph(compute_dtype(tables))
-        for each in inputs:
-            graph.input(*each)
-        vectors = _vectors(graph, TableNodes(graph, tables, unknown), jagged, sample_weights)
+        values = {each.name: graph.input(*each) for each in inputs}
+        vectors = _vectors(TableNodes(graph, tables, unknown), values)
         if isinstance(model, Network):
-            scores = logits(graph, model, "dense", vectors)
+            scores = logits(graph, model, values["dense"], vectors)
             graph.output("logits", scores, ["batch"])
             graph.output("probabilities", graph.op("Sigmoid", scores), ["batch"])
         else:
             shape = output_shape(tables)
-            graph.output("vectors", graph.op("Reshape", vectors, graph.constant([0, *shape])), ["batch", *shape])
+            graph.output("vectors", graph.op("Reshape", vectors, [0, *shape]), ["batch", *shape])
         about = {"quorem.model": type(model).__name__, "quorem.unknown": unknown, "quorem.opset": str(OPSET)}
         graph.write(path, metadata=about, external_bytes=external_bytes)
 
 
-def _vectors(graph: Graph, nodes: TableNodes, jagged: bool, sample_weights: bool) -> str:
+def _vectors(nodes: TableNodes, values: Mapping[str, Value]) -> Value:
     """The vectors ``[B, sum W]`` of the graph's inputs."""
-    tables, weights = nodes.tables, "per_sample_weights" if sample_weights else None
-    ids, offsets = tables.ids_argument, "offsets"
-    if isinstance(tables, EmbeddingBag):
-        if not jagged:
-            return nodes.bag_of_rows(ids, weights)
-        if not tables.include_last_offset:
+    tables, graph, weights = nodes.tables, nodes.graph, values.get("per_sample_weights")
+    ids, offsets = values[tables.ids_argument], values.get("offsets")
+    if offsets is not None:
+        if isinstance(tables, EmbeddingBag) and not tables.include_last_offset:
             offsets = graph.op("Concat", offsets, graph.op("Shape", ids), axis=0)
-    if jagged:
         return nodes.bag(ids, offsets, weights)
-    return nodes.lookup(
-        ids if isinstance(tables, EmbeddingCollection) else graph.op("Reshape", ids, graph.constant([-1, 1]))
-    )
+    if isinstance(tables, EmbeddingBag):
+        return nodes.bag_of_rows(ids, weights)
+    return nodes.lookup(ids if isinstance(tables, EmbeddingCollection) else graph.op("Reshape", ids, [-1, 1]))

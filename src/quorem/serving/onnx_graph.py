@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..files import replacing
@@ -39,11 +39,39 @@ ONNX_DTYPES = {
     torch.int32: onnx.TensorProto.INT32,
     torch.uint8: onnx.TensorProto.UINT8,
 }
-Shape = Sequence[int | str] | None
+
+
+def _operator(kind: str) -> Any:
+    """The method of ``Value`` that adds a node of this kind."""
+    return lambda value, other: value.graph.op(kind, value, other)
+
+
+class Value:
+    """A value of a graph: an input, a constant, a weight or the output of a node. Python's operators add nodes.
+
+    Args:
+        graph: the graph.
+        name: name of the value in it.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+    __add__, __sub__, __mul__, __truediv__ = (_operator(kind) for kind in ("Add", "Sub", "Mul", "Div"))
+    __floordiv__, __mod__, __xor__ = (_operator(kind) for kind in ("Div", "Mod", "BitwiseXor"))
+    __lt__, __le__, __gt__ = (_operator(kind) for kind in ("Less", "LessOrEqual", "Greater"))
+    __ge__, __eq__ = (_operator(kind) for kind in ("GreaterOrEqual", "Equal"))
+
+    def __init__(self, graph: "Graph", name: str) -> None:
+        self.graph, self.name = graph, name
+
+    def __and__(self, other: "Operand") -> "Value":
+        return self.graph.op("BitwiseAnd" if isinstance(other, int) else "And", self, other)
+
+
+Operand = Value | int | float | Sequence[int]  # numbers become constants
 
 
 class Graph:
-    """Nodes and weights; every method that adds one returns the name of its output.
+    """Nodes and weights; every method that adds one returns its value.
 
     Args:
         compute: dtype of the computation and of the outputs, float32 or float64.
@@ -57,49 +85,48 @@ class Graph:
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
 
-    def input(self, name: str, dtype: torch.dtype, shape: Shape) -> str:
-        """Add an input of the graph. A string in ``shape`` names a dynamic size; None means any shape."""
+    def input(self, name: str, dtype: torch.dtype, shape: Sequence[int | str]) -> Value:
+        """Add an input of the graph. A string in ``shape`` names a dynamic size."""
         self._inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape))
-        return name
+        return Value(self, name)
 
-    def output(self, name: str, value: str, shape: Shape) -> None:
+    def output(self, name: str, value: Value, shape: Sequence[int | str]) -> None:
         """Make a value an output of the graph, under a name."""
-        self.nodes.append(helper.make_node("Identity", [value], [name]))
+        self.nodes.append(helper.make_node("Identity", [value.name], [name]))
         self._outputs.append(helper.make_tensor_value_info(name, ONNX_DTYPES[self.compute], shape))
 
-    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node."""
-        name = f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        return name
+    def op(self, kind: str, *inputs: Operand, **attributes: Any) -> Value:
+        """Add a node; integers and floats among its inputs become constants."""
+        names = [(value if isinstance(value, Value) else self.constant(value)).name for value in inputs]
+        output = f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, names, [output], **attributes))
+        return Value(self, output)
 
-    def split(self, value: str, parts: int, axis: int) -> list[str]:
+    def split(self, value: Value, parts: int, axis: int) -> list[Value]:
         """Split a value into equal parts along an axis."""
         names = [f"split_{len(self.nodes)}_{i}" for i in range(parts)]
-        self.nodes.append(helper.make_node("Split", [value], names, axis=axis, num_outputs=parts))
-        return names
+        self.nodes.append(helper.make_node("Split", [value.name], names, axis=axis, num_outputs=parts))
+        return [Value(self, name) for name in names]
 
-    def constant(self, values: ArrayLike, dtype: Any = np.int64) -> str:
-        """Add a small constant; equal constants are stored once."""
+    def constant(self, values: float | Sequence[int], dtype: Any = np.int64) -> Value:
+        """Add a small constant: integers of the dtype, or a float; equal constants are stored once."""
+        if isinstance(values, float):
+            dtype = np.float64 if self.compute == torch.float64 else np.float32
         array: NDArray[Any] = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = onnx.numpy_helper.from_array(array, f"constant_{len(self._constants)}")
-        return str(self._constants[key].name)
+        return Value(self, self._constants[key].name)
 
-    def scalar(self, value: float) -> str:
-        """Add a floating-point constant."""
-        return self.constant(value, np.float64 if self.compute == torch.float64 else np.float32)
-
-    def weight(self, name: str, rows: Sequence[Tensor]) -> str:
+    def weight(self, name: str, rows: Sequence[Tensor]) -> Value:
         """Add a weight, given as tensors that are concatenated along their first axis when they are written.
 
         If there is a weight of that name already, it is assumed to be the same.
         """
         self.weights.setdefault(name, list(rows))
-        return name
+        return Value(self, name)
 
-    def cast(self, value: str, dtype: torch.dtype) -> str:
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """Convert a value to another dtype."""
         return self.op("Cast", value, to=ONNX_DTYPES[dtype])
 

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from ..collection import EmbeddingCollection
 from ..models import DCN, DLRM, DeepFM
 from ..models.network import Network
-from .onnx_graph import Graph
+from .onnx_graph import Graph, Value
 
 
-def logits(graph: Graph, model: Network, dense: str, vectors: str) -> str:
+def logits(graph: Graph, model: Network, dense: Value, vectors: Value) -> Value:
     """Add the layers of a network; returns logits ``[B]`` of dense features and vectors ``[B, sum D]``."""
     if not isinstance(model.embeddings, EmbeddingCollection):  # one table, whose vectors are ``[B F, D]``
-        vectors = graph.op("Reshape", vectors, graph.constant([-1, sum(model.embedding_dims)]))
+        vectors = graph.op("Reshape", vectors, [-1, sum(model.embedding_dims)])
     if isinstance(model, DLRM):
         output = _dlrm(graph, model, dense, vectors)
     elif isinstance(model, DCN):
@@ -20,25 +20,25 @@ def logits(graph: Graph, model: Network, dense: str, vectors: str) -> str:
     else:
         assert isinstance(model, DeepFM)
         output = _deepfm(graph, model, dense, vectors)
-    return graph.op("Reshape", output, graph.constant([-1]))
+    return graph.op("Reshape", output, [-1])
 
 
-def _dlrm(graph: Graph, model: DLRM, dense: str, vectors: str) -> str:
-    stacked = graph.op("Reshape", vectors, graph.constant([0, len(model.embedding_dims), model.embedding_dim]))
+def _dlrm(graph: Graph, model: DLRM, dense: Value, vectors: Value) -> Value:
+    stacked = graph.op("Reshape", vectors, [0, len(model.embedding_dims), model.embedding_dim])
     beside = []
     if model.num_dense:
         low = _layers(graph, model.bottom, dense, "bottom")
-        stacked = graph.op("Concat", graph.op("Unsqueeze", low, graph.constant([1])), stacked, axis=1)
+        stacked = graph.op("Concat", graph.op("Unsqueeze", low, [1]), stacked, axis=1)
         beside = [dense if model.raw_dense else low]
     products = graph.op("MatMul", stacked, graph.op("Transpose", stacked, perm=[0, 2, 1]))
-    flat = graph.op("Reshape", products, graph.constant([0, model.num_vectors**2]))
-    dots = graph.op("Gather", flat, graph.constant(model.pairs.tolist()), axis=1)
+    flat = graph.op("Reshape", products, [0, model.num_vectors**2])
+    dots = graph.op("Gather", flat, model.pairs.tolist(), axis=1)
     features = graph.op("Concat", *beside, dots, axis=1) if beside else dots
     top = _layers(graph, model.top, features, "top")
     return _linear(graph, model.output, top, "output")
 
 
-def _dcn(graph: Graph, model: DCN, dense: str, vectors: str) -> str:
+def _dcn(graph: Graph, model: DCN, dense: Value, vectors: Value) -> Value:
     """The cross layers are folded as in ``models.DCN``, and their constants computed beforehand."""
     x0 = graph.op("Concat", dense, vectors, axis=1)
     width = model.cross_weight.shape[1]
@@ -47,44 +47,41 @@ def _dcn(graph: Graph, model: DCN, dense: str, vectors: str) -> str:
     shifts = (weights @ model.cross_bias.detach().double().mT).tril(-1).sum(1).tolist()
     product = graph.op("MatMul", x0, _weight(graph, "cross", weights.mT))
     *dots, last = graph.split(product, len(weights), axis=1)
-    one = graph.scalar(1.0)
-    a = one
+    a = graph.constant(1.0)
     for dot, shift in zip(dots, shifts, strict=False):
-        a = graph.op("Mul", a, graph.op("Add", dot, one))
-        a = graph.op("Add", a, graph.scalar(shift))
-    bias = shifts[-1] + float(model.output.bias.detach())
-    cross = graph.op("Add", graph.op("Mul", a, last), graph.scalar(bias))
-    deep = graph.op("MatMul", _layers(graph, model.deep, x0, "deep"), _weight(graph, "to_deep", to_deep[:, None]))
-    return graph.op("Add", cross, deep)
+        a = a * (dot + 1.0) + shift
+    cross = a * last + (shifts[-1] + float(model.output.bias.detach()))
+    return cross + graph.op(
+        "MatMul", _layers(graph, model.deep, x0, "deep"), _weight(graph, "to_deep", to_deep[:, None])
+    )
 
 
-def _deepfm(graph: Graph, model: DeepFM, dense: str, vectors: str) -> str:
+def _deepfm(graph: Graph, model: DeepFM, dense: Value, vectors: Value) -> Value:
     """The sum over pairs is computed from the sum of all vectors and the sum of their squares."""
     features = graph.op("Concat", dense, vectors, axis=1)
-    stacked = graph.op("Reshape", vectors, graph.constant([0, len(model.embedding_dims), model.embedding_dim]))
-    total = graph.op("ReduceSum", stacked, graph.constant([1]), keepdims=0)
-    squares = graph.op("ReduceSum", graph.op("Mul", vectors, vectors), graph.constant([1]), keepdims=1)
+    stacked = graph.op("Reshape", vectors, [0, len(model.embedding_dims), model.embedding_dim])
+    total = graph.op("ReduceSum", stacked, [1], keepdims=0)
+    squares = graph.op("ReduceSum", vectors * vectors, [1], keepdims=1)
     if model.num_dense:
         own = model.dense_vectors.detach()
-        total = graph.op("Add", total, graph.op("MatMul", dense, _weight(graph, "dense_vectors", own)))
+        total = total + graph.op("MatMul", dense, _weight(graph, "dense_vectors", own))
         lengths = _weight(graph, "dense_squares", own.double().square().sum(1, keepdim=True))
-        squares = graph.op("Add", squares, graph.op("MatMul", graph.op("Mul", dense, dense), lengths))
-    lengths_of_sum = graph.op("ReduceSum", graph.op("Mul", total, total), graph.constant([1]), keepdims=1)
-    pairs = graph.op("Mul", graph.op("Sub", lengths_of_sum, squares), graph.scalar(0.5))
+        squares = squares + graph.op("MatMul", dense * dense, lengths)
+    pairs = (graph.op("ReduceSum", total * total, [1], keepdims=1) - squares) * 0.5
     deep = graph.op("Concat", features, _layers(graph, model.deep, features, "deep"), axis=1)
-    return graph.op("Add", _linear(graph, model.output, deep, "output"), pairs)
+    return _linear(graph, model.output, deep, "output") + pairs
 
 
-def _layers(graph: Graph, layers: nn.Sequential, value: str, name: str) -> str:
+def _layers(graph: Graph, layers: nn.Sequential, value: Value, name: str) -> Value:
     for i, layer in enumerate(layers):
         value = _linear(graph, layer, value, f"{name}_{i}") if isinstance(layer, nn.Linear) else graph.op("Relu", value)
     return value
 
 
-def _linear(graph: Graph, layer: nn.Linear, value: str, name: str) -> str:
+def _linear(graph: Graph, layer: nn.Linear, value: Value, name: str) -> Value:
     weight, bias = _weight(graph, f"{name}_weight", layer.weight), _weight(graph, f"{name}_bias", layer.bias)
     return graph.op("Gemm", value, weight, bias, transB=1)
 
 
-def _weight(graph: Graph, name: str, values: Tensor) -> str:
+def _weight(graph: Graph, name: str, values: Tensor) -> Value:
     return graph.weight(name, [values.detach().to(graph.compute)])

@@ -5,7 +5,6 @@ Shapes: N ids, G features of a group, V ids of a jagged batch, B bags, W output 
 
 import copy
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,34 +14,36 @@ from ..collection import EmbeddingCollection
 from ..models.network import Network
 from ..store.model_file import tables_in
 from ..tables import Tables
-from .groups import columns_in_order, groups_of
-from .plain_groups import ComposedVectors, PlainGroup, constant
+from .composition import Composed, composed, filled
+from .groups import FeatureGroup, columns_in_order, groups_of, joined_tables
+from .plain_rows import PlainRows, QuantizedRows, TensorOperators
 from .signature import UnknownVector, compute_dtype, output_shape
 
 
 class PlainTables(nn.Module):
     """The tables of a module: ``forward`` looks up ids ``[B, F]``, ``pool`` pools jagged ids."""
 
-    columns: Tensor | None
-
     def __init__(self, tables: Tables, unknown_vector: UnknownVector) -> None:
         super().__init__()
         self.num_features, self.unknown_vector = len(tables.features), unknown_vector
-        self.mode = getattr(tables, "mode", None)
-        groups, shared_rows = groups_of(tables), dict[str, nn.Module]()
-        plain_groups = nn.ModuleList([PlainGroup(group, tables, shared_rows) for group in groups])
-        self.groups = cast(Sequence[PlainGroup], plain_groups)
-        columns = columns_in_order(groups)
-        constant(self, "columns", None if columns == sorted(columns) else columns)
+        self.mode, self.compute = getattr(tables, "mode", None), compute_dtype(tables)
+        self.groups = groups_of(tables)
+        joined = {each.name: each for group in self.groups for each in joined_tables(group)}
+        self.names = list(joined)
+        self.stored = nn.ModuleList(
+            QuantizedRows(each, tables.width, tables.bits, self.compute)
+            if each.tables[0].dtype == torch.uint8
+            else PlainRows(each)
+            for each in joined.values()
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """Vectors of ``ids`` ``[B, F]``, features in order: ``[B, sum W]``."""
         parts = []
         for group in self.groups:
-            composed = group(ids[:, group.features], torch.arange(len(group.features), device=ids.device))
-            fill = torch.nan if self.unknown_vector == "nan" else 0.0
-            vectors = torch.where(composed.in_range[..., None], composed.vectors, fill)
-            parts.append(torch.where(composed.is_padding[..., None], 0.0, vectors).flatten(1))
+            on = self._operators(torch.arange(len(group.features), device=ids.device))
+            vectors = filled(on, composed(on, ids[:, group.features], group), self.unknown_vector)
+            parts.append(vectors.flatten(1))
         return self._ordered(parts)
 
     def pool(self, ids: Tensor, bag: Tensor, batch: int, weights: Tensor | None) -> Tensor:
@@ -55,18 +56,22 @@ class PlainTables(nn.Module):
         feature = bag // size
         parts = []
         for group in self.groups:
-            member = group.members[feature.clamp(max=self.num_features - 1)]
+            members = [group.features.index(f) if f in group.features else -1 for f in range(self.num_features)]
+            member = torch.tensor(members, device=ids.device)[feature.clamp(max=self.num_features - 1)]
             inside = (feature < self.num_features) & (member >= 0)
             member = member.clamp(min=0)
-            composed = group(torch.where(inside, ids, 0), member)
+            vectors = composed(self._operators(member), torch.where(inside, ids, 0), group)
             row = torch.where(inside, bag % size, batch)  # an extra row, for ids that are not of the group
-            parts.append(self._pooled(group, composed, (row, member), batch, weights).flatten(1))
+            parts.append(self._pooled(group, vectors, (row, member), batch, weights).flatten(1))
         return self._ordered(parts)
+
+    def _operators(self, member: Tensor) -> TensorOperators:
+        return TensorOperators(dict(zip(self.names, self.stored, strict=True)), member, self.compute)
 
     def _pooled(
         self,
-        group: PlainGroup,
-        composed: ComposedVectors,
+        group: FeatureGroup,
+        looked_up: Composed,
         bag: tuple[Tensor, Tensor],
         batch: int,
         weights: Tensor | None,
@@ -75,12 +80,14 @@ class PlainTables(nn.Module):
         tables = len(group.features)
 
         def count(mask: Tensor) -> Tensor:
-            zeros = composed.vectors.new_zeros(batch + 1, tables, 1)
+            zeros = looked_up.vectors.new_zeros(batch + 1, tables, 1)
             return zeros.index_put(bag, mask.to(zeros.dtype)[:, None], accumulate=True)[:-1]
 
-        counted = composed.in_range & ~composed.is_padding
+        counted = torch.ones_like(bag[0], dtype=torch.bool) if looked_up.in_range is None else looked_up.in_range
+        if looked_up.is_padding is not None:
+            counted = counted & ~looked_up.is_padding
         start = -torch.inf if self.mode == "max" else 0.0
-        vectors = torch.where(counted[:, None], composed.vectors, start)
+        vectors = torch.where(counted[:, None], looked_up.vectors, start)
         vectors = vectors if weights is None else vectors * weights[:, None]
         if self.mode == "max":  # only EmbeddingBag, which has one table
             lowest = vectors.new_full((batch + 1, group.width), start)
@@ -91,11 +98,13 @@ class PlainTables(nn.Module):
             pooled = zeros.index_put(bag, vectors, accumulate=True)[:-1]
         if self.mode == "mean":
             pooled = pooled / count(counted).clamp(min=1)
-        return torch.where(count(~composed.in_range) > 0, torch.nan, pooled) if self.unknown_vector == "nan" else pooled
+        if self.unknown_vector == "nan" and looked_up.in_range is not None:
+            pooled = torch.where(count(~looked_up.in_range) > 0, torch.nan, pooled)
+        return pooled
 
     def _ordered(self, parts: Sequence[Tensor]) -> Tensor:
-        together = torch.cat(list(parts), 1)
-        return together if self.columns is None else together[:, self.columns]
+        together, columns = torch.cat(list(parts), 1), columns_in_order(self.groups)
+        return together if columns == sorted(columns) else together[:, columns]
 
 
 class PlainModel(nn.Module):

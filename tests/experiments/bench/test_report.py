@@ -83,12 +83,12 @@ def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
 
 def shown_tables() -> list[tuple[str, str, str]]:
     """Document, command and text of every table that a document shows."""
-    found = []
+    cells = []
     for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- (quorem (?:bench|report) (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n(.*?)<!-- end -->\n"
-        found += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
-    return found
+        cells += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
+    return cells
 
 
 @pytest.mark.parametrize(("document", "line", "text"), shown_tables())

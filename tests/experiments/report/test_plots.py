@@ -113,9 +113,9 @@ def test_points_without_training_show_their_parameters_only():
 
 def test_series_look_the_same_everywhere_and_different_from_each_other():
     names = ["mine", "mult", "full", *(f"other {k}" for k in range(len(OTHERS) - 1))]
-    found = styles(names)
-    assert found["mult"] == FIXED["mult"] and list(found)[:2] == ["full", "mult"]
-    assert len({s.light for s in found.values()}) == len({s.symbol for s in found.values()}) == len(names)
+    looks = styles(names)
+    assert looks["mult"] == FIXED["mult"] and list(looks)[:2] == ["full", "mult"]
+    assert len({s.light for s in looks.values()}) == len({s.symbol for s in looks.values()}) == len(names)
 
 
 def test_axes_reach_around_their_points():
