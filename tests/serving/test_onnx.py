@@ -37,6 +37,9 @@ def exported(model: nn.Module, path: Path, **options: object) -> Path:
     graph = onnx.load(str(path), load_external_data=False)
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", OPSET)]
     assert {node.domain for node in graph.graph.node} == {""}
+    assert {weight.name for weight in graph.graph.initializer} <= {
+        name for node in graph.graph.node for name in node.input
+    }
     return path
 
 

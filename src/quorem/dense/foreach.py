@@ -52,12 +52,12 @@ class Foreach:
                 left.append(p)
             else:
                 inputs.setdefault(device, []).append(StepInput(p, grad, *state, p.numel()))
-        for device, some in inputs.items():
+        for device, updated in inputs.items():
             lr = self._lrs.get((index, device))
             if lr is None:
-                lr = self._lrs[index, device] = DeviceScalar(some[0].parameter.device)
-            foreach_update_(some, lr.set(group["lr"]), constants, rule)
-            torch.autograd.graph.increment_version([each.parameter for each in some])
+                lr = self._lrs[index, device] = DeviceScalar(updated[0].parameter.device)
+            foreach_update_(updated, lr.set(group["lr"]), constants, rule)
+            torch.autograd.graph.increment_version([each.parameter for each in updated])
         return left
 
     def set_lr(self, lr: float | Tensor) -> None:

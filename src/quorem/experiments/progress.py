@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console, Group
@@ -21,43 +21,32 @@ LINE_SECONDS = 30.0  # between two lines, where there is no terminal
 
 @contextmanager
 def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any], None]]:
-    """Show a sweep until the block ends; yields a function for the ``report`` argument of ``sweep.run``."""
+    """Show a sweep until the block ends; yields a function for the ``report`` argument of ``sweep.run``.
+
+    Without a terminal, a line is printed at the beginning, every ``LINE_SECONDS`` if it has changed, and at the end.
+    """
     view = View(sweep)
-    if not console.is_terminal:
-        with _lines(console, view) as report:
-            yield report
-        return
-    with Live(view.table(), console=console, refresh_per_second=4, transient=False) as live:
-
-        def report(kind: str, worker: int, value: Any) -> None:
-            view.take(kind, worker, value)
-            live.update(view.table())
-
-        yield report
-        view.survey()
-        live.update(view.table())
-
-
-@contextmanager
-def _lines(console: Console, view: "View") -> Iterator[Callable[[str, int, Any], None]]:
-    """Print a line at the beginning, every ``LINE_SECONDS`` if it has changed, and at the end."""
-    last_line, printed = "", float("-inf")
+    live = Live(view.table(), console=console, refresh_per_second=4) if console.is_terminal else None
+    line, printed = "", float("-inf")
 
     def show() -> None:
-        nonlocal last_line, printed
-        if view.summary() != last_line:
-            last_line, printed = view.summary(), time.monotonic()
-            console.print(last_line, highlight=False, soft_wrap=True)
+        nonlocal line, printed
+        if live is not None:
+            live.update(view.table())
+        elif view.summary() != line:
+            line, printed = view.summary(), time.monotonic()
+            console.print(line, highlight=False, soft_wrap=True)
 
     def report(kind: str, worker: int, value: Any) -> None:
         view.take(kind, worker, value)
-        if time.monotonic() - printed >= LINE_SECONDS:
+        if live is not None or time.monotonic() - printed >= LINE_SECONDS:
             show()
 
-    show()
-    yield report
-    view.survey()
-    show()
+    with live or nullcontext():
+        show()
+        yield report
+        view.survey()
+        show()
 
 
 class View:

@@ -214,17 +214,17 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
         stored: tuple[StoredTable, ...]
         if spec.pool is not None:
             pool = pools[pool_key(collection.pools, spec)]
-            stored, names = (pool,), [part.name for part in pool.parts]
+            stored = (pool,)
             shared = [part for part in pool.parts if part.name.startswith("pools.")]
             partitions = tuple(Partition(1, part.num_rows) for part in shared)
             parts += shared
         elif spec.operation == "add" or len(partitions) <= 1:
-            stored, names = (StoredTable(table, spec.embedding_dim, tuple(parts)),), [part.name for part in parts]
+            stored = (StoredTable(table, spec.embedding_dim, tuple(parts)),)
         else:
             widths = [width for _, width in spec.shapes]
             stored = tuple(StoredTable(f"{table}:{j}", widths[j], (part,)) for j, part in enumerate(parts))
-            names = []
-        bases = {name: sum(p.num_rows for p in stored[0].parts[:i]) for i, name in enumerate(names)}
+        merged = stored[0].parts if len(stored) == 1 else ()
+        bases = {part.name: sum(p.num_rows for p in merged[:i]) for i, part in enumerate(merged)}
         ranks = collection.ranks_of[t]
         features.append(
             Feature(

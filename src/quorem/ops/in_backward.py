@@ -97,8 +97,9 @@ class _Pass:
         collector, reads = self.collector, self.reads
         collector.check(self.version)
         if collector.replicas is not None:
-            rows, values = joined_reads(reads, collector.stored)
-            reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
+            with torch.no_grad():
+                rows, values = joined_reads(reads, collector.stored)
+                reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
             torch.autograd.Variable._execution_engine.queue_callback(partial(setattr, collector.stored, "grad", None))
         step = collector.next_step()

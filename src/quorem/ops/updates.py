@@ -221,10 +221,11 @@ def update_(
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
 ) -> None:
-    """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients.
-
-    Gradients must be off, as they are in a backward pass.
-    """
+    """One step of ``row_rule`` on the rows of ``stored`` that were read, each with the sum of all its gradients."""
+    if torch.is_grad_enabled():  # a backward pass has it off
+        with torch.no_grad():
+            update_(reads, stored, row_rule, clip_value, loss_scale)
+        return
     lags = row_rule.rule in CATCHES_UP
     if lags:
         row_rule.keep_what_was_written_(stored)

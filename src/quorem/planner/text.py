@@ -77,11 +77,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     columns = list(zip(*rows, strict=True))
     is_number = [j > 0 and any(cell[:1].isdigit() for cell in column) for j, column in enumerate(columns[:-1])]
     widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, [*is_number, False], strict=True)
-        )
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, [*is_number, False], strict=True)
+        lines.append("  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells))
     return "\n".join(line.rstrip() for line in lines)

@@ -5,7 +5,7 @@ their ids ``[N, G]`` go through one chain of operators with one constant per fea
 features are concatenated. ``ops.rows`` defines what every step computes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -217,17 +217,19 @@ def _levels(tables: Tables, networks: PathNetworks, members: Sequence[int]) -> l
     specs = [tables.specs[t] for t in members]
     levels = []
     for level in range(len(networks.counts)):
-        counts = [tables.specs[t].path_sizes[level] for t in of_networks]
-
-        def joined(kind: str, i: int, values: Tensor, counts: list[int] = counts) -> JoinedTables:
-            parts = dict(zip(of_networks, values.detach().split(counts), strict=True))
-            return _joined(f"path_{kind}_{members[0]}_{i}", {t: parts[t] for t in members}, members)
-
-        layers = networks.layers_of(level)
-        weights = [joined("weights", i, networks.weights[i]) for i in layers]
-        biases = [joined("biases", i, networks.biases[i]) for i in layers]
+        counts = {t: tables.specs[t].path_sizes[level] for t in of_networks}
+        weights, biases = (
+            [_layer(f"path_{kind}_{members[0]}_{i}", values[i], counts, members) for i in networks.layers_of(level)]
+            for kind, values in (("weights", networks.weights), ("biases", networks.biases))
+        )
         levels.append(Level(_buckets(specs, members, level + 1), weights, biases))
     return levels
+
+
+def _layer(name: str, values: Tensor, counts: Mapping[int, int], members: Sequence[int]) -> JoinedTables:
+    """One layer of the members' networks; ``counts`` says how many networks of each table are in ``values``."""
+    parts = dict(zip(counts, values.detach().split(list(counts.values())), strict=True))
+    return _joined(name, {t: parts[t] for t in members}, members)
 
 
 def _buckets(specs: Sequence[TableSpec], members: Sequence[int], j: int) -> Buckets:

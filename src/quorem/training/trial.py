@@ -154,12 +154,8 @@ class Trial:
             captured = Captured(batches.take(torch.arange(len(batches), device=self.device)), WARM_UP)
             self._captured[len(batches)] = captured
         else:
-            for buffer, rows in (
-                (captured.buffers.labels, batches.labels),
-                (captured.buffers.dense, batches.dense),
-                (captured.buffers.ids, batches.ids),
-            ):
-                buffer.copy_(rows, non_blocking=True)
+            for name in ("labels", "dense", "ids"):
+                getattr(captured.buffers, name).copy_(getattr(batches, name), non_blocking=True)
         steps = len(batches) // self.config.batch_size
         self.steps += steps
         if captured.graph is not None:

@@ -48,7 +48,7 @@ def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor
 def lookup_quantized(
     ids: Tensor, stored: Tensor, layout: Layout, *, width: int, bits: int, dtype: torch.dtype, names: str
 ) -> Tensor:
-    """``ops.quantized.lookup_quantized``, or IndexError for an id out of range."""
+    """``ops.lookup.lookup`` in rows of bytes, or IndexError for an id out of range."""
     batch = lookup_batch(ids, stored, layout, check=False, codes=Codes(width, bits))
     if batch is None:
         return NotImplemented
@@ -126,7 +126,7 @@ def bag_quantized(
     mean: bool,
     names: str,
 ) -> Tensor:
-    """``ops.quantized.bag_quantized``, or IndexError for an id out of range."""
+    """``ops.lookup.bag`` in rows of bytes, or IndexError for an id out of range."""
     batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean, codes=Codes(width, bits))
     if batch is None:
         return NotImplemented

@@ -1,6 +1,6 @@
 """Lookups and bags of rows with 8 or 4 bits per number, by the kernels of ``lookup``, which unpack them.
 
-``ops.codes`` defines the format of a row; ``ops.quantized`` is the plain reference.
+``ops.codes`` defines the format of a row; ``ops.lookup`` is the plain reference.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from .lookup import StoredRows, bag_rows, lookup_rows
 def lookup_quantized(
     ids: Tensor, stored: Tensor, layout: Layout, *, width: int, bits: int, dtype: torch.dtype, names: str = ""
 ) -> Any:
-    """``ops.quantized.lookup_quantized`` in one launch."""
+    """``ops.lookup.lookup`` in rows of bytes in one launch."""
     return lookup_quantized_counting(ids, stored, layout, None, width=width, bits=bits, dtype=dtype)
 
 
@@ -32,7 +32,7 @@ def lookup_quantized_counting(
     dtype: torch.dtype,
     names: str = "",
 ) -> Any:
-    """``ops.quantized.lookup_quantized_counting`` in one launch; if ``invalid`` is None, they are not counted."""
+    """``ops.lookup.lookup_counting`` in rows of bytes in one launch; if ``invalid`` is None, they are not counted."""
     rows = _rows(stored, width, bits)
     if rows is None:
         return NotImplemented
@@ -52,7 +52,7 @@ def bag_quantized(
     mean: bool,
     names: str = "",
 ) -> Any:
-    """``ops.quantized.bag_quantized`` in one launch."""
+    """``ops.lookup.bag`` in rows of bytes in one launch."""
     rows = _rows(stored, width, bits)
     if rows is None:
         return NotImplemented
