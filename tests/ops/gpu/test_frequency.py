@@ -17,7 +17,7 @@ from quorem.ops.state import CATCHES_UP
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, row_sums, rules
+from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, row_sums, rules, word_bytes
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 N = 300
@@ -119,6 +119,8 @@ def test_ids_are_found_in_the_words_of_a_list(num_hot: int, num_rest: int, level
     module = quorem.EmbeddingCollection([Table("t", 6000, 4, scheme, frequencies=counts)], device=DEVICE)
     layout, stored = module.layout, module.stored.detach()
     assert host.host_layout(layout).flags["LEVELS"] == levels
+    assert word_bytes(layout) <= layout.ranks.nbytes or levels > 2
+    assert levels > 1 or word_bytes(layout) == 8 * (1 + (num_rest > 0)) * (6000 // 32 + 2)
     for dtype in (torch.int64, torch.int32):
         ids = torch.arange(6000, dtype=dtype, device=DEVICE)[:, None]
         assert torch.equal(lookup.lookup(ids, stored, layout), truth.lookup(ids, stored, layout))

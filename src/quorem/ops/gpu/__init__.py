@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from ..layout import Layout
+
 Kernel = Callable[..., Any]
 
 
@@ -28,3 +30,12 @@ def kernels() -> dict[str, Kernel]:
     updates: list[Kernel] = [rules.lookup_update_, rules.bag_update_, replay.lookup_catch_up_, replay.bag_catch_up_]
     paths: list[Kernel] = [path.path, path.path_backward]
     return {kernel.__name__: kernel for kernel in (*forward, *backward, *updates, *paths)}
+
+
+def word_bytes(layout: Layout) -> int:
+    """Bytes of the words in which the kernels search lists of hot and cold ids; 0 where Triton is missing."""
+    if not kernels():
+        return 0
+    from .host import host_layout
+
+    return host_layout(layout).maps.nbytes - layout.maps.nbytes

@@ -151,17 +151,17 @@ def owned_row_of(number, is_own, slot, part, k, maps):
         bound = tl.full((), 1, tl.int64) << bits
     bucket = number
     if own_part == 0:
-        divided = tl.where(used, number, 0)
+        dividend = tl.where(used, number, 0)
         if start >= 0:
-            bucket = tl.load(maps + start + divided, mask=used, other=0)
+            bucket = tl.load(maps + start + dividend, mask=used, other=0)
         else:
             if bound < 2147483648:
                 small = bucket_of(
-                    divided.to(tl.uint32), stride.to(tl.uint32), size.to(tl.uint32), bound.to(tl.uint32), True
+                    dividend.to(tl.uint32), stride.to(tl.uint32), size.to(tl.uint32), bound.to(tl.uint32), True
                 )  # fmt: skip
                 bucket = small.to(tl.int64)
             else:
-                bucket = bucket_of(divided, stride, size, bound, False)
+                bucket = bucket_of(dividend, stride, size, bound, False)
     return base + bucket * tl.load(part + PITCH), used
 
 

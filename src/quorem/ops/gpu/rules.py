@@ -21,7 +21,8 @@ from .rounding import as_stored, can_round, seed_bits
 from .row_sums import FIRST, PLACE_COLUMNS, UNIT, release_kernel, run_of, sum_by_row, sums_of, touched_rows
 from .rows import PITCH, TYPES, part_at
 
-RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad")
+# The rules that the kernels have, each with a field of its state that has as many rows as ``stored``, if it has one.
+RULES = {"sgd": "step", "adagrad": "sum", "rowwise_adagrad": "sum", "adam": "exp_avg", "amsgrad": "exp_avg"}
 
 
 @triton.jit
@@ -245,8 +246,8 @@ def _update(
     fixed = (stored, lr, *present(state))
     if loss_scale is not None:
         fixed, types = (*fixed, loss_scale), (*types, loss_scale.dtype)
-    sum_or_average = state[0]  # its shape is part of the key, since ``check_state`` only runs when the plan is made
-    sizes = (grad.shape[0], reads, stored.shape, sum_or_average.shape, stored.dtype, grad.dtype)
+    rows_of_state = getattr(state, RULES[rule])  # its shape is in the key: ``check_state`` runs when a plan is made
+    sizes = (grad.shape[0], reads, stored.shape, rows_of_state.shape, stored.dtype, grad.dtype)
     key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
     planned(host.plans, key, fixed, given, launches)
     return None
