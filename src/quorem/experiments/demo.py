@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from ..collection import EmbeddingCollection
-from ..collection import Table as QuoremTable
 from ..data.batches import Prepared
 from ..data.shape import scaled_cardinalities
 from ..data.synthetic import ClickLog, synthesize
@@ -21,7 +19,7 @@ from ..schemes import QR, Full, Hash, Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.model import data_identity
-from ..training.tables import tables_of
+from ..training.tables import counted_tables, tables_of
 from . import words
 from .aggregate import FinishedRun, result_of
 from .figures import Axes, Figure, Result
@@ -104,11 +102,7 @@ def plan_of(prepared: Prepared) -> Plan:
         warnings.simplefilter("ignore")  # about tables that stay full
         alike = EmbeddingCollection(tables_of(prepared.cardinalities, QR(60)), device="meta")
     budget = sum(tensor.nbytes for tensor in (*alike.parameters(), *alike.buffers()))
-    tables = [
-        QuoremTable(name, n, RunConfig.embedding_dim, frequencies=torch.from_numpy(prepared.frequencies(name)))
-        for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
-    ]
-    return plan(tables, budget, optimizer=None, bits=())
+    return plan(counted_tables(prepared, RunConfig.embedding_dim), budget, optimizer=None, bits=())
 
 
 def train_all(
