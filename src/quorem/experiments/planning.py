@@ -55,7 +55,10 @@ def eight_bits(prepared: Prepared, planned: Plan, embedding_dim: int) -> str:
     """A line on what training in 8 bits would add to a plan in bfloat16; empty if nothing."""
     if planned.tables[0].dtype != torch.bfloat16 or planned.optimizer is None or planned.optimizer in LAGS:
         return ""
-    narrower = plan(prepared, planned.budget, embedding_dim, optimizer=planned.optimizer, dtypes=(torch.int8,))
+    try:
+        narrower = plan(prepared, planned.budget, embedding_dim, optimizer=planned.optimizer, dtypes=(torch.int8,))
+    except ValueError:  # a scale and a zero point for each row may need more than the budget
+        return ""
     if (rows := narrower.num_rows) <= planned.num_rows:
         return ""
     return f"--row-dtype int8 would pay for {rows:,} rows instead of {planned.num_rows:,}, but its steps take longer."
