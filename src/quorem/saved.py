@@ -162,7 +162,8 @@ def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list
     return wrong or [
         f"{key} is {value.dtype} in the checkpoint and {views[key].dtype} here: one was saved after quantize_"
         for key, value in values.items()
-        if (value.dtype == torch.uint8) != (views[key].dtype == torch.uint8)
+        if value.is_floating_point() != views[key].is_floating_point()
+        and torch.uint8 in (value.dtype, views[key].dtype)
     ]
 
 

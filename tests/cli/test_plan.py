@@ -125,6 +125,16 @@ def test_a_plan_says_how_many_more_rows_of_8_bits_the_budget_pays_for(log: Path,
         assert "would pay for" not in invoke("plan", log, "--budget", "80kB", *others)[1]
 
 
+def test_row_dtypes_that_have_no_meaning_are_refused(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("import torch\nmodel = torch.nn.Sequential(torch.nn.Embedding(1000, 4))\n")
+    for target in (log, file):
+        code, output = invoke("plan", target, "--budget", "30kB", "--serving", "--row-dtype", "int8")
+        assert code == 1 and "--row-dtype int8 is for training" in output
+    code, output = invoke("plan", file, "--budget", "30kB", "--row-dtype", "bfloat16")
+    assert code == 1 and "a model has the dtypes of its tables" in output
+
+
 def test_a_search_trains_a_few_plans(log: Path) -> None:
     code, output = invoke("plan", log, "--budget", "12kB", "--dim", 4, "--search")
     losses = [float(line.split()[-1]) for line in output.splitlines() if "validation log loss" in line]

@@ -53,9 +53,13 @@ def plan(
     if out is not None and out.exists() and not overwrite:
         raise ValueError(f"{out} exists: --overwrite replaces it")
     state = None if serving else optimizer
+    if serving and row_dtype == "int8":
+        raise ValueError("--row-dtype int8 is for training: a plan for --serving chooses the bits of a number")
     if target.suffix == ".py":
         if search:
             raise ValueError("--search needs prepared data to train on, not a model")
+        if row_dtype != "auto":
+            raise ValueError(f"--row-dtype {row_dtype} needs prepared data: a model has the dtypes of its tables")
         planned = planner.plan(model_in(target), budget, optimizer=state)
     else:
         prepared, console = Prepared(target), Console()

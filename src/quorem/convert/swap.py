@@ -89,9 +89,12 @@ def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], dept
     if not count:
         return value, 0
     entries = [item for item, _ in items]
-    if isinstance(value, list | set):
+    if isinstance(value, list):
+        value[:] = entries
+        return value, count
+    if isinstance(value, set):
         value.clear()
-        (value.extend if isinstance(value, list) else value.update)(entries)
+        value.update(entries)
         return value, count
     return (type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)), count
 

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from ..collection import EmbeddingCollection
-from ..collection import Table as QuoremTable
 from ..data.batches import Prepared
 from ..data.shape import scaled_cardinalities
 from ..data.synthetic import ClickLog, synthesize
@@ -21,7 +19,7 @@ from ..schemes import QR, Full, Hash, Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.model import data_identity
-from ..training.tables import tables_of
+from ..training.tables import counted_tables, tables_of
 from . import words
 from .aggregate import FinishedRun, result_of
 from .figures import Axes, Figure, Result
@@ -104,11 +102,7 @@ def plan_of(prepared: Prepared) -> Plan:
         warnings.simplefilter("ignore")  # about tables that stay full
         alike = EmbeddingCollection(tables_of(prepared.cardinalities, QR(60)), device="meta")
     budget = sum(tensor.nbytes for tensor in (*alike.parameters(), *alike.buffers()))
-    tables = [
-        QuoremTable(name, n, RunConfig.embedding_dim, frequencies=torch.from_numpy(prepared.frequencies(name)))
-        for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
-    ]
-    return plan(tables, budget, optimizer=None, bits=())
+    return plan(counted_tables(prepared, RunConfig.embedding_dim), budget, optimizer=None, bits=())
 
 
 def train_all(
@@ -147,36 +141,22 @@ def about(prepared: Prepared, max_rows: int | None = None) -> str:
     )
 
 
-TABLE_COLUMNS = ("tables", "size", "times smaller", "log loss", "against full", "AUC")
-
-
-def cells(points: Sequence[Result]) -> list[tuple[str, ...]]:
-    """The cells of the table, one row for each model; sizes are those of the embedding tables."""
+def print_table(console: Console, points: Sequence[Result], best: float | None) -> None:
+    """Print a row for each model, and what the columns are; sizes are those of the embedding tables."""
     full = points[0]
-    rows: list[tuple[str, ...]] = []
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("tables", "size", "times smaller", "log loss", "against full", "AUC"):
+        table.add_column(column, justify="left" if column == "tables" else "right")
     for point in points:
         change = words.or_nan(point.test_mean) / words.or_nan(full.test_mean) - 1
-        smaller = full.embedding_bytes / point.embedding_bytes
-        rows.append(
-            (
-                point.series,
-                words.size(point.embedding_bytes),
-                "" if point is full else f"{smaller:.1f}",
-                f"{words.or_nan(point.test_mean):.4f}",
-                "" if point is full else f"{change:+.1%}",
-                f"{words.or_nan(point.auc_mean):.4f}",
-            )
+        table.add_row(
+            point.series,
+            words.size(point.embedding_bytes),
+            "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
+            f"{words.or_nan(point.test_mean):.4f}",
+            "" if point is full else f"{change:+.1%}",
+            f"{words.or_nan(point.auc_mean):.4f}",
         )
-    return rows
-
-
-def print_table(console: Console, points: Sequence[Result], best: float | None) -> None:
-    """Print the table, and an explanation of its columns."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in TABLE_COLUMNS:
-        table.add_column(column, justify="left" if column == "tables" else "right")
-    for row in cells(points):
-        table.add_row(*row)
     console.print(table)
     note = "Log loss (less is better) and AUC (more is) are those of the test rows, one trial each."
     if best is not None:

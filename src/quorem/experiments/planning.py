@@ -6,15 +6,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..collection import Table
 from ..data.batches import Prepared
 from ..optimizer_names import Optimizer
 from ..planner import Plan, Rule, modules_of, plan_modules
 from ..planner.footprint import LAGS
-from ..schemes import RawCounts
 from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
+from ..training.tables import counted_tables
 
 PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=3), Rule(rarely=5))
 ROW_DTYPES = (torch.float32, torch.bfloat16)  # the second if not all ids seen more than once get a row in the first
@@ -41,20 +40,9 @@ def plan(
         dtypes: dtypes that rows may have in training.
         rule: how the budget is divided.
     """
-    tables = [
-        Table(name, n, embedding_dim, frequencies=_counts(prepared, name), raw_ids=prepared.has_raw_ids)
-        for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
-    ]
     dtypes = dtypes if optimizer is not None else dtypes[:1]
-    return plan_modules(modules_of(tables, dtypes[0]), budget, optimizer=optimizer, dtypes=dtypes, rule=rule)
-
-
-def _counts(prepared: Prepared, name: str) -> torch.Tensor | RawCounts:
-    """How often each id of a feature occurs in the training rows; for raw ids, only ids that occur."""
-    if not prepared.has_raw_ids:
-        return torch.from_numpy(prepared.frequencies(name))
-    ids, counts = prepared.raw_counts(name)
-    return RawCounts(torch.tensor(ids), torch.from_numpy(counts))
+    modules = modules_of(counted_tables(prepared, embedding_dim), dtypes[0])
+    return plan_modules(modules, budget, optimizer=optimizer, dtypes=dtypes, rule=rule)
 
 
 def options_of(planned: Plan) -> dict[str, Any]:
@@ -67,7 +55,10 @@ def eight_bits(prepared: Prepared, planned: Plan, embedding_dim: int) -> str:
     """A line on what training in 8 bits would add to a plan in bfloat16; empty if nothing."""
     if planned.tables[0].dtype != torch.bfloat16 or planned.optimizer is None or planned.optimizer in LAGS:
         return ""
-    narrower = plan(prepared, planned.budget, embedding_dim, optimizer=planned.optimizer, dtypes=(torch.int8,))
+    try:
+        narrower = plan(prepared, planned.budget, embedding_dim, optimizer=planned.optimizer, dtypes=(torch.int8,))
+    except ValueError:  # a scale and a zero point for each row may need more than the budget
+        return ""
     if (rows := narrower.num_rows) <= planned.num_rows:
         return ""
     return f"--row-dtype int8 would pay for {rows:,} rows instead of {planned.num_rows:,}, but its steps take longer."

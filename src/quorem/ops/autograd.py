@@ -119,7 +119,7 @@ def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOpt
 def path(
     vectors: Tensor, ids: Tensor, layers: list[Tensor], *integers: Tensor, networks: int, activation: str
 ) -> Tensor:
-    """The op ``path`` with gradients of ``vectors`` and ``layers``."""
+    """The op ``path`` with gradients of ``vectors`` and ``layers``; ``integers`` are its slots, parts and columns."""
     return _Path.apply(vectors, ids, *integers, networks, activation, *layers)[0]
 
 

@@ -39,7 +39,7 @@ def advance_(lr: Tensor, state: MomentumSGDState, constants: MomentumSGDConstant
     state.step.add_(1)
 
 
-def catch_up_(rows: Tensor, since: Tensor, stored: Tensor, state: MomentumSGDState) -> Tensor:
+def missed_change_(rows: Tensor, since: Tensor, stored: Tensor, state: MomentumSGDState) -> Tensor:
     """What the steps after ``since`` ``[N]`` subtract from ``rows`` ``[N]``; the rows' buffers take these steps."""
     steps, inverse = since.unique(return_inverse=True)
     product = missed(steps, state)

@@ -90,7 +90,7 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: LaggingState, **o
     constants, seed = options["constants"], options.get("rounding_seed")
     rounding = None if seed is None else Rounding(~seed, state.step)  # other bits than the step's own
     if isinstance(state, MomentumSGDState):
-        change = linear.catch_up_(rows, since, stored, state)
+        change = linear.missed_change_(rows, since, stored, state)
     else:
         assert isinstance(constants, AnyAdamConstants)
         change = _missed_change(rows, since, stored, state, constants)

@@ -14,7 +14,7 @@ from ..optimizer_names import Optimizer
 from .allocate import allocate, hulls
 from .budget import parse_bytes, show_bytes
 from .by_count import Rule
-from .choices import TableTraffic, all_choices
+from .choices import PlannedTraffic, all_choices
 from .counted import plan_counted
 from .footprint import LAGS, ROW_DTYPES, check_optimizer
 from .modules import Module, StoredModules, TableToPlan, joined_modules, modules_of, with_frequencies
@@ -153,7 +153,7 @@ def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> M
 
 def _plan_by_cost(stored: StoredModules, budget: int) -> Candidate:
     """Plan by the estimated cost of each choice."""
-    choices = all_choices(_to_plan(stored.tables))
+    choices = all_choices(_traffic_of(stored.tables))
     row = np.array([rate.row + rate.row_state for rate in stored.rates])
     table_state = np.array([rate.table_state for rate in stored.rates])
     bytes_ = choices.rows * row[choices.table] + choices.tables * table_state[choices.table]
@@ -183,7 +183,7 @@ def _plan_by_cost(stored: StoredModules, budget: int) -> Candidate:
     return Candidate(plan, least)
 
 
-def _to_plan(tables: Sequence[TableToPlan]) -> TableTraffic:
+def _traffic_of(tables: Sequence[TableToPlan]) -> PlannedTraffic:
     frequencies = [  # counts of all ids, or None: counts of raw ids are used only where every table is counted
         table.frequencies if table.frequencies is not None and len(table.frequencies) == table.num_embeddings else None
         for table in tables
@@ -191,7 +191,7 @@ def _to_plan(tables: Sequence[TableToPlan]) -> TableTraffic:
     totals = [None if counts is None else float(counts.sum()) for counts in frequencies]
     known = [total for total in totals if total is not None]
     average = (sum(known) / len(known) if known else 1.0) or 1.0
-    return TableTraffic(
+    return PlannedTraffic(
         np.array([table.num_embeddings for table in tables]),
         frequencies,
         np.array([1.0 if total is None else total / average for total in totals]),

@@ -33,7 +33,7 @@ EULER = 0.5772156649015329
 
 
 @dataclass(frozen=True)
-class TableTraffic:
+class PlannedTraffic:
     """The tables: their numbers of ids, how often each id occurs, and their traffic relative to the average table."""
 
     num_embeddings: Integers
@@ -62,14 +62,14 @@ class Choices:
     why: Callable[[int], str]  # gives the reason for it, in words
 
 
-def full(tables: TableTraffic) -> Choices:
+def full(tables: PlannedTraffic) -> Choices:
     """The tables as they are."""
     n = tables.num_embeddings
     each = np.arange(len(n))
     return Choices(each, n, np.ones_like(n), np.zeros(len(n)), lambda _: Full(), lambda _: "fits as it is")
 
 
-def large_and_small(tables: TableTraffic) -> Choices:
+def large_and_small(tables: PlannedTraffic) -> Choices:
     """One large and one small table, with 2 to sqrt(n) collisions: the fewest rows are about 2 sqrt(n)."""
     table, collisions = _steps(
         np.full(len(tables.num_embeddings), 2), np.array([math.isqrt(n) for n in tables.num_embeddings.tolist()])
@@ -87,7 +87,7 @@ def large_and_small(tables: TableTraffic) -> Choices:
     )
 
 
-def hot_rows(tables: TableTraffic) -> Choices:
+def hot_rows(tables: PlannedTraffic) -> Choices:
     """Rows for the first ids and ``c`` collisions for the others: sizes between those of ``c`` and ``c - 1`` alone."""
     table = np.repeat(np.arange(len(tables.num_embeddings)), len(_HOT_SHARES))
     n = tables.num_embeddings[table]
@@ -110,7 +110,7 @@ def hot_rows(tables: TableTraffic) -> Choices:
     )
 
 
-def equal_tables(tables: TableTraffic, k: int) -> Choices:
+def equal_tables(tables: PlannedTraffic, k: int) -> Choices:
     """``k`` tables of equal size: from the fewest rows that cover the ids up to what ``k - 1`` tables would need."""
     fewest, fewer_tables = tables.fewest_rows(k), tables.fewest_rows(k - 1)
     table, rows = _steps(fewest, np.maximum(fewer_tables - 1, fewest))
@@ -124,7 +124,7 @@ def equal_tables(tables: TableTraffic, k: int) -> Choices:
     )
 
 
-MEANS: tuple[Callable[[TableTraffic], Choices], ...] = (
+MEANS: tuple[Callable[[PlannedTraffic], Choices], ...] = (
     full,
     large_and_small,
     hot_rows,
@@ -133,7 +133,7 @@ MEANS: tuple[Callable[[TableTraffic], Choices], ...] = (
 )
 
 
-def all_choices(tables: TableTraffic) -> Choices:
+def all_choices(tables: PlannedTraffic) -> Choices:
     """The choices of all ``MEANS``, table by table: first the full table, then those with fewer rows than ids."""
     parts = [means(tables) for means in MEANS]
     kept = [
@@ -156,7 +156,7 @@ def all_choices(tables: TableTraffic) -> Choices:
 
 
 def shared_traffic(
-    tables: TableTraffic, table: Integers, sizes: Integers, num_hot: Integers | None = None
+    tables: PlannedTraffic, table: Integers, sizes: Integers, num_hot: Integers | None = None
 ) -> NDArray[np.float64]:
     """The cost of each choice: the traffic of ids that are not the most frequent id of their row in the large table.
 

@@ -62,7 +62,7 @@ class Composed(NamedTuple):
     is_padding: Value | None  # None if no table has padding
 
 
-def composed(on: Operators, ids: Value, group: FeatureGroup, *, with_nan: bool = False) -> Composed:
+def composed(operators: Operators, ids: Value, group: FeatureGroup, *, with_nan: bool = False) -> Composed:
     """Vectors of int64 ``ids`` ``[N, G]`` of one group.
 
     Ids out of range give the vector of another id, which the caller replaces. With ``with_nan``, and if rows are added
@@ -70,104 +70,106 @@ def composed(on: Operators, ids: Value, group: FeatureGroup, *, with_nan: bool =
     """
     in_range = hashed = None
     if group.raw:
-        number = ids = on.hashed(ids, group.limits)
+        number = ids = operators.hashed(ids, group.limits)
     else:
-        number = on.clamped(ids, [limit - 1 for limit in group.limits])
+        number = operators.clamped(ids, [limit - 1 for limit in group.limits])
         in_range = number == ids
     if group.unknown_ids == "hash":
-        hashed = on.hashed(ids, group.num_composed)
+        hashed = operators.hashed(ids, group.num_composed)
     by_row = with_nan and group.unknown_ids == "error" and in_range is not None and _is_sum_or_product(group)
-    if group.own is None:
-        number = number if hashed is None else on.where(in_range, number, hashed)
-        vectors = _vectors(on, number, group, in_range if by_row else None)
+    if group.own_rows is None:
+        number = number if hashed is None else operators.where(in_range, number, hashed)
+        vectors = _vectors(operators, number, group, in_range if by_row else None)
     else:
-        place, num_own = _place(on, number, group.own)
+        place, num_own = _place(operators, number, group.own_rows)
         if group.unknown_ids != "error":  # the row of the rest comes after those of the hot ids
-            other = on.constant(group.own.num_hot) if hashed is None else hashed + num_own
-            place = on.where(in_range, place, other)
+            other = operators.constant(group.own_rows.num_hot) if hashed is None else hashed + num_own
+            place = operators.where(in_range, place, other)
         is_composed = place >= num_own
-        vectors = on.numbers(group.own.rows, on.where(is_composed, 0, place))
+        vectors = operators.numbers(group.own_rows.rows, operators.where(is_composed, 0, place))
         if group.rows:
-            cold = _vectors(on, on.where(is_composed, place - num_own, 0), group)
-            vectors = on.where(on.column(is_composed), cold, vectors)
+            cold = _vectors(operators, operators.where(is_composed, place - num_own, 0), group)
+            vectors = operators.where(operators.column(is_composed), cold, vectors)
     is_padding = None
     if group.padding is not None:
-        is_padding = ids == on.constant(group.padding)
+        is_padding = ids == operators.constant(group.padding)
         is_padding = is_padding if in_range is None else is_padding & in_range  # the id -1 is not padding
     return Composed(vectors, None if by_row or group.unknown_ids != "error" else in_range, is_padding)
 
 
-def filled(on: Operators, vectors: Composed, unknown_vector: UnknownVector) -> Value:
+def filled(operators: Operators, vectors: Composed, unknown_vector: UnknownVector) -> Value:
     """The vectors, with zeros for padding, and NaN or zeros for ids out of range."""
-    result = vectors.vectors
+    result, fill = vectors.vectors, float("nan") if unknown_vector == "nan" else 0.0
     if vectors.in_range is not None:
-        result = on.where(on.column(vectors.in_range), result, float("nan") if unknown_vector == "nan" else 0.0)
-    return result if vectors.is_padding is None else on.where(on.column(vectors.is_padding), 0.0, result)
+        result = operators.where(operators.column(vectors.in_range), result, fill)
+    return result if vectors.is_padding is None else operators.where(operators.column(vectors.is_padding), 0.0, result)
 
 
 def _is_sum_or_product(group: FeatureGroup) -> bool:
     """Whether a NaN row in the first stored table makes the vector NaN, and no other group reads that table."""
-    alone = group.own is None and group.mixing is None and not group.levels
+    alone = group.own_rows is None and group.mixing is None and not group.levels
     return alone and (len(group.rows) == 1 or group.operation in ("add", "mult"))
 
 
-def _vectors(on: Operators, number: Value, group: FeatureGroup, in_range: Value | None = None) -> Value:
+def _vectors(operators: Operators, number: Value, group: FeatureGroup, in_range: Value | None = None) -> Value:
     """Composed vectors of numbers, the arguments of the partitions; NaN where ``in_range`` is given and false."""
     if group.permutation is not None:
-        multiplier, shift, modulus = (on.constant(values) for values in group.permutation)
+        multiplier, shift, modulus = (operators.constant(values) for values in group.permutation)
         number = (number * multiplier + shift) % modulus
     if group.mixing is not None:
         offsets, bits = group.mixing
-        number = _mixed(number + on.constant(offsets), bits)
-    first, *others = [_bucket(on, number, buckets) for buckets in group.buckets]
-    rows = [on.numbers(group.rows[0], first, in_range)]
-    rows += [on.numbers(tables, row) for tables, row in zip(group.rows[1:], others, strict=True)]
+        number = _mixed(number + operators.constant(offsets), bits)
+    first, *others = [_bucket(operators, number, buckets) for buckets in group.buckets]
+    rows = [operators.numbers(group.rows[0], first, in_range)]
+    rows += [operators.numbers(tables, row) for tables, row in zip(group.rows[1:], others, strict=True)]
     if group.operation in ("concat", "feature"):
-        return on.concatenated(rows)
+        return operators.concatenated(rows)
     vectors = rows[0]
     for row in rows[1:]:
         vectors = vectors * row if group.operation == "mult" else vectors + row
     for level in group.levels:  # path networks (section 4.1); the weights are gathered for each id
-        network = _bucket(on, number, level.buckets)
+        network = _bucket(operators, number, level.buckets)
         for i, (weights, biases) in enumerate(zip(level.weights, level.biases, strict=True)):
-            vectors = vectors if i == 0 else on.activated(vectors, group.activation)
-            vectors = on.product(vectors, on.numbers(weights, network)) + on.numbers(biases, network)
+            vectors = vectors if i == 0 else operators.activated(vectors, group.activation)
+            vectors = operators.product(vectors, operators.numbers(weights, network)) + operators.numbers(
+                biases, network
+            )
     return vectors
 
 
-def _bucket(on: Operators, number: Value, buckets: Buckets) -> Value:
+def _bucket(operators: Operators, number: Value, buckets: Buckets) -> Value:
     """The row or network of a number under one partition, counted from the start of each feature's table."""
     if buckets.maps is not None:
-        number = on.entries(buckets.maps, number)
+        number = operators.entries(buckets.maps, number)
     if buckets.strides is not None:
-        number = number // on.constant(buckets.strides)
-    return number if buckets.sizes is None else number % on.constant(buckets.sizes)
+        number = number // operators.constant(buckets.strides)
+    return number if buckets.sizes is None else number % operators.constant(buckets.sizes)
 
 
-def _place(on: Operators, ids: Value, own: OwnRows) -> tuple[Value, Value]:
+def _place(operators: Operators, ids: Value, own_rows: OwnRows) -> tuple[Value, Value]:
     """The place of each id in its ``HotCold`` table, where own rows come first; and the number of own rows."""
-    hot, rest = on.constant(own.num_hot), on.constant(own.has_rest)
-    num_own = on.constant([sum(pair) for pair in zip(own.num_hot, own.has_rest, strict=True)])
-    if own.hot is None or own.cold is None:
-        place = on.where(ids < hot, ids, ids + rest)
-        return on.where(ids >= on.constant(own.rest_from), hot, place), num_own
-    below_hot, is_hot = _search(on, ids, own.hot, own.num_hot)
-    below_cold, is_cold = _search(on, ids, own.cold, own.num_listed)
-    listed, unlisted = on.where(is_cold, below_cold + num_own, hot), ids - below_hot + num_own
-    return on.where(is_hot, below_hot, on.where(rest > 0, listed, unlisted)), num_own
+    hot, rest = operators.constant(own_rows.num_hot), operators.constant(own_rows.has_rest)
+    num_own = operators.constant([sum(pair) for pair in zip(own_rows.num_hot, own_rows.has_rest, strict=True)])
+    if own_rows.hot is None or own_rows.cold is None:
+        place = operators.where(ids < hot, ids, ids + rest)
+        return operators.where(ids >= operators.constant(own_rows.rest_from), hot, place), num_own
+    below_hot, is_hot = _search(operators, ids, own_rows.hot, own_rows.num_hot)
+    below_cold, is_cold = _search(operators, ids, own_rows.cold, own_rows.num_listed)
+    listed, unlisted = operators.where(is_cold, below_cold + num_own, hot), ids - below_hot + num_own
+    return operators.where(is_hot, below_hot, operators.where(rest > 0, listed, unlisted)), num_own
 
 
-def _search(on: Operators, ids: Value, lists: JoinedTables, lengths: Sequence[int]) -> tuple[Value, Value]:
+def _search(operators: Operators, ids: Value, lists: JoinedTables, lengths: Sequence[int]) -> tuple[Value, Value]:
     """For each id, how many entries of its sorted list are below it, and whether the list has it; by bisection."""
     below = ids * 0
     if not any(len(part) for part in lists.tables):
         return below, below > 0
-    length = on.constant(lengths)
+    length = operators.constant(lengths)
     for step in reversed(range(max(lengths).bit_length())):
         further = below + 2**step
-        is_below = on.entries(lists, further - 1) < ids
-        below = on.where(is_below & (further <= length), further, below)
-    return below, (on.entries(lists, below) == ids) & (below < length)
+        is_below = operators.entries(lists, further - 1) < ids
+        below = operators.where(is_below & (further <= length), further, below)
+    return below, (operators.entries(lists, below) == ids) & (below < length)
 
 
 def _mixed(number: Value, bits: int) -> Value:

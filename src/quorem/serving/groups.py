@@ -72,7 +72,7 @@ class FeatureGroup:
     unknown_ids: UnknownIds  # how an id outside the table is treated
     num_composed: list[int]
     padding: list[int] | None  # -1 for a table without padding; an id of the table even if ids are raw
-    own: OwnRows | None
+    own_rows: OwnRows | None
     permutation: tuple[list[int], list[int], list[int]] | None  # multiplier, shift and modulus
     mixing: tuple[list[int], int] | None  # for a pool: the offset added to each table's numbers, and the mixed bits
     operation: str
@@ -92,10 +92,10 @@ def groups_of(tables: Tables) -> list[FeatureGroup]:
         path = path_scheme(spec)
         widths = tuple(width for _, width in spec.shapes)
         operation = spec.operation if len(spec.partitions) > 1 else "one table"
-        own = (spec.num_own > 0, tables.ranks_of[t] is not None, spec.num_composed > 0)
+        own_rows = (spec.num_own > 0, tables.ranks_of[t] is not None, spec.num_composed > 0)
         networks = None if path is None else (path.hidden, path.activation)
         policy = (tables.raw_ids[t], tables.unknown[t])
-        key = (operation, explicit, widths, own, pool_key(tables.pools, spec), networks, policy)
+        key = (operation, explicit, widths, own_rows, pool_key(tables.pools, spec), networks, policy)
         alike.setdefault(key, []).append(feature)
     return [group_of(tables, features) for features in alike.values()]
 
@@ -122,7 +122,7 @@ def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
         unknown_ids=tables.unknown[members[0]],
         num_composed=[spec.num_composed for spec in specs],
         padding=padding if any(pad >= 0 for pad in padding) else None,
-        own=_own(tables, members) if first else None,
+        own_rows=_own_rows(tables, members) if first else None,
         permutation=_permutation(specs),
         mixing=mixing,
         operation=spec.operation,
@@ -137,8 +137,8 @@ def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
 def joined_tables(group: FeatureGroup) -> list[JoinedTables]:
     """All tables that a group reads: stored rows, index maps, lists of ids, and layers of networks."""
     tables = [*group.rows, *(buckets.maps for buckets in group.buckets)]
-    if group.own is not None:
-        tables += [group.own.rows, group.own.hot, group.own.cold]
+    if group.own_rows is not None:
+        tables += [group.own_rows.rows, group.own_rows.hot, group.own_rows.cold]
     for level in group.levels:
         tables += [level.buckets.maps, *level.weights, *level.biases]
     return [each for each in tables if each is not None]
@@ -154,7 +154,7 @@ def columns_in_order(groups: Sequence[FeatureGroup]) -> list[int]:
     return [column for feature in sorted(columns) for column in columns[feature]]
 
 
-def _own(tables: Tables, members: Sequence[int]) -> OwnRows:
+def _own_rows(tables: Tables, members: Sequence[int]) -> OwnRows:
     specs = [tables.specs[t] for t in members]
     lists = {t: ranks for t in members if (ranks := tables.ranks_of[t]) is not None}
 

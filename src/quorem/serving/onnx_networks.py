@@ -63,9 +63,9 @@ def _deepfm(graph: Graph, model: DeepFM, dense: Value, vectors: Value) -> Value:
     total = graph.op("ReduceSum", stacked, [1], keepdims=0)
     squares = graph.op("ReduceSum", vectors * vectors, [1], keepdims=1)
     if model.num_dense:
-        own = model.dense_vectors.detach()
-        total = total + graph.op("MatMul", dense, _weight(graph, "dense_vectors", own))
-        lengths = _weight(graph, "dense_squares", own.double().square().sum(1, keepdim=True))
+        dense_vectors = model.dense_vectors.detach()
+        total = total + graph.op("MatMul", dense, _weight(graph, "dense_vectors", dense_vectors))
+        lengths = _weight(graph, "dense_squares", dense_vectors.double().square().sum(1, keepdim=True))
         squares = squares + graph.op("MatMul", dense * dense, lengths)
     pairs = (graph.op("ReduceSum", total * total, [1], keepdims=1) - squares) * 0.5
     deep = graph.op("Concat", features, _layers(graph, model.deep, features, "deep"), axis=1)

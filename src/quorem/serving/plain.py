@@ -41,8 +41,8 @@ class PlainTables(nn.Module):
         """Vectors of ``ids`` ``[B, F]``, features in order: ``[B, sum W]``."""
         parts = []
         for group in self.groups:
-            on = self._operators(torch.arange(len(group.features), device=ids.device))
-            vectors = filled(on, composed(on, ids[:, group.features], group), self.unknown_vector)
+            operators = self._operators(torch.arange(len(group.features), device=ids.device))
+            vectors = filled(operators, composed(operators, ids[:, group.features], group), self.unknown_vector)
             parts.append(vectors.flatten(1))
         return self._ordered(parts)
 

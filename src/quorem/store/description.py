@@ -119,12 +119,12 @@ def table_spec(
     num_own = num_hot + (num_rest > 0)
     dims = tuple(taken(values, "dims", list))
     given = getattr(composing, "dims", None)
-    own = (d,) * (num_own > 0)
-    composed = dims[len(own) :]
+    own_widths = (d,) * (num_own > 0)
+    composed = dims[len(own_widths) :]
     expected = widths(operation, d, len(stored), (composed if operation == "concat" else given)) if stored else ()
-    if not all(type(w) is int for w in dims) or given not in (None, composed) or dims != own + tuple(expected):
+    if not all(type(w) is int for w in dims) or given not in (None, composed) or dims != own_widths + tuple(expected):
         raise ValueError(f"dims ({str(dims)[:80]}) of table {name!r} must be the widths of its stored tables")
-    rows = [num_own] * len(own) + [p.size for p in stored]
+    rows = [num_own] * len(own_widths) + [p.size for p in stored]
     for j, (size, width) in enumerate(zip(rows, dims, strict=True)):
         _check_shape(table_name(name, j), shapes.get(table_name(name, j), ()), size, width, bits)
     pair = values.get("permutation")

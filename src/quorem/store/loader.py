@@ -250,14 +250,14 @@ class Loader:
 
         Earlier versions saved the networks of a whole group in one tensor.
         """
-        found = {}
+        sources = {}
         for layer in network_layers(tables):
             group, first = f"{self.prefix}paths.{layer.name}", 0
             for name, count in layer.counts.items():
                 key, rows = f"{self.prefix}paths.{name}", slice(first, first + count)
-                found[key] = (group, rows) if group in self.file.entries else (key, slice(None))
+                sources[key] = (group, rows) if group in self.file.entries else (key, slice(None))
                 first += count
-        return found
+        return sources
 
 
 def _assign(module: nn.Module, name: str, values: Tensor) -> None:

@@ -13,10 +13,10 @@ from .. import models
 from ..collection import EmbeddingCollection, Table
 from ..data.batches import Prepared
 from ..quantize import quantize_
-from ..schemes import HotCold, RawCounts
+from ..schemes import HotCold
 from ..schemes.frequency import comes_by_frequency
 from .config import RowDtype, RunConfig
-from .tables import tables_of_run
+from .tables import counts_of, tables_of_run
 
 MOST_RAW_PARAMETERS = 2**33  # per table of raw ids; a scheme that needs more was meant for a vocabulary
 NETWORK = 2**63  # added to the seed for the network, whose initial values so do not depend on the tables
@@ -69,10 +69,7 @@ def _raw_table(table: Table, prepared: Prepared) -> Table:
             f"scheme ({table.scheme}) would store {spec.num_parameters:,} numbers for {table.num_embeddings:,} raw ids"
             f" of {table.name}: GeneralizedQR(num_partitions=4), ChineseRemainder or HotCold store few"
         )
-    counts = None
-    if spec.num_own:
-        ids, count = prepared.raw_counts(table.name)
-        counts = RawCounts(torch.tensor(ids), torch.from_numpy(count))
+    counts = counts_of(prepared, table.name) if spec.num_own else None
     return dataclasses.replace(table, raw_ids=True, unknown="error", frequencies=counts)
 
 

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+import torch
+from torch import Tensor
+
 from ..collection import Table
+from ..data.batches import Prepared
 from ..id_rules import UnknownIds
 from ..operations import Operation
-from ..schemes import QR, Composed, Full, Hash, Path, Scheme
+from ..schemes import QR, Composed, Full, Hash, Path, RawCounts, Scheme
 from .config import RunConfig
 
 PAPER_METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
@@ -106,6 +110,22 @@ def _with_unknown(table: Table, unknown: str) -> Table:
     spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
     able = {"rest": spec.num_rest > 0, "hash": not isinstance(spec.scheme, Full) and spec.num_composed > 0}
     return replace(table, unknown=cast(UnknownIds, unknown)) if able.get(unknown) else table
+
+
+def counted_tables(prepared: Prepared, embedding_dim: int) -> list[Table]:
+    """Full tables of prepared data with the counts of their training rows, for a planner."""
+    return [
+        Table(name, n, embedding_dim, frequencies=counts_of(prepared, name), raw_ids=prepared.has_raw_ids)
+        for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
+    ]
+
+
+def counts_of(prepared: Prepared, name: str) -> Tensor | RawCounts:
+    """How often each id of a feature occurs in the training rows; for raw ids, only ids that occur."""
+    if not prepared.has_raw_ids:
+        return torch.from_numpy(prepared.frequencies(name))
+    ids, counts = prepared.raw_counts(name)
+    return RawCounts(torch.tensor(ids), torch.from_numpy(counts))
 
 
 def paper_tables(

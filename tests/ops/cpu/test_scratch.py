@@ -1,5 +1,6 @@
 """Memory that a thread keeps from one call to the next."""
 
+import gc
 from threading import Thread
 
 import pytest
@@ -49,3 +50,10 @@ def test_the_larger_one_is_kept_but_none_above_the_limit(monkeypatch):
     monkeypatch.setattr(scratch, "MOST_KEPT", 10_000)
     address_of_next(10_001)
     assert scratch._kept.memory is None
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_without_enough_memory_there_is_one_error():
+    with pytest.raises(RuntimeError):
+        Scratch(10**17)
+    gc.collect()

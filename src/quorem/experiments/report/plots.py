@@ -5,7 +5,7 @@ A trace names its series in ``meta``; the page colours it by the theme, and hide
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -43,15 +43,15 @@ def figure_plots(figure: Figure, looks: Mapping[str, Style]) -> dict[str, str]:
 def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict[str, str]:
     """Plots of test loss against the bytes of the tables, for each network, with the points that no other beats."""
     result = {}
-    lines = [_cloud(points, series) for series in dict.fromkeys(point.series for point in points)]
+    lines = _clouds(points)
     reach = span(lines, log=True)
     x = Scale(reach, ticks(lines, reach, log=True, at_points=False), log=True, unit="B")
     for name in networks(points):
         members = [point for point in points if point.network == name]
         plot = _empty("embedding tables", "test log loss")
         _scale(plot.layout.xaxis, x)
-        best = front(members)
-        _digits(plot.layout.yaxis, [_cloud(members, series) for series in dict.fromkeys(p.series for p in members)])
+        best, clouds = front(members), _clouds(members)
+        _digits(plot.layout.yaxis, clouds)
         plot.add_trace(
             go.Scatter(
                 x=[*(p.embedding_bytes for p in best), reach[1]],
@@ -64,17 +64,20 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
             )
         )
         axes = Axes(name="tradeoff", title="", x_label="")
-        for series in dict.fromkeys(point.series for point in members):
-            line = _cloud(members, series)
-            trace = _points(line, looks[series], [hover(p, axes) for p in line.points])
+        for line in clouds:
+            trace = _points(line, looks[line.series], [hover(p, axes) for p in line.points])
             plot.add_trace(trace.update(mode="markers"))
         result[name] = _json(plot)
     return result
 
 
-def _cloud(points: Iterable[Result], series: str) -> Line:
+def _clouds(points: Sequence[Result]) -> list[Line]:
+    """The points of each series, by the bytes of their tables."""
     axes = Axes(name="tradeoff", title="", x="embedding_bytes", x_label="")
-    return line_of(axes, series, "points", [point for point in points if point.series == series])
+    series: dict[str, list[Result]] = {}
+    for point in points:
+        series.setdefault(point.series, []).append(point)
+    return [line_of(axes, name, "points", members) for name, members in series.items()]
 
 
 def hover(point: Result, axes: Axes, detail: str = "") -> str:

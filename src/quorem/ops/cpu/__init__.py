@@ -1,9 +1,10 @@
 """Fused kernels for the CPU, compiled by Numba on first use; plain PyTorch runs where Numba is missing.
 
-From the inside out: ``vector`` (loads and stores), ``codes``, ``rounding``, ``rows``, ``lookup``, ``gradients``,
-``replay`` and ``rules`` are compiled; ``launch`` gives them their arguments, ``scratch`` memory, ``sharing`` says which
-slots are summed together, and ``launch_lookup`` and ``launch_rules`` are the ops. ``unique`` and ``search`` stand
-by themselves.
+From the inside out: ``memory`` and ``vector`` (loads and stores), ``codes``, ``rounding``, ``source`` (the layout),
+``rows``, ``lookup``, ``areas`` (summed gradients), ``gradients``, ``replay`` and ``rules`` are compiled. ``launch``
+makes batches of ids, ``scratch`` gives memory, and ``sharing`` says which slots are summed together.
+``launch_lookup``, ``launch_gradients``, ``launch_replay`` and ``launch_rules`` are the ops. ``unique`` and ``search``
+stand by themselves.
 """
 
 from collections.abc import Callable
@@ -28,25 +29,28 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
         if getattr(config, "DISABLE_JIT", False):
             return {}
-        from . import launch_lookup, launch_rules
+        from . import launch_gradients, launch_lookup, launch_replay, launch_rules
     except ImportError:
         return {}
     ops: tuple[Callable[..., Any], ...] = (
         launch_lookup.lookup,
         launch_lookup.lookup_counting,
-        launch_lookup.lookup_quantized,
         launch_lookup.bag,
-        launch_lookup.bag_quantized,
-        launch_lookup.lookup_backward,
-        launch_lookup.bag_backward,
-        launch_lookup.lookup_row_grads,
-        launch_lookup.bag_row_grads,
-        launch_lookup.bag_sample_weights_backward,
+        launch_gradients.lookup_backward,
+        launch_gradients.bag_backward,
+        launch_gradients.lookup_row_grads,
+        launch_gradients.bag_row_grads,
+        launch_gradients.bag_sample_weights_backward,
         launch_rules.lookup_update_,
         launch_rules.bag_update_,
         launch_rules.rows_update_,
-        launch_rules.lookup_catch_up_,
-        launch_rules.bag_catch_up_,
-        launch_rules.rows_catch_up_,
+        launch_replay.lookup_catch_up_,
+        launch_replay.bag_catch_up_,
+        launch_replay.rows_catch_up_,
     )
-    return {op.__name__: op for op in ops}
+    quantized: dict[str, Callable[..., Any]] = {
+        "lookup_quantized": launch_lookup.lookup,
+        "lookup_quantized_counting": launch_lookup.lookup_counting,
+        "bag_quantized": launch_lookup.bag,
+    }
+    return {op.__name__: op for op in ops} | quantized

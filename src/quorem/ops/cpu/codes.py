@@ -9,7 +9,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .vector import load_numbers, pointer, splat_value
+from .memory import pointer
+from .vector import load_numbers, splat_value
 
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _BITS = {types.uint8: 8, types.int8: 4}

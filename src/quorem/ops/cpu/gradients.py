@@ -6,151 +6,39 @@ row itself if the table has no more rows than the batch has ids, else by a hash 
 
 The gradients of a row are always added in one order, slot after slot and then that of the batch, whatever the number of
 threads: same bits every time.
-
-The sums of one slot lie in an *area* of scratch memory, from which other kernels take them. It starts with a header of
-six integers for each of the slot's K parts:
-
-    CAPACITY    N_k, the most distinct rows: the lesser of the ids and the part's rows
-    COUNT       distinct rows so far
-    ENTRIES     P_k, the size of the hash table: a power of two, at least 2 N_k
-    DISTINCT    where ``distinct`` int64 [N_k] starts: the row of each index
-    TABLE       where ``table`` int32 [P_k] starts: one plus the index, by row or by hash
-    SUMS        where ``sums`` [N_k, W] start: gradients by index, float32 or float64
-
-Then come, for the ids of a block, their rows int64 [K + 2, 64], as ``block_rows`` gives them; and for those that read
-a row, the indices of their rows, int64 [K, 64], their positions in the block, int64 [64], and where their gradients
-start, int64 [64]. Then come the above of all parts.
-
-Slots that share rows (a pool, a table of several features) add to one place: the part of the first slot that reads
-them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` says who owns what.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 
-from ..layout import BASE, FEATURE, PART_COLUMNS, PITCH, SIZE
+from ..layout import BASE
+from .areas import (
+    CAPACITY,
+    COUNT,
+    DISTINCT,
+    ENTRIES,
+    SUMS,
+    TABLE,
+    Areas,
+    area_of,
+    block_of,
+    header,
+    init_areas,
+    init_part,
+    is_taken,
+    num_rows_of,
+    owner_area,
+    slot_ids,
+    slot_of,
+)
 from .codes import load_row
 from .compiled import inner, kernel
 from .lookup import compose
-from .rows import (
-    BLOCK,
-    Source,
-    block_rows,
-    has_both,
-    multiplies,
-    part_item,
-    partitions_of,
-    prefetch_rows,
-    rows_bytes,
-    rows_to_compose,
-    slot_item,
-)
-from .vector import (
-    INT32,
-    INT64,
-    accumulator,
-    item,
-    load,
-    over_columns,
-    prefetch,
-    put,
-    reserve,
-    size_of,
-    splat,
-    store,
-    total,
-)
+from .memory import INT32, INT64, item, prefetch, put, reserve, size_of
+from .rows import block_rows, prefetch_rows, rows_bytes, rows_to_compose
+from .source import BLOCK, Source, has_both, multiplies, part_item, partitions_of
+from .vector import accumulator, load, over_columns, splat, store, total
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
-HEADER = 6
-ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS = range(3)
-CAPACITY, COUNT, ENTRIES, DISTINCT, TABLE, SUMS = range(HEADER)
-
-
-class Areas(NamedTuple):
-    """Several areas; kernels take them as a plain tuple, for the reason that ``rows.Source`` gives."""
-
-    address: int  # of their memory
-    step: int  # bytes from one to the next, where no rows are shared
-    count: int
-    num_partitions: int  # K
-    width: int  # W
-    parts: int  # the layout's; 0 for sums of plain rows
-    first: int = 0  # their first slot, or its position in ``order``
-    order: int = 0  # int64 [S] where rows are shared: slots such that those that share come one after another
-    offsets: int = 0  # int64 [S]: where the area of each slot starts, in bytes after ``address``
-    owners: int = 0  # int64 [S, K]: slot * K + part of the owner of each part
-    parts_taken: int = ALL_PARTS  # which parts are summed: all, those that no other slot reads, or the others
-    private: int = 0  # int64 [S, K]: 1 for parts that no other slot reads; used unless all are taken
-
-
-def area_bytes(capacities: list[int], width: int, float_bytes: int) -> int:
-    """Size of an area for that many distinct rows of each part, in whole cache lines."""
-    k = len(capacities)
-    size = 8 * (HEADER * k + (2 * k + 4) * BLOCK)
-    for capacity in capacities:
-        entries = 64
-        while entries < 2 * capacity:
-            entries *= 2
-        size += 8 * capacity + 4 * entries + 64 + capacity * width * float_bytes
-    return (size // 64 + 1) * 64
-
-
-@inner
-def slot_of(areas, a):
-    """The slot of an area."""
-    return item(INT64, areas.order, areas.first + a) if areas.order else areas.first + a
-
-
-@inner
-def area_of(areas, a):
-    """The address of an area."""
-    return areas.address + (item(INT64, areas.offsets, slot_of(areas, a)) if areas.order else a * areas.step)
-
-
-@inner
-def pitch_of(areas, a, k):
-    """How many areas, from ``a`` on, hold the sums of the same rows of tables, ``width`` columns each."""
-    if not areas.parts:
-        return 1
-    part = areas.parts + (slot_of(areas, a) * areas.num_partitions + k) * PART_COLUMNS * 8
-    return item(INT64, part, PITCH) if item(INT64, part, BASE) >= 0 else 1
-
-
-@inner
-def header(area, K, field, k):
-    """A field of the header of part ``k``."""
-    return item(INT64, area, field * K + k)
-
-
-@inner
-def block_of(area, K):
-    """The address of the rows of the block."""
-    return area + HEADER * K * 8
-
-
-@over_columns
-def _clear(zero, j, kind, sum_):
-    store(accumulator(kind), sum_, j, zero)
-
-
-@inner
-def _init_part(kind, area, K, W, k, num_rows, start):
-    """Fill the header of part ``k`` for its capacity, with memory from ``start`` on; where that ends."""
-    capacity, entries = header(area, K, CAPACITY, k), 64
-    while entries < 2 * capacity:
-        entries *= 2
-    table = start + capacity * 8
-    sums = (table + entries * 4 + 63) // 64 * 64
-    put(INT64, area, COUNT * K + k, 0)
-    put(INT64, area, ENTRIES * K + k, entries)
-    put(INT64, area, DISTINCT * K + k, start)
-    put(INT64, area, TABLE * K + k, table)
-    put(INT64, area, SUMS * K + k, sums)
-    for position in range(min(num_rows, entries) if capacity else 0):
-        put(INT32, table, position, 0)
-    return sums + (capacity * W * size_of(accumulator(kind)) + 7) // 8 * 8
 
 
 @inner
@@ -161,6 +49,11 @@ def _positions(rows, n, positions):
         put(INT64, positions, count, i)
         count += 1 if item(INT64, rows, i) >= 0 else 0
     return count
+
+
+@over_columns
+def _clear(zero, j, kind, sum_):
+    store(accumulator(kind), sum_, j, zero)
 
 
 @inner
@@ -236,63 +129,6 @@ def _add_block(zero, j, kind, source, grad, starts, factors, positions, num_ids,
 
 
 @inner
-def _num_rows(source, s, k):
-    """Rows of ``stored`` from a partition's first to its last."""
-    return part_item(source, s, k, SIZE) * part_item(source, s, k, PITCH)
-
-
-@inner
-def slot_ids(source, s):
-    """The first and the last (excluded) id of a slot's feature, counted within the feature for a lookup."""
-    f, B = slot_item(source, s, FEATURE), source.batch_size
-    begin = item(INT64, source.offsets, f * B) if source.offsets else 0
-    end = item(INT64, source.offsets, (f + 1) * B) if source.offsets else B
-    return begin, end
-
-
-@inner
-def _owner_area(areas, a, k):
-    """The area, and the part of it, that has the sums of part ``k`` of area ``a``."""
-    if not areas.owners:
-        return area_of(areas, a), k
-    owner = item(INT64, areas.owners, slot_of(areas, a) * areas.num_partitions + k)
-    slot = owner // areas.num_partitions
-    return areas.address + item(INT64, areas.offsets, slot), owner - slot * areas.num_partitions
-
-
-@inner
-def _is_taken(areas, s, k):
-    """Whether part ``k`` of a slot is summed."""
-    if areas.parts_taken == ALL_PARTS:
-        return True
-    is_private = item(INT64, areas.private, s * areas.num_partitions + k) != 0
-    return is_private == (areas.parts_taken == PRIVATE_PARTS)
-
-
-@inner
-def _init_areas(kind, source, areas, num_shares):
-    """Fill the headers of all areas: a part has room for the ids of all slots that add to it."""
-    K = source.num_partitions
-    for a in range(areas.count):
-        for k in range(K):
-            put(INT64, area_of(areas, a), CAPACITY * K + k, 0)
-    for a in range(areas.count):
-        s = slot_of(areas, a)
-        begin, end = slot_ids(source, s)
-        for k in range(partitions_of(source, s)):
-            if _is_taken(areas, s, k):
-                area, part = _owner_area(areas, a, k)
-                put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
-    for a in range(areas.count):
-        area, s = area_of(areas, a), slot_of(areas, a)
-        start = block_of(area, K) + rows_bytes(source) + (K + 2) * BLOCK * 8
-        for k in range(K):
-            num_rows = _num_rows(source, s, k)
-            put(INT64, area, CAPACITY * K + k, min(header(area, K, CAPACITY, k), num_rows // num_shares + 1))
-            start = _init_part(kind, area, K, source.width, k, num_rows, start)
-
-
-@inner
 def _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sums):
     """Sum the gradients of the ids of a slot that read parts ``first`` to ``last``."""
     S, K, W = source.num_slots, source.num_partitions, source.width
@@ -304,7 +140,7 @@ def _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sum
     starts = positions + BLOCK * 8
     first_rows, num_parts, mult = rows + first * BLOCK * 8, last - first, multiplies(source, s)
     for k in range(num_parts):
-        owner, part = _owner_area(areas, a, first + k)
+        owner, part = owner_area(areas, a, first + k)
         put(INT64, sums, k, header(owner, K, SUMS, part))
     for p in range(begin, end, BLOCK):
         n = min(BLOCK, end - p)
@@ -318,8 +154,8 @@ def _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sum
             put(INT64, starts, q, (b * S + s) * W)
             prefetch(grad + (b * S + s) * W * size_of(kind))
         for k in range(num_parts):
-            owner, part = _owner_area(areas, a, first + k)
-            table = (part_item(source, s, first + k, BASE), _num_rows(source, s, first + k), share, num_shares)
+            owner, part = owner_area(areas, a, first + k)
+            table = (part_item(source, s, first + k, BASE), num_rows_of(source, s, first + k), share, num_shares)
             block = (positions, count, first_rows + k * BLOCK * 8, indices + k * BLOCK * 8)
             _index_rows(kind, owner, K, W, part, *table, *block)
         factors = source.factors + p * size_of(accumulator(kind)) if source.factors else 0
@@ -336,13 +172,13 @@ def sum_slots(kind, source, grad, areas, share, num_shares):
     """
     source, areas = Source(*source), Areas(*areas)
     sums = reserve(source.num_partitions * 8)
-    _init_areas(kind, source, areas, num_shares)
+    init_areas(kind, source, areas, num_shares)
     for a in range(areas.count):
         s = slot_of(areas, a)
         num_parts, both = partitions_of(source, s), has_both(source, s)
         for choice in range(2 if both else 1):  # rows of ids' own, then composed ones
             first, last = choice, 1 if both and choice == 0 else num_parts
-            if _is_taken(areas, s, first):
+            if is_taken(areas, s, first):
                 _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sums)
 
 
@@ -362,7 +198,7 @@ def sum_rows(kind, rows, values, num_values, num_rows, areas, share, num_shares)
     block = block_of(area, 1)
     indices = block + 3 * BLOCK * 8
     positions = indices + BLOCK * 8
-    _init_part(kind, area, 1, W, 0, num_rows, indices + 3 * BLOCK * 8)
+    init_part(kind, area, 1, W, 0, num_rows, indices + 3 * BLOCK * 8)
     sums = header(area, 1, SUMS, 0)
     for p in range(0, num_values, BLOCK):
         n = min(BLOCK, num_values - p)

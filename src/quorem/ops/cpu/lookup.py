@@ -5,7 +5,9 @@ import numpy as np
 from ..layout import FEATURE, LIMIT, PADDING
 from .codes import load_row
 from .compiled import inner, kernel
-from .rows import (
+from .memory import INT32, INT64, item, put, reserve, size_of
+from .rows import rows_bytes, rows_to_compose
+from .source import (
     BLOCK,
     INVALID_IDS,
     MISFIT,
@@ -15,26 +17,9 @@ from .rows import (
     has_both,
     multiplies,
     partitions_of,
-    rows_bytes,
-    rows_to_compose,
     slot_item,
 )
-from .vector import (
-    INT32,
-    INT64,
-    accumulator,
-    choose,
-    fence,
-    item,
-    load,
-    over_columns,
-    put,
-    reserve,
-    size_of,
-    splat,
-    store,
-    stream,
-)
+from .vector import accumulator, choose, fence, load, over_columns, splat, store, stream
 
 
 @inner

@@ -4,26 +4,13 @@ import math
 from typing import NamedTuple
 
 from ..state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants
+from .areas import slot_ids
 from .compiled import inner, kernel
-from .gradients import slot_ids
+from .memory import FLOAT64, INT32, INT64, item, prefetch, put, reserve, size_of
 from .rounding import Rounding, store_rounded
-from .rows import BLOCK, Source, block_rows, partitions_of, rows_bytes
-from .vector import (
-    FLOAT64,
-    INT32,
-    INT64,
-    accumulator,
-    item,
-    load,
-    over_columns,
-    prefetch,
-    put,
-    reserve,
-    size_of,
-    splat,
-    sqrt,
-    store,
-)
+from .rows import block_rows, rows_bytes
+from .source import BLOCK, Source, partitions_of
+from .vector import accumulator, load, over_columns, splat, sqrt, store
 
 _MOMENT_BYTES = MOMENT_COLUMNS * 8
 

@@ -7,7 +7,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .compiled import inner
-from .vector import narrowed, pointer, splat_value, store
+from .memory import pointer
+from .vector import narrowed, splat_value, store
 
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 _LOW = 0xFFFFFFFF

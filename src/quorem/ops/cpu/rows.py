@@ -8,8 +8,6 @@ A division by a number known only at run time costs as much as the rest of a loo
 reciprocal in float64, corrected by looking at the remainder: exact below 2**52. Larger tables divide integers.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from ...renumbering import MIXING_FACTORS
@@ -22,157 +20,23 @@ from ..layout import (
     HOT,
     LIMIT,
     MAP,
-    MULT,
     MULTIPLIER,
     OFFSET,
-    OPERATION,
     OWN,
     PADDING,
-    PART_COLUMNS,
     PITCH,
     REST,
     SHIFT,
     SIZE,
-    SLOT_COLUMNS,
     STRIDE,
 )
 from .codes import row_bytes
-from .compiled import inner, kernel
-from .vector import INT32, INT64, item, prefetch, put
+from .compiled import inner
+from .memory import INT32, INT64, item, prefetch, put
+from .source import BLOCK, has_both, num_hot, num_numbers, part_item, partitions_of, slot_item
 
-VALID, INVALID_IDS, MISFIT = range(3)  # what a kernel returns: the last if the layout names rows that do not exist
-BLOCK = 64  # ids at a time: all their rows are prefetched before the first is used
 _EXACT = 2**52
 _FACTOR_1, _FACTOR_2, _FACTOR_3 = (np.uint64(factor) for factor in MIXING_FACTORS)
-
-
-class Source(NamedTuple):
-    """Where kernels find the ids of a batch and the rows that these read. Tensors are given by address, 0 for none.
-
-    Numba takes a microsecond to recognize a named tuple. So kernels take the fields as a plain tuple, and start by
-    naming them.
-    """
-
-    stored: int  # [R, W]
-    num_rows: int  # R
-    width: int  # W
-    slots: int
-    parts: int
-    maps: int
-    spans: int
-    ranks: int
-    num_slots: int  # S
-    num_partitions: int  # K
-    num_map_entries: int  # M
-    num_features: int  # F
-    num_ranks: int  # H
-    ranks_are_int64: int  # else int32
-    ids: int
-    ids_are_int64: int  # else int32
-    entry_stride: int  # elements from an id to the same feature's id in the next batch entry
-    feature_stride: int
-    batch_size: int  # B
-    offsets: int = 0  # int64 [F * B + 1] of jagged ids; this and the following are 0 for a lookup
-    entries: int = 0  # int32 [V]: the batch entry of each jagged id
-    factors: int = 0  # [V], in the accumulator's dtype: what each jagged id's vector is multiplied by
-
-
-@inner
-def slot_item(source, s, column):
-    """An entry of ``slots``."""
-    return item(INT64, source.slots, s * SLOT_COLUMNS + column)
-
-
-@inner
-def part_item(source, s, k, column):
-    """An entry of ``parts``."""
-    return item(INT64, source.parts, (s * source.num_partitions + k) * PART_COLUMNS + column)
-
-
-@inner
-def partitions_of(source, s):
-    """Number of partitions of a slot."""
-    count = 0
-    while count < source.num_partitions and part_item(source, s, count, BASE) >= 0:
-        count += 1
-    return count
-
-
-@inner
-def multiplies(source, s):
-    """Whether a slot's operation is the product."""
-    return slot_item(source, s, OPERATION) == MULT
-
-
-@inner
-def num_numbers(source, s):
-    """How many numbers the partitions of a slot divide."""
-    bits = slot_item(source, s, BITS)
-    return 1 << bits if bits > 0 else slot_item(source, s, COMPOSED)
-
-
-@inner
-def num_hot(source, s):
-    """How many of a slot's ids have a row that no other id has."""
-    return slot_item(source, s, OWN) - (1 if slot_item(source, s, REST) < slot_item(source, s, LIMIT) else 0)
-
-
-@inner
-def has_both(source, s):
-    """Whether some ids of a slot have rows of their own, which are its first part, and others are composed."""
-    return slot_item(source, s, OWN) > 0 and partitions_of(source, s) > 1
-
-
-@inner
-def fits(source):
-    """Whether every row that the layout names is one of ``stored``.
-
-    Kernels work on plain addresses, so every op checks this once.
-    """
-    for f in range(source.num_features):
-        first, count = item(INT64, source.spans, 2 * f), item(INT64, source.spans, 2 * f + 1)
-        if first < 0 or count < 1 or first > source.num_slots - count:
-            return False
-    for s in range(source.num_slots):
-        if not _slot_fits(source, s):
-            return False
-        num_parts, num_own, numbers = partitions_of(source, s), slot_item(source, s, OWN), num_numbers(source, s)
-        for k in range(num_parts):
-            size, pitch = part_item(source, s, k, SIZE), part_item(source, s, k, PITCH)
-            last, map_start = source.num_rows - 1 - part_item(source, s, k, BASE), part_item(source, s, k, MAP)
-            if part_item(source, s, k, STRIDE) < 1 or size < 1 or pitch < 1 or last < 0 or size - 1 > last // pitch:
-                return False
-            if map_start >= 0 and map_start > source.num_map_entries - numbers:
-                return False
-            if k == 0 and size < num_own:
-                return False
-    return True
-
-
-@inner
-def _slot_fits(source, s):
-    """``fits`` for a row of ``slots``."""
-    feature, limit, num_own = slot_item(source, s, FEATURE), slot_item(source, s, LIMIT), slot_item(source, s, OWN)
-    if feature < 0 or feature >= source.num_features or limit < 1 or partitions_of(source, s) == 0:
-        return False
-    rest, composed, bits = slot_item(source, s, REST), slot_item(source, s, COMPOSED), slot_item(source, s, BITS)
-    if num_own < 0 or num_own > limit or rest < 0 or rest > limit or composed < 1 or composed > limit:
-        return False
-    if bits < 0 or bits > 62 or slot_item(source, s, OFFSET) < 0 or (bits == 0 and slot_item(source, s, OFFSET) > 0):
-        return False
-    hot, hot_start, cold_start = num_hot(source, s), slot_item(source, s, HOT), slot_item(source, s, COLD)
-    if hot < 0 or rest - hot > composed:
-        return False
-    if hot_start < 0:
-        return True
-    listed = rest - hot if rest < limit else 0
-    return hot_start <= source.num_ranks - hot and 0 <= cold_start <= source.num_ranks - listed
-
-
-@kernel
-def source_fits(source):
-    """``fits``, for ops that check before they run a kernel."""
-    return fits(Source(*source))
 
 
 @inner

@@ -5,26 +5,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..state import AdamConstants
+from .areas import COUNT, DISTINCT, SUMS, Areas, area_of, block_of, header, pitch_of
 from .compiled import inner, kernel
-from .gradients import COUNT, DISTINCT, SUMS, Areas, area_of, block_of, header, pitch_of
+from .memory import INT32, INT64, item, prefetch, put, size_of
 from .replay import Averages, History, catch_up_row
 from .rounding import Rounding, store_rounded
-from .vector import (
-    INT32,
-    INT64,
-    accumulator,
-    item,
-    load,
-    maximum,
-    over_columns,
-    prefetch,
-    put,
-    size_of,
-    splat,
-    sqrt,
-    store,
-    total,
-)
+from .vector import accumulator, load, maximum, over_columns, splat, sqrt, store, total
 
 AHEAD = 8  # how many rows ahead state is prefetched
 

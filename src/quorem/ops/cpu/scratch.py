@@ -14,6 +14,8 @@ _kept = local()  # ``memory``: what this thread has used last, if it is not in u
 class Scratch:
     """At least ``num_bytes`` of memory, from a whole cache line on. It must outlive the kernels that use it."""
 
+    memory: Tensor | None = None
+
     def __init__(self, num_bytes: int) -> None:
         memory: Tensor | None = getattr(_kept, "memory", None)
         _kept.memory = None
@@ -23,6 +25,6 @@ class Scratch:
         self.address = -(-memory.data_ptr() // 64) * 64
 
     def __del__(self) -> None:
-        kept = getattr(_kept, "memory", None)
-        if self.memory.nbytes <= MOST_KEPT and (kept is None or kept.nbytes < self.memory.nbytes):
-            _kept.memory = self.memory
+        memory, kept = self.memory, getattr(_kept, "memory", None)  # memory is None if there was not enough
+        if memory is not None and memory.nbytes <= MOST_KEPT and (kept is None or kept.nbytes < memory.nbytes):
+            _kept.memory = memory

@@ -1,4 +1,4 @@
-"""Which slots sum their gradients together, since they share rows, and where their areas lie (see ``gradients``)."""
+"""Which slots sum their gradients together, since they share rows, and where their areas lie (see ``areas``)."""
 
 from typing import NamedTuple
 
@@ -7,15 +7,16 @@ from torch import Tensor
 
 from ..layout import BASE, GROUP, OWN, PITCH, SIZE, UNUSED, Layout
 from ..per_tensor import PerTensor
-from .gradients import area_bytes
+from .areas import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, area_bytes
 
+CACHED = 1 << 20  # bytes of summed gradients at a time, so that they are still in a core's cache when they are used
 _KEPT = 16  # placements of one layout, for as many sizes of batches
 
 
 class Unit(NamedTuple):
     """Slots whose gradients are summed together."""
 
-    first: int  # their first slot, or its position in ``Sharing.order``
+    first: int  # the position of their first slot in ``Placement.order``
     num_slots: int
     num_bytes: int  # of their areas
 
@@ -37,6 +38,7 @@ class Sharing:
         self.groups: dict[int, list[int]] = {}
         for slot, group in enumerate(groups):
             self.groups.setdefault(group, []).append(slot)
+        self.largest_group = max(map(len, self.groups.values()))
         self.owners = torch.arange(self.num_slots * self.num_partitions, device="cpu").view(self.num_slots, -1)
         self.readers = [[0] * self.num_partitions for _ in range(self.num_slots)]  # slots that add to each part
         self.num_rows = (layout.parts[..., SIZE] * layout.parts[..., PITCH]).tolist()
@@ -49,7 +51,7 @@ class Sharing:
                     self.readers[owner // self.num_partitions][owner % self.num_partitions] += 1
         private = [[int(count == 1) for count in counts] for counts in self.readers]  # of owners; others have none
         self.private = torch.tensor(private, device="cpu")
-        self.splits = self._splits(layout)
+        self.splits = self.largest_group > 1 and self._splits(layout)
         self._placements: dict[tuple[int, ...], Placement] = {}
 
     def _splits(self, layout: Layout) -> bool:
@@ -65,44 +67,39 @@ class Sharing:
             kinds.append(len({int(self.private[slot, k]) for k in composed}) <= 1)
         return all(kinds) and bool(self.private.any())
 
-    def placement(
-        self, num_ids: int, width: int, float_bytes: int, most_bytes: int, shared_only: bool = False
-    ) -> Placement:
+    def placement(self, num_ids: int, width: int, float_bytes: int, parts_taken: int, most_slots: int) -> Placement:
         """Where areas lie for at most ``num_ids`` ids of each slot.
 
         Args:
             num_ids: at most as many of each slot.
             width: W.
             float_bytes: of a number of the sums.
-            most_bytes: groups are joined into units up to that size; 0 keeps them apart, -1 joins all in their order.
-            shared_only: leave out the parts that no other slot reads.
+            parts_taken: of ``Areas``.
+            most_slots: slots of a unit, unless more of them share rows; 0 joins all in their order.
         """
         num_ids = 1 << max(num_ids - 1, 0).bit_length()  # so that batches of similar sizes share a placement
-        key = (num_ids, width, float_bytes, most_bytes, shared_only)
+        key = (num_ids, width, float_bytes, parts_taken, most_slots)
         if key not in self._placements:
             if len(self._placements) >= _KEPT:
                 self._placements.clear()
             self._placements[key] = self._place(*key)
         return self._placements[key]
 
-    def _place(self, num_ids: int, width: int, float_bytes: int, most_bytes: int, shared_only: bool) -> Placement:
-        groups = [list(range(self.num_slots))] if most_bytes < 0 else list(self.groups.values())
-        if shared_only:
+    def _place(self, num_ids: int, width: int, float_bytes: int, parts_taken: int, most_slots: int) -> Placement:
+        slots = range(self.num_slots)
+        groups = [[*slots]] if most_slots == 0 else list(self.groups.values())
+        if parts_taken == PRIVATE_PARTS:
+            groups = [[slot] for slot in slots]
+        elif parts_taken == SHARED_PARTS:
             groups = [group for group in groups if len(group) > 1]
         offsets, order = [0] * self.num_slots, [slot for group in groups for slot in group]
-        order += sorted(set(range(self.num_slots)) - set(order))  # of no unit
+        order += sorted(set(slots) - set(order))  # of no unit
         units: list[Unit] = []
         for group in groups:
-            sizes = []
-            for slot in group:
-                rows = zip(self.readers[slot], self.num_rows[slot], self.private[slot].tolist(), strict=True)
-                capacities = [
-                    0 if shared_only and private else min(readers * num_ids, num_rows + 1)
-                    for readers, num_rows, private in rows
-                ]
-                sizes.append(area_bytes(capacities, width, float_bytes))
-            joined = bool(units) and most_bytes > 0 and units[-1].num_bytes + sum(sizes) <= most_bytes
-            before = units.pop() if joined else Unit(sum(unit.num_slots for unit in units), 0, 0)
+            sizes = [self._area_bytes(slot, num_ids, width, float_bytes, parts_taken) for slot in group]
+            joins = bool(units) and units[-1].num_slots + len(group) <= most_slots
+            joins = joins and units[-1].num_bytes + sum(sizes) <= CACHED
+            before = units.pop() if joins else Unit(sum(unit.num_slots for unit in units), 0, 0)
             end = before.num_bytes
             for slot, size in zip(group, sizes, strict=True):
                 offsets[slot] = end
@@ -110,20 +107,20 @@ class Sharing:
             units.append(Unit(before.first, before.num_slots + len(group), end))
         return Placement(tuple(units), torch.tensor(order, device="cpu"), torch.tensor(offsets, device="cpu"))
 
-    def is_even(self, num_units: int) -> bool:
-        """Whether groups make at least that many units of similar size."""
-        return max(map(len, self.groups.values())) * num_units <= self.num_slots
+    def _area_bytes(self, slot: int, num_ids: int, width: int, float_bytes: int, parts_taken: int) -> int:
+        parts = zip(self.readers[slot], self.num_rows[slot], self.private[slot].tolist(), strict=True)
+        capacities = [
+            min(readers * num_ids, num_rows + 1)
+            if parts_taken == ALL_PARTS or private == (parts_taken == PRIVATE_PARTS)
+            else 0
+            for readers, num_rows, private in parts
+        ]
+        return area_bytes(capacities, width, float_bytes)
 
 
 _sharing = PerTensor()  # of ``slots``
-_NONE = "no rows are shared"
 
 
-def sharing_of(layout: Layout) -> Sharing | None:
-    """Which slots share rows; None if no two do."""
-    known = _sharing.get(layout.slots)
-    if known is None:
-        groups = layout.slots[:, GROUP]
-        shared = bool((groups != torch.arange(len(groups), device="cpu")).any())
-        known = _sharing.set(layout.slots, Sharing(layout) if shared else _NONE)
-    return None if known is _NONE else known
+def sharing_of(layout: Layout) -> Sharing:
+    """Which slots share rows."""
+    return _sharing.get(layout.slots) or _sharing.set(layout.slots, Sharing(layout))

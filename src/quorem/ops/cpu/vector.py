@@ -2,7 +2,7 @@
 
 Plain loops will not do: the compiler may not assume that two addresses differ, and so does not vectorize them well.
 
-Addresses and positions are plain integers. The type of what lies there is given by a *kind*, a zero of that type:
+Kinds of rows (see ``memory``):
 
     float32, float64    themselves
     uint16              bfloat16, which Numba does not know
@@ -15,7 +15,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import get_or_insert_function
@@ -23,8 +22,8 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from .compiled import inner
+from .memory import pointer
 
-INT32, INT64, FLOAT64 = np.int32(0), np.int64(0), np.float64(0)
 _INT16, _INT32 = ir.IntType(16), ir.IntType(32)
 
 
@@ -47,12 +46,6 @@ def _accumulator(kind: Any) -> types.Float:
     return types.float64 if kind == types.float64 else types.float32
 
 
-def pointer(builder: Any, bits: int, address: Any, position: Any, target: ir.Type) -> Any:
-    """A pointer to ``target`` at ``position``, counted in elements of that many bits."""
-    base = builder.inttoptr(address, ir.IntType(bits).as_pointer())
-    return builder.bitcast(builder.gep(base, [position]), target.as_pointer())
-
-
 def splat_value(builder: Any, value: Any, shape: ir.Type) -> Any:
     """A vector of the type ``shape`` with ``value`` in every lane."""
     first = builder.insert_element(ir.Constant(shape, ir.Undefined), value, _INT32(0))
@@ -72,28 +65,6 @@ def load_numbers(builder: Any, kind: Any, vector: Vector, shape: ir.Type, addres
     elif kind == types.int16:
         value = builder.fpext(builder.bitcast(value, ir.VectorType(ir.HalfType(), vector.lanes)), shape)
     return value
-
-
-@intrinsic
-def reserve(typing: Any, size: Any) -> Any:
-    """The address of ``size`` bytes on the stack; arrays would be reference-counted.
-
-    Only for a kernel itself, outside of loops: memory that an inner function reserves is gone when it returns.
-    """
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        memory = builder.alloca(ir.IntType(8), args[0])
-        memory.align = 64
-        return builder.ptrtoint(memory, ir.IntType(64))
-
-    return types.int64(types.int64), build
-
-
-@intrinsic
-def size_of(typing: Any, kind: Any) -> Any:
-    """Bytes of one element."""
-    size = kind.bitwidth // 8
-    return types.int64(kind), lambda context, builder, sig, args: context.get_constant(types.int64, size)
 
 
 @intrinsic
@@ -244,42 +215,6 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
         return builder.select(larger, *args)
 
     return a(a, b), build
-
-
-@intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
-    """Prefetch the cache line at ``address``."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        declared = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], declared)
-        builder.call(function, [pointer, _INT32(0), _INT32(3), _INT32(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), build
-
-
-@intrinsic
-def item(typing: Any, kind: Any, address: Any, position: Any) -> Any:
-    """One number of type ``kind``; 16-bit kinds are integers here."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load(pointer(builder, kind.bitwidth, args[1], args[2], context.get_value_type(kind)))
-
-    return kind(kind, types.int64, types.int64), build
-
-
-@intrinsic
-def put(typing: Any, kind: Any, address: Any, position: Any, value: Any) -> Any:
-    """Write one number of type ``kind``."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        target = pointer(builder, kind.bitwidth, args[1], args[2], context.get_value_type(kind))
-        builder.store(context.cast(builder, args[3], value, kind), target)
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64, value), build
 
 
 def _arithmetic(sign: Any, instruction: str) -> None:

@@ -1,0 +1,177 @@
+"""Gradients of lookup and bag on a CPU, summed by row, on several threads."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..layout import Layout
+from ..rows import accumulator
+from . import gradients
+from .areas import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, Areas
+from .launch import KINDS, IdBatch, bag_batch, lookup_batch
+from .launch_lookup import ranges
+from .pages import in_huge_pages
+from .scratch import Scratch
+from .sharing import Sharing, Unit, sharing_of
+from .threads import run_tasks, threads_for
+
+Apply = Callable[[tuple[int, ...]], None]  # what is done to summed gradients, given in ``Areas``
+
+
+def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
+    """The gradient ``[R, W]`` of ``lookup``."""
+    return _dense(grad, stored, layout, lookup_batch(ids, stored, layout, grad))
+
+
+def lookup_row_grads(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
+    return _by_row(grad, stored, layout, lookup_batch(ids, stored, layout, grad))
+
+
+def bag_backward(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+) -> Tensor:
+    """The gradient ``[R, W]`` of ``bag``."""
+    return _dense(grad, stored, layout, bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad))
+
+
+def bag_row_grads(
+    grad: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    sample_weights: Tensor | None,
+    stored: Tensor,
+    layout: Layout,
+    *,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
+    return _by_row(grad, stored, layout, bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad))
+
+
+def bag_sample_weights_backward(
+    grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
+) -> Tensor:
+    """The gradient ``[V]`` of the sample weights of ``bag``."""
+    batch = bag_batch(ids, offsets, None, stored, layout, mean, grad)
+    if batch is None:
+        return NotImplemented
+    features, grad = len(layout.spans), grad.contiguous()
+    out = stored.new_zeros(ids.shape, dtype=accumulator(stored))
+    run = partial(gradients.sample_weights, KINDS[stored.dtype], batch.source, out.data_ptr(), grad.data_ptr())
+    starts = offsets[:: batch.size].tolist() if batch.size else [0] * (features + 1)
+    bounds = enumerate(pairwise(starts))
+    with threads_for("sample weights", batch.num_ids * len(layout.slots) // features * stored.shape[1]) as threads:
+        tasks = [(f, *ids) for f, (start, end) in bounds for ids in ranges(end - start, threads, start)]
+        run_tasks(lambda: run, tasks, threads)
+    return out.to(grad.dtype)
+
+
+def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> Tensor:
+    if batch is None:
+        return NotImplemented
+    out = in_huge_pages(stored.new_empty(stored.shape)).zero_()
+    sum_by_row(grad, stored, batch, layout, partial(gradients.write_dense, KINDS[stored.dtype], out.data_ptr()))
+    return out
+
+
+def _by_row(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> tuple[Tensor, Tensor]:
+    if batch is None:
+        return NotImplemented
+    kind, width = KINDS[stored.dtype], stored.shape[1]
+    pieces: list[tuple[int, Tensor, Tensor]] = []  # first row, rows, values
+
+    def collect(areas: tuple[int, ...]) -> None:
+        count = gradients.count_rows(areas)
+        rows = stored.new_empty(count, dtype=torch.int64)
+        values = stored.new_empty(count, width, dtype=accumulator(stored))
+        gradients.write_sparse(kind, rows.data_ptr(), values.data_ptr(), areas)
+        pieces.append((int(rows[0]) if count else -1, rows, values))
+
+    sum_by_row(grad, stored, batch, layout, collect)
+    pieces.sort(key=lambda piece: piece[0])  # in the same order, whichever thread was first
+    _, rows, values = zip(*pieces, strict=True)
+    return torch.cat(rows), torch.cat(values)
+
+
+def sum_by_row(
+    grad: Tensor, stored: Tensor, batch: IdBatch, layout: Layout, apply: Apply, all_at_once: bool = False
+) -> None:
+    """Sum the row gradients of a batch, some slots at a time, and use the sums while they are in the cache.
+
+    Args:
+        grad: of what the batch read.
+        stored: what it read from.
+        batch: the ids.
+        layout: of ``stored``.
+        apply: called with areas of sums, on the thread that filled them. By then all gradients of these slots are
+            computed. No other slot reads their rows, so these may be changed.
+        all_at_once: call ``apply`` once, with all slots in their order.
+    """
+    slots, partitions, _ = layout.parts.shape
+    elements = 0 if all_at_once else batch.longest * slots * partitions * stored.shape[1]
+    grad, sharing = grad.contiguous(), sharing_of(layout)
+    # Parts that several slots read are summed over all these slots before one of their rows changes: last, so that the
+    # sums of all other parts are used while they are in the cache.
+    passes = (PRIVATE_PARTS, SHARED_PARTS) if sharing.splits and not all_at_once else (ALL_PARTS,)
+    with threads_for("gradients", elements) as threads:
+        for parts_taken in passes:
+            _sum_parts(grad, stored, batch, layout, sharing, apply, parts_taken, 0 if all_at_once else threads)
+
+
+def _sum_parts(
+    grad: Tensor,
+    stored: Tensor,
+    batch: IdBatch,
+    layout: Layout,
+    sharing: Sharing,
+    apply: Apply,
+    parts_taken: int,
+    threads: int,
+) -> None:
+    """Sum the gradients of some parts and use the sums, on as many threads; 0 is for one, all slots at once."""
+    slots, partitions, _ = layout.parts.shape
+    largest = 1 if parts_taken == PRIVATE_PARTS else sharing.largest_group
+    shares = -(-2 * threads * largest // slots) if threads > 1 else 1  # threads that share the rows of a unit
+    most_slots = threads if threads == 0 else slots if threads == 1 else max(slots // (4 * threads), 1)
+    sizes = (stored.shape[1], accumulator(stored).itemsize)
+    placement = sharing.placement(batch.longest, *sizes, parts_taken, 1 if shares > 1 else most_slots)
+    units, fixed = placement.units, (KINDS[stored.dtype], batch.source, grad.data_ptr())
+    tables = (placement.order.data_ptr(), placement.offsets.data_ptr(), sharing.owners.data_ptr())
+
+    def areas(scratch: Scratch, unit: Unit) -> tuple[int, ...]:
+        shape = (unit.num_slots, partitions, stored.shape[1], layout.parts.data_ptr(), unit.first)
+        return tuple(Areas(scratch.address, *shape, *tables, parts_taken, sharing.private.data_ptr()))
+
+    if shares > 1:
+        tasks = [(u, share) for u in range(len(units)) for share in range(shares)]
+        scratch = {task: Scratch(units[task[0]].num_bytes) for task in tasks}
+
+        def sum_share(u: int, share: int) -> None:
+            gradients.sum_slots(*fixed, areas(scratch[u, share], units[u]), share, shares)
+
+        run_tasks(lambda: sum_share, tasks, threads)
+        run_tasks(lambda: lambda u, share: apply(areas(scratch[u, share], units[u])), tasks, threads)
+        return
+
+    def worker() -> Callable[..., None]:
+        scratch = Scratch(max(unit.num_bytes for unit in units))
+
+        def run(u: int) -> None:
+            unit = areas(scratch, units[u])
+            gradients.sum_slots(*fixed, unit, 0, 1)
+            apply(unit)
+
+        return run
+
+    run_tasks(worker, [(u,) for u in range(len(units))], max(threads, 1))
