@@ -17,15 +17,8 @@ from torch import Tensor
 Words = NDArray[np.uint64]
 
 # XXH64's five primes.
-P1, P2, P3, P4, P5 = (
-    np.uint64(prime)
-    for prime in (
-        0x9E3779B185EBCA87,
-        0xC2B2AE3D27D4EB4F,
-        0x165667B19E3779F9,
-        0x85EBCA77C2B2AE63,
-        0x27D4EB2F165667C5,
-    )
+P1, P2, P3, P4, P5 = map(
+    np.uint64, (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 )
 STRINGS_AT_ONCE = 1 << 16  # so many that their words fit in the cache
 STRIPE = 32  # bytes that the four lanes consume in one step

@@ -7,31 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..renumbering import mixed_numbers
+from . import layout as column
 from .codes import dequantize, quantize
-from .layout import (
-    BASE,
-    BITS,
-    COLD,
-    COMPOSED,
-    FEATURE,
-    HOT,
-    LIMIT,
-    MAP,
-    MULT,
-    MULTIPLIER,
-    NO_RANKS,
-    OFFSET,
-    OPERATION,
-    OWN,
-    PADDING,
-    PITCH,
-    REST,
-    SHIFT,
-    SIZE,
-    STRIDE,
-    UNUSED,
-    Layout,
-)
+from .layout import MULT, NO_RANKS, UNUSED, Layout
 from .rounding import Rounding, random_bits, round_at_random, uniform
 
 
@@ -54,7 +32,7 @@ class IdBags(NamedTuple):
 
 def lookup_reads(ids: Tensor, layout: Layout) -> Reads:
     """What ids ``[B, F]`` read."""
-    return reads_of(ids[:, layout.slots[:, FEATURE]], layout.slots, layout.parts, layout)
+    return reads_of(ids[:, layout.slots[:, column.FEATURE]], layout.slots, layout.parts, layout)
 
 
 def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, IdBags]:
@@ -83,32 +61,32 @@ def reads_of(ids: Tensor, slots: Tensor, parts: Tensor, layout: Layout) -> Reads
     numbers = numbers_of(ids, slots, layout.ranks)
     bucket = buckets_of(numbers, parts, layout.maps)
     # Where ids have rows of their own, these are the first part, and the others are for composed ids.
-    first = (torch.arange(parts.shape[-2], device=parts.device) == 0) & (slots[..., OWN] > 0)[..., None]
+    first = (torch.arange(parts.shape[-2], device=parts.device) == 0) & (slots[..., column.OWN] > 0)[..., None]
     bucket = torch.where(first, numbers.row[..., None], bucket)
-    used = (parts[..., BASE] >= 0) & (first != numbers.composed[..., None])
-    rows = parts[..., BASE] + bucket * parts[..., PITCH]
-    return Reads(rows, numbers.valid, used, slots[..., OPERATION] == MULT)
+    used = (parts[..., column.BASE] >= 0) & (first != numbers.composed[..., None])
+    rows = parts[..., column.BASE] + bucket * parts[..., column.PITCH]
+    return Reads(rows, numbers.valid, used, slots[..., column.OPERATION] == MULT)
 
 
 def buckets_of(numbers: Numbers, parts: Tensor, maps: Tensor) -> Tensor:
     """The bucket ``[N, S, K]`` of each number in each partition."""
     number = numbers.number[..., None]
-    bucket = (number // parts[..., STRIDE]) % parts[..., SIZE]
+    bucket = (number // parts[..., column.STRIDE]) % parts[..., column.SIZE]
     if len(maps):
-        mapped = parts[..., MAP] >= 0
-        bucket = torch.where(mapped, maps[torch.where(mapped, parts[..., MAP] + number, 0)], bucket)
+        mapped = parts[..., column.MAP] >= 0
+        bucket = torch.where(mapped, maps[torch.where(mapped, parts[..., column.MAP] + number, 0)], bucket)
     return bucket
 
 
 def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     """What the partitions of a table divide: the id, or its number among the composed ids, permuted or mixed."""
     i = ids.long()
-    valid = ~out_of_range(i, slots[..., LIMIT]) & (i != slots[..., PADDING])
-    place, own = _places(torch.where(valid, i, 0), slots, ranks), slots[..., OWN]
+    valid = ~out_of_range(i, slots[..., column.LIMIT]) & (i != slots[..., column.PADDING])
+    place, own = _places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
     composed = place >= own
     number = torch.where(composed, place - own, 0)
-    number = (slots[..., MULTIPLIER] * number + slots[..., SHIFT]) % slots[..., COMPOSED]
-    number = mixed_numbers(number + slots[..., OFFSET], slots[..., BITS])
+    number = (slots[..., column.MULTIPLIER] * number + slots[..., column.SHIFT]) % slots[..., column.COMPOSED]
+    number = mixed_numbers(number + slots[..., column.OFFSET], slots[..., column.BITS])
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
 
@@ -117,16 +95,17 @@ def _places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
 
     Without lists of ids, hot ids are the lowest and the rest are the highest (``frequency`` explains the ranges).
     """
-    rest = slots[..., REST] < slots[..., LIMIT]
-    hot = slots[..., OWN] - rest.long()
+    own, first_rest = slots[..., column.OWN], slots[..., column.REST]
+    rest = first_rest < slots[..., column.LIMIT]
+    hot = own - rest.long()
     place = torch.where(ids < hot, ids, ids + rest)
-    place = torch.where(ids >= slots[..., REST], hot, place)
+    place = torch.where(ids >= first_rest, hot, place)
     if not len(ranks):
         return place
-    below_hot, is_hot = _search(ids, slots[..., HOT], hot, ranks)
-    below_cold, is_cold = _search(ids, slots[..., COLD], torch.where(rest, slots[..., REST] - hot, 0), ranks)
-    cold = torch.where(rest, torch.where(is_cold, slots[..., OWN] + below_cold, hot), slots[..., OWN] + ids - below_hot)
-    return torch.where(slots[..., HOT] == NO_RANKS, place, torch.where(is_hot, below_hot, cold))
+    below_hot, is_hot = _search(ids, slots[..., column.HOT], hot, ranks)
+    below_cold, is_cold = _search(ids, slots[..., column.COLD], torch.where(rest, first_rest - hot, 0), ranks)
+    cold = torch.where(rest, torch.where(is_cold, own + below_cold, hot), own + ids - below_hot)
+    return torch.where(slots[..., column.HOT] == NO_RANKS, place, torch.where(is_hot, below_hot, cold))
 
 
 def _search(ids: Tensor, start: Tensor, length: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +148,7 @@ def invalid_ids(ids: Tensor, offsets: Tensor | None, layout: Layout) -> tuple[Te
 
     ``ids`` are ``[B, F]``, or jagged ``[V]`` where there are ``offsets``.
     """
-    limits = layout.slots[layout.spans[:, 0], LIMIT]
+    limits = layout.slots[layout.spans[:, 0], column.LIMIT]
     if offsets is None:
         feature = torch.arange(len(layout.spans), device=ids.device).expand(ids.shape)
         return out_of_range(ids, limits), limits[feature], feature
