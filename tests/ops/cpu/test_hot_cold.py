@@ -4,10 +4,8 @@ import pytest
 import torch
 from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, Case, check_bag, check_lookup, fused, same, truth
 
-from quorem import QR, EmbeddingCollection, HotCold, Pool, Table, optim
 from quorem.ops import cpu
 from quorem.ops.codes import quantize
-from quorem.ops.cpu.sharing import sharing_of
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -73,33 +71,8 @@ def test_counting():
     expected = truth("lookup_counting", *args, torch.tensor(0))
     same("out", fused("lookup_counting", *args, invalid, names=""), expected)
     assert invalid == 5
-
-
-@pytest.mark.parametrize("rule", [optim.Adagrad, optim.AMSGrad])
-def test_shared_parts_after_the_others_change_no_bit(rule):
-    scheme = HotCold(20, cold=Pool(60), num_rest=300)
-    ids = torch.randint(0, 400, (200, 5), generator=torch.Generator().manual_seed(0))
-    grad = torch.randn(200, 5, 8, generator=torch.Generator().manual_seed(1))
-
-    def trained(splits):
-        torch.manual_seed(0)
-        tables = [Table(name, 400, 8, scheme) for name in "ab"]
-        tables += [Table("c", 400, 8, QR(4)), Table("d", 400, 8, QR(4), features=("e", "f"))]
-        module = EmbeddingCollection(tables)
-        sharing = sharing_of(module.layout)
-        assert sharing.splits
-        sharing.splits = splits
-        optim.apply_in_backward(module, rule, lr=0.1)
-        for _ in range(3):
-            module(ids).backward(grad)
-        return module.stored.detach().clone()
-
-    assert torch.equal(trained(True), trained(False))
-
-
-def test_parts_of_one_product_are_summed_together():
-    module = EmbeddingCollection([Table("a", 400, 8, QR(4), features=("b", "c")), Table("d", 400, 8, QR(4))])
-    sharing = sharing_of(module.layout)
-    assert sharing.splits and sharing.private.tolist() == [[0, 0], [0, 0], [1, 1]]
-    sharing.private[0, 0] = 1
-    assert not sharing._splits(module.layout)
+    codes = {"width": case.storage.width, "bits": 8, "dtype": torch.float32}
+    args = (ids, quantize(case.stored, 8), case.layout)
+    expected = truth("lookup_quantized_counting", *args, torch.tensor(0), **codes)
+    same("out", fused("lookup_quantized_counting", *args, invalid, names="", **codes), expected)
+    assert invalid == 7
