@@ -98,6 +98,15 @@ def test_codes_are_not_loaded_as_numbers_nor_numbers_as_codes_where_shapes_agree
             target.load_state_dict(source.state_dict())
 
 
+def test_bytes_of_8_bits_are_not_loaded_as_numbers_of_4_bits():
+    """A row of 16 numbers in 8 bits has as many bytes as one of 32 numbers in 4 bits."""
+    eight, four = quantize_(Embedding(50, 16, QR(4)), bits=8), quantize_(Embedding(50, 32, QR(4)), bits=4)
+    assert eight.stored.shape == four.stored.shape
+    with pytest.raises(RuntimeError, match="numbers of 8 bits in the checkpoint and of 4 here"):
+        four.load_state_dict(eight.state_dict())
+    quantize_(Embedding(50, 32, QR(4)), bits=4).load_state_dict(four.state_dict())
+
+
 def test_a_table_that_is_not_finite_is_refused_and_left_as_it_is():
     model = torch.nn.ModuleList([Embedding(9, 4, Full()), Embedding(9, 4, Full())])
     with torch.no_grad():

@@ -27,7 +27,7 @@ def save_tables(tables: "StoredTables", destination: dict[str, Any], prefix: str
         destination[prefix + EXTRA_STATE] = tables.get_extra_state()
     if hasattr(destination, "_metadata"):
         meanings = dict(zip(tables.names, meanings_of(tables), strict=True))
-        destination._metadata[prefix[:-1]]["meanings"] = meanings
+        destination._metadata[prefix[:-1]] |= {"meanings": meanings, "bits": tables.bits}
 
 
 def load_tables(
@@ -168,7 +168,9 @@ def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list
 
 
 def _wrong_meanings(tables: "StoredTables", prefix: str, local_metadata: Mapping[str, Any]) -> list[str]:
-    saved = local_metadata.get("meanings", {})
+    saved, bits = local_metadata.get("meanings", {}), local_metadata.get("bits", tables.bits)
+    if bits != tables.bits:
+        return [f"{prefix}tables hold numbers of {bits} bits in the checkpoint and of {tables.bits} here"]
     return [
         f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning} here"
         for name, meaning in zip(tables.names, meanings_of(tables), strict=True)
