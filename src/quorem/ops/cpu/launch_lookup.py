@@ -30,7 +30,7 @@ def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str, **codes: 
     out = _new_vectors(batch, stored, layout, codes)
     if not _write_vectors(batch, layout, out):
         raise_out_of_range(ids, None, layout, names)
-    return out.to(codes["dtype"]) if codes else out
+    return out.double() if codes.get("dtype") is torch.float64 else out
 
 
 def lookup_counting(
@@ -43,7 +43,7 @@ def lookup_counting(
     out = _new_vectors(batch, stored, layout, codes)
     if not _write_vectors(batch, layout, out):
         count_invalid_(ids, None, invalid, layout)
-    return out.to(codes["dtype"]) if codes else out
+    return out.double() if codes.get("dtype") is torch.float64 else out
 
 
 def bag(
@@ -72,7 +72,7 @@ def bag(
     with threads_for("bag", batch.num_ids * slots // len(layout.spans) * width * partitions) as threads:
         if run_tasks(worker, ranges(batch.size, threads), threads) == INVALID_IDS:
             raise_out_of_range(ids, offsets, layout, names)
-    return out.to(codes["dtype"]) if codes else out
+    return out.double() if codes.get("dtype") is torch.float64 else out
 
 
 def _new_vectors(batch: IdBatch, stored: Tensor, layout: Layout, codes: CodeOptions) -> Tensor:
