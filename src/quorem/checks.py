@@ -1,6 +1,7 @@
 """Checks of arguments. Each raises a TypeError or ValueError whose message says what the argument must be."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -62,6 +63,13 @@ def check_padding(padding_idx: int | None, n: int) -> int | None:
     if not -n <= padding_idx < n:
         raise ValueError(f"padding_idx ({padding_idx}) must be within num_embeddings ({n})")
     return int(padding_idx) % int(n)
+
+
+def check_unique(kind: str, names: Sequence[str]) -> None:
+    """Raise ValueError if two tables have the same name; ``kind`` says what the names are."""
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"{kind} of tables ({', '.join(map(repr, repeated))}) must be unique")
 
 
 def check_unsupported(max_norm: float | None, scale_grad_by_freq: bool) -> None:

@@ -15,6 +15,7 @@ from .checks import (
     check_int,
     check_offsets,
     check_sample_weights,
+    check_unique,
 )
 from .growth import grow_
 from .id_rules import UnknownIds
@@ -112,8 +113,8 @@ class EmbeddingCollection(Tables):
             if not isinstance(table, Table):
                 raise TypeError(f"tables ({table!r}) must be Table objects")
         features = [(feature, t) for t, table in enumerate(tables) for feature in table.features]
-        _check_unique("names", [table.name for table in tables])
-        _check_unique("features", [feature for feature, _ in features])
+        check_unique("names", [table.name for table in tables])
+        check_unique("features", [feature for feature, _ in features])
         check_choice("mode", mode, Pooling)
         specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in tables]
         stored = [
@@ -240,12 +241,6 @@ class EmbeddingCollection(Tables):
             for name, spec in zip(self.names, self.specs, strict=True)
         ]
         return "\n".join([*rows, f"compression={self.compression:.1f}"])
-
-
-def _check_unique(kind: str, names: Sequence[str]) -> None:
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"{kind} of tables ({', '.join(map(repr, repeated))}) must be unique")
 
 
 def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor | None]:

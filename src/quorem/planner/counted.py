@@ -19,6 +19,7 @@ class _Counted(NamedTuple):
     """One table: its counts, the same as ``by_count`` takes them, and the number of its pool."""
 
     counts: NDArray[np.generic]
+    visits: float  # their sum
     by_count: CountedTable
     in_order: bool  # whether ids are in order of frequency
     pool: int
@@ -51,11 +52,10 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
     division = divide(tables, budget, rule)
     if division is None:
         return Candidate(None, least)
-    totals = [float(table.counts.sum()) for table in counted]
     traffics = [_traffic(table, division, t) for t, table in enumerate(counted)]
-    average = sum(totals) / len(totals) or 1.0
+    average = sum(table.visits for table in counted) / len(counted) or 1.0
     entries = []
-    for t, (table, total, traffic) in enumerate(zip(counted, totals, traffics, strict=True)):
+    for t, (table, traffic) in enumerate(zip(counted, traffics, strict=True)):
         n, own = stored.tables[t].num_embeddings, int(division.own[t])
         hot, cold = (n, 0) if division.is_full[t] else (int(division.hot[t]), int(division.cold[t]))
         list_bytes = int(table.by_count.listed * division.listed[t])
@@ -66,9 +66,9 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
                 own,
                 int(own > 0),
                 list_bytes=list_bytes,
-                cost=(traffic[1] + traffic[2]) * total / average,
+                cost=(traffic[1] + traffic[2]) * table.visits / average,
                 why=_why(hot, cold, n - hot - cold, traffic),
-                visits=total,
+                visits=table.visits,
                 traffic=traffic,
                 ranked=list_bytes > 0,
             )
@@ -89,7 +89,7 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
 def _planned_pools(
     stored: StoredModules, counted: Sequence[_Counted], division: Division, traffics: Sequence[Shares]
 ) -> Iterator[PlannedPool]:
-    visits = [float(table.counts.sum()) for table in counted]
+    visits = sum(table.visits for table in counted) or 1.0
     for number in np.flatnonzero(division.pools).tolist():
         members = [t for t, table in enumerate(counted) if table.pool == number and division.cold[t]]
         rows, rate, first = int(division.pools[number]), stored.rates[members[0]], stored.tables[members[0]]
@@ -101,7 +101,7 @@ def _planned_pools(
             num_ids=int(sum(division.cold[t] for t in members)),
             bytes=rows * rate.row,
             state_bytes=rows * rate.row_state + PARTITIONS * rate.table_state,
-            traffic=sum(traffics[t][1] * visits[t] for t in members) / (sum(visits) or 1.0),
+            traffic=sum(traffics[t][1] * counted[t].visits for t in members) / visits,
         )
 
 
@@ -115,7 +115,7 @@ def _counted(stored: StoredModules, t: int, pool: int) -> _Counted:
     listed = 8 if any(other.num_embeddings >= 2**31 for other in module.tables) else 4
     row = rate.row + rate.row_state
     by_count = CountedTable.of(counts, row, listed, pool, in_order=in_order, unseen=unseen)
-    return _Counted(counts, by_count, in_order, pool)
+    return _Counted(counts, float(counts.sum()), by_count, in_order, pool)
 
 
 def _pool(division: Division, group: int) -> Pool:
@@ -133,8 +133,7 @@ def _scheme(n: int, hot: int, cold: int, pool: Pool) -> Scheme:
 
 def _traffic(table: _Counted, division: Division, t: int) -> Shares:
     """Shares of a table's traffic that go to its hot, cold and rest ids."""
-    counts, hot, cold = table.counts, int(division.hot[t]), int(division.cold[t])
-    total = float(counts.sum())
+    counts, total, hot, cold = table.counts, table.visits, int(division.hot[t]), int(division.cold[t])
     if not total or division.is_full[t] or hot == len(counts):
         return (1.0, 0.0, 0.0)
     if table.in_order:

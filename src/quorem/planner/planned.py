@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import schemes
-from ..checks import check_int, dtype_name
+from ..checks import check_int, check_unique, dtype_name
 from ..collection import Table
 from ..ops.codes import BITS
 from ..optimizer_names import Optimizer
@@ -154,10 +154,7 @@ class Plan(Mapping[str, Scheme]):
 
     def __post_init__(self) -> None:
         """Check that names are unique and the optimizer is known."""
-        names = [table.name for table in self.tables]
-        if len(set(names)) < len(names):
-            repeated = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"names of tables ({', '.join(map(repr, repeated))}) must be unique")
+        check_unique("names", [table.name for table in self.tables])
         check_int("budget", self.budget, 1)
         check_optimizer(self.optimizer)
         for name in ("shared_bytes", "shared_state_bytes"):
