@@ -149,7 +149,8 @@ class EmbeddingCollection(Tables):
 
         Args:
             ids: ``[B, F]``; values ``[V]`` with ``offsets``; or a mapping from each feature's name to ids ``[B]``, bags
-                of one length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B]`` or ``[B + 1]``.
+                of one length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B + 1]``; ``[B]`` will do if a
+                feature without offsets tells B.
             offsets: where each bag starts, ``[F * B + 1]``, feature by feature.
             per_sample_weights: a weight for each of the values.
 
@@ -253,18 +254,24 @@ def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor 
     if set(ids) != set(features):
         missing, extra = sorted(set(features) - set(ids)), sorted(set(ids) - set(features))
         raise ValueError(f"ids must hold the features {list(features)}: missing {missing}, unknown {extra}")
-    values, lengths = zip(*(_bags(ids[feature], f"ids[{feature!r}]") for feature in features), strict=True)
-    batch = min(map(len, lengths))
-    trimmed = []
+    told = next((len(column) for column in ids.values() if isinstance(column, Tensor) and column.dim()), None)
+    values, lengths = [], []
+    for feature in features:
+        name, column = f"ids[{feature!r}]", ids[feature]
+        flat, length = _bags(column, name)
+        if isinstance(column, tuple) and (told is None or len(length) == told + 1):  # the last offset is the end
+            if not len(length) or length[-1]:
+                raise ValueError(f"{name}[1] must end with the number of values ({len(flat)})")
+            length = length[:-1]
+        values.append(flat)
+        lengths.append(length)
+    batch = len(lengths[0]) if told is None else told
     for feature, length in zip(features, lengths, strict=True):
-        if len(length) == batch + 1 and not length[-1]:
-            length = length[:-1]  # these offsets end with the number of values
         if len(length) != batch:
             raise ValueError(f"ids[{feature!r}] has {len(length)} bags but must have {batch}, as the others")
-        trimmed.append(length)
     if all(isinstance(column, Tensor) and column.dim() == 1 for column in ids.values()):
         return torch.stack(values, 1), None
-    counts = torch.cat(trimmed)
+    counts = torch.cat(lengths)
     return torch.cat(values), torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 

@@ -165,6 +165,12 @@ def test_by_feature_takes_bags_of_either_form():
     expected = torch.stack([dense["a"][a].sum(1), F.embedding_bag(b, dense["b"], torch.tensor([0, 1]), mode="sum")], 1)
     for offsets in (torch.tensor([0, 1]), torch.tensor([0, 1, 3])):
         torch.testing.assert_close(collection({"a": a, "b": (b, offsets)}), expected)
+    pairs = {"a": (a.flatten(), torch.tensor([0, 2, 4])), "b": (b, torch.tensor([0, 1, 3]))}
+    torch.testing.assert_close(collection(pairs), expected)
+    with pytest.raises(ValueError, match=r"ids\['b'\]\[1\] must end with the number of values \(3\)"):
+        collection({**pairs, "b": (b, torch.tensor([0, 1]))})  # two bags or one?
+    with pytest.raises(ValueError, match=r"ids\['b'\] has 1 bags but must have 2"):
+        collection({**pairs, "b": (b, torch.tensor([0, 3]))})
     with pytest.raises(ValueError, match=r"missing \['b'\], unknown \['c'\]"):
         collection({"a": a, "c": b})
 
