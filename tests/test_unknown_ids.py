@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,25 @@ def test_bags_and_padding() -> None:
     assert (module(torch.tensor([[3, 3]], dtype=torch.int32)) == 0).all()
 
 
+@pytest.mark.parametrize("by_count", [False, True])
+@pytest.mark.parametrize("pad", [0, 6, 50, N - 1])
+def test_no_unknown_id_stands_for_padding(pad: int, by_count: bool, tmp_path: Path) -> None:
+    scheme, counts = HotCold(5, cold=QR(4), num_rest=12, force=True), COUNTS if by_count else None
+    options: dict[str, Any] = {"frequencies": counts, "padding_idx": pad}
+    tables = [Table(policy, N, D, scheme, unknown=policy, **options) for policy in ("rest", "hash")]
+    hashed: dict[str, Any] = {"padding_idx": pad, "unknown": "hash"}
+    some = HotCold(5, cold=QR(4), force=True)
+    tables += [Table("qr", N, D, QR(4), **hashed), Table("cold", N, D, some, frequencies=counts, **hashed)]
+    module = fill_(EmbeddingCollection(tables))
+    ids = torch.cat([torch.arange(-200, 0), torch.arange(N, 200), torch.tensor([pad])])[:, None].expand(-1, 4)
+    vectors = module(ids.contiguous()).detach()
+    assert (vectors[:-1] != 0).any(-1).all() and (vectors[-1] == 0).all()
+    assert len(vectors[:, 0].unique(dim=0)) == 2
+    run_again = run(exported(module, tmp_path / "t.onnx"), ids=ids.contiguous())["vectors"]
+    torch.testing.assert_close(run_again.view_as(vectors), vectors)
+    torch.testing.assert_close(PlainModel(module)(ids)["vectors"].view_as(vectors).detach(), vectors)
+
+
 def test_without_a_policy_unknown_ids_raise_as_before() -> None:
     module = fill_(EmbeddingCollection([Table("a", N, D, QR(4), unknown="hash"), Table("b", N, D, QR(4))]))
     with pytest.raises(IndexError, match=r"id -1 is outside \[0, 60\) of table b"):
@@ -161,5 +181,9 @@ def test_errors() -> None:
         EmbeddingCollection([Table("a", N, D, QR(4), unknown="rest")])
     with pytest.raises(ValueError, match=r"unknown \('hash'\) must be 'error' or 'rest': no id .* is composed"):
         Embedding(N, D, HotCold(20, cold=Full(), num_rest=40, force=True), unknown="hash")
+    with pytest.raises(ValueError, match=r"must be 'error': the only id of the rest of HotCold.* is padding"):
+        Embedding(N, D, HotCold(9, cold=QR(4), num_rest=1, force=True), padding_idx=-1, unknown="rest")
+    with pytest.raises(ValueError, match=r"must be 'error': the only composed id of HotCold.* is padding"):
+        Embedding(N, D, HotCold(20, cold=Full(), num_rest=N - 21, force=True), padding_idx=20, unknown="hash")
     with pytest.raises(ValueError, match=r"unknown \('hash'\) must be 'error' with raw_ids"):
         Embedding(N, D, QR(4), raw_ids=True, unknown="hash")

@@ -241,7 +241,7 @@ class StoredTables(nn.Module):
         layout = self._storage().layout
         integers = layout._asdict()
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        rules, listed = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.table_of)
+        rules, listed = rules_of(self.specs, self.raw_ids, self.unknown, self.ranks_of, self.padding, self.table_of)
         if rules is not None:
             integers["id_rules"] = rules
         self._listed = [each._replace(ids=each.ids.to(self.stored.device)) for each in listed]

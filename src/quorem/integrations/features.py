@@ -204,8 +204,8 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
     """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
-    lists = (collection.ranks_of, collection.table_of)
-    rules, hashed = id_rules.rules_of(collection.specs, collection.raw_ids, collection.unknown, *lists)
+    policies = (collection.raw_ids, collection.unknown, collection.ranks_of, collection.padding)
+    rules, hashed = id_rules.rules_of(collection.specs, *policies, collection.table_of)
     listed = {each.feature: each for each in hashed}
     features: list[Feature] = []
     for f, (name, t) in enumerate(zip(collection.features, collection.table_of, strict=True)):

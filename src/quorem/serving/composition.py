@@ -76,6 +76,9 @@ def composed(operators: Operators, ids: Value, group: FeatureGroup, *, with_nan:
         in_range = number == ids
     if group.unknown_ids == "hash":
         hashed = operators.hashed(ids, group.num_composed)
+        if group.skipped is not None:
+            following = (hashed + 1) % operators.constant(group.num_composed)
+            hashed = operators.where(hashed == operators.constant(group.skipped), following, hashed)
     by_row = with_nan and group.unknown_ids == "error" and in_range is not None and _is_sum_or_product(group)
     if group.own_rows is None:
         number = number if hashed is None else operators.where(in_range, number, hashed)

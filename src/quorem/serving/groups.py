@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..id_rules import UnknownIds
+from ..id_rules import SKIPPED, UnknownIds
 from ..ops.layout import Extent, pool_key
 from ..partitions import ExplicitPartition, Partition
 from ..paths import PathNetworks, path_scheme
@@ -71,6 +71,7 @@ class FeatureGroup:
     raw: bool  # whether ids are raw, and hashed to ids of the table
     unknown_ids: UnknownIds  # how an id outside the table is treated
     num_composed: list[int]
+    skipped: list[int] | None  # numbers of the padding ids, to which no unknown id is hashed
     padding: list[int] | None  # -1 for a table without padding; an id of the table even if ids are raw
     own_rows: OwnRows | None
     permutation: tuple[list[int], list[int], list[int]] | None  # multiplier, shift and modulus
@@ -121,6 +122,7 @@ def group_of(tables: Tables, features: list[int]) -> FeatureGroup:
         raw=tables.raw_ids[members[0]],
         unknown_ids=tables.unknown[members[0]],
         num_composed=[spec.num_composed for spec in specs],
+        skipped=_skipped(tables, features),
         padding=padding if any(pad >= 0 for pad in padding) else None,
         own_rows=_own_rows(tables, members) if first else None,
         permutation=_permutation(specs),
@@ -152,6 +154,13 @@ def columns_in_order(groups: Sequence[FeatureGroup]) -> list[int]:
             columns[feature] = range(first, first + group.width)
             first += group.width
     return [column for feature in sorted(columns) for column in columns[feature]]
+
+
+def _skipped(tables: Tables, features: Sequence[int]) -> list[int] | None:
+    if "id_rules" not in tables._buffers:
+        return None
+    skipped: list[int] = tables.id_rules[list(features), SKIPPED].tolist()
+    return skipped if max(skipped) >= 0 else None
 
 
 def _own_rows(tables: Tables, members: Sequence[int]) -> OwnRows:
