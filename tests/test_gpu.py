@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from typing import Literal
 
 import pytest
 import torch
@@ -42,6 +43,19 @@ def test_an_id_out_of_range_warns_and_gives_zeros() -> None:
     truth = dense["user"][clean[:, 0]] * (torch.arange(200, device="cuda") != 3)[:, None]
     torch.testing.assert_close(out[:, 0], truth)
     assert module.warn_invalid_ids() == 2
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_an_id_out_of_range_is_left_out_of_its_bag(mode: Literal["sum", "mean", "max"]) -> None:
+    table = quorem.EmbeddingBag(50, 4, quorem.QR(4), mode=mode, device="cuda")
+    torch.nn.init.uniform_(table.stored, -2, -1)
+    table.stored.data[-4:] = 1  # the remainders: vectors are negative, so that a vector of zeros would be the maximum
+    ids = torch.tensor([3, 50, 7, -1, 9], device="cuda")
+    with pytest.warns(UserWarning, match="2 ids out of range"):
+        out = table(ids, torch.tensor([0, 3], device="cuda"))
+    expected = table(ids[[0, 2, 4]], torch.tensor([0, 2], device="cuda"))
+    torch.testing.assert_close(out, expected)
+    assert (out < 0).all()
 
 
 def test_trust_says_nothing_and_gives_zeros() -> None:

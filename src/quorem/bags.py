@@ -127,10 +127,11 @@ class EmbeddingBag(Embedding):
         Among equal values, the first one receives the gradient.
         """
         position = torch.arange(ids.shape[0], device=ids.device)
-        valid = position < starts[-1]  # ids past the last offset are ignored
+        valid, within = position < starts[-1], self._within(ids[:, None], None)[:, 0]  # of no bag: past the last offset
         if self.padding[0] is not None:
-            valid = valid & (self._within(ids[:, None], None)[:, 0] != self.padding[0])
+            valid = valid & (within != self.padding[0])
         vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
+        valid = valid & (within >= 0) & (within < self.num_embeddings)  # on a CPU, the lookup has raised otherwise
         bag = bag_and_feature(ids, starts, self.spans)[0]
         bags = bag[:, None].expand(vectors.shape)
         values = vectors.detach()
