@@ -178,7 +178,7 @@ def test_tensors_of_two_devices_are_refused(fast, kernel, monkeypatch):
 
 
 class Calls:
-    """A call of two launches that can be planned: ``given`` goes into a scratch, and with ``known`` and ``own`` on."""
+    """A call of four launches that can be planned: of ``given``, of two scratch tensors, and of ``own``."""
 
     def __init__(self, kernel):
         self.kernel, self.plans, self.bodies, self.own = kernel, {}, 0, torch.zeros(8)
@@ -186,9 +186,10 @@ class Calls:
     def __call__(self, given, known, n=32):
         def body():
             self.bodies += 1
-            between = scratch(given, 3, n, dtype=torch.float64)
+            sums, rows = scratch(given, 3, n, dtype=torch.float64), scratch(given, 5, dtype=torch.int32)
             launch(self.kernel, (n,), given, n, W=1, T=2)
-            launch(self.kernel, (7,), between, known, W=1, T=2)
+            launch(self.kernel, (7,), sums, known, W=1, T=2)
+            launch(self.kernel, (7,), rows, known, W=1, T=2)
             launch(self.kernel, (7,), self.own, known, W=1, T=2)
 
         planned(self.plans, (n, given.dtype), (known,), (given,), body)
@@ -205,12 +206,15 @@ def test_a_planned_call_is_worked_out_once(kernel, monkeypatch):
     )
     call(made, known)
     assert call.bodies == 1
-    (scratch,) = fresh
-    assert scratch.shape == (3, 32) and scratch.dtype == torch.float64
-    first, second, third = kernel.launched
+    (block,) = fresh  # of both scratch tensors
+    first, second, third, fourth = kernel.launched
+    sums, rows = second[1][0], third[1][0]
+    assert block.data_ptr() <= sums and sums + 3 * 32 * 8 <= rows
+    assert rows + 5 * 4 <= block.data_ptr() + block.nbytes and (rows - sums) % 16 == 0
     assert first == ((32, 1, 1), (made.data_ptr(), 32, 1, 2))
-    assert second == ((7, 1, 1), (scratch.data_ptr(), known.data_ptr(), 1, 2))
-    assert third == ((7, 1, 1), (call.own.data_ptr(), known.data_ptr(), 1, 2))
+    assert second == ((7, 1, 1), (sums, known.data_ptr(), 1, 2))
+    assert third == ((7, 1, 1), (rows, known.data_ptr(), 1, 2))
+    assert fourth == ((7, 1, 1), (call.own.data_ptr(), known.data_ptr(), 1, 2))
 
 
 @pytest.mark.parametrize(

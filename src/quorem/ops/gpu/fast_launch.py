@@ -23,6 +23,7 @@ from torch import Tensor
 
 TESTED = ("3.6.",)  # prefixes of the tested versions of Triton
 MOST_PLANS = 256  # the most plans of one owner; when there are more, all are dropped
+SCRATCH_ALIGNMENT = 512  # bytes; that of CUDA's allocator
 
 _data_ptr = Tensor.data_ptr
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
@@ -97,7 +98,8 @@ class LaunchPlan:
 
     fixed: Sequence[Tensor]  # only while recording: tensors whose addresses are part of the plan's key
     changing: list[Tensor]  # only while recording: the tensors given to the call, then its scratch memory
-    scratch: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    scratch: list[int] = field(default_factory=list)  # where each scratch tensor begins in one block of memory
+    scratch_bytes: int = 0  # of this block
     launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, (position, which) pairs
     kept: list[Tensor] = field(default_factory=list)  # other tensors that are read; the plan keeps them alive
 
@@ -119,9 +121,10 @@ class LaunchPlan:
 
     def run(self, device: int, given: Sequence[Tensor], addresses: list[int]) -> None:
         """Repeat the launches with new addresses."""
-        if self.scratch:
-            scratch_tensors = [given[0].new_empty(size, dtype=dtype) for size, dtype in self.scratch]
-            addresses += [tensor.data_ptr() for tensor in scratch_tensors]
+        if self.scratch:  # allocated anew: the plan may run on several streams at once
+            block = given[0].new_empty(self.scratch_bytes, dtype=torch.uint8)
+            begin = block.data_ptr()
+            addresses += [begin + offset for offset in self.scratch]
         stream = torch._C._cuda_getCurrentRawStream(device)
         for run, sizes, values, patches in self.launches:
             values = values.copy()  # another thread may run the same plan
@@ -184,10 +187,11 @@ def planned(
 
 def scratch(like: Tensor, *size: int, dtype: torch.dtype) -> Tensor:
     """Uninitialized memory on the device of ``like``, for one call."""
-    tensor = like.new_empty(size, dtype=dtype)
-    if _recording.plan is not None:
-        _recording.plan.changing.append(tensor)
-        _recording.plan.scratch.append((size, dtype))
+    tensor, plan = like.new_empty(size, dtype=dtype), _recording.plan
+    if plan is not None:
+        plan.changing.append(tensor)
+        plan.scratch.append(plan.scratch_bytes)
+        plan.scratch_bytes += -(-tensor.nbytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
     return tensor
 
 
