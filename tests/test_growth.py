@@ -50,6 +50,13 @@ def test_old_vectors_stay_and_new_ids_have_their_own(case: str) -> None:
     assert torch.equal(copy.deepcopy(module).to_dense(), module.to_dense())
 
 
+@pytest.mark.parametrize("operation", ["mult", "add", "concat"])
+def test_more_ids_than_a_scheme_expected(operation: str) -> None:
+    module = fill_(Embedding(3, D, QR(5, operation=operation, force=True)))  # a digit that is always 0
+    before = module.to_dense().detach()
+    assert torch.equal(module.grow_(13).to_dense()[:3], before)
+
+
 @pytest.mark.parametrize("ranked", [False, True])
 @pytest.mark.parametrize("case", HOT)
 def test_hot_and_cold(case: str, ranked: bool) -> None:
@@ -173,6 +180,14 @@ def test_a_table_grows_again_and_again(case: str, loaded: bool, tmp_path) -> Non
         assert case == "hash" or len(after.unique(dim=0)) == n
 
 
+def test_a_loss_from_before_may_be_kept() -> None:
+    module = fill_(Embedding(N, D, QR(4)))
+    loss = module(torch.arange(N)).sum()
+    loss.backward()
+    module.grow_(MORE)(torch.arange(MORE)).sum().backward()
+    assert module.stored.grad.shape == module.stored.shape
+
+
 def test_a_table_that_is_too_large_for_the_memory_stays_as_it_was() -> None:
     module = fill_(Embedding(N, D, QR(4)))
     before = module.to_dense()
@@ -202,6 +217,10 @@ def test_what_cannot_grow_says_what_can() -> None:
         EmbeddingCollection(tables).grow_("a", N + 1)
     with pytest.raises(ValueError, match=r"pool 'pool' has room for 14 more cold ids, not 40 of table 'b'"):
         EmbeddingCollection(tables).grow_("b", N + 40)
+    for cold in (Pool(60), QR(4)):
+        tables[0] = Table("a", N, D, HotCold(N, cold=cold, force=True))
+        with pytest.raises(ValueError, match=r"has neither cold ids nor a rest to take more ids; .* of table 'a'"):
+            EmbeddingCollection(tables).grow_("a", N + 1)
     module, shared = EmbeddingBag(N, D, QR(4)), EmbeddingBag(N, D, QR(4))
     shared.stored = module.stored
     with pytest.raises(ValueError, match="stored must belong to one module: 2 share it"):

@@ -18,6 +18,7 @@ from quorem import (
     Table,
     hash_strings,
     optim,
+    schemes,
 )
 from quorem.hashing import mixed_ids
 
@@ -145,6 +146,20 @@ def test_checkpoints_and_copies_know() -> None:
     with pytest.raises(RuntimeError, match=r"tables holds .*, of raw ids in the checkpoint and mult of"):
         plain.load_state_dict(raw.state_dict())
     assert torch.equal(copy.deepcopy(raw)(RAW), raw(RAW))
+
+
+def test_a_fitted_table_takes_raw_ids_too() -> None:
+    raw = fill_(Embedding(N, D, CASES["qr-mult"], raw_ids=True, padding_idx=-7))
+    for cls in (Embedding, EmbeddingBag):
+        assert torch.equal(cls.from_pretrained(raw)(RAW[:, None]).view(-1, D), raw(RAW))
+
+
+def test_counts_of_raw_ids_stay_where_they_are() -> None:
+    counts = schemes.RawCounts(torch.tensor([5, 6, 7]), torch.tensor([1, 9, 3]))
+    scheme = HotCold(1, cold=QR(4), force=True)
+    with torch.device("meta"):
+        module = Embedding(N, D, scheme, raw_ids=True, frequencies=counts)
+    assert module.stored.is_meta and module.ranks_of[0].hot.tolist() == mixed_ids(torch.tensor([6]), N).tolist()
 
 
 def test_errors() -> None:

@@ -290,6 +290,7 @@ class Embedding(Tables):
             padding_idx = getattr(embeddings, "padding_idx", None)
         if unknown is None:
             unknown = embeddings.unknown[0] if isinstance(embeddings, Embedding) else "error"
+        raw_ids = isinstance(embeddings, Embedding) and embeddings.raw_ids[0]
         embeddings = trained_table(embeddings)
         n, d = embeddings.shape
         module = cls(
@@ -300,6 +301,7 @@ class Embedding(Tables):
             sparse=sparse,
             on_invalid_id=on_invalid_id,
             frequencies=frequencies,
+            raw_ids=raw_ids,
             unknown=unknown,
             device=embeddings.device,
             dtype=embeddings.dtype,

@@ -48,6 +48,8 @@ def grown_spec(spec: TableSpec, n: int) -> TableSpec:
         scheme = _grown(spec.scheme, spec.partitions, n, spec)
     elif spec.num_rest:
         scheme = replace(spec.scheme, num_rest=spec.num_rest + n - spec.num_embeddings, force=True)
+    elif not spec.num_composed:
+        raise ValueError(f"scheme ({spec.scheme}) has neither cold ids nor a rest to take more ids; {ABLE} can")
     elif isinstance(spec.scheme.cold, Pool):
         scheme = replace(spec.scheme, force=True)  # grow_ checks whether the pool has room
     else:
@@ -65,7 +67,7 @@ def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -
     grown, old = list(partitions), spec.num_composed
     is_grown = isinstance(scheme, Custom)  # a table that grew before has become custom
     if isinstance(scheme, QR | GeneralizedQR) or (is_grown and _are_digits(grown, old)):
-        last = max(range(len(grown)), key=lambda j: grown[j].stride)
+        last = max(range(len(grown)), key=lambda j: (grown[j].stride, grown[j].size))  # digits of size 1 share a stride
         grown[last] = Partition(grown[last].stride, max(grown[last].size, -(-n // grown[last].stride)))
     elif isinstance(scheme, ChineseRemainder):
         if (room := math.prod(part.size for part in grown)) < n:
@@ -123,7 +125,10 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
             if after.rows > before.rows:
                 _draw_(after.of(rows)[before.rows :], before.of(stored), tables, t)
         tables.updates.lagging = None  # flush_ brought all rows up to date; move_state_ builds a new row rule
-        stored.data, stored.grad = rows, None
+        stored.grad = None
+        # A graph from before keeps the accumulator of the old shape alive; torch drops it if the dtype changes.
+        stored.data = torch.empty(0, dtype=torch.complex64, device=stored.device)
+        stored.data = rows
     tables.extents, tables.pools = storage.extents, storage.pools
     tables.register_integers()
     if optimizer is not None:

@@ -141,7 +141,7 @@ class TensorFile:
         if checksums.keys() != self.entries.keys():
             raise ValueError(f"{self.path} is damaged: checksums and tensors differ in their names")
         self.checksums = checksums
-        self._data = torch.frombuffer(mapped, dtype=torch.uint8)[8 + length :]
+        self._mapped, self._begin = mapped, 8 + length
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, as a view of the file.
@@ -182,7 +182,11 @@ class TensorFile:
         return self.entries[name]
 
     def _view(self, dtype: torch.dtype, start: int, stop: int) -> Tensor:
-        return self._data[start:stop].view(dtype) if stop > start else torch.empty(0, dtype=dtype)
+        """A tensor with a storage of its own, so that ``torch.save`` writes it alone and beside other dtypes."""
+        if stop == start:
+            return torch.empty(0, dtype=dtype, device="cpu")
+        count = (stop - start) // dtype.itemsize
+        return torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=self._begin + start)
 
 
 def checksum(tensor: Tensor) -> int:

@@ -254,7 +254,8 @@ def counts_by_id(frequencies: RawCounts, n: int) -> tuple[Tensor, Tensor]:
     (2, [1, 7])
     """
     ids, position = mixed_ids(frequencies.ids, n).unique(return_inverse=True)
-    return ids, torch.zeros(len(ids), dtype=frequencies.counts.dtype).index_add_(0, position, frequencies.counts)
+    counts = frequencies.counts
+    return ids, counts.new_zeros(len(ids)).index_add_(0, position, counts)
 
 
 def check_ranking(frequencies: Any, n: int) -> Tensor | Ranks | RawCounts:
