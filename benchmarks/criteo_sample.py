@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from quorem import QR, Full, Hash
-from quorem.data.batches import Prepared
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
+from quorem.data.prepared import Prepared
 from quorem.provenance import commit, versions
 from quorem.schemes import Scheme
 from quorem.training.config import RunConfig

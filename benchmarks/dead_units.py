@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from plan_quality import _data, parser_of, settings
 
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.provenance import versions
 from quorem.training.config import RunConfig
 from quorem.training.model import build_model, data_identity

@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quorem
-from quorem.data.batches import Batch, Prepared
+from quorem.data.batches import Batch
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
+from quorem.data.prepared import Prepared
 from quorem.models import DLRM
 from quorem.provenance import commit, versions
 from quorem.schemes import Scheme

@@ -18,7 +18,7 @@ import torch
 from cpu_lookups import BATCHES, Call, collection, in_turns, rows_of, step
 
 from quorem import Full, optim, quantize_
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments.bench import facts, grid
 from quorem.training.config import RunConfig

@@ -20,7 +20,7 @@ import torch
 from plan_quality import D, _data, parser_of
 from torch import Tensor
 
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.experiments import planning
 from quorem.ops.codes import dequantize, quantize
 from quorem.provenance import versions

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from quorem import QR, Full, Hash, Table, plan, quantize_
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.experiments import planning
 from quorem.planner import Plan, Rule, modules_of
 from quorem.planner.counted import plan_counted

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Table, plan
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.provenance import commit, versions
 from quorem.schemes import Composed, Scheme
 from quorem.training.config import RunConfig

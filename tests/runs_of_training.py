@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from quorem import QR
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.data.synthetic import ClickLog, synthesize
 from quorem.training.config import RunConfig
 from quorem.training.model import data_identity

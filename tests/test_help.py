@@ -1,7 +1,13 @@
 """``help`` of a public name shows every argument, inherited ones too, and an example; fixed choices are ``Literal``."""
 
+import doctest
 import inspect
+import os
 import re
+import shutil
+import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any, get_args
 
 import pytest
@@ -14,10 +20,11 @@ from quorem.data.criteo import prepare_criteo
 from quorem.data.ids import IdConfig
 from quorem.data.raw import write_raw
 from quorem.data.table import prepare_table
+from quorem.integrations import lightning
 from quorem.serving.inspection import inspect as inspect_file
 from quorem.serving.predict import predict
 from quorem.serving.scorer import Scorer
-from quorem.serving.torch_export import export_program
+from quorem.serving.torch_export import compile_program, export_program, write_program
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
@@ -49,6 +56,7 @@ PUBLIC |= {
     owner.__name__: owner for owner in (data.Prepared, data.synthesize, prepare_criteo, prepare_table, write_raw)
 }
 PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, export_program, inspect_file)}
+PUBLIC |= {owner.__name__: owner for owner in (compile_program, write_program, lightning.callback)}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -86,3 +94,23 @@ def test_every_argument_of_torchrec_tables_is_explained() -> None:
         text = inspect.getdoc(owner)
         missing = [a for a in inspect.signature(owner).parameters if not re.search(rf"^    {a}: \S", text, re.M)]
         assert missing == [] and ">>> " in text
+
+
+def run_example(function: Callable[..., Any]) -> None:
+    """Run the example of a function, with the lines that pytest skips because they need more than torch."""
+    text = (function.__doc__ or "").replace("# doctest: +SKIP", "")
+    assert text != function.__doc__
+    example = doctest.DocTestParser().get_doctest(text, dict(vars(sys.modules[function.__module__])), "", None, None)
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_the_example_of_a_callback_for_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["lightning.pytorch.callbacks"].Callback = object  # type: ignore[attr-defined]
+    run_example(lightning.callback)
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: g++, or CXX")
+def test_the_example_of_a_compiled_program() -> None:
+    run_example(compile_program)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from quorem.data.batches import Batch, Prepared
+from quorem.data.batches import Batch
+from quorem.data.prepared import Prepared
 from quorem.training.config import RunConfig
 from quorem.training.loop import Options, train
 from quorem.training.sharded import ShardedTrial

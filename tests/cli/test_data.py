@@ -7,7 +7,7 @@ from click_logs import assert_prepared, random_lines
 from typer.testing import CliRunner
 
 from quorem.cli import app
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import quorem
 from quorem import Full, HotCold, Plan
 from quorem.cli import app
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.experiments.planning import options_of
 from quorem.integrations.scale import estimate
 from quorem.planner.budget import show_bytes

@@ -15,8 +15,9 @@ from click_logs import random_lines
 
 import quorem
 from quorem import files
-from quorem.data.batches import Bags, Batch, Prepared
+from quorem.data.batches import Bags, Batch
 from quorem.data.criteo import prepare_criteo
+from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 
 ROWS = 100
@@ -199,7 +200,7 @@ def test_unknown_feature_is_refused(criteo):
 
 def test_reading_needs_neither_polars_nor_anything_heavier():
     code = (
-        "import sys, quorem.data.batches, quorem.data.synthetic, quorem.data.raw, quorem.data;"
+        "import sys, quorem.data.prepared, quorem.data.synthetic, quorem.data.raw, quorem.data;"
         "print(*sorted({'polars', 'pandas', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -9,9 +9,9 @@ from click_logs import as_version_1, folder_bytes
 from runs_of_training import small_log, small_run
 
 from quorem.data import checksums
-from quorem.data.batches import Prepared
 from quorem.data.checksums import BlockChecksums, CheckedArray, of_bytes
 from quorem.data.folder import Folder
+from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.training.loop import train
 from quorem.training.model import data_identity

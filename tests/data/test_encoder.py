@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import torch
 
-from quorem.data.batches import Prepared
 from quorem.data.encoder import Encoder, UnknownTokenError, Vocabulary
 from quorem.data.encoding import KIND, Encoding, read_encoding, write_encoding
 from quorem.data.prepare import PrepareConfig
+from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.tensor_file import write_tensors
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from click_logs import as_version_1, assert_prepared, folder_bytes, random_lines
 
-from quorem.data import batches
-from quorem.data.batches import Prepared
+from quorem.data import prepared
 from quorem.data.criteo import prepare_criteo
 from quorem.data.folder import ArrayFile, Folder
 from quorem.data.prepare import PrepareConfig
+from quorem.data.prepared import Prepared
 
 LINES = random_lines(300)
 
@@ -223,7 +223,7 @@ def test_a_reader_during_an_overwrite_has_all_of_one_version(tmp_path, monkeypat
     out = prepare_criteo(raw_file(tmp_path / "old.txt"), tmp_path / "out").path
     others = random_lines(300, seed=1)
     raw_file(tmp_path / "new.txt", others)
-    mapped, calls = batches._mapped, []
+    mapped, calls = prepared._mapped, []
 
     def replacing(path):
         calls.append(path)
@@ -231,7 +231,7 @@ def test_a_reader_during_an_overwrite_has_all_of_one_version(tmp_path, monkeypat
             prepare_criteo(tmp_path / "new.txt", out, overwrite=True)
         return mapped(path)
 
-    monkeypatch.setattr(batches, "_mapped", replacing)
+    monkeypatch.setattr(prepared, "_mapped", replacing)
     reader = Prepared(out)
     monkeypatch.undo()
     assert_prepared(reader, others)
@@ -253,7 +253,7 @@ def test_old_data_that_an_overwrite_left_without_a_name_are_told_and_brought_bac
     raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
     prepare_criteo(raw, out)
     os.rename(out, tmp_path / "out.replaced")  # as if killed between the two renames
-    monkeypatch.setattr("quorem.data.batches.OPEN_SECONDS", 0)
+    monkeypatch.setattr("quorem.data.prepared.OPEN_SECONDS", 0)
     with pytest.raises(FileNotFoundError, match=r"out is missing: .* the old data are in .*out\.replaced: rename it"):
         Prepared(out)
     with (

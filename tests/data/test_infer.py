@@ -6,7 +6,8 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
 
-from quorem.data.table import infer_columns, prepare_table, separator_of
+from quorem.data.columns import infer_columns, separator_of
+from quorem.data.table import prepare_table
 
 
 def test_columns_are_taken_for_what_they_look_like(tmp_path):

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import quorem
 from quorem import GeneralizedQR, HotCold, hash_strings
 from quorem.cli import app
-from quorem.data.batches import Prepared
 from quorem.data.prepare import PrepareConfig
+from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.serving.predict import predict
 from quorem.training.config import RunConfig

@@ -12,8 +12,9 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import polars as pl
 import torch
 
+from quorem.data.columns import choose_columns, infer_columns
 from quorem.data.prepare import PrepareConfig
-from quorem.data.table import infer_columns, prepare_table
+from quorem.data.table import prepare_table
 
 FOUR_DAYS = PrepareConfig(ids="appearance", days=4)
 COLUMNS = {"label": "click", "dense": ["price"], "categorical": ["user", "tags", "shop"]}
@@ -330,3 +331,15 @@ def test_a_missing_label_is_malformed(tmp_path, kind):
     frame.write_csv(tmp_path / "t.csv") if kind == "csv" else frame.write_parquet(tmp_path / "t.parquet")
     data = prepare_table(tmp_path / f"t.{kind}", tmp_path / "out", label="y", categorical=["user"])
     assert data.all.labels.tolist() == [1, 0] and data.meta["malformed"]["count"] == 1
+
+
+def test_columns_to_infer_are_those_that_nothing_names(tmp_path):
+    (tmp_path / "t.csv").write_text("y,user,tags\n" + "0,a,p|q\n1,b,p\n" * 40)
+    chosen = choose_columns(tmp_path / "t.csv", label="y", drop=["user"])
+    assert (chosen.columns.categorical, chosen.columns.bags) == (("tags",), ("tags",))
+    with pytest.raises(ValueError, match="no column that looks like categories"):
+        choose_columns(tmp_path / "t.csv", label="y", drop=["user", "tags"])
+    with pytest.raises(ValueError, match=r"multi \(tags\) must be among the categorical columns"):
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", multi=["tags"])
+    with pytest.raises(ValueError, match=r"separator \('::'\) must be one ASCII character"):
+        choose_columns(tmp_path / "t.csv", label="y", separator="::")

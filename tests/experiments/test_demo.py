@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from quorem.cli import app
 from quorem.collection import EmbeddingCollection
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.experiments import demo
 from quorem.experiments.figures import Figure
 from quorem.experiments.program import program

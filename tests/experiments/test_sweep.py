@@ -23,7 +23,7 @@ import sys, threading
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from runs_of_training import small_run
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.experiments import sweep
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ from runs_of_training import StopAt, small_log, small_run
 
 from quorem import EmbeddingCollection, HotCold, Pool, Table, files, quantize_, schemes, tensor_file
 from quorem.cli.errors import plain_errors
-from quorem.data.batches import Prepared
 from quorem.data.encoding import read_encoding
 from quorem.data.prepare import PrepareConfig
+from quorem.data.prepared import Prepared
 from quorem.data.raw import write_raw
 from quorem.data.synthetic import ClickLog
 from quorem.data.table import prepare_table

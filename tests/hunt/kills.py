@@ -30,9 +30,9 @@ from matplotlib.image import imread
 from runs_of_training import small_log, small_run
 
 from quorem import files
-from quorem.data.batches import Prepared
 from quorem.data.criteo import prepare_criteo
 from quorem.data.folder import replaced
+from quorem.data.prepared import Prepared
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
 from quorem.experiments.report import page

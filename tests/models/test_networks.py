@@ -10,7 +10,7 @@ from torch.func import functional_call
 import quorem
 from quorem import models
 from quorem.models.mlp import mlp, start_
-from quorem.training.tables import PAPER_METHODS, paper_tables
+from quorem.training.tables import PAPER_METHODS, scheme_of, tables_of
 
 CARDINALITIES = (4, 23, 90, 500)
 SMALL = {
@@ -33,7 +33,7 @@ def batch(rows, num_dense=3, cardinalities=CARDINALITIES, dtype=torch.float32):
 
 
 def tables(method, threshold=0, embedding_dim=4, **options):
-    wanted = paper_tables(CARDINALITIES, method, 4, threshold=threshold, embedding_dim=embedding_dim, hidden=8)
+    wanted = tables_of(CARDINALITIES, scheme_of(method, hidden=8), threshold=threshold, embedding_dim=embedding_dim)
     return quorem.EmbeddingCollection(wanted, **options)
 
 

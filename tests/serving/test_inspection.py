@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import quorem
 from quorem.cli import app
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.serving.inspection import inspect, num_distinct
 from quorem.training.config import RunConfig

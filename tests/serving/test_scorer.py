@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 import quorem
 from quorem.cli import app
-from quorem.data.batches import Batch, Prepared
+from quorem.data.batches import Batch
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
+from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.serving.onnx_export import export_onnx
 from quorem.serving.predict import predict
@@ -235,9 +236,10 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
         quorem.load(folder / "run", unknown="rest")
     (tmp_path / "run" / "result.json").touch()
     (tmp_path / "run" / "model.safetensors").touch()
-    (tmp_path / "run" / "run.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"run.json is damaged: configuration JSON"):
-        quorem.load(tmp_path / "run")
+    for text, reason in (("[]", "configuration JSON"), ('{"data": 3}', r"data \(3\) must be a str")):
+        (tmp_path / "run" / "run.json").write_text(text)
+        with pytest.raises(ValueError, match=f"run.json is damaged: {reason}"):
+            quorem.load(tmp_path / "run")
 
 
 def test_commands(folder: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_stopped_and_resumed_is_uninterrupted_bit_for_bit(log, tmp_path, optimiz
 
 PROGRAM = """
 import sys, torch
-from quorem.data.batches import Prepared
+from quorem.data.prepared import Prepared
 from quorem.training.config import RunConfig
 from quorem.training.loop import Options, train
 torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import torch
 import quorem
 from quorem import models
 from quorem.data.shape import CARDINALITIES
-from quorem.training.tables import PAPER_METHODS, paper_tables, scheme_of, tables_of
+from quorem.training.tables import PAPER_METHODS, scheme_of, tables_of
 
 
 def count(tables, network=None):
@@ -28,23 +28,24 @@ def test_kaggle_cardinalities():
 def test_embedding_parameters_of_figure_5(collisions):
     remainders = sum(ceil(n, collisions) for n in CARDINALITIES)
     quotients = sum(ceil(n, ceil(n, collisions)) for n in CARDINALITIES)
-    assert count(paper_tables(CARDINALITIES, "full", collisions)) == 16 * sum(CARDINALITIES)
-    assert count(paper_tables(CARDINALITIES, "hash", collisions)) == 16 * remainders
+    assert count(tables_of(CARDINALITIES, scheme_of("full", collisions))) == 16 * sum(CARDINALITIES)
+    assert count(tables_of(CARDINALITIES, scheme_of("hash", collisions))) == 16 * remainders
     for method in ("feature", "concat", "add", "mult"):
-        assert count(paper_tables(CARDINALITIES, method, collisions)) == 16 * (remainders + quotients), method
+        assert count(tables_of(CARDINALITIES, scheme_of(method, collisions))) == 16 * (remainders + quotients), method
 
 
 def test_feature_generation_costs_dlrm_half_a_million_parameters():
-    extra = count(paper_tables(CARDINALITIES, "feature"), "dlrm") - count(paper_tables(CARDINALITIES, "mult"), "dlrm")
+    feature, mult = (tables_of(CARDINALITIES, scheme_of(method)) for method in ("feature", "mult"))
+    extra = count(feature, "dlrm") - count(mult, "dlrm")
     assert extra == 525_824 == (53 * 52 // 2 - 27 * 26 // 2) * 512
-    embeddings = quorem.EmbeddingCollection(paper_tables(CARDINALITIES, "feature"), device="meta")
+    embeddings = quorem.EmbeddingCollection(feature, device="meta")
     assert embeddings.embedding_dims == (16,) * 52
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 20, 200, 2000, 20000, 10**8])
 @pytest.mark.parametrize("method", PAPER_METHODS)
 def test_tables_at_or_under_the_threshold_stay_full(method, threshold):
-    tables = paper_tables(CARDINALITIES, method, threshold=threshold)
+    tables = tables_of(CARDINALITIES, scheme_of(method), threshold=threshold)
     width = 32 if method == "concat" else 16
     embeddings = quorem.EmbeddingCollection(tables, device="meta")
     for table, spec, n in zip(tables, embeddings.specs, CARDINALITIES, strict=True):
@@ -57,14 +58,15 @@ def test_tables_at_or_under_the_threshold_stay_full(method, threshold):
 
 
 def test_threshold_is_inclusive():
-    tables = paper_tables((20, 21), "mult", threshold=20)
+    tables = tables_of((20, 21), scheme_of("mult"), threshold=20)
     assert [type(table.scheme).__name__ for table in tables] == ["Full", "QR"]
 
 
 @pytest.mark.parametrize("method", PAPER_METHODS)
 @pytest.mark.parametrize("threshold", [0, 200])
 def test_num_parameters_is_what_the_module_holds(method, threshold):
-    embeddings = quorem.EmbeddingCollection(paper_tables(CARDINALITIES, method, threshold=threshold), device="meta")
+    tables = tables_of(CARDINALITIES, scheme_of(method), threshold=threshold)
+    embeddings = quorem.EmbeddingCollection(tables, device="meta")
     assert embeddings.num_parameters == sum(p.numel() for p in embeddings.parameters())
 
 
@@ -84,6 +86,6 @@ def test_names_follow_the_features():
 
 def test_wrong_options_are_named():
     with pytest.raises(ValueError, match=r"method \('multiply'\) must be one of 'full', 'hash'"):
-        paper_tables((3,), "multiply")
+        tables_of((3,), scheme_of("multiply"))
     with pytest.raises(ValueError, match=r"threshold \(-1\) must be at least 0"):
-        paper_tables((3,), "mult", threshold=-1)
+        tables_of((3,), scheme_of("mult"), threshold=-1)

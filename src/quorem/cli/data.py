@@ -102,8 +102,9 @@ def prepare_table(
     from ..experiments import preparing
 
     preparing.need_polars()
+    from ..data.columns import choose_columns, separator_of
     from ..data.prepare import PrepareConfig
-    from ..data.table import check_present, column_names, infer_columns, prepare_table, separator_of
+    from ..data.table import prepare_columns
 
     named = [name.rpartition("=") for name in _names(transform)]
     whole = [kind for column, _, kind in named if not column] + ["none"] * raw_dense
@@ -122,36 +123,26 @@ def prepare_table(
         separator = separator_of(file, label)
         if separator != ",":
             console.print(f"fields are separated by {separator!r}", highlight=False)
-    numbers, categories, lists = _names(dense), _names(categorical), _names(multi)
-    taken = {*numbers, *categories, *lists, *_names(drop), label, *([] if time is None else [time])}
-    columns = column_names(file, separator)
-    check_present(file, taken, columns)
-    rest = [name for name in columns if name not in taken]
-    if infer or not (numbers or categories):
-        inferred = infer_columns(file, rest, separator=separator, multi_separator=multi_separator)
-        numbers += [column.name for column in inferred if column.kind == "number"]
-        categories += [column.name for column in inferred if column.kind in ("category", "list")]
-        lists += [column.name for column in inferred if column.kind == "list"]
-        preparing.show_inferred(inferred, console)
-    elif rest:
-        names = ", ".join(rest[:10]) + ", ..." * (len(rest) > 10)
+    chosen = choose_columns(
+        file,
+        label=label,
+        dense=_names(dense),
+        categorical=_names(categorical),
+        multi=_names(multi),
+        drop=_names(drop),
+        time=time,
+        separator=separator,
+        multi_separator=multi_separator,
+        infer_others=infer,
+    )
+    if chosen.inferred:
+        preparing.show_inferred(chosen.inferred, console)
+    elif chosen.left_out:
+        names = ", ".join(chosen.left_out[:10]) + ", ..." * (len(chosen.left_out) > 10)
         text = f"left out, since no option names them (--infer takes them too): {names}"
         console.print(text, highlight=False, soft_wrap=True)
     with preparing.bar(console) as report:
-        prepared = prepare_table(
-            file,
-            out,
-            label=label,
-            dense=numbers,
-            categorical=categories,
-            multi=lists,
-            time=time,
-            multi_separator=multi_separator,
-            separator=separator,
-            config=config,
-            overwrite=overwrite,
-            progress=report,
-        )
+        prepared = prepare_columns(file, out, chosen.columns, config, overwrite=overwrite, progress=report)
     preparing.show(prepared, console)
 
 

@@ -50,7 +50,7 @@ def reproduce(
         raise typer.BadParameter("--data must name prepared data (quorem prepare)")
     import torch
 
-    from ..data.batches import Prepared
+    from ..data.prepared import Prepared
     from ..experiments.settings import Study
 
     prepared = Prepared(data)

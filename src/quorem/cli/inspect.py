@@ -21,7 +21,7 @@ def inspect(
     """Show what a run, a saved model or prepared data hold; check that they are what was written."""
     from json import dumps
 
-    from ..data.batches import Prepared
+    from ..data.prepared import Prepared
     from ..experiments import inspecting, preparing
     from ..serving.inspection import inspect
 

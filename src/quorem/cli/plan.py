@@ -45,7 +45,7 @@ def plan(
 
     from .. import planner
     from ..collection import Table
-    from ..data.batches import Prepared
+    from ..data.prepared import Prepared
     from ..experiments import many_gpus, planning
     from ..experiments.program import command
     from ..files import write

@@ -1,12 +1,15 @@
 """``quorem evaluate`` and ``quorem predict``: metrics and scores of a finished run."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from .options import Threads
+
+if TYPE_CHECKING:
+    from ..serving.scorer import Scorer
 
 commands = typer.Typer()
 
@@ -27,21 +30,13 @@ def evaluate(
     """Print the metrics of a finished run on its data."""
     from dataclasses import asdict
 
-    import torch
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    from ..data.batches import Prepared
-    from ..serving.scorer import Scorer
+    from ..data.prepared import Prepared
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    scorer = Scorer(run)
-    if bits is not None:
-        scorer.quantize_(8 if bits == "8" else 4)
+    scorer = _scorer(run, bits, threads)
     metrics = scorer.evaluate(Prepared(data if data is not None else scorer.encoding.folder), split)
-    table = Table(title=f"{run}, {split}", title_justify="left")
-    for column in ("metric", "value"):
-        table.add_column(column, justify="right" if column == "value" else "left")
+    table = Table("metric", Column("value", justify="right"), title=f"{run}, {split}", title_justify="left")
     for name, value in asdict(metrics).items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
         table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
@@ -70,19 +65,12 @@ def predict(
     threads: Threads = None,
 ) -> None:
     """Write the probability of a click for every row of a file."""
-    import torch
-
     from ..experiments import preparing
 
     preparing.need_polars()
     from ..serving.predict import predict
-    from ..serving.scorer import Scorer
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    scorer = Scorer(run, unknown=unknown)
-    if bits is not None:
-        scorer.quantize_(8 if bits == "8" else 4)
+    scorer = _scorer(run, bits, threads, unknown)
     console = Console(stderr=True)
     try:
         with preparing.bar(console) as progress:
@@ -106,3 +94,17 @@ def predict(
         taken = {"rest": "given the row of the rest", "hash": "hashed onto composed ids"}
         what = taken.get(scorer.encoder.policies.get(name, ""), "taken for missing ones")
         typer.echo(f"{count:,} values of {name} were not in the training data and {what}")
+
+
+def _scorer(
+    run: Path, bits: Literal["8", "4"] | None, threads: int | None, unknown: Literal["error", "missing"] = "error"
+) -> "Scorer":
+    """The scorer of a run, its rows stored in so many bits; torch gets so many threads."""
+    import torch
+
+    from ..serving.scorer import Scorer
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    scorer = Scorer(run, unknown=unknown)
+    return scorer if bits is None else scorer.quantize_(8 if bits == "8" else 4)

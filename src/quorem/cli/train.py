@@ -62,7 +62,7 @@ def train(
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
     from .. import models
-    from ..data.batches import Prepared
+    from ..data.prepared import Prepared
     from ..experiments import train
     from ..schemes import QR
     from ..training.config import RunConfig

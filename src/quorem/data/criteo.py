@@ -7,9 +7,10 @@ from pathlib import Path
 import polars as pl
 
 from . import shape
-from .batches import Prepared
+from .columns import Columns
 from .folder import Progress
-from .prepare import Columns, PrepareConfig, write
+from .prepare import PrepareConfig, write
+from .prepared import Prepared
 from .text import BLOCK_BYTES, Malformed, ParsedRows, TextLayout, blocks, parse
 
 TYPES = {name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMN_NAMES}

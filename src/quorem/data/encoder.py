@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..hashing import hash_strings
-from .batches import Bags, Batch, unescaped
+from .batches import Bags, Batch
 from .dense import Dense
 from .encoding import Encoding
 from .ids import NULL, category_text, check_category, crc32, raw_ids
+from .prepared import unescaped
 
 
 class UnknownTokenError(ValueError):
@@ -165,21 +166,19 @@ class Encoder:
         ids[is_missing] = NULL
         if self.encoding.unknown is not None:
             ids[ids < 0] = self.encoding.unknown
-        elif (ids < 0).any():
-            policy = self.policies.get(name, "error")
-            if policy == "error" and self.unknown == "error":
-                token = text[int(np.argmax(ids < 0))]
-                raise UnknownTokenError(
-                    f"{name} ({token!r}) is not in the vocabulary of the training data: unknown='missing'"
-                    " (--unknown missing) takes such values for missing ones; data prepared with vocabulary='train'"
-                    " have an id for them"
-                )
-            self.unknown_counts[name] += int(np.count_nonzero(ids < 0))
+        elif (is_unknown := ids < 0).any():
+            policy = self._policy(
+                name,
+                is_unknown,
+                f"{name} ({text[int(np.argmax(is_unknown))]!r}) is not in the vocabulary of the training data:"
+                " unknown='missing' (--unknown missing) takes such values for missing ones; data prepared with"
+                " vocabulary='train' have an id for them",
+            )
             if policy == "hash":
-                hashes = hash_strings(text.filter(pl.Series(ids < 0)).to_list()).numpy()
-                ids[ids < 0] = -1 - (hashes & (2**31 - 1))
-            elif policy == "error":
-                ids[ids < 0] = NULL
+                hashes = hash_strings(text.filter(pl.Series(is_unknown)).to_list()).numpy()
+                ids[is_unknown] = -1 - (hashes & (2**31 - 1))
+            elif policy == "missing":
+                ids[is_unknown] = NULL
         return ids
 
     def _given_ids(self, name: str, values: pl.Series) -> NDArray[np.int64]:
@@ -187,16 +186,21 @@ class Encoder:
         numbers = values.cast(pl.Int64, strict=False) if values.dtype == pl.String else values  # a field of a CSV file
         if numbers.null_count() > values.null_count() or not (numbers.dtype.is_integer() or numbers.dtype == pl.Null):
             raise ValueError(f"{name} is {values.dtype} but must hold ids: the data were made up")
-        values = numbers
-        is_outside = ((values < 0) | (values >= size)).fill_null(False).to_numpy()
-        ids = values.cast(pl.Int64, strict=False).fill_null(NULL).to_numpy().copy()
+        is_outside = ((numbers < 0) | (numbers >= size)).fill_null(False).to_numpy()
+        ids = numbers.cast(pl.Int64, strict=False).fill_null(NULL).to_numpy().copy()
         if is_outside.any():
-            policy = self.policies.get(name, "error")
-            if policy == "error" and self.unknown == "error":
-                raise UnknownTokenError(f"{name} ({values.filter(pl.Series(is_outside))[0]}) must be in [0, {size})")
-            self.unknown_counts[name] += int(np.count_nonzero(is_outside))
-            ids[is_outside & ((ids == NULL) | (policy == "error"))] = NULL if policy == "error" else -1
+            first = numbers.filter(pl.Series(is_outside))[0]
+            policy = self._policy(name, is_outside, f"{name} ({first}) must be in [0, {size})")
+            ids[is_outside & ((ids == NULL) | (policy == "missing"))] = NULL if policy == "missing" else -1
         return ids
+
+    def _policy(self, name: str, is_unknown: NDArray[np.bool_], error: str) -> str:
+        """Count unknown values; returns how they are treated: ``"rest"``, ``"hash"`` or ``"missing"``."""
+        policy = self.policies.get(name, self.unknown)
+        if policy == "error":
+            raise UnknownTokenError(error)
+        self.unknown_counts[name] += int(np.count_nonzero(is_unknown))
+        return policy
 
 
 def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:

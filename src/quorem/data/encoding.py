@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..tensor_file import FileKind, TensorFile, write_tensors
-from .batches import Prepared
+from .prepared import Prepared
 
 KIND = FileKind("quorem-encoding", 1)
 KINDS = {"log", "signed_log", "none"}  # transforms: a copy of ``dense.TRANSFORMS``, since ``dense`` needs Polars

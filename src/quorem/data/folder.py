@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -181,9 +180,7 @@ class Folder:
         if self.replaced.exists():
             _remove(self.replaced)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Remove what was written if the run failed; if the disk is full, say how many bytes are needed."""
         message = self._disk_full_message() if files.is_disk_full(error) else None
         if self.partial.exists():
@@ -196,10 +193,13 @@ class Folder:
             raise OSError(errno.ENOSPC, message, str(self.partial)) from error
 
     def _disk_full_message(self) -> str:
-        written = sum(path.stat().st_size for path in self.partial.rglob("*") if path.is_file())
         needed = f", about {self.bytes_needed():,} are needed in all" if self.bytes_needed is not None else ""
         free = shutil.disk_usage(self.partial).free
-        return f"disk full: {written:,} bytes were written, {free:,} are free{needed}"
+        return f"disk full: {self._num_bytes():,} bytes were written, {free:,} are free{needed}"
+
+    def _num_bytes(self) -> int:
+        """Bytes written so far."""
+        return sum(path.stat().st_size for path in self.partial.rglob("*") if path.is_file())
 
     def check_space(self) -> None:
         """Raise as soon as ``bytes_needed`` shows that the disk is too small, before it is full.
@@ -209,8 +209,7 @@ class Folder:
         """
         if self.bytes_needed is None:
             return
-        written = sum(path.stat().st_size for path in self.partial.rglob("*") if path.is_file())
-        if self.bytes_needed() > shutil.disk_usage(self.partial).free + written:
+        if self.bytes_needed() > shutil.disk_usage(self.partial).free + self._num_bytes():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..provenance import versions
 from . import ids, ordering, shape
 from .column import Column
+from .columns import Columns
 from .dense import TRANSFORMS, Dense
 from .folder import ArrayFile, Folder, Progress, file_name
 from .text import Malformed, ParsedRows, ahead
@@ -61,39 +62,6 @@ class PrepareConfig(ids.IdConfig):
             if kind not in TRANSFORMS and not (kind is None and name == "transform"):
                 known = ", ".join(map(repr, TRANSFORMS))
                 raise ValueError(f"transform of {name} ({kind!r}) must be one of {known}")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The roles of columns.
-
-    ``bags`` are the categorical columns with several values per row, and ``time`` is the column by which rows are
-    sorted. ``separator`` separates the fields of a line, ``multi_separator`` the values of a bag.
-    """
-
-    label: str
-    dense: tuple[str, ...]
-    categorical: tuple[str, ...]
-    bags: tuple[str, ...] = ()
-    time: str | None = None
-    separator: str = ","
-    multi_separator: str = "|"
-
-    def __post_init__(self) -> None:
-        """Check the names."""
-        shape.check_names(self.all, "names of columns")
-        if not self.categorical:
-            raise ValueError("categorical must name at least one column")
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Every column that is read."""
-        return (self.label, *self.dense, *self.categorical, *([] if self.time is None else [self.time]))
-
-    @property
-    def single(self) -> tuple[str, ...]:
-        """The categorical columns with one value per row."""
-        return tuple(name for name in self.categorical if name not in self.bags)
 
 
 def write(
@@ -172,6 +140,7 @@ def _set_aside(
     report: Progress,
 ) -> int:
     """Write labels, dense features and offsets of bags, and categories to scratch files; returns the number of rows."""
+    assert columns.label is not None
     labels = folder.array("labels.npy", np.uint8)
     numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
     times = ArrayFile(folder.partial / "scratch" / ordering.TIMES, np.float64)
@@ -224,7 +193,8 @@ def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malfo
 
     Other rows are added to ``malformed``.
     """
-    reasons = {f"{columns.label} is neither 0 nor 1": (pl.col(columns.label) != 0) & (pl.col(columns.label) != 1)}
+    label = pl.col(str(columns.label))
+    reasons = {f"{columns.label} is neither 0 nor 1": (label != 0) & (label != 1)}
     reasons |= dense.malformed(batch.frame)
     if columns.time is not None:
         reasons[f"{columns.time} is not a time"] = pl.col(columns.time).is_null() | ~pl.col(columns.time).is_finite()

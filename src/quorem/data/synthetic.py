@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ..hashing import GOLDEN, mix
 from ..provenance import versions
-from .batches import Batch, Prepared
+from .batches import Batch
 from .folder import Folder, Progress
+from .prepared import Prepared
 from .shape import CARDINALITIES, day_split, day_starts
 
 CALIBRATION_ROWS = 1 << 14

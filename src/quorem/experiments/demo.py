@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..collection import EmbeddingCollection
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from ..data.shape import scaled_cardinalities
 from ..data.synthetic import ClickLog, synthesize
 from ..planner import Plan, plan

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from ..optimizer_names import Optimizer
 from ..planner import Plan, Rule, modules_of, plan_modules
 from ..planner.footprint import LAGS

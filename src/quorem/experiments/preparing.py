@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..data.batches import Prepared
 from ..data.folder import Progress as Report
+from ..data.prepared import Prepared
 from .program import command
 
 if TYPE_CHECKING:  # loads polars

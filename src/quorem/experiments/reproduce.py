@@ -13,7 +13,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from .. import models
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from ..training.config import DEFAULT_LRS, RunConfig
 from ..training.model import data_identity
 from . import budgets, figure4, figure5, figure6, figure7, plans, sweep, table1

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from ..files import LockedError, write
 from ..training.config import RunConfig
 from ..training.feed import Feed

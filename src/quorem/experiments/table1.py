@@ -5,7 +5,7 @@ import torch
 from .. import models
 from ..collection import EmbeddingCollection
 from ..data.shape import CARDINALITIES
-from ..training.tables import paper_tables, scheme_of
+from ..training.tables import scheme_of, tables_of
 from .figures import Axes, Point
 from .settings import Study
 
@@ -49,7 +49,7 @@ def parameter_counts() -> dict[tuple[str, int], int]:
     counts = {}
     for network in models.PRESETS["table1"]:
         for hidden in HIDDEN:
-            tables = paper_tables(CARDINALITIES, "path", NUM_COLLISIONS, hidden=hidden)
+            tables = tables_of(CARDINALITIES, scheme_of("path", NUM_COLLISIONS, hidden=hidden))
             embeddings = EmbeddingCollection(tables, device="meta")
             model = models.build(network, embeddings, preset="table1", device=torch.device("meta"))
             counts[network, hidden] = sum(p.numel() for p in model.parameters())

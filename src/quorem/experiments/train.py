@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import files, schemes
 from ..collection import EmbeddingCollection
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from ..ops import cpu
 from ..planner import Plan
 from ..schemes import Scheme

@@ -68,6 +68,12 @@ def callback(optimizers: Optimizers | Callable[[Any], Optimizers]) -> Any:
 
     Raises:
         ImportError: if neither ``lightning`` nor ``pytorch_lightning`` is installed.
+
+    >>> from quorem import QR, Embedding
+    >>> from quorem.optim import Adagrad, apply_in_backward
+    >>> optimizer = apply_in_backward(Embedding(1000, 16, QR(4)), Adagrad)
+    >>> type(callback(optimizer)).__name__  # doctest: +SKIP
+    'TableOptimizers'
     """
     find = optimizers if callable(optimizers) else lambda module: optimizers
     base = _callback_class()

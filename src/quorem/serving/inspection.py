@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..checks import dtype_name
-from ..data.batches import Prepared
 from ..data.encoding import read_encoding
 from ..data.folder import file_name
+from ..data.prepared import Prepared
 from ..hashing import mixed_ids
 from ..partitions import ExplicitPartition
 from ..schemes import QR, ChineseRemainder, Full, GeneralizedQR, Hash, HotCold, Pool, TableSpec

@@ -14,6 +14,7 @@ import polars as pl
 
 from ..data import criteo, shape, table
 from ..data.batches import Batch
+from ..data.columns import Columns, column_names
 from ..data.encoder import Encoder
 from ..data.folder import Progress
 from ..data.text import Malformed, ParsedRows, ahead
@@ -106,21 +107,18 @@ def _rows(
     scorer: Scorer, source: Path, separator: str | None, multi_separator: str | None, malformed: Malformed
 ) -> Iterator[ParsedRows]:
     encoding = scorer.encoding
-    separator, multi_separator = separator or encoding.separator, multi_separator or encoding.multi_separator
-    wanted = (*encoding.dense, *encoding.categorical)
-    of_criteo = wanted == (*shape.DENSE_NAMES, *shape.CATEGORICAL_NAMES) and source.suffix != ".parquet"
-    if of_criteo and not set(wanted) <= set(table.column_names(source, separator)):
-        return criteo.read_features(source, malformed, BLOCK_BYTES)
-    return table.read_features(
-        source,
-        dense=encoding.dense,
-        categorical=encoding.categorical,
-        bags=encoding.bags,
-        malformed=malformed,
-        separator=separator,
-        multi_separator=multi_separator,
-        block_bytes=BLOCK_BYTES,
+    columns = Columns(
+        None,
+        tuple(encoding.dense),
+        tuple(encoding.categorical),
+        tuple(encoding.bags),
+        separator=separator or encoding.separator,
+        multi_separator=multi_separator or encoding.multi_separator,
     )
+    of_criteo = columns.all == shape.COLUMN_NAMES[1:] and source.suffix != ".parquet"
+    if of_criteo and not set(columns.all) <= set(column_names(source, columns.separator)):
+        return criteo.read_features(source, malformed, BLOCK_BYTES)
+    return table.read_columns(source, columns, malformed, BLOCK_BYTES)
 
 
 def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:

@@ -8,15 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import files
-from ..data.batches import Batch, Prepared
+from ..data.batches import Batch
 from ..data.encoding import read_encoding
+from ..data.prepared import Prepared
 from ..quantize import quantize_
 from ..tables import Tables
-from ..training.config import RunConfig
 from ..training.metrics import Evaluation, Metrics
-from ..training.model import data_identity
-from ..training.run import ENCODING, RESULT
+from ..training.model import data_identity, logits_of
+from ..training.run import ENCODING, RESULT, read_config
 from ..training.trained import MODEL, read_model
 
 BATCH_ROWS = 4096  # so few that the activations fit in a CPU's cache
@@ -57,10 +56,7 @@ class Scorer:
         for name, reason in {RESULT: "the run is not finished", MODEL: "the run did not keep its model"}.items():
             if not (self.path / name).exists():
                 raise FileNotFoundError(f"{self.path} has no {name}: {reason}")
-        try:
-            self.config = RunConfig.from_json(files.read(self.path / "run.json"))
-        except ValueError as error:
-            raise ValueError(f"{self.path / 'run.json'} is damaged: {error}") from None
+        self.config = read_config(self.path / "run.json")
         self.encoding, self._texts = read_encoding(self.path / ENCODING, verify=verify)
         model = read_model(self.path, self.config, len(self.encoding.dense), verify=verify)
         self.model: nn.Module = model.requires_grad_(False).eval()
@@ -100,13 +96,10 @@ class Scorer:
         parts = [self.logits(part).sigmoid() for part in batch.batches(BATCH_ROWS)]
         return torch.cat(parts) if parts else torch.empty(0)
 
+    @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         """Logits ``[B]`` as float32, computed in the precision of the run's training."""
-        ids = batch.jagged(self.encoding.categorical) if batch.bags else (batch.ids,)
-        half = self.config.precision == "bfloat16"
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits: Tensor = self.model(batch.dense, *ids)
-        return logits.float()
+        return logits_of(self.model, batch, self.encoding.categorical, self.config.precision)
 
     def evaluate(self, prepared: Prepared, split: str = "test") -> Metrics:
         """The metrics on a split of the data on which the run was trained.

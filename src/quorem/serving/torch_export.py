@@ -54,8 +54,18 @@ def export_program(
 def write_program(program: ExportedProgram, path: str | os.PathLike[str]) -> None:
     """Write an exported program for ``torch.export.load``, atomically.
 
+    Args:
+        program: what ``export_program`` returned.
+        path: path of the file; an existing file is replaced.
+
     Raises:
         OSError: if the disk is full; an existing file is kept.
+
+    >>> import quorem, tempfile
+    >>> path = tempfile.mkdtemp() + "/users.pt2"
+    >>> write_program(export_program(quorem.Embedding(1000, 16, quorem.QR(4))), path)
+    >>> torch.export.load(path).module()(torch.tensor([7, 999]))["vectors"].shape
+    torch.Size([2, 16])
     """
     with _archive(path) as file:
         torch.export.save(program, file)
@@ -67,10 +77,21 @@ def compile_program(program: ExportedProgram, path: str | os.PathLike[str]) -> N
     The package holds a shared library for machines like this one. Loading a package runs its code, so load only those
     that you trust. The file is written atomically.
 
+    Args:
+        program: what ``export_program`` returned.
+        path: path of the file, which must end in ``.pt2``; an existing file is replaced.
+
     Raises:
         ValueError: if the name does not end in ``.pt2``, which the loader requires.
         RuntimeError: if there is no C++ compiler.
         OSError: if the disk is full; an existing file is kept.
+
+    >>> import quorem, tempfile
+    >>> path = tempfile.mkdtemp() + "/users.pt2"
+    >>> program = export_program(quorem.Embedding(1000, 16, quorem.QR(4)))
+    >>> compile_program(program, path)  # doctest: +SKIP
+    >>> torch._inductor.aoti_load_package(path)(torch.tensor([7, 999]))["vectors"].shape  # doctest: +SKIP
+    torch.Size([2, 16])
     """
     if not os.fspath(path).endswith(".pt2"):
         raise ValueError(f"path ({os.fspath(path)}) must end in .pt2 for AOTInductor")

@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from ..data.batches import Batch, Prepared
+from ..data.batches import Batch
 from ..data.meta import SPLITS
+from ..data.prepared import Prepared
 from .config import RunConfig
 
 BLOCK_ROWS = 1 << 16  # rows that are read ahead at a time

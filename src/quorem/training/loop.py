@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from ..ops.gpu import word_bytes
 from ..provenance import commit, versions
 from .clock import Clock

@@ -7,11 +7,12 @@ import threading
 import warnings
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import models
 from ..collection import EmbeddingCollection, Table
-from ..data.batches import Prepared
+from ..data.batches import Batch
+from ..data.prepared import Prepared
 from ..quantize import quantize_
 from ..schemes import HotCold
 from ..schemes.frequency import comes_by_frequency
@@ -79,6 +80,13 @@ def _ranked(table: Table, prepared: Prepared) -> Table:
         return table
     counts = torch.from_numpy(prepared.frequencies(table.name))
     return table if comes_by_frequency(counts) else dataclasses.replace(table, frequencies=counts)
+
+
+def logits_of(model: nn.Module, batch: Batch, names: list[str], precision: str) -> Tensor:
+    """Logits ``[B]`` of a batch with the categorical features ``names``, as float32."""
+    with torch.autocast(batch.dense.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        logits: Tensor = model(batch.dense, *batch.embedding_inputs(names))
+    return logits.float()
 
 
 def data_identity(prepared: Prepared) -> str:

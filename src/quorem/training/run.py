@@ -14,14 +14,13 @@ import os
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from .. import files
-from ..data.batches import Prepared
 from ..data.encoding import write_encoding
+from ..data.prepared import Prepared
 from ..provenance import commit, versions
 from . import checkpoint
 from .config import RunConfig
@@ -83,20 +82,14 @@ class RunFolder:
         for folder in (self.path, self.path / "checkpoints"):
             files.clear_drafts(folder)
         if about.exists():
-            try:
-                earlier = RunConfig.from_json(files.read(about))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{about} is damaged: {error}") from None
-            if earlier != self.config:
+            if (earlier := read_config(about)) != self.config:
                 raise ValueError(f"{self.path} holds another run: {difference(earlier, self.config)}")
             return
         if strangers := sorted(p.name for p in self.path.iterdir() if p.name != ".lock"):
             raise FileExistsError(f"{self.path} is not the folder of a run: it has {', '.join(strangers[:3])}")
         files.write(about, self.config.to_json() + "\n")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Close the metrics, and unlock the folder unless it was locked before ``__enter__``."""
         self.metrics.close()
         self._at_exit.close()
@@ -251,6 +244,20 @@ def read_result(path: Path) -> dict[str, Any]:
     if wrong := [number for number in numbers if not _is_number(number)]:
         raise ValueError(f"{path} is damaged: it has {wrong[0]!r} where a number must be")
     return result
+
+
+def read_config(path: Path) -> RunConfig:
+    """Read a ``run.json``.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is damaged.
+    """
+    text = files.read(path)
+    try:
+        return RunConfig.from_json(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def difference(saved: RunConfig, wanted: RunConfig) -> str:

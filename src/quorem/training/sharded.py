@@ -23,6 +23,7 @@ from ..data.batches import Batch
 from ..integrations.torchrec import EmbeddingBagCollection, constraints, copy_state_
 from ..integrations.torchrec.convert import declared_tables
 from .config import RunConfig
+from .model import logits_of
 from .trial import Trial
 
 CPU = torch.device("cpu")
@@ -131,24 +132,23 @@ class ShardedTrial(Trial):
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits ``[B]`` of a batch that all ranks have; each rank computes a share, and all get the result."""
-        bounds = [len(batch) * rank // self.ranks for rank in range(self.ranks + 1)]
-        sizes = [last - first for first, last in pairwise(bounds)]
-        logits = self._share_logits(batch.rows(bounds[self.rank], bounds[self.rank + 1]))
+        shares = self._shares(batch)
+        sizes = [len(share) for share in shares]
+        logits = logits_of(self.sharded, shares[self.rank], self.names, self.config.precision)
         parts = [torch.empty(max(sizes)) for _ in sizes]
         dist.all_gather(parts, F.pad(logits, (0, max(sizes) - len(logits))))
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     def _step(self, batch: Batch) -> None:
-        first, last = (len(batch) * rank // self.ranks for rank in (self.rank, self.rank + 1))
-        share = batch.rows(first, last)
-        errors = F.binary_cross_entropy_with_logits(self._share_logits(share), share.labels.float(), reduction="sum")
-        loss = errors / len(batch)
+        share = self._shares(batch)[self.rank]
+        logits = logits_of(self.sharded, share, self.names, self.config.precision)
+        loss = F.binary_cross_entropy_with_logits(logits, share.labels.float(), reduction="sum") / len(batch)
         self.other_optimizer.zero_grad()
         (loss * self.ranks).backward()  # since gradients are averaged over ranks
         self.other_optimizer.step()
         self.loss_sum += loss.detach()
 
-    def _share_logits(self, share: Batch) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            logits: Tensor = self.sharded(share.dense, *self._ids(share))
-        return logits.float()
+    def _shares(self, batch: Batch) -> list[Batch]:
+        """The rows of a batch that each rank computes."""
+        bounds = [len(batch) * rank // self.ranks for rank in range(self.ranks + 1)]
+        return [batch.rows(first, last) for first, last in pairwise(bounds)]

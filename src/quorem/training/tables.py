@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..collection import Table
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from ..id_rules import UnknownIds
 from ..operations import Operation
 from ..schemes import QR, Composed, Full, Hash, Path, RawCounts, Scheme
@@ -126,21 +126,3 @@ def counts_of(prepared: Prepared, name: str) -> Tensor | RawCounts:
         return torch.from_numpy(prepared.frequencies(name))
     ids, counts = prepared.raw_counts(name)
     return RawCounts(torch.tensor(ids), torch.from_numpy(counts))
-
-
-def paper_tables(
-    cardinalities: Sequence[int],
-    method: str,
-    num_collisions: int = 4,
-    *,
-    threshold: int = 0,
-    embedding_dim: int = 16,
-    hidden: int = 64,
-) -> list[Table]:
-    """The tables of one point of the paper's figures: ``tables_of`` the ``scheme_of`` a method.
-
-    >>> sum(t.scheme.spec(t.num_embeddings, 16).num_parameters for t in paper_tables([10, 1000], "mult"))
-    4176
-    """
-    scheme = scheme_of(method, num_collisions, hidden=hidden)
-    return tables_of(cardinalities, scheme, threshold=threshold, embedding_dim=embedding_dim)

@@ -15,6 +15,7 @@ from ..dense.limits import can_fuse
 from ..quantize import quantize_
 from ..tables import Tables
 from .config import RunConfig
+from .model import logits_of
 
 if TYPE_CHECKING:
     from ..dense.step import FusedStep
@@ -115,7 +116,7 @@ class Trial:
 
     def _step(self, batch: Batch) -> None:
         if self.layers is not None:
-            vectors = self.layers.model.embeddings(*self._ids(batch))
+            vectors = self.layers.model.embeddings(*batch.embedding_inputs(self.names))
             self.dense.zero_grad()
             vectors.backward(self.layers(batch.dense, vectors.detach(), batch.labels, self.loss_sum))
             self.dense.step()  # updates what is not a layer: path networks
@@ -128,12 +129,7 @@ class Trial:
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits ``[B]`` as float32."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            logits: Tensor = self.model(batch.dense, *self._ids(batch))
-        return logits.float()
-
-    def _ids(self, batch: Batch) -> tuple[Tensor, ...]:
-        return batch.jagged(self.names) if batch.bags else (batch.ids,)
+        return logits_of(self.model, batch, self.names, self.config.precision)
 
     def quantize_(self, bits: int) -> None:
         """Store the rows of the tables in 8 or 4 bits; no step may follow."""

@@ -1,0 +1,252 @@
+"""Prepared data as tensors: memory-mapped and split by days. Needs only torch and NumPy."""
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import files
+from .batches import Bags, Batch
+from .checksums import CheckedArray, checked_bytes
+from .folder import COUNT_DTYPES, file_name, replaced
+from .meta import is_raw, read_meta
+
+OPEN_ATTEMPTS, OPEN_SECONDS = 20, 0.05  # while another process is replacing the folder
+
+
+class Prepared:
+    """A folder of prepared data, memory-mapped.
+
+    Opening it reads ``meta.json``, the sizes of the arrays, and the offsets of bags. Other blocks are compared with
+    their checksums the first time that ``split`` or ``check`` needs their rows; ``verify`` checks every file.
+
+    Args:
+        path: the folder that ``quorem prepare`` or ``quorem synthesize`` wrote.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or one of its files is missing.
+        ValueError: if it is not prepared data, or a file does not have the size that follows from ``meta.json``.
+
+    >>> import tempfile
+    >>> from quorem.data import ClickLog, synthesize
+    >>> path = tempfile.mkdtemp() + "/log"
+    >>> _ = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=2), 70, path)
+    >>> batch = next(Prepared(path).split("train").batches(4))
+    >>> batch.labels.shape, batch.dense.shape, batch.ids.shape
+    (torch.Size([4]), torch.Size([4, 2]), torch.Size([4, 2]))
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._replaced = replaced(Path(os.path.realpath(path)))
+        for attempt in range(OPEN_ATTEMPTS):
+            before = _inode(self.path)
+            try:
+                self._open()
+                if _inode(self.path) == before:  # else it was replaced meanwhile, and files of both may be open
+                    return
+            except (OSError, ValueError):
+                is_absent = before is None and self._replaced.exists()  # a replacement is between its two renames
+                if attempt + 1 == OPEN_ATTEMPTS or (_inode(self.path) == before and not is_absent):
+                    raise
+            time.sleep(OPEN_SECONDS)
+        raise RuntimeError(f"{self.path} is replaced again and again while it is opened")
+
+    def _open(self) -> None:
+        if not self.path.exists() and self._replaced.exists():
+            raise FileNotFoundError(
+                f"{self.path} is missing: a run that was to replace it was stopped; the old data are in"
+                f" {self._replaced}: rename it, or run quorem prepare again"
+            )
+        self.meta = read_meta(self.path)
+        self.num_rows: int = self.meta["num_rows"]
+        self.dense_names: list[str] = self.meta["dense"]
+        self.names: list[str] = self.meta["categorical"]
+        self.cardinalities: list[int] = self.meta["cardinalities"]
+        self.has_raw_ids = is_raw(self.meta["config"])
+        id_dtype = np.int64 if self.has_raw_ids else np.int32
+        n, single = self.num_rows, len(self.names) - len(self.meta["bags"])
+        labels = self._map("labels.npy", (n,), np.uint8)
+        dense = self._map("dense.npy", (n, len(self.dense_names)), np.float32)
+        ids = self._map("categorical.npy", (n, single), id_dtype)
+        self._by_row = [labels, dense, ids]
+        self._bags: dict[str, tuple[CheckedArray, CheckedArray]] = {}  # values and offsets
+        for name in self.meta["bags"]:
+            offsets = self._map(f"bags/{file_name(name)}.offsets.npy", (n + 1,), np.int64)
+            offsets.check(0, n + 1)
+            if offsets.array[0] != 0 or (np.diff(offsets.array) < 0).any():
+                raise ValueError(f"{offsets.path} is damaged: offsets must rise from 0")
+            values = self._map(f"bags/{file_name(name)}.values.npy", (int(offsets.array[-1]),), id_dtype)
+            self._bags[name] = values, offsets
+        bags = {name: Bags(values.tensor, offsets.tensor) for name, (values, offsets) in self._bags.items()}
+        self.all = Batch(labels.tensor, dense.tensor, ids.tensor, bags)
+
+    def split(self, name: str, *, check: bool = True) -> Batch:
+        """The rows of ``"train"``, ``"validation"`` or ``"test"``, as views of the files.
+
+        Args:
+            name: name of the split.
+            check: compare its rows with their checksums, unless done before.
+
+        Raises:
+            ValueError: if there is no split of that name, or a file is damaged.
+        """
+        if name not in self.meta["split"]:
+            raise ValueError(f"split ({name!r}) must be one of {', '.join(map(repr, self.meta['split']))}")
+        start, stop = self.meta["split"][name]
+        if check:
+            self.check(start, stop)
+        return self.all.rows(start, stop)
+
+    def check(self, start: int, stop: int) -> None:
+        """Compare the blocks that contain rows ``[start, stop)`` with their checksums, unless done before.
+
+        Raises:
+            ValueError: if a file is damaged.
+        """
+        for array in self._by_row:
+            array.check(start, stop)
+        for values, offsets in self._bags.values():
+            values.check(int(offsets.array[start]), int(offsets.array[stop]))
+
+    def verify(self) -> None:
+        """Compare every file with its checksum.
+
+        Raises:
+            FileNotFoundError: if a file is missing.
+            ValueError: if a file is damaged, or the data were prepared by a version without checksums.
+        """
+        if "checksums" not in self.meta:
+            raise ValueError(f"{self.path} has no checksums: prepare it again")
+        self.check(0, self.num_rows)
+        for name in self.names:
+            self.raw_counts(name) if self.has_raw_ids else self.frequencies(name)
+        for file, checksums in self.meta["checksums"].items():
+            if not file.endswith(".npy"):
+                checked_bytes(self.path / file, checksums)
+
+    def checksums(self) -> dict[str, str]:
+        """The checksums of all rows, by file; computed here if ``meta.json`` has none."""
+        arrays = [*self._by_row, *(array for pair in self._bags.values() for array in pair)]
+        return {array.path.name: array.checksums for array in arrays}
+
+    def frequencies(self, name: str) -> NDArray[np.int64]:
+        """How often each id of a feature occurs in the training rows.
+
+        Raises:
+            ValueError: if there is no feature of that name, or its ids are raw.
+        """
+        self._check_name(name)
+        if self.has_raw_ids:
+            raise ValueError(f"{self.path} has raw ids, which raw_counts counts: frequencies needs a vocabulary")
+        size = self.cardinalities[self.names.index(name)]
+        return self._whole(f"counts/{file_name(name)}.npy", size, *COUNT_DTYPES).astype(np.int64)
+
+    def raw_counts(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The raw ids of a feature in the training rows, in ascending order, and how often each occurs.
+
+        Raises:
+            ValueError: if there is no feature of that name, or its ids are not raw.
+        """
+        self._check_name(name)
+        if not self.has_raw_ids:
+            raise ValueError(f"{self.path} has no raw ids: they are {self.meta['config'].get('ids', 'made up')}")
+        counts = self._whole(f"counts/{file_name(name)}.npy", None, *COUNT_DTYPES).astype(np.int64)
+        return self._whole(f"raw_ids/{file_name(name)}.npy", len(counts), np.int64), counts
+
+    def vocabulary(self, name: str) -> list[str | None]:
+        """The token of each id of a feature; None for the NULL id and the unknown id.
+
+        Raises:
+            ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
+        """
+        try:
+            text = self.vocabulary_text(name).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the vocabulary of {name} in {self.path} is damaged: {error}") from None
+        tokens = [unescaped(token) if "\\" in token else token for token in text.split("\n")[:-1]]
+        return [*[None] * self.meta["first_token_id"], *tokens]
+
+    def vocabulary_text(self, name: str) -> bytes:
+        """The contents of a feature's vocabulary file: one token per line in order of id, escaped.
+
+        Raises:
+            ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
+        """
+        self._check_name(name)
+        if self.meta["first_token_id"] is None:
+            raise ValueError(f"{self.path} has no vocabulary: its ids are {self.meta['config'].get('ids', 'made up')}")
+        file = f"vocabulary/{file_name(name)}.txt"
+        return checked_bytes(self.path / file, self._recorded(file))
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.names:
+            raise ValueError(f"name ({name!r}) must be one of the categorical features {', '.join(self.names)}")
+
+    def _recorded(self, file: str) -> str | None:
+        """The checksums of a file from ``meta.json``; None if ``meta.json`` has no checksums at all."""
+        recorded: dict[str, str] | None = self.meta.get("checksums")
+        if recorded is not None and file not in recorded:
+            raise ValueError(f"{self.path / 'meta.json'} is damaged: it has no checksum of {file}")
+        return None if recorded is None else recorded[file]
+
+    def _whole(self, name: str, size: int | None, *dtypes: type[np.generic]) -> NDArray[Any]:
+        """All of an array of the folder, compared with its checksums; of any size if ``size`` is None."""
+        array = self._map(name, None if size is None else (size,), *dtypes)
+        array.check(0, len(array.array))
+        return array.array
+
+    def _map(self, name: str, shape: tuple[int, ...] | None, *dtypes: type[np.generic]) -> CheckedArray:
+        """Map an array of the folder, which must have the given shape and one of the dtypes; None is any length."""
+        path = self.path / name
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing: prepare the data again")
+        files.check_is_file(path)
+        array = _mapped(path)
+        shape = (array.size,) if shape is None else shape
+        if array.shape != shape or array.dtype not in map(np.dtype, dtypes) or not array.flags.c_contiguous:
+            expected = " or ".join(str(np.dtype(dtype)) for dtype in dtypes)
+            raise ValueError(f"{path} is {array.dtype} {array.shape} but meta.json says {expected} {shape}")
+        return CheckedArray(path, array, self._recorded(name))
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """The array in a file, mapped copy-on-write: torch wants writable memory, and the file must not change.
+
+    Unlike ``np.load`` it keeps no file open: a process may have only about a thousand open files.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    size = path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            np.lib.format.read_magic(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+        if size - start != dtype.itemsize * math.prod(shape):
+            raise ValueError(f"{size - start:,} bytes where {dtype} {shape} are to be")
+        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()[start:]
+        return data.view(dtype).reshape(shape, order="F" if fortran else "C")
+    except OSError:
+        raise
+    except Exception as error:  # NumPy parses the header as Python, so any exception is possible
+        raise ValueError(f"{path} is damaged or cut off ({size:,} bytes): {error}") from None
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def unescaped(token: str) -> str:
+    """The original token of a line of a vocabulary file: ``write_vocabulary`` escapes backslashes and line ends."""
+    parts = token.split("\\\\")
+    return "\\".join(part.replace("\\n", "\n").replace("\\r", "\r") for part in parts)
