@@ -253,6 +253,20 @@ def test_row_sums_of_another_shape_are_refused():
         run(module, by_row, 1)
 
 
+def test_row_sums_go_on_with_dense_gradients():
+    module = quorem.Embedding(9, 4, quorem.QR(3))
+    in_backward = optim.apply_in_backward(module, optim.RowWiseAdagrad, lr=0.1)
+    module(torch.arange(9)).square().sum().backward()
+    in_backward.remove()
+    loaded = copy.deepcopy(module)
+    optimizer = optim.RowWiseAdagrad(loaded.parameters(), lr=0.1)
+    optimizer.load_state_dict(copy.deepcopy(in_backward.state_dict()))
+    for each, steps in ((module, in_backward), (loaded, optimizer)):
+        each(torch.arange(9)).square().sum().backward()
+        steps.step()
+    assert torch.equal(module.stored, loaded.stored)
+
+
 def test_other_sparse_gradients_are_refused():
     p = nn.Parameter(torch.zeros(5))
     p.grad = torch.sparse_coo_tensor([[1]], [1.0], (5,), check_invariants=True)

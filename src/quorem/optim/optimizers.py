@@ -157,6 +157,10 @@ class RowWiseAdagrad(Adagrad):
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         return super()._initial_state(group, p[:, 0])
 
+    def _is_by_row(self, p: Tensor) -> bool:
+        total = self.state.get(p, {}).get("sum")  # one number a row if it was loaded after steps in backward
+        return super()._is_by_row(p) or (total is not None and total.dim() < p.dim())
+
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         if state["sum"].shape != p.shape[:1]:
             raise ValueError(f"sum {tuple(state['sum'].shape)} must hold one number for each of the {len(p)} rows")
