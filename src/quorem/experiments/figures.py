@@ -7,11 +7,11 @@ A point is one setting of one network, trained several times with each optimizer
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import files
 from ..training.config import RunConfig
@@ -19,6 +19,7 @@ from ..training.config import RunConfig
 PLAN_FORMAT = "quorem-plan-1"
 
 
+Key = TypeVar("Key")
 Number = int | float | None  # a number in a file; None where it is not known
 
 
@@ -122,6 +123,18 @@ class Result:
     curve: list[list[float | None]] = field(default_factory=list)
     missing: int = 0
     failed: int = 0
+
+    def loss(self, split: str) -> tuple[float | None, float | None]:
+        """Mean and deviation of the log loss on a split, ``"test"`` or ``"validation"``."""
+        return getattr(self, f"{split}_mean"), getattr(self, f"{split}_sd")
+
+
+def grouped(points: Iterable[Result], key: Callable[[Result], Key]) -> dict[Key, list[Result]]:
+    """The points with equal keys, in the order of the points."""
+    groups: dict[Key, list[Result]] = {}
+    for point in points:
+        groups.setdefault(key(point), []).append(point)
+    return groups
 
 
 # The types of a result's fields in a file.

@@ -2,7 +2,7 @@
 
 from . import words
 from .conditions import all_conditions
-from .figures import Figure, Result
+from .figures import Figure, Result, grouped
 
 MARKS = {"adagrad": "", "amsgrad": "*"}
 NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad.\nTrained on {rows}."
@@ -15,16 +15,12 @@ def markdown(figure: Figure) -> str:
     and the size if sizes differ within a column.
     """
     axes, text = figure.axes, []
-    for network in dict.fromkeys(point.network for point in figure.points):
-        results = [point for point in figure.points if point.network == network]
+    for network, results in grouped(figure.points, lambda point: point.network).items():
         xs: list[float | None] = [*sorted({point.x for point in results if point.x is not None})]
-        head = [
-            f"{words.network(network)}, {axes.y_label}",
-            *([f"{axes.x_column} {x:g}" for x in xs] or ["final"]),
-        ]
-        rows = [head]
-        for series in dict.fromkeys(point.series for point in results):
-            line = {point.x: point for point in results if point.series == series}
+        columns = [f"{axes.x_column} {x:g}" for x in xs] or ["final"]
+        rows = [[f"{words.network(network)}, {axes.y_label}", *columns]]
+        for series, members in grouped(results, lambda point: point.series).items():
+            line = {point.x: point for point in members}
             cells = [cell(figure, line.get(x, line.get(None))) for x in xs or [None]]
             if None in line and xs:
                 cells[1:] = [""] * (len(cells) - 1)
@@ -41,11 +37,7 @@ def cell(figure: Figure, point: Result | None) -> str:
         return ""
     if figure.axes.y == "parameters":
         return f"{point.parameters:,}"
-    mean, deviation = (
-        (point.validation_mean, point.validation_sd)
-        if figure.axes.y == "validation"
-        else (point.test_mean, point.test_sd)
-    )
+    mean, deviation = point.loss(figure.axes.y)
     if mean is None:
         return ""
     size = f", {words.size(point.embedding_bytes)}" if figure.axes.x == "embedding_bytes" else ""

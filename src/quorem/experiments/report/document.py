@@ -14,7 +14,7 @@ from ...files import write
 from .. import words
 from ..conditions import Conditions, all_conditions, conditions_of, dataset_of, split
 from ..figures import Figure, Result
-from .lines import end_of, networks, panels
+from .lines import by_network, end_of, panels
 from .plots import figure_plots, tradeoff_plots
 from .sentences import claim, measured, notes, varies
 from .styles import Style, styles
@@ -138,7 +138,7 @@ def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]
     points = distinct(figures)
     if not _is_compared(figures):
         return ""
-    wins = {name: winners([p for p in points if p.network == name]) for name in networks(points)}
+    wins = {name: winners(members) for name, members in by_network(points).items()}
     drawn = tradeoff_plots(points, looks)
     panels = _panels(f"d{number}t", drawn, "Test log loss against bytes", plots)
     table = winners_html(wins, looks)
@@ -234,7 +234,7 @@ def _all_points(rows: Sequence[PointRow], groups: Mapping[str, Any], looks: Mapp
     choices = {
         "figure": {row.figure: row.figure for row in rows},
         "data": {row.data: row.data for row in rows},
-        "network": {name: words.network(name) for name in networks([row.point for row in rows])},
+        "network": {name: words.network(name) for name in by_network(row.point for row in rows)},
         "series": {name: name for name in looks},
     }
     selects = "".join(
@@ -245,7 +245,7 @@ def _all_points(rows: Sequence[PointRow], groups: Mapping[str, Any], looks: Mapp
         if label != "data" or len(groups) > 1
     )
     columns = points_columns(rows, several_data=len(groups) > 1)
-    keys = "".join(f'<option value="{k}">{escape(column.name)}</option>' for k, column in enumerate(columns))
+    keys = "".join(f'<option value="{k}">{escape(name)}</option>' for k, name in enumerate(columns))
     return (
         '<section id="all" aria-labelledby="allh"><h2 id="allh">All points</h2>'
         '<p class="quiet">Search finds the points that have every word, such as "mult 60". The scheme below a point'

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from .. import words
-from ..figures import Axes, Figure, Result
+from ..figures import Axes, Figure, Result, grouped
 from ..words import NETWORK_NAMES, or_nan
 
 STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # choices of marks within a decade
@@ -30,33 +30,27 @@ class Line:
 
 
 def panels(figure: Figure) -> dict[str, list[Line]]:
-    """The lines of each network, DCN before DLRM as in the paper; points without finite coordinates are left out."""
-    axes = figure.axes
-    return {
-        network: _lines(axes, [point for point in figure.points if point.network == network])
-        for network in networks(figure.points)
-    }
+    """The lines of each network; points without finite coordinates are left out."""
+    return {network: _lines(figure.axes, points) for network, points in by_network(figure.points).items()}
 
 
-def networks(points: Iterable[Result]) -> list[str]:
-    """The networks of points: first known ones in a fixed order, then others in the order of the points."""
-    names = dict.fromkeys(point.network for point in points)
-    return [name for name in NETWORK_NAMES if name in names] + [name for name in names if name not in NETWORK_NAMES]
+def by_network(points: Iterable[Result]) -> dict[str, list[Result]]:
+    """The points of each network: DCN before DLRM as in the paper, then others in the order of the points."""
+    groups = grouped(points, lambda point: point.network)
+    return {name: groups[name] for name in dict.fromkeys((*NETWORK_NAMES, *groups)) if name in groups}
 
 
 def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
     lines = []
-    for series in dict.fromkeys(point.series for point in points):
-        members = [point for point in points if point.series == series]
+    for series, members in grouped(points, lambda point: point.series).items():
         if axes.x == "step":
             lines += [_curve(point) for point in members if point.curve]
             continue
         members = [point for point in members if math.isfinite(_y(axes, point)[0])]
         levels = [point for point in members if _is_level(axes, point)]
-        along_x = sorted((point for point in members if not _is_level(axes, point)), key=lambda p: _x(axes, p))
-        along_x = [point for point in along_x if not axes.x_log or _x(axes, point) > 0]
+        along_x = [p for p in members if not _is_level(axes, p) and (_x(axes, p) > 0 or not axes.x_log)]
         if along_x:
-            lines.append(line_of(axes, series, "points", along_x))
+            lines.append(line_of(axes, series, "points", sorted(along_x, key=lambda p: _x(axes, p))))
         lines += [line_of(axes, series, "level", [point]) for point in levels]
     return lines
 
@@ -83,13 +77,10 @@ def _x(axes: Axes, point: Result) -> float:
 
 
 def _y(axes: Axes, point: Result) -> tuple[float, float]:
-    match axes.y:
-        case "parameters":
-            return float(point.parameters), 0.0
-        case "validation":
-            return or_nan(point.validation_mean), _finite(point.validation_sd)
-        case _:
-            return or_nan(point.test_mean), _finite(point.test_sd)
+    if axes.y == "parameters":
+        return float(point.parameters), 0.0
+    mean, deviation = point.loss(axes.y)
+    return or_nan(mean), _finite(deviation)
 
 
 def _finite(value: float | None) -> float:

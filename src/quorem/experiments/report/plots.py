@@ -12,8 +12,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from .. import words
-from ..figures import Axes, Figure, Result
-from .lines import Line, Scale, end_of, line_of, networks, panels, span, tick_texts, ticks, x_scale, y_scale
+from ..figures import Axes, Figure, Result, grouped
+from .lines import Line, Scale, end_of, by_network, line_of, panels, span, tick_texts, ticks, x_scale, y_scale
 from .styles import Style
 from .tradeoff import front
 
@@ -46,8 +46,7 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
     lines = _clouds(points)
     reach = span(lines, log=True)
     x = Scale(reach, ticks(lines, reach, log=True, at_points=False), log=True, unit="B")
-    for name in networks(points):
-        members = [point for point in points if point.network == name]
+    for name, members in by_network(points).items():
         plot = _empty("embedding tables", "test log loss")
         _scale(plot.layout.xaxis, x)
         best, clouds = front(members), _clouds(members)
@@ -74,9 +73,7 @@ def tradeoff_plots(points: Sequence[Result], looks: Mapping[str, Style]) -> dict
 def _clouds(points: Sequence[Result]) -> list[Line]:
     """The points of each series, by the bytes of their tables."""
     axes = Axes(name="tradeoff", title="", x="embedding_bytes", x_label="")
-    series: dict[str, list[Result]] = {}
-    for point in points:
-        series.setdefault(point.series, []).append(point)
+    series = grouped(points, lambda point: point.series)
     return [line_of(axes, name, "points", members) for name, members in series.items()]
 
 

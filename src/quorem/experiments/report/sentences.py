@@ -7,7 +7,7 @@ from html import escape
 from .. import words
 from ..conditions import all_conditions
 from ..figures import Figure, Result
-from .lines import coinciding, networks, panels
+from .lines import by_network, coinciding, panels
 from .tradeoff import is_clear, is_full
 
 TRAINED_IN_THE_PAPER = ("figure4", "figure5", "figure6", "table1")
@@ -32,9 +32,8 @@ def measured(figure: Figure) -> str:
     if figure.axes.y == "parameters" or varies([figure]):
         return ""
     rows = []
-    for network in networks(figure.points):
-        points = [p for p in figure.points if p.network == network and math.isfinite(words.or_nan(p.test_mean))]
-        if points:
+    for network, members in by_network(figure.points).items():
+        if points := [p for p in members if math.isfinite(words.or_nan(p.test_mean))]:
             rows.append(f"<li><strong>{escape(words.network(network))}</strong>: {escape(_best(figure, points))}</li>")
     return f'<div class="measured"><h4>Here, the best</h4><ul>{"".join(rows)}</ul></div>' if rows else ""
 

@@ -9,11 +9,23 @@ from typing import NamedTuple
 from .. import words
 from ..figures import Figure, Result
 from ..table1 import LOSSES
-from .lines import networks
+from .lines import by_network
 from .styles import Style
 from .tradeoff import Win, is_clear
 
 BEST = "**"  # put around a number that is the best of its row
+
+
+WIN_COLUMNS = ("tables of", "best", "test log loss", "next best", "difference", "more than the deviations?")
+BELOW = ("deviation", "threshold", "AUC", "validation log loss")  # columns of points that are in the line below each
+POINT_COLUMNS = (
+    *("figure", "data", "rows", "network", "series", "x", "test log loss", "tables", "parameters", "optimizer"),
+    *("trials", *BELOW),
+)
+TEXT_COLUMNS = (  # the others have numbers
+    *("figure", "data", "network", "series", "optimizer", "hidden layer"),
+    *("tables of", "best", "next best", "more than the deviations?"),
+)
 
 
 class PointRow(NamedTuple):
@@ -25,33 +37,6 @@ class PointRow(NamedTuple):
     point: Result
 
 
-class PointColumn(NamedTuple):
-    """A column to sort points by: ``kind`` is "text" or "number"; if not ``shown``, it is in the line below."""
-
-    name: str
-    kind: str
-    shown: bool = True
-
-
-POINT_COLUMNS = (
-    PointColumn("figure", "text"),
-    PointColumn("data", "text"),
-    PointColumn("rows", "number"),
-    PointColumn("network", "text"),
-    PointColumn("series", "text"),
-    PointColumn("x", "number"),
-    PointColumn("test log loss", "number"),
-    PointColumn("tables", "number"),
-    PointColumn("parameters", "number"),
-    PointColumn("optimizer", "text"),
-    PointColumn("trials", "number"),
-    PointColumn("deviation", "number", shown=False),
-    PointColumn("threshold", "number", shown=False),
-    PointColumn("AUC", "number", shown=False),
-    PointColumn("validation log loss", "number", shown=False),
-)
-
-
 def hidden_layers(figure: Figure) -> list[list[str]]:
     """Table 1: for each network a row each for parameters, our test loss and the paper's; the first row is the head.
 
@@ -59,8 +44,8 @@ def hidden_layers(figure: Figure) -> list[list[str]]:
     """
     widths = sorted({point.x for point in figure.points if point.x is not None})
     rows = [["network", "hidden layer", *(f"{width:,.6g}" for width in widths)]]
-    for network in networks(figure.points):
-        points = {point.x: point for point in figure.points if point.network == network}
+    for network, members in by_network(figure.points).items():
+        points = {point.x: point for point in members}
         results = [points.get(width) for width in widths]
         name = words.network(network)
         rows.append([name, "parameters", *(f"{p.parameters:,}" if p else words.NONE for p in results)])
@@ -86,55 +71,54 @@ def _loss(point: Result | None, best: Result | None) -> str:
 def hidden_layers_html(figure: Figure) -> str:
     """Table 1 in HTML; the best of a row is bold."""
     head, *body = hidden_layers(figure)
-    cells = "".join(
-        f'<th scope="col" class="{"text" if k < 2 else "number"}">{escape(text)}</th>' for k, text in enumerate(head)
-    )
-    lines = []
-    for row in body:
-        texts = [
-            f"<strong>{escape(t.removeprefix(BEST).removesuffix(BEST))}</strong>" if t.startswith(BEST) else escape(t)
-            for t in row
-        ]
-        names = "".join(f'<th scope="row" class="text">{text}</th>' for text in texts[:2])
-        numbers = "".join(
-            f'<td class="number" data-label="{escape(width)}">{text}</td>'
-            for width, text in zip(head[2:], texts[2:], strict=True)
-        )
-        lines.append(f"<tr>{names}{numbers}</tr>")
-    table = f'<table class="cards"><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    return f'<div class="box">{table}</div>'
+    rows = [f"<tr>{_cells(head, [_bold(text) for text in row], row_heads=2)}</tr>" for row in body]
+    return _table(_heads(head), f"<tbody>{''.join(rows)}</tbody>")
 
 
-def _heads(names: Sequence[str], kinds: Sequence[str]) -> str:
-    return "".join(f'<th scope="col" class="{k}">{escape(n)}</th>' for n, k in zip(names, kinds, strict=True))
+def _bold(text: str) -> str:
+    if text.startswith(BEST):
+        return f"<strong>{escape(text.removeprefix(BEST).removesuffix(BEST))}</strong>"
+    return escape(text)
+
+
+def _kind(column: str) -> str:
+    return "text" if column in TEXT_COLUMNS else "number"
+
+
+def _heads(columns: Sequence[str]) -> str:
+    return "".join(f'<th scope="col" class="{_kind(name)}">{escape(name)}</th>' for name in columns)
+
+
+def _cells(columns: Sequence[str], texts: Sequence[str], *, row_heads: int = 0) -> str:
+    """The cells of a row, the first of which are heads; the texts are HTML."""
+    cells = [f'<th scope="row" class="text">{text}</th>' for text in texts[:row_heads]]
+    for name, text in zip(columns[row_heads:], texts[row_heads:], strict=True):
+        cells.append(f'<td class="{_kind(name)}" data-label="{escape(name)}">{text}</td>')
+    return "".join(cells)
+
+
+def _table(heads: str, body: str, attributes: str = 'class="cards"') -> str:
+    return f'<div class="box"><table {attributes}><thead><tr>{heads}</tr></thead>{body}</table></div>'
 
 
 def winners_html(wins: Mapping[str, Sequence[Win]], looks: Mapping[str, Style]) -> str:
     """A table of the best method at each size, for each network."""
-    head = ("tables of", "best", "test log loss", "next best", "difference", "more than the deviations?")
-    kinds = ("text", "text", "number", "text", "number", "text")
-    cells = _heads(head, kinds)
     parts = []
     for network, winners in wins.items():
         name = escape(words.network(network))
-        parts.append(f'<tbody><tr class="group"><th scope="rowgroup" colspan="{len(head)}">{name}</th></tr>')
+        parts.append(f'<tbody><tr class="group"><th scope="rowgroup" colspan="{len(WIN_COLUMNS)}">{name}</th></tr>')
         for win in winners:
-            best, second = win.best, win.second
             texts = (
-                swatch(best.series, looks),
-                words.mean_text(best.test_mean, best.test_sd, best.trials),
-                swatch(second.series, looks) if second else words.NONE,
+                _about(win),
+                swatch(win.best.series, looks),
+                words.mean_text(win.best.test_mean, win.best.test_sd, win.best.trials),
+                swatch(win.second.series, looks) if win.second else words.NONE,
                 words.loss(win.difference),
                 _verdict(win),
             )
-            row = f'<th scope="row" class="text">{_about(win)}</th>' + "".join(
-                f'<td class="{kind}" data-label="{escape(name)}">{text}</td>'
-                for name, kind, text in zip(head[1:], kinds[1:], texts, strict=True)
-            )
-            parts.append(f'<tr class="win">{row}</tr>')
+            parts.append(f'<tr class="win">{_cells(WIN_COLUMNS, texts, row_heads=1)}</tr>')
         parts.append("</tbody>")
-    table = f'<table class="cards"><thead><tr>{cells}</tr></thead>{"".join(parts)}</table>'
-    return f'<div class="box">{table}</div>'
+    return _table(_heads(WIN_COLUMNS), "".join(parts))
 
 
 def _about(win: Win) -> str:
@@ -159,25 +143,24 @@ def swatch(series: str, looks: Mapping[str, Style]) -> str:
     return f"<span>{mark} {escape(series)}</span>"
 
 
-def points_columns(rows: Sequence[PointRow], *, several_data: bool) -> list[PointColumn]:
+def points_columns(rows: Sequence[PointRow], *, several_data: bool) -> list[str]:
     """The columns of the table of all points, without those that are the same in every row."""
     alike = {"data": not several_data, "rows": len({row.rows for row in rows}) < 2}
-    return [column for column in POINT_COLUMNS if not alike.get(column.name, False)]
+    return [name for name in POINT_COLUMNS if not alike.get(name, False)]
 
 
-def points_html(rows: Sequence[PointRow], columns: Sequence[PointColumn], looks: Mapping[str, Style]) -> str:
+def points_html(rows: Sequence[PointRow], columns: Sequence[str], looks: Mapping[str, Style]) -> str:
     """The table of all points, each with its command and configuration."""
-    head = "".join(
-        f'<th scope="col" class="{column.kind}" aria-sort="none" data-key="{key}">'
-        f'<button type="button">{escape(column.name)}<span class="arrow" aria-hidden="true"></span></button></th>'
-        for key, column in enumerate(columns)
-        if column.shown
+    heads = "".join(
+        f'<th scope="col" class="{_kind(name)}" aria-sort="none" data-key="{key}">'
+        f'<button type="button">{escape(name)}<span class="arrow" aria-hidden="true"></span></button></th>'
+        for key, name in enumerate(columns)
+        if name not in BELOW
     )
-    body = "".join(_point(row, columns, looks) for row in rows)
-    return f'<div class="box"><table id="points" class="cards"><thead><tr>{head}</tr></thead>{body}</table></div>'
+    return _table(heads, "".join(_point(row, columns, looks) for row in rows), 'id="points" class="cards"')
 
 
-def _point(row: PointRow, columns: Sequence[PointColumn], looks: Mapping[str, Style]) -> str:
+def _point(row: PointRow, columns: Sequence[str], looks: Mapping[str, Style]) -> str:
     figure, data, trained, point = row
     threshold = point.config.get("threshold")
     threshold = threshold if isinstance(threshold, int) else None
@@ -198,24 +181,18 @@ def _point(row: PointRow, columns: Sequence[PointColumn], looks: Mapping[str, St
         "AUC": (words.loss(point.auc_mean), point.auc_mean),
         "validation log loss": (words.loss(point.validation_mean), point.validation_mean),
     }
-    cells = "".join(
-        f'<td class="{column.kind}" data-label="{escape(column.name)}">{values[column.name][0]}</td>'
-        for column in columns
-        if column.shown
-    )
-    keys = escape(json.dumps([_key(values[column.name][1]) for column in columns]))
-    more = " · ".join(
-        f"{column.name} {text}" for column in columns if not column.shown and (text := values[column.name][0])
-    )
-    config = escape(json.dumps(point.config, indent=1, sort_keys=True))
-    width = sum(column.shown for column in columns)
+    shown = [name for name in columns if name not in BELOW]
+    keys = escape(json.dumps([_key(values[name][1]) for name in columns]))
+    more = " · ".join(f"{name} {values[name][0]}" for name in BELOW if values[name][0])
     return (
         f'<tbody class="point" data-keys="{keys}" data-figure="{escape(figure)}" data-data="{escape(data)}"'
-        f' data-network="{escape(point.network)}" data-series="{escape(point.series)}"><tr>{cells}</tr>'
-        f'<tr class="how"><td colspan="{width}"><div class="below"><p class="more">{more}</p>'
+        f' data-network="{escape(point.network)}" data-series="{escape(point.series)}">'
+        f"<tr>{_cells(shown, [values[name][0] for name in shown])}</tr>"
+        f'<tr class="how"><td colspan="{len(shown)}"><div class="below"><p class="more">{more}</p>'
         f"<details><summary>{escape(words.scheme(point.config))}</summary>"
         f'<div class="recipe"><h4>Command of the first trial</h4>{copyable(point.command)}'
-        f"<h4>Configuration</h4>{copyable(config, escaped=True)}</div></details></div></td></tr></tbody>\n"
+        f"<h4>Configuration</h4>{copyable(json.dumps(point.config, indent=1, sort_keys=True))}"
+        "</div></details></div></td></tr></tbody>\n"
     )
 
 
@@ -234,7 +211,7 @@ def _trials(point: Result) -> str:
     return f'{point.trials} <span class="warn">({point.missing} missing{failed})</span>'
 
 
-def copyable(text: str, *, escaped: bool = False) -> str:
+def copyable(text: str) -> str:
     """Text in a box with a button that copies it."""
-    shown = text if escaped else escape(text)
-    return f'<div class="copy"><pre tabindex="0">{shown}</pre><button type="button" class="small">Copy</button></div>'
+    box = f'<pre tabindex="0">{escape(text)}</pre>'
+    return f'<div class="copy">{box}<button type="button" class="small">Copy</button></div>'

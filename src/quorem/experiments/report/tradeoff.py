@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..figures import Figure, Result
+from ..figures import Figure, Result, grouped
 from ..words import or_nan
 
 WITHOUT_EFFECT = ("seed", "validate_every")  # options that do not make a different setting
@@ -64,9 +64,7 @@ def winners(points: Sequence[Result]) -> list[Win]:
     """
     full = [point.embedding_bytes for point in points if is_full(point)]
     whole = max(full or [point.embedding_bytes for point in points], default=1)
-    sizes: dict[int, list[Result]] = {}
-    for point in points:
-        sizes.setdefault(round(math.log2(point.embedding_bytes / whole)), []).append(point)
+    sizes = grouped(points, lambda point: round(math.log2(point.embedding_bytes / whole)))
     return [_win(power, sizes[power]) for power in sorted(sizes, reverse=True)]
 
 
