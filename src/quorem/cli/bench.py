@@ -41,17 +41,18 @@ def bench(
     import torch
 
     from ..experiments.bench import command, report
-    from ..experiments.bench.grid import Selection
+    from ..experiments.bench.grid import named_axes
 
     where = torch.device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        choice = Selection(mode=mode, provider=provider, scheme=scheme, ids=ids, batch=batch, dim=dim)
+        axes = {"mode": mode, "provider": provider, "scheme": scheme, "ids": ids, "batch": batch, "dim": dim}
+        named = named_axes(axes)
         if table is None:
-            grids = command.chosen(preset, where, choice)
+            grids = command.chosen(preset, where, named)
         else:
-            rows, absent = command.selected(report.read(table), choice)
+            rows, absent = command.selected(report.read(table), named)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if table is None:

@@ -70,18 +70,18 @@ def train(
     from ..training.model import data_identity
 
     prepared = Prepared(data)
-    planned = None if plan is None else train.plan_from(plan, prepared, dim)
-    bits_after = int(bits) if bits is not None else planned.bits if planned else None
+    planned = {} if plan is None else train.plan_from(plan, prepared, dim)
+    bits_after = int(bits) if bits is not None else planned.get("bits")
     if ranks > 1 and bits_after:
         raise ValueError("rows are not quantized on several ranks: train without bits, then quorem evaluate --bits")
-    dtype = row_dtype or (planned.row_dtype if planned else "float32")
+    dtype = row_dtype or planned.get("row_dtype", "float32")
     if ranks > 1 and dtype != "float32":
         raise ValueError(f"row_dtype ({dtype!r}) must be 'float32' on several ranks: plan with --row-dtype float32")
     config = RunConfig(
         data=data_identity(prepared),
         scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
         threshold=threshold,
-        plan=planned.schemes if planned else None,
+        plan=planned.get("plan"),
         bits=bits_after,
         row_dtype=dtype,
         unknown=unknown,

@@ -224,12 +224,9 @@ def write_csv(figure: Figure, path: Path) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for point in figure.points:
-        trained = conditions_of(point, figure.made)
-        values = vars(point) | {
+        values = vars(point) | conditions_of(point, figure.made)._asdict()
+        values |= {
             "figure": figure.axes.name,
-            "rows": trained.rows,
-            "epochs": trained.epochs,
-            "batch_size": trained.batch_size,
             "scheme": json.dumps(point.config["scheme"]),
             "threshold": point.config["threshold"],
         }

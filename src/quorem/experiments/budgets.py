@@ -38,11 +38,9 @@ def points(study: Study) -> list[Point]:
     result, seen = study.points("full"), set()
     for share in SHARES:
         for series, scheme in schemes(share).items():
-            if (layout := (series, rows_of(scheme, study.cardinalities))) in seen:
-                continue
-            seen.add(layout)
-            options = {"scheme": scheme, "max_rows": study.max_rows}
-            result += [Point(series=series, x=share, options={"network": name, **options}) for name in study.networks]
+            if (layout := (series, rows_of(scheme, study.cardinalities))) not in seen:
+                seen.add(layout)
+                result += study.of_each_network(series, share, {"scheme": scheme})
     return result
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..data.batches import Prepared
 from .figures import Figure, Result
 
 
@@ -32,6 +33,18 @@ class Conditions(NamedTuple):
         """
         rows = "unknown" if self.rows is None else str(self.rows)
         return f"-{rows}-rows-{self.epochs}-epochs-batch-{self.batch_size}-{self.data[:8]}"
+
+
+def describe(prepared: Prepared, identity: str) -> dict[str, Any]:
+    """What the page says about prepared data."""
+    return {
+        "name": prepared.path.absolute().name,
+        "path": str(prepared.path),
+        "identity": identity,
+        "rows": {name: len(prepared.split(name)) for name in ("train", "validation", "test")},
+        "num_dense": len(prepared.dense_names),
+        "cardinalities": list(prepared.cardinalities),
+    }
 
 
 def dataset_of(made: Mapping[str, Any], identity: str | None) -> Mapping[str, Any]:

@@ -22,9 +22,9 @@ from ..training.model import data_identity
 from ..training.tables import counted_tables, tables_of
 from . import words
 from .aggregate import FinishedRun, result_of
+from .conditions import describe
 from .figures import Axes, Figure, Result
 from .program import command
-from .reproduce import describe
 from .watch import watching
 
 ROWS, SCALE = 100_000, 0.002  # rows of the synthetic log, and its cardinalities relative to Criteo's
@@ -125,7 +125,7 @@ def train_all(
     ]
     made = {
         "command": "quorem demo",
-        "data": describe(prepared.path, next(iter(configs)).data),
+        "data": describe(prepared, next(iter(configs)).data),
         **{name: results[0][name] for name in ("device", "versions", "commit")},
     }
     return Figure(axes=AXES, made=made, points=sorted(points, key=lambda p: -p.embedding_bytes))
@@ -148,13 +148,12 @@ def print_table(console: Console, points: Sequence[Result], best: float | None) 
     for column in ("tables", "size", "times smaller", "log loss", "against full", "AUC"):
         table.add_column(column, justify="left" if column == "tables" else "right")
     for point in points:
-        change = words.or_nan(point.test_mean) / words.or_nan(full.test_mean) - 1
         table.add_row(
             point.series,
             words.size(point.embedding_bytes),
             "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
             f"{words.or_nan(point.test_mean):.4f}",
-            "" if point is full else f"{change:+.1%}",
+            "" if point is full else f"{change(point, full):+.1%}",
             f"{words.or_nan(point.auc_mean):.4f}",
         )
     console.print(table)
@@ -166,20 +165,20 @@ def print_table(console: Console, points: Sequence[Result], best: float | None) 
 
 def headline(points: Sequence[Result]) -> str:
     """What the demo shows, in one sentence."""
-    full, planned, composed, hashed = (
-        next(point for point in points if point.series == name)
-        for name in ("full", PLAN, "mult, 60 collisions", "hash, 60 collisions")
-    )
-
-    def change(point: Result) -> str:
-        part = words.or_nan(point.test_mean) / words.or_nan(full.test_mean) - 1
-        return f"{abs(part):.1%} {'above' if part >= 0 else 'below'}"
-
-    times = full.embedding_bytes / planned.embedding_bytes
+    full, *others = points
+    times = {point.series: full.embedding_bytes / point.embedding_bytes for point in others}
+    parts = {point.series: change(point, full) for point in others}
+    text = {name: f"{abs(part):.1%} {'above' if part >= 0 else 'below'}" for name, part in parts.items()}
     return (
-        f"Tables planned by counts are {times:.0f} times smaller than full ones, with a log loss {change(planned)}"
-        f" theirs; composed alike (mult, 60 collisions) they are {change(composed)}, hashed {change(hashed)}."
+        f"Tables planned by counts are {times[PLAN]:.0f} times smaller than full ones, with a log loss {text[PLAN]}"
+        f" theirs; composed alike (mult, 60 collisions) they are {text['mult, 60 collisions']},"
+        f" hashed {text['hash, 60 collisions']}."
     )
+
+
+def change(point: Result, full: Result) -> float:
+    """The test loss relative to that of the full tables: 0.01 is 1% above."""
+    return words.or_nan(point.test_mean) / words.or_nan(full.test_mean) - 1
 
 
 def next_commands(data: Path, out: Path) -> list[str]:

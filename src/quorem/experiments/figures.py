@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from .. import files
 from ..training.config import RunConfig
@@ -137,16 +136,8 @@ def grouped(points: Iterable[Result], key: Callable[[Result], Key]) -> dict[Key,
     return groups
 
 
-# The types of a result's fields in a file.
-KINDS: dict[str, tuple[type | UnionType, str]] = {
-    **dict.fromkeys(("network", "series", "optimizer", "command"), (str, "text")),
-    **dict.fromkeys(("parameters", "bytes", "embedding_parameters", "embedding_bytes"), (int, "an integer")),
-    **dict.fromkeys(("trials", "missing", "failed"), (int, "an integer")),
-    **{f"{name}_{kind}": (Number, "a number") for name in ("test", "validation", "auc") for kind in ("mean", "sd")},
-    **dict.fromkeys(("x",), (Number, "a number")),
-    **dict.fromkeys(("others", "config"), (dict, "an object")),
-    **dict.fromkeys(("runs", "curve", "test_losses"), (list, "a list")),
-}
+# Names of the types that a result's fields have in a file; the other fields are numbers or null.
+KINDS = {str: "text", int: "an integer", dict: "an object", list: "a list"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +173,10 @@ class Figure:
 
 def _check(point: Result) -> None:
     """Raise TypeError unless the fields of a result have their types."""
-    for name, (kind, text) in KINDS.items():
-        if not isinstance(value := getattr(point, name), kind):
-            raise TypeError(f"{name} ({str(value)[:40]!r}) must be {text}")
+    for f in dataclasses.fields(Result):
+        kind: Any = get_origin(f.type) or f.type
+        if not isinstance(value := getattr(point, f.name), kind if kind in KINDS else Number):
+            raise TypeError(f"{f.name} ({str(value)[:40]!r}) must be {KINDS.get(kind, 'a number')}")
     for row in point.curve:
         if not isinstance(row, list) or len(row) != 3 or not all(isinstance(value, Number) for value in row):
             raise TypeError(f"curve ({str(row)[:40]!r}) must be rows of three numbers")

@@ -5,7 +5,6 @@ from .conditions import all_conditions
 from .figures import Figure, Result, grouped
 
 MARKS = {"adagrad": "", "amsgrad": "*"}
-NOTE = "{what} after the last step; * with AMSGrad, otherwise Adagrad.\nTrained on {rows}."
 
 
 def markdown(figure: Figure) -> str:
@@ -50,4 +49,5 @@ def note(figure: Figure) -> str:
     trials = sorted({point.trials for point in figure.points})
     many = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
     what = "One trial" if trials == [1] else f"Mean and standard deviation over {many} trials"
-    return NOTE.format(what=what, rows="; ".join(conditions.text() for conditions in all_conditions(figure)))
+    rows = "; ".join(conditions.text() for conditions in all_conditions(figure))
+    return f"{what} after the last step; * with AMSGrad, otherwise Adagrad.\nTrained on {rows}."

@@ -49,6 +49,5 @@ def points(study: Study) -> list[Point]:
             if planned.bits == (bits or (None,))[0]:  # else all ids have rows in more bits: another series
                 settings[series] = {"plan": dict(planned), "bits": planned.bits}
         for series, options in settings.items():
-            options["max_rows"] = study.max_rows
-            result += [Point(series=series, x=share, options={"network": name, **options}) for name in study.networks]
+            result += study.of_each_network(series, share, options)
     return result

@@ -6,19 +6,18 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..data.folder import Progress as Report
 from ..data.prepared import Prepared
 from .program import command
+from .watch import bars
 
 if TYPE_CHECKING:  # loads polars
     from ..data.infer import Inferred
 
 RATE_SECONDS = 0.5  # in a shorter time, the number of rows per second is noise
-LINE_SECONDS = 10.0  # between two lines of a stage, where there is no terminal
 
 
 def need_polars() -> None:
@@ -46,46 +45,16 @@ def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
 
 @contextmanager
 def bar(console: Console) -> Iterator[Report]:
-    """Show a progress bar for each stage, or lines if there is no terminal; yields the function to report to."""
-    if not console.is_terminal:
-        yield _lines(console)
-        return
-    columns = (
-        TextColumn("{task.description:7}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        tasks = {}
+    """Show the progress of each stage until the block ends; yields the function to report to."""
+    began: dict[str, float] = {}
+    with bars(console) as show_bar:
 
         def report(stage: str, done: float, rows: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=1.0, rows=0, rate="")
-            counted = rows_of(stage, done, rows)
-            seconds = progress.tasks[tasks[stage]].elapsed or 0.0
-            progress.update(tasks[stage], completed=done, rows=counted, rate=rate(counted, seconds))
+            seconds, counted = monotonic(), rows_of(stage, done, rows)
+            parts = [f"{counted:,} rows", rate(counted, seconds - began.setdefault(stage, seconds))]
+            show_bar(stage, done, " ".join(parts), ", ".join(filter(None, [f"{done:.0%}", *parts])))
 
         yield report
-
-
-def _lines(console: Console) -> Report:
-    """A line for each stage every ``LINE_SECONDS``, and one when it is finished."""
-    began: dict[str, float] = {}
-    printed: dict[str, float] = {}
-
-    def report(stage: str, done: float, rows: int) -> None:
-        seconds = monotonic()
-        began.setdefault(stage, seconds)
-        if seconds - printed.setdefault(stage, seconds) >= LINE_SECONDS or done >= 1:
-            printed[stage] = seconds
-            counted = rows_of(stage, done, rows)
-            parts = [f"{stage}: {done:.0%}", f"{counted:,} rows", rate(counted, seconds - began[stage])]
-            console.print(", ".join(filter(None, parts)), highlight=False, soft_wrap=True)
-
-    return report
 
 
 def rows_of(stage: str, done: float, rows: int) -> int:

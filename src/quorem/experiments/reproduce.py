@@ -8,7 +8,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from ..training.config import DEFAULT_LRS, RunConfig
 from ..training.model import data_identity
 from . import budgets, figure4, figure5, figure6, figure7, plans, sweep, table1
 from .aggregate import aggregate, figure_of_run, write_csv
-from .conditions import file_names, split
+from .conditions import describe, file_names, split
 from .figures import Axes, Figure, FigurePlan, Point
 from .program import command
 from .progress import showing
@@ -40,29 +40,25 @@ def plan(
     for name in optimizers:
         if name not in DEFAULT_LRS:
             raise ValueError(f"optimizers ({name!r}) must be of {', '.join(DEFAULT_LRS)}")
-    identities: dict[Path, str] = {}
+    every_trial: list[dict[str, Any]] = [{"optimizer": o, "seed": seed} for o in optimizers for seed in range(trials)]
+    datasets: dict[Path, dict[str, Any]] = {}
     runs = []
     for point in points:
         if (folder := Path(point.data) if point.data else data) is None:
             raise ValueError(f"point {point.series!r} has no data: give --data, or data= of the point")
-        if folder not in identities:
-            identities[folder] = data_identity(Prepared(folder))
+        if folder not in datasets:
+            prepared = Prepared(folder)
+            datasets[folder] = describe(prepared, data_identity(prepared))
+        data_name, options = datasets[folder]["identity"], _pinned(point.options)
         try:
-            runs.append(
-                [
-                    RunConfig(data=identities[folder], optimizer=optimizer, seed=seed, **_pinned(point.options))
-                    for optimizer in cast(Sequence[Any], optimizers)  # checked above
-                    for seed in range(trials)
-                ]
-            )
+            runs.append([RunConfig(data=data_name, **trial, **options) for trial in every_trial])
         except TypeError as error:
             raise ValueError(f"options of point {point.series!r} at {point.x}: {error}") from None
-    about = [describe(path, identity) for path, identity in identities.items()]
     made = {
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "data": about[0] if about else {},
-        "datasets": {dataset["identity"]: dataset for dataset in about},
+        "data": next(iter(datasets.values()), {}),
+        "datasets": {dataset["identity"]: dataset for dataset in datasets.values()},
         "trials": trials,
         "optimizers": list(optimizers),
     }
@@ -73,19 +69,6 @@ def _pinned(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a point; if the network comes from a user's file, its name gets a digest of the file."""
     network = options.get("network")
     return {**options, "network": models.pinned(network)} if isinstance(network, str) else dict(options)
-
-
-def describe(path: Path, identity: str) -> dict[str, Any]:
-    """What the page says about prepared data."""
-    prepared = Prepared(path)
-    return {
-        "name": path.absolute().name,
-        "path": str(path),
-        "identity": identity,
-        "rows": {name: len(prepared.split(name)) for name in ("train", "validation", "test")},
-        "num_dense": len(prepared.dense_names),
-        "cardinalities": list(prepared.cardinalities),
-    }
 
 
 def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequence[str], command: str) -> FigurePlan:

@@ -52,9 +52,14 @@ class Study:
         So that figures share runs, the runs of figure 4 are validated during training in every figure, and a threshold
         below the smallest table is left out.
         """
-        options = {"scheme": scheme_of(method, num_collisions), "max_rows": self.max_rows, **options}
+        options = {"scheme": scheme_of(method, num_collisions), **options}
         if threshold >= min(self.cardinalities):
             options["threshold"] = threshold
         elif method == "full" or (method in ("hash", "mult") and num_collisions == 4):
             options["validate_every"] = max(1, -(-self.steps // CURVE_POINTS))
-        return [Point(series=method, x=x, options={"network": name, **options}) for name in self.networks]
+        return self.of_each_network(method, x, options)
+
+    def of_each_network(self, series: str, x: float | None, options: Mapping[str, Any]) -> list[Point]:
+        """A point for each network with those options, trained on the rows of the study."""
+        options = {"max_rows": self.max_rows, **options}
+        return [Point(series=series, x=x, options={"network": name, **options}) for name in self.networks]

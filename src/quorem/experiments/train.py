@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,15 @@ from ..data.prepared import Prepared
 from ..ops import cpu
 from ..planner import Plan
 from ..schemes import Scheme
-from ..training.config import RowDtype, RunConfig
+from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import build_model
 from ..training.ranks import run_ranks
 from ..training.tables import PAPER_METHODS, scheme_of
 from ..training.trial import Trial
 from . import words
+from .conditions import Conditions, describe
+from .planning import options_of
 from .program import command
 from .watch import watching
 
@@ -58,16 +60,8 @@ def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> S
     return scheme_of(text, num_collisions, force=force)
 
 
-class PlannedRun(NamedTuple):
-    """What a plan determines: the scheme of each feature, the dtype of rows in training, and their bits afterwards."""
-
-    schemes: dict[str, Scheme]
-    row_dtype: RowDtype = "float32"
-    bits: int | None = None
-
-
-def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> PlannedRun:
-    """Read a plan from a file of ``quorem plan``, or from JSON of schemes.
+def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Any]:
+    """The options of ``RunConfig`` that a plan determines, from a file of ``quorem plan`` or from JSON of schemes.
 
     Raises:
         ValueError: if it is neither, or its tables do not fit the data and ``embedding_dim``.
@@ -77,7 +71,7 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> PlannedRun:
     try:
         values = json.loads(text)
         if isinstance(values, dict) and "format" not in values:
-            return PlannedRun({name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()})
+            return {"plan": {name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()}}
         plan = Plan.from_json(text)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -94,7 +88,7 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> PlannedRun:
     dtypes = sorted({str(table.dtype).removeprefix("torch.") for table in plan.tables})
     if len(dtypes) != 1:
         raise ValueError(f"plan has tables of {', '.join(dtypes)} but a run has all its tables in one dtype")
-    return PlannedRun(dict(plan), cast(RowDtype, dtypes[0]), plan.bits)
+    return options_of(plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +189,9 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
     parameters = sum(p.numel() for p in model.parameters())
     size = words.size(sum(p.nbytes for p in tables.parameters()))
-    rows = {split: len(prepared.split(split)) for split in ("train", "validation", "test")}
-    trained = min(config.max_rows or rows["train"], rows["train"])
-    about = {"rows": rows, "num_dense": len(prepared.dense_names), "cardinalities": list(prepared.cardinalities)}
+    about = describe(prepared, config.data)
+    rows = min(config.max_rows or about["rows"]["train"], about["rows"]["train"])
+    conditions = Conditions(config.data, rows, config.epochs, config.batch_size)
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
@@ -209,8 +203,8 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
         f"tables    {scheme}, D = {config.embedding_dim}{dtype}: {tables.num_parameters:,} parameters, {size},"
         f" {tables.compression:,.3g} times smaller than full tables",
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
-        f"training  {trained:,} rows, {config.epochs} epoch{'s' * (config.epochs != 1)}, batch {config.batch_size},"
-        f" {words.optimizer(config.optimizer)}, lr {config.learning_rate:g}, seed {config.seed}",
+        f"training  {conditions.text()}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
+        f" seed {config.seed}",
         f"device    {device}, {hardware}",
     ]
 

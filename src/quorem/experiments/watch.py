@@ -1,7 +1,7 @@
-"""Show the progress of runs: a bar for each on a terminal, otherwise a plain line at intervals."""
+"""Show progress: a bar for each run or stage on a terminal, otherwise a plain line at intervals."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -10,62 +10,57 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ..training.config import RunConfig
 from ..training.loop import Status
 
-LINE_SECONDS = 10.0  # time between two lines of a run, without a terminal
+LINE_SECONDS = 10.0  # time between two lines of a run or stage, without a terminal
+
+
+@contextmanager
+def bars(console: Console, names: Iterable[str] = ()) -> Iterator[Callable[[str, float, str, str], None]]:
+    """Show progress until the block ends.
+
+    Yields a function for reports: the name of a run or stage, the share of it that is done, the text after its bar, and
+    the text of its line. Without a terminal, each has a line every ``LINE_SECONDS``, and one when it is finished.
+
+    Args:
+        console: the console to draw on.
+        names: what has a bar from the beginning; others have one from their first report on.
+    """
+    if not console.is_terminal:
+        printed: dict[str, float] = {}
+
+        def print_line(name: str, done: float, text: str, line: str) -> None:
+            seconds = time.monotonic()
+            if seconds - printed.setdefault(name, seconds) >= LINE_SECONDS or done >= 1:
+                printed[name] = seconds
+                console.print(f"{name}: {line}", highlight=False, soft_wrap=True)
+
+        yield print_line
+        return
+    description, text = TextColumn("{task.description:7}"), TextColumn("{task.fields[text]}")
+    columns = (description, BarColumn(14), TaskProgressColumn(), text, TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=console) as progress:
+        tasks = {name: progress.add_task(name, total=None, start=False, text="") for name in names}
+
+        def move_bar(name: str, done: float, text: str, line: str) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, start=False, text="")
+            if not progress.tasks[tasks[name]].started:
+                progress.start_task(tasks[name])
+            progress.update(tasks[name], total=1.0, completed=done, text=text)
+
+        yield move_bar
 
 
 @contextmanager
 def watching(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
-    """Show the progress of runs until the block ends; yields the function that takes their reports.
-
-    Args:
-        console: the console to draw on.
-        names: names of the runs.
-    """
-    if console.is_terminal:
-        with _bars(console, names) as report:
-            yield report
-    else:
-        yield _lines(console, names)
-
-
-@contextmanager
-def _bars(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(14),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rate]:>7} rows/s"),
-        TextColumn("loss {task.fields[loss]:6}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console) as progress:
-        tasks = {
-            config: progress.add_task(name, total=None, start=False, rate="", loss="") for config, name in names.items()
-        }
+    """Show the progress of runs, by their names, until the block ends; yields the function that takes their reports."""
+    with bars(console, names.values()) as show:
 
         def report(status: Status) -> None:
-            task = tasks[status.config]
-            if not progress.tasks[task].started:
-                progress.start_task(task)
             loss = "" if status.loss is None else f"{status.loss:.4f}"
-            rate = f"{status.rows_per_second:,.0f}"
-            progress.update(task, total=status.steps, completed=status.step, rate=rate, loss=loss)
+            text = f"{status.rows_per_second:7,.0f} rows/s loss {loss:6}"
+            show(names[status.config], status.step / status.steps, text, line(status))
 
         yield report
-
-
-def _lines(console: Console, names: Mapping[RunConfig, str]) -> Callable[[Status], None]:
-    """Print a line for each run every ``LINE_SECONDS``, and one when it is finished."""
-    printed: dict[RunConfig, float] = {}
-
-    def report(status: Status) -> None:
-        seconds = time.monotonic()
-        since = seconds - printed.setdefault(status.config, seconds)
-        if since >= LINE_SECONDS or status.step == status.steps:
-            printed[status.config] = seconds
-            console.print(f"{names[status.config]}: {line(status)}", highlight=False, soft_wrap=True)
-
-    return report
 
 
 def line(status: Status) -> str:

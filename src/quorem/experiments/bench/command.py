@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from . import check, report
 from .facts import facts_of_run
-from .grid import PRESETS, PROVIDERS, Grid, Selection
+from .grid import PRESETS, PROVIDERS, Axes, Grid
 from .run import rows as measured
 
 
@@ -19,15 +19,14 @@ class WrongKernelsError(RuntimeError):
     """A kernel test failed, or a kernel differs from the reference."""
 
 
-def chosen(preset: str | None, device: torch.device, choice: Selection) -> tuple[Grid, ...]:
-    """The grids of ``preset``, with the axes that ``choice`` names replaced.
+def chosen(preset: str | None, device: torch.device, named: Axes) -> tuple[Grid, ...]:
+    """The grids of ``preset``, with the ``named`` axes replaced.
 
     Without a preset, it is ``"full"`` if an axis is named, else the preset of the device.
 
     Raises:
         ValueError: if a preset, or a value on an axis, is unknown.
     """
-    named = choice.named
     if preset is None:
         preset = "full" if named else "h200" if device.type == "cuda" else "cpu"
     if preset not in PRESETS:
@@ -107,13 +106,13 @@ def check_folder(option: str, folder: Path) -> None:
         raise PermissionError(f"{option} ({folder}) must be a folder that can be written, and {existing} cannot")
 
 
-def selected(rows: Sequence[report.Row], choice: Selection) -> tuple[list[report.Row], list[str]]:
-    """The rows that match ``choice`` on every axis that it names, and the named providers without any row.
+def selected(rows: Sequence[report.Row], named: Axes) -> tuple[list[report.Row], list[str]]:
+    """The rows that match every ``named`` axis, and the named providers without any row.
 
     Raises:
-        ValueError: if no row has a value that ``choice`` names; a known provider may have no rows.
+        ValueError: if no row has a named value; a known provider may have no rows.
     """
-    named, measured_providers = choice.named, {row.provider for row in rows}
+    measured_providers = {row.provider for row in rows}
     absent = [p for p in named.get("provider", ()) if p in PROVIDERS and p not in measured_providers]
     for axis, chosen_values in named.items():
         values = [value for value in chosen_values if value not in absent]

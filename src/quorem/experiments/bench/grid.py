@@ -1,6 +1,6 @@
 """What a benchmark measures: its axes, its presets, and the ids for all providers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -55,29 +55,17 @@ class Grid:
                 raise ValueError(f"{axis} ({getattr(self, axis)}) must be at least 1")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The values that the options of the command name for each axis; none leave an axis unchanged.
+Axes = Mapping[str, tuple[Any, ...]]  # the values of some axes, by name
 
-    A scheme may be named by the start of its name.
+
+def named_axes(values: Mapping[str, Sequence[Any] | None]) -> Axes:
+    """The axes that the options of the command name; a scheme may be named by the start of its name.
+
+    Raises:
+        ValueError: if no scheme, or more than one, has a name that starts so.
     """
-
-    mode: Sequence[str] | None = None
-    provider: Sequence[str] | None = None
-    scheme: Sequence[str] | None = None
-    ids: Sequence[str] | None = None
-    batch: Sequence[int] | None = None
-    dim: Sequence[int] | None = None
-
-    @property
-    def named(self) -> dict[str, tuple[Any, ...]]:
-        """The values by axis, without axes that are left unchanged; names of schemes are completed.
-
-        Raises:
-            ValueError: if no scheme, or more than one, has a name that starts so.
-        """
-        values = vars(self) | {"scheme": [scheme_named(name) for name in self.scheme or ()]}
-        return {axis: tuple(chosen) for axis, chosen in values.items() if chosen}
+    named = {axis: tuple(chosen) for axis, chosen in values.items() if chosen}
+    return named | {"scheme": tuple(map(scheme_named, named["scheme"]))} if "scheme" in named else named
 
 
 def scheme_named(name: str) -> str:

@@ -33,11 +33,21 @@ EFFORTS = {"cpu": Effort(), "cuda": Effort(2e-2, 0.4, most=50), "quick": Effort(
 
 @dataclass
 class Call:
-    """A function to time; one run of it performs ``count`` operations."""
+    """A function to time.
+
+    Args:
+        name: name of its provider.
+        run: the function.
+        count: the number of operations that one run performs.
+        graph: whether it replays a CUDA graph.
+        peak: the most GPU memory of an operation, see ``peak_extra_bytes``; None if not measured.
+    """
 
     name: str
     run: Callable[[], Any]
     count: int = 1
+    graph: bool = False
+    peak: int | None = None
     seconds: list[float] = field(default_factory=list)  # seconds of one operation, for each sample
     inner: int = 1
     samples: int = 1
@@ -127,16 +137,17 @@ def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None
     return 2 * size / (call.quantiles()[1] / 1e6)
 
 
-def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: str, networks: int = 0) -> int | None:
+def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: str) -> int | None:
     """The fewest bytes that one operation must move, in float32, as a mean over ``batches``; None if not defined.
 
     Forward: read ids and each distinct row, write vectors. A step adds a second pass: read ids, rows and gradients, and
-    read and write each distinct row and its optimizer state. ``networks`` is the number of parameters of path networks.
+    read and write each distinct row and its optimizer state. The networks of path-based tables are read as a whole.
     """
     if mode == "dlrm":
         return None
     storage = layout.build(specs, [None] * len(specs))
     integers = layout.Layout(*(tensor.to(batches[0].device) for tensor in storage.layout))
+    networks = sum(spec.num_parameters - sum(rows * width for rows, width in spec.shapes) for spec in specs)
     total = 0
     for ids in batches:
         reads = lookup_reads(ids, integers)

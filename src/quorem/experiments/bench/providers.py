@@ -123,6 +123,11 @@ def dense(source: EmbeddingCollection, rule: str | None) -> Contender:
     return Contender(module, optimizers, ("forward",), name[rule] if rule else "")
 
 
+def plain_lookup(ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
+    """The plain lookup, without a check of the ids."""
+    return compose(lookup_reads(ids, layout), stored)
+
+
 class Reference(nn.Module):
     """The plain functions that define the results of the kernels: lookup, row gradients, their sums, Adagrad's rule."""
 
@@ -136,7 +141,7 @@ class Reference(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            return compose(lookup_reads(ids, self.source.layout), self.stored)
+            return plain_lookup(ids, self.stored, self.source.layout)
         return _ReferenceStep.apply(self.hook, ids, self)
 
     def update(self, grad: Tensor, ids: Tensor) -> None:
@@ -151,7 +156,7 @@ class _ReferenceStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hook: Tensor, ids: Tensor, module: Reference) -> Tensor:
         ctx.read = module, ids
-        return compose(lookup_reads(ids, module.source.layout), module.stored)
+        return plain_lookup(ids, module.stored, module.source.layout)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
@@ -174,14 +179,10 @@ class Compiled(nn.Module):
         super().__init__()
         torch._dynamo.reset()
         self.stored, self.layout = source.stored, source.layout
-        self.lookup = torch.compile(self._lookup, dynamic=False)
+        self.lookup = torch.compile(plain_lookup, dynamic=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.lookup(ids, self.stored, self.layout)
-
-    @staticmethod
-    def _lookup(ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
-        return compose(lookup_reads(ids, layout), stored)
 
 
 def compiled(source: EmbeddingCollection, rule: str | None) -> Contender:
@@ -208,20 +209,13 @@ def fbgemm(
     return Contender(module, captures=ALL, optimizer=words, setting=setting, order=module.order)
 
 
-def fbgemm_fastest(source: EmbeddingCollection, rule: str | None) -> Contender:
-    """``fbgemm`` with row-wise Adagrad and without a check of the ids."""
-    return fbgemm(source, rule, setting="fastest")
-
-
 BUILD: dict[str, Provider] = {
     "dense": dense,
     "loop": loop,
     "reference": plain,
     "compiled": compiled,
-    "fbgemm_full": fbgemm,
-    "fbgemm_full_fastest": fbgemm_fastest,
-    "fbgemm": fbgemm,
-    "fbgemm_fastest": fbgemm_fastest,
+    **dict.fromkeys(("fbgemm", "fbgemm_full"), fbgemm),
+    **dict.fromkeys(("fbgemm_fastest", "fbgemm_full_fastest"), partial(fbgemm, setting="fastest")),
     "fused": fused,
     "fused_trust": fused_trust,
 }

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, get_args
 
 from ...files import replacing
 from .. import words
@@ -83,16 +83,12 @@ def read(path: Path) -> list[Row]:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != CSV_COLUMNS:
             raise ValueError(f"columns of {path.name} ({reader.fieldnames}) must be {list(CSV_COLUMNS)}")
-        return [Row(**cast(Any, {name: _parse(name, value) for name, value in line.items()})) for line in reader]
+        return [Row(**{f.name: _parse(f.type, line[f.name]) for f in fields(Row)}) for line in reader]
 
 
-def _parse(name: str, value: str) -> int | float | str:
-    if name in ("batch", "dim", "graph", "samples", "stored_bytes"):
-        return int(value)
-    if name in ("bytes", "peak_extra_bytes"):
-        return int(value) if value else ""
-    numbers = ("median_us", "q20_us", "q80_us", "gbps", "floor_us", "ratio_to_floor", "copy_gbps")
-    return float(value) if name in numbers and value else value
+def _parse(kind: Any, value: str) -> Any:
+    kinds = get_args(kind) or (kind,)
+    return value if not value and str in kinds else kinds[0](value)
 
 
 def _time(row: Row, fused: Row | None) -> str:

@@ -15,6 +15,7 @@ from ...collection import EmbeddingCollection, Table
 from ...data.shape import CARDINALITIES, CATEGORICAL_NAMES, scaled_cardinalities
 from ...dense.limits import can_fuse
 from ...models import DLRM
+from ...schemes import TableSpec
 from . import measure
 from .grid import ROTATION, SCHEMES, CaseGroup, draw_ids, groups, scheme_of
 from .providers import BUILD, Contender, Skipped, dense_optimizer
@@ -52,27 +53,24 @@ def rows(grids: Sequence[Any], device: torch.device, *, quick: bool, say: Say, f
             ids = [draw_ids(how, cardinalities, batch, seed=i).to(device) for i in range(ROTATION)]
             present = {provider: contenders[provider] for provider in providers if provider in contenders}
             calls = _calls(present, group, ids, say)
-            measure.time_in_turns([call for *_, call, _ in calls], device, effort, ROTATION)
-            specs = {p: _specs(scheme_of(p, group.scheme), cardinalities, group.dim) for p in present}
-            moved: dict[str, int | None] = {}
-            for provider, graph, call, peak in calls:
-                scheme = scheme_of(provider, group.scheme)
-                stored = sum(spec.num_parameters for spec in specs[provider]) * 4
-                if scheme not in moved:
-                    networks = stored // 4 - sum(r * w for spec in specs[provider] for r, w in spec.shapes)
-                    moved[scheme] = measure.bytes_to_move(specs[provider], ids, group.mode, networks)
+            measure.time_in_turns(calls, device, effort, ROTATION)
+            schemes = dict.fromkeys(scheme_of(provider, group.scheme) for provider in present)
+            specs = {scheme: _specs(scheme, cardinalities, group.dim) for scheme in schemes}
+            moved = {scheme: measure.bytes_to_move(specs[scheme], ids, group.mode) for scheme in schemes}
+            for call in calls:
+                scheme = scheme_of(call.name, group.scheme)
                 yield Row(
                     mode=group.mode,
-                    provider=provider,
+                    provider=call.name,
                     scheme=scheme,
                     ids=how,
                     batch=batch,
                     dim=group.dim,
-                    graph=int(graph),
-                    optimizer=present[provider].optimizer,
-                    setting=present[provider].setting,
-                    peak_extra_bytes="" if peak is None else peak,
-                    stored_bytes=stored,
+                    graph=int(call.graph),
+                    optimizer=present[call.name].optimizer,
+                    setting=present[call.name].setting,
+                    peak_extra_bytes="" if call.peak is None else call.peak,
+                    stored_bytes=_stored_bytes(specs[scheme]),
                     **_times(call, moved[scheme], speed),
                     **facts,
                 )
@@ -98,8 +96,12 @@ def _times(call: measure.Call, moved: int | None, speed: float) -> dict[str, Any
     }
 
 
-def _specs(scheme: str, cardinalities: Sequence[int], dim: int) -> list[Any]:
+def _specs(scheme: str, cardinalities: Sequence[int], dim: int) -> list[TableSpec]:
     return [SCHEMES[scheme].spec(n, dim) for n in cardinalities]
+
+
+def _stored_bytes(specs: Sequence[TableSpec]) -> int:
+    return 4 * sum(spec.num_parameters for spec in specs)
 
 
 def collection(scheme: str, cardinalities: Sequence[int], dim: int, device: torch.device) -> EmbeddingCollection:
@@ -137,8 +139,8 @@ def _build(
 ) -> Contender | None:
     """The contender; None if it cannot be measured, in which case a line says why."""
     rule = RULE_OF_MODE[group.mode]
-    spec_bytes = sum(s.num_parameters for s in _specs(scheme_of(provider, group.scheme), cardinalities, group.dim)) * 4
-    needed = spec_bytes * (1 + measure.STATES.get(group.mode, int(rule is not None)) + (provider == "dense"))
+    stored = _stored_bytes(_specs(scheme_of(provider, group.scheme), cardinalities, group.dim))
+    needed = stored * (1 + measure.STATES.get(group.mode, int(rule is not None)) + (provider == "dense"))
     try:
         if device.type == "cpu" and needed > (free := _free_memory()):
             raise Skipped(f"it needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free")
@@ -164,10 +166,8 @@ def _say_skipped(provider: str, group: CaseGroup, error: Exception, say: Say, se
     say(f"skipped: {provider}{setting} in {group.mode}, {group.scheme}, D = {group.dim}: {reason}")
 
 
-def _calls(
-    contenders: dict[str, Contender], group: CaseGroup, ids: list[Tensor], say: Say
-) -> list[tuple[str, bool, measure.Call, int | None]]:
-    """For each call: provider, whether it is a CUDA graph, the call, and peak memory. All have run on each batch."""
+def _calls(contenders: dict[str, Contender], group: CaseGroup, ids: list[Tensor], say: Say) -> list[measure.Call]:
+    """The calls of all contenders, also as CUDA graphs where that is possible. All have run on each batch."""
     calls = []
     for provider, contender in contenders.items():
         runs = [operation(group.mode, contender, batch) for batch in ids]
@@ -176,7 +176,7 @@ def _calls(
                 run()
             cuda = ids[0].is_cuda
             peak = measure.peak_extra_bytes(runs[0]) if cuda and group.mode != "forward" else None
-            calls.append((provider, False, measure.Call(provider, rotation(runs)), peak))
+            calls.append(measure.Call(provider, rotation(runs), peak=peak))
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             _say_skipped(provider, group, error, say, f" at B = {len(ids[0])}")
             _free(ids[0].device)
@@ -184,7 +184,7 @@ def _calls(
         if cuda and group.mode in contender.captures:
             try:
                 replay = measure.captured(runs)
-                calls.append((provider, True, measure.Call(provider, replay, count=len(runs)), peak))
+                calls.append(measure.Call(provider, replay, count=len(runs), graph=True, peak=peak))
             except RuntimeError as error:
                 torch.cuda.synchronize()
                 _say_skipped(provider, group, error, say, f" in a CUDA graph at B = {len(ids[0])}")

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from .. import words
 from ..figures import Axes, Figure, Result, grouped
-from .lines import Line, Scale, end_of, by_network, line_of, panels, span, tick_texts, ticks, x_scale, y_scale
+from .lines import Line, Scale, by_network, end_of, line_of, panels, span, tick_texts, ticks, x_scale, y_scale
 from .styles import Style
 from .tradeoff import front
 
