@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..data.batches import Prepared
+from ..data.prepared import Prepared
 from .figures import Figure, Result
 
 
