@@ -50,11 +50,12 @@ HOT_COLD_FEATURES = [0, 1, 2, 3, 6, 4, 7, 5, 6, 8, 9, 9]
 class Case:
     """Tables of a mix of schemes, and batches for them."""
 
-    def __init__(self, mix=MIX, width=16, dtype=torch.float32, widths=None, features=None, ranked=False):
+    def __init__(self, mix=MIX, width=16, dtype=torch.float32, widths=None, features=None, ranked=False, ranks=None):
         torch.manual_seed(0)
         widths = widths or [width] * len(mix)
         specs = [scheme.spec(n, w) for (scheme, n, _), w in zip(mix, widths, strict=True)]
-        ranks = [rank(torch.randint(0, 50, (s.num_embeddings,)), s) if ranked and s.num_own else None for s in specs]
+        if ranked:
+            ranks = [rank(torch.randint(0, 50, (s.num_embeddings,)), s) if s.num_own else None for s in specs]
         self.storage = build(specs, [pad for _, _, pad in mix], features, ranks)
         self.layout = self.storage.layout
         shape = (self.storage.num_rows, self.storage.width)

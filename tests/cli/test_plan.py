@@ -13,6 +13,7 @@ from quorem.cli import app
 from quorem.data.prepared import Prepared
 from quorem.experiments.planning import options_of
 from quorem.integrations.scale import estimate
+from quorem.ops.cpu import word_bytes
 from quorem.planner.budget import show_bytes
 from quorem.training.config import RunConfig
 from quorem.training.model import build_model, data_identity
@@ -76,7 +77,8 @@ def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tm
     result = json.loads((run / "result.json").read_text())
     code, output = invoke("evaluate", run)
     assert code == 0 and f"{result['test']['log_loss']:.5f}" in output  # the metrics are those of the stored rows
-    assert tables.bits == 4 and result["embedding_bytes"] == tables.stored.nbytes + tables.ranks.nbytes
+    lists = tables.ranks.nbytes + word_bytes(tables.layout)
+    assert tables.bits == 4 and result["embedding_bytes"] == tables.stored.nbytes + lists
     assert planned.bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
 
 

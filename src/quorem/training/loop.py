@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..data.prepared import Prepared
-from ..ops.gpu import word_bytes
+from ..ops import cpu, gpu
 from ..provenance import commit, versions
 from .clock import Clock
 from .config import RunConfig
@@ -271,7 +271,7 @@ def sizes(trial: Trial) -> dict[str, int]:
     parameters = sum(p.numel() for p in trial.model.parameters())
     if tables.bits:  # ``stored`` holds bytes then
         parameters += tables.num_parameters - tables.stored.numel()
-    lists = tables.ranks.nbytes + (word_bytes(tables.layout) if tables.stored.is_cuda else 0)
+    lists = tables.ranks.nbytes + (gpu if tables.stored.is_cuda else cpu).word_bytes(tables.layout)
     return {
         "parameters": parameters,
         "bytes": sum(p.nbytes for p in trial.model.parameters()) + lists,

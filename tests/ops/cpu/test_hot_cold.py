@@ -4,8 +4,12 @@ import pytest
 import torch
 from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, Case, check_bag, check_lookup, fused, same, truth
 
+from quorem import GeneralizedQR, HotCold
 from quorem.ops import cpu
 from quorem.ops.codes import quantize
+from quorem.ops.layout import LIMIT
+from quorem.ops.words import words_on_cpu
+from quorem.schemes.frequency import Ranks, rank
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -39,6 +43,58 @@ def test_many_threads(ranked, many_threads):
 def test_a_pool_alone_on_many_threads(many_threads):
     case = Case(HOT_COLD[6:9])
     check_lookup(case, case.ids(700))
+
+
+def listed_case(num_ids, num_hot, num_cold):
+    """One table with lists of random ids, and ids in and beside the lists."""
+    drawn = torch.randperm(num_ids) if num_ids < 2**20 else torch.randint(num_ids, (num_hot + num_cold,)).unique()
+    hot, cold = drawn[torch.randperm(len(drawn))][: num_hot + num_cold].split([num_hot, num_cold])
+    num_rest = num_ids - num_hot - num_cold
+    ranks = Ranks(hot.sort().values, cold.sort().values if num_rest else cold[:0])
+    scheme = HotCold(num_hot, cold=GeneralizedQR(4, operation="add"), num_rest=num_rest, force=True)
+    case = Case([(scheme, num_ids, None)], width=1, ranks=[rank(ranks, scheme.spec(num_ids, 1))])
+    ids = torch.cat([hot, cold, drawn, torch.randint(num_ids, (2000,)), torch.tensor([0, num_ids - 1])])
+    near = (ids[torch.randperm(len(ids))[:20_000], None] + torch.tensor([-1, 0, 1, 32])).clamp(0, num_ids - 1)
+    return case, near.view(-1, 1)
+
+
+@pytest.mark.parametrize(
+    "num_ids, num_hot, num_cold, levels",
+    [
+        (200_000, 50_000, 150_000, 1),
+        (200_000, 50_000, 149_000, 1),
+        (200_000, 3000, 197_000, 2),
+        (200_000, 0, 3000, 4),
+        (2**32, 30_000, 10_000, 5),
+        (2**40, 4000, 4000, 0),
+        (6000, 5, 5, 0),
+    ],
+)
+def test_ids_in_lists(num_ids, num_hot, num_cold, levels):
+    """In words of one level and of several, and by bisection where words would be large."""
+    torch.manual_seed(1)
+    case, ids = listed_case(num_ids, num_hot, num_cold)
+    assert words_on_cpu(case.layout).levels == levels
+    assert case.layout.ranks.dtype == (torch.int32 if num_ids < 2**31 else torch.int64)
+    for batch in (ids, ids.int()) if num_ids < 2**31 else (ids,):
+        args = (batch, case.stored, case.layout)
+        same("out", fused("lookup", *args, names=""), truth("lookup", *args))
+    check_lookup(case, ids[:300])
+    count = torch.tensor(0)
+    outside = torch.cat([ids[:100], torch.tensor([[-1], [-(2**62)], [num_ids], [2**62]])])
+    args = (outside, case.stored, case.layout)
+    same("out", fused("lookup_counting", *args, count, names=""), truth("lookup_counting", *args, torch.tensor(0)))
+    assert count == 4
+
+
+def test_words_are_not_read_past_their_end():
+    """Where ``data`` hides a change of the slots, the lists are bisected."""
+    torch.manual_seed(1)
+    case, ids = listed_case(200_000, 50_000, 149_000)
+    fused("lookup", ids, case.stored, case.layout, names="")
+    case.layout.slots.data[:, LIMIT] = 2**40
+    args = (torch.cat([ids, torch.tensor([[2**40 - 1]])]), case.stored, case.layout)
+    same("out", fused("lookup", *args, names=""), truth("lookup", *args))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from ..layout import Layout
+from ..words import words_on_cpu
+
 
 def compile_seconds() -> float:
     """Seconds that this process has spent on compiling kernels; 0 where there are none."""
@@ -19,6 +22,11 @@ def compile_seconds() -> float:
     from .notice import notice
 
     return notice.seconds
+
+
+def word_bytes(layout: Layout) -> int:
+    """Bytes of the words in which the kernels find ids of lists; 0 where there are no kernels."""
+    return words_on_cpu(layout).maps.nbytes if kernels() else 0
 
 
 @cache

@@ -34,7 +34,7 @@ from .codes import load_row
 from .compiled import inner, kernel
 from .lookup import compose
 from .memory import INT32, INT64, item, prefetch, put, reserve, size_of
-from .rows import block_rows, prefetch_rows, rows_bytes, rows_to_compose
+from .rows import block_rows, prefetch_rows, prefetch_words, rows_bytes, rows_to_compose
 from .source import BLOCK, Source, has_both, multiplies, part_item, partitions_of
 from .vector import accumulator, load, over_columns, splat, store, total
 
@@ -144,6 +144,7 @@ def _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sum
         put(INT64, sums, k, header(owner, K, SUMS, part))
     for p in range(begin, end, BLOCK):
         n = min(BLOCK, end - p)
+        prefetch_words(source, s, p + BLOCK, min(BLOCK, end - p - n))
         block_rows(source, s, p, n, first, last, rows)
         for k in range(first, last if mult and num_parts > 1 else first):
             prefetch_rows(kind, source, s, k, n, rows)

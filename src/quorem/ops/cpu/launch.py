@@ -11,6 +11,7 @@ from ..codes import code_bytes
 from ..layout import Layout
 from ..lookup import CodeOptions
 from ..rows import accumulator
+from ..words import words_on_cpu
 from . import lookup
 from .pages import in_huge_pages
 from .sharing import CACHED
@@ -135,8 +136,10 @@ def _source(stored: Tensor, width: int, layout: Layout, ids: Tensor, *rest: int)
         raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
     tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
     sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0], ranks.shape[0], int(ranks.dtype == torch.int64))
+    word_slots, words, levels = words_on_cpu(layout)
+    searched = (words.data_ptr(), word_slots.data_ptr(), levels)
     rows = (stored.data_ptr(), stored.shape[0], width)
-    return *rows, *tensors, *sizes, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
+    return *rows, *tensors, *sizes, *searched, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
 
 
 def raise_misfit(source: tuple[int, ...]) -> NoReturn:

@@ -6,7 +6,7 @@ from ..layout import FEATURE, LIMIT, PADDING
 from .codes import load_row
 from .compiled import inner, kernel
 from .memory import INT32, INT64, item, put, reserve, size_of
-from .rows import rows_bytes, rows_to_compose
+from .rows import prefetch_words, rows_bytes, rows_to_compose
 from .source import (
     BLOCK,
     INVALID_IDS,
@@ -81,6 +81,8 @@ def lookup(kind, source, out_kind, out, streamed, first, last):
     for b in range(first, last, BLOCK):
         n = min(BLOCK, last - b)
         for s in range(S):
+            if s + 1 < S:
+                prefetch_words(source, s + 1, b, n)
             any_invalid |= rows_to_compose(kind, source, s, b, n, rows)
             parts = (partitions_of(source, s), has_both(source, s), multiplies(source, s))
             vectors = out + (b * S + s) * W * size_of(out_kind)

@@ -50,6 +50,16 @@ def size_of(typing: Any, kind: Any) -> Any:
 
 
 @intrinsic
+def num_bits(typing: Any, number: Any) -> Any:
+    """How many bits of an integer are set."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return number(number), build
+
+
+@intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
     """Prefetch the cache line at ``address``."""
 

@@ -28,11 +28,13 @@ from ..layout import (
     REST,
     SHIFT,
     SIZE,
+    SLOT_COLUMNS,
     STRIDE,
 )
+from ..words import DIGIT
 from .codes import row_bytes
 from .compiled import inner
-from .memory import INT32, INT64, item, prefetch, put
+from .memory import INT32, INT64, item, num_bits, prefetch, put
 from .source import BLOCK, has_both, num_hot, num_numbers, part_item, partitions_of, slot_item
 
 _EXACT = 2**52
@@ -65,6 +67,23 @@ def block_rows(source, s, first, n, begin, end, rows):
     for k in range(first_composed, end):
         _partition_rows(source, s, k, n, numbers, rows + k * BLOCK * 8)
     return any_invalid
+
+
+@inner
+def prefetch_words(source, s, first, n):
+    """Prefetch the words in which ``block_rows`` will search the same ids, unless they are few."""
+    shift = DIGIT * source.levels
+    if source.levels == 0 or slot_item(source, s, HOT) < 0 or slot_item(source, s, LIMIT) >> shift < BLOCK * BLOCK:
+        return
+    words = source.words + item(INT64, source.word_slots, s * SLOT_COLUMNS + HOT) * 8
+    step = source.entry_stride
+    start = first * step + slot_item(source, s, FEATURE) * source.feature_stride
+    if source.ids_are_int64:
+        for i in range(n):
+            prefetch(words + (item(INT64, source.ids, start + i * step) >> shift) * 8)
+    else:
+        for i in range(n):
+            prefetch(words + (item(INT32, source.ids, start + i * step) >> shift) * 8)
 
 
 @inner
@@ -139,21 +158,22 @@ def _find_own(source, s, n, ids, rows):
             place = hot if x >= rest else (x + 1 if has_rest else x)
             _put_place(x if x < hot else place, i, num_own, base, pitch, ids, rows)
         return
-    below_hot, below_cold = ids + BLOCK * 8, rows
-    num_cold, cold_start = (rest - hot if has_rest else 0), slot_item(source, s, COLD)
-    _count_below(source, start, hot, n, ids, below_hot)
-    _count_below(source, cold_start, num_cold, n, ids, below_cold)
-    for i in range(n):
-        x, below = item(INT64, ids, i), item(INT64, below_hot, i)
-        if x >= 0 and not (below < hot and _rank(source, start + below) == x):
-            cold = item(INT64, below_cold, i)
-            if not has_rest:
-                below = num_own + min(max(x - below, 0), rest - hot - 1)  # lists that do not rise must do no harm
-            elif cold < num_cold and _rank(source, cold_start + cold) == x:
-                below = num_own + cold
-            else:
-                below = hot
-        _put_place(x if x < 0 else below, i, num_own, base, pitch, ids, rows)
+    in_hot, in_cold = ids + BLOCK * 8, rows
+    _search(source, s, HOT, hot, n, ids, in_hot)
+    if has_rest:
+        _search(source, s, COLD, rest - hot, n, ids, in_cold)
+        for i in range(n):
+            x, hot_place = item(INT64, ids, i), min(item(INT64, in_hot, i), 2 * hot)
+            cold_place = min(item(INT64, in_cold, i), 2 * (rest - hot))
+            place = num_own + (cold_place >> 1) if cold_place & 1 else hot
+            place = hot_place >> 1 if hot_place & 1 else place
+            _put_place(x if x < 0 else place, i, num_own, base, pitch, ids, rows)
+    else:
+        for i in range(n):
+            x, place = item(INT64, ids, i), min(item(INT64, in_hot, i), 2 * hot)
+            cold = num_own + min(max(x - (place >> 1), 0), rest - hot - 1)  # lists that do not rise must do no harm
+            place = place >> 1 if place & 1 else cold
+            _put_place(x if x < 0 else place, i, num_own, base, pitch, ids, rows)
 
 
 @inner
@@ -171,16 +191,58 @@ def _rank(source, position):
 
 
 @inner
-def _count_below(source, start, length, n, ids, below):
-    """How many of ``length`` rising ids in ``ranks`` are below each id, by bisection of all ids at once."""
+def _search(source, s, column, length, n, ids, places):
+    """Fill ``places`` with twice how many of ``length`` listed ids are below each id, plus 1 if it is one of them.
+
+    Slots that were changed unseen must do no harm: words are only used for the number of ids that they were made for.
+    """
+    start = item(INT64, source.word_slots, s * SLOT_COLUMNS + column)
+    limit = item(INT64, source.word_slots, s * SLOT_COLUMNS + LIMIT)
+    if source.levels > 0 and start >= 0 and limit == slot_item(source, s, LIMIT):
+        _search_words(source, start, n, ids, places)
+    else:
+        _bisect(source, slot_item(source, s, column), length, n, ids, places)
+
+
+@inner
+def _search_words(source, start, n, ids, places):
+    """``_search`` in the words at ``start``, one word a level."""
+    shift = DIGIT * (source.levels - 1)
     for i in range(n):
-        put(INT64, below, i, 0)
-    while length > 0:
-        half = (length + 1) // 2
+        x = max(item(INT64, ids, i), 0)
+        word = item(INT64, source.words, start + (x >> (shift + DIGIT)))
+        put(INT64, places, i, _place_in_word(word, x >> shift, 1))
+    while shift > 0:
+        shift -= DIGIT
         for i in range(n):
-            low = item(INT64, below, i)
-            put(INT64, below, i, low + half if _rank(source, start + low + half - 1) < item(INT64, ids, i) else low)
-        length -= half
+            place = item(INT64, places, i)
+            word = item(INT64, source.words, place >> 1)
+            put(INT64, places, i, _place_in_word(word, item(INT64, ids, i) >> shift, place & 1))
+
+
+@inner
+def _place_in_word(word, number, stored):
+    """Twice the entries or words before ``number``, plus 1 if it is listed; ``stored`` is 0 if ``word`` is the next."""
+    digit = number & 31
+    return 2 * ((word >> 32) + num_bits(word & ((stored << digit) - stored))) + (stored & (word >> digit))
+
+
+@inner
+def _bisect(source, start, length, n, ids, places):
+    """``_search`` in ``ranks``, by bisection for all ids at once."""
+    for i in range(n):
+        put(INT64, places, i, 0)
+    remaining = length
+    while remaining > 0:
+        half = (remaining + 1) // 2
+        for i in range(n):
+            low = item(INT64, places, i)
+            put(INT64, places, i, low + half if _rank(source, start + low + half - 1) < item(INT64, ids, i) else low)
+        remaining -= half
+    for i in range(n):
+        low = item(INT64, places, i)
+        inside = low < length and _rank(source, start + low) == item(INT64, ids, i)
+        put(INT64, places, i, 2 * low + inside)
 
 
 @inner

@@ -50,6 +50,9 @@ class Source(NamedTuple):
     num_features: int  # F
     num_ranks: int  # H
     ranks_are_int64: int  # else int32
+    words: int  # of the lists in ``ranks`` (``ops.words``)
+    word_slots: int  # ``slots``, but HOT and COLD are where the words of a list begin
+    levels: int  # of the words; 0 if there are none
     ids: int
     ids_are_int64: int  # else int32
     entry_stride: int  # elements from an id to the same feature's id in the next batch entry

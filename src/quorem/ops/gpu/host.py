@@ -10,8 +10,8 @@ from .. import layout as column
 from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, Layout
 from ..per_tensor import PerTensor
 from ..rows import accumulator
+from ..words import with_words
 from .fast_launch import LaunchPlan
-from .ranks import with_words
 from .rows import TYPES
 
 WIDEST = 512  # the most columns of a row that one program handles

@@ -1,0 +1,137 @@
+"""Lists of hot and cold ids as *words*, in which the fused kernels find the rank of an id without a search.
+
+A word of the lowest level stands for 32 ids: its low half has a bit for each id that is in the list, its high half the
+number of entries before. So one word says whether an id is in the list and how many entries are below it. Where few
+ids are in a list, there are more levels: a word of a higher level has a bit for each of 32 words of the level below
+that is not empty, and only those are stored; its high half is where the first of them is. If the words of an id are
+not stored, the bits of the last word before that give the position of the next one, before which all entries below the
+id are. The truth is the search in ``rows``.
+"""
+
+from math import inf
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import layout as column
+from .layout import NO_RANKS, Layout
+from .per_tensor import PerTensor
+
+MOST_LEVELS = 8
+DIGIT = 5  # bits of an id that one level takes
+MOST_ON_CPU = 4  # bytes of words for a byte of lists; where they would take more, the CPU's kernels bisect the lists
+
+
+class RankList(NamedTuple):
+    """A list of ids, rising: where it is in ``ranks``, and the number of ids of its table."""
+
+    start: int
+    length: int
+    limit: int
+
+
+class Words(NamedTuple):
+    """The words of a layout's lists."""
+
+    slots: Tensor  # on the CPU: those of the layout, but HOT and COLD are where the words of a list begin
+    maps: Tensor  # the index maps of the layout, then the words
+    levels: int  # 0 if there are no words
+
+
+def with_words(layout: Layout, slots: Tensor, most_bytes: float = inf) -> Words:
+    """Slots and maps for the kernels, with words if some table has lists.
+
+    There are as few levels as let the words take no more memory than the lists; or as many as need the least memory.
+    If the layout is on a GPU, this waits for it.
+
+    Args:
+        layout: with the lists.
+        slots: those of ``layout`` on the CPU.
+        most_bytes: there are no words if they would take more.
+
+    Raises:
+        ValueError: if a list does not rise, or has ids that are none of its table.
+    """
+    places: dict[RankList, list[tuple[int, int]]] = {}  # slots and columns that name a list
+    for s, slot in enumerate(slots.tolist()):
+        limit, rest = slot[column.LIMIT], slot[column.REST]
+        if slot[column.HOT] != NO_RANKS:
+            hot = slot[column.OWN] - (rest < limit)
+            places.setdefault(RankList(slot[column.HOT], hot, limit), []).append((s, column.HOT))
+            if rest < limit:
+                places.setdefault(RankList(slot[column.COLD], rest - hot, limit), []).append((s, column.COLD))
+    if not places:
+        return Words(slots, layout.maps, 0)
+    lists = {each: layout.ranks[each.start : each.start + each.length].long() for each in places}
+    for each, entries in lists.items():
+        bounded = F.pad(F.pad(entries, (1, 0), value=-1), (0, 1), value=each.limit)
+        if len(entries) != each.length or (bounded.diff() <= 0).any():
+            raise ValueError(f"ranks must hold lists of rising ids in [0, {each.limit}): were they replaced?")
+    sizes: dict[int, int] = {}  # bytes by number of levels
+    for levels in range(1, MOST_LEVELS + 1):
+        sizes[levels] = 8 * sum(num_words(entries, each.limit, levels) for each, entries in lists.items())
+        if sizes[levels] <= layout.ranks.nbytes:
+            break
+    levels = min(sizes, key=lambda levels: sizes[levels])
+    if sizes[levels] > most_bytes:
+        return Words(slots, layout.maps, 0)
+    slots, maps, start = slots.clone(), [layout.maps], len(layout.maps)
+    for each, entries in lists.items():
+        slots[tuple(zip(*places[each], strict=True))] = start
+        maps.append(words(entries, each.limit, levels, start))
+        start += len(maps[-1])
+    return Words(slots, torch.cat(maps), levels)
+
+
+_words = PerTensor()  # layout.slots -> a stamp of the lists, and their words
+
+
+def words_on_cpu(layout: Layout) -> Words:
+    """The words of a layout on the CPU, without its index maps. They are kept until slots or lists change.
+
+    There are none if they would take more than ``MOST_ON_CPU`` allows, or if a change of the lists would not be
+    noticed: tensors made in ``torch.inference_mode`` do not count writes.
+    """
+    slots, ranks = layout.slots, layout.ranks
+    if not len(ranks) or slots.is_inference() or ranks.is_inference():
+        return Words(slots, ranks[:0], 0)
+    stamp = slots._version, slots.data_ptr(), ranks._version, ranks.data_ptr()
+    known: tuple[tuple[int, ...], Tensor, Words] | None = _words.get(slots)
+    if known is None or known[0] != stamp or known[1] is not ranks:
+        words = with_words(layout._replace(maps=slots.new_empty(0)), slots, MOST_ON_CPU * ranks.nbytes)
+        known = _words.set(slots, (stamp, ranks, words))
+    return known[2]
+
+
+def num_words(entries: Tensor, limit: int, levels: int) -> int:
+    """How many words a list has."""
+    lower = sum(len((entries >> DIGIT * level).unique_consecutive()) + 1 for level in range(1, levels))
+    return lower + (limit - 1 >> DIGIT * levels) + 2
+
+
+def words(entries: Tensor, limit: int, levels: int, start: int) -> Tensor:
+    """The words, highest level first, of a rising list of ids below ``limit``; the first word is number ``start``.
+
+    Each level ends with a word without bits, for ids that are above all entries.
+
+    >>> [(int(word) >> 32, int(word) & 0xFFFFFFFF) for word in words(torch.tensor([1, 4, 64]), 70, 1, 0)]
+    [(0, 18), (2, 0), (2, 1), (3, 0)]
+    """
+    keys, parts = entries, []
+    for level in range(1, levels + 1):
+        parents = keys >> DIGIT
+        if level < levels:
+            numbers, position, counts = parents.unique_consecutive(return_inverse=True, return_counts=True)
+        else:
+            numbers = torch.arange((limit - 1 >> DIGIT * levels) + 1, device=keys.device)
+            position, counts = parents, parents.bincount(minlength=len(numbers))
+        bits = torch.zeros_like(numbers).index_add_(0, position, 1 << (keys & 31))
+        parts.append((F.pad(counts.cumsum(0), (1, 0)) << 32) + F.pad(bits, (0, 1)))
+        keys = numbers
+    parts.reverse()
+    for above in parts[:-1]:
+        start += len(above)
+        above += start << 32
+    return torch.cat(parts)

@@ -1,0 +1,107 @@
+"""Words made from lists of hot and cold ids: each id has its place, and they are never those of other lists."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quorem import QR, Embedding, HotCold
+from quorem.ops.layout import HOT, LIMIT, REST, Layout
+from quorem.ops.search import search
+from quorem.ops.words import DIGIT, MOST_ON_CPU, num_words, words, words_on_cpu
+
+N = 3000
+
+
+def table(seed: int = 0, num_hot: int = 700, num_rest: int = 0) -> Embedding:
+    counts = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
+    return Embedding(N, 4, HotCold(num_hot, cold=QR(4), num_rest=num_rest), frequencies=counts)
+
+
+def found(maps: Tensor, start: int, levels: int, x: int) -> tuple[int, bool]:
+    """How many entries are below an id, and whether it is one of them: as the description of the words says."""
+    position, stored = start + (x >> DIGIT * levels), True
+    for level in reversed(range(levels)):
+        word, digit = int(maps[position]), (x >> DIGIT * level) & 31
+        lower = word & ((1 << digit) - 1) if stored else 0
+        position, stored = (word >> 32) + lower.bit_count(), stored and bool(word >> digit & 1)
+    return position, stored
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_each_id_has_its_place(data: st.DataObject) -> None:
+    """In lists that are empty, whole, or have entries where words and levels begin and end."""
+    levels, start = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([0, 5]))
+    limit = data.draw(st.sampled_from([1, 31, 32, 33, 1024, 1025, 40_000, 2**31 + 7]))
+    borders = [x for p in (5, 10, 15, 20) for x in (2**p - 1, 2**p, 2**p + 1)] + [0, limit - 1]
+    of_table = st.one_of(st.sampled_from([x for x in borders if x < limit]), st.integers(0, limit - 1))
+    entries = torch.tensor(sorted(data.draw(st.sets(of_table, max_size=60))), dtype=torch.int64)
+    levels = max(levels, (limit.bit_length() - 16) // DIGIT)  # so that there are at most 2**16 words
+    maps = torch.cat([torch.full((start,), -1), words(entries, limit, levels, start)])
+    assert len(maps) == start + num_words(entries, limit, levels)
+    ids = torch.tensor(sorted({*entries.tolist(), *(x for x in borders if x < limit), data.draw(of_table)}))
+    below, inside = search(entries, ids)
+    assert [found(maps, start, levels, x) for x in ids.tolist()] == [*zip(below.tolist(), inside.tolist(), strict=True)]
+
+
+def test_words_are_kept_until_lists_change() -> None:
+    module = table()
+    layout, first = module.layout, words_on_cpu(module.layout)
+    assert first.levels == 1 and words_on_cpu(Layout(*layout)) is first
+    other = table(seed=1).layout
+    changed = [
+        layout._replace(ranks=other.ranks),  # lists of another module
+        layout._replace(ranks=layout.ranks.clone()),
+        table(num_hot=600).layout,
+        copy.deepcopy(module).layout,
+    ]
+    for each in changed:
+        assert words_on_cpu(each) is not first
+        assert (words_on_cpu(each).maps.equal(first.maps)) == each.ranks.equal(layout.ranks)
+    layout.ranks.copy_(other.ranks)  # in place
+    assert words_on_cpu(layout).maps.equal(words_on_cpu(other).maps)
+    layout.ranks.data = table(seed=2).layout.ranks
+    assert words_on_cpu(layout).maps.equal(words_on_cpu(table(seed=2).layout).maps)
+    layout.slots[:, [LIMIT, REST]] = N + 64
+    assert len(words_on_cpu(layout).maps) == len(first.maps) + 2
+
+
+def test_lookups_follow_lists_that_are_replaced() -> None:
+    """By ``load_state_dict`` is no case: it refuses other lists. ``to_empty`` and a reset make the lists anew."""
+    module, ids = table(num_rest=100), torch.arange(N)
+    expected = module(ids)
+    rows = module.stored.detach().clone()
+    module.to_empty(device="cpu").reset_parameters()
+    module.stored.data.copy_(rows)
+    assert torch.equal(module(ids), expected)
+    other = table(seed=1, num_rest=100)
+    module.ranks.copy_(other.ranks)
+    other.stored.data.copy_(rows)
+    assert torch.equal(module(ids), other(ids)) and not torch.equal(module(ids), expected)
+
+
+def test_lists_that_do_not_rise_have_no_words() -> None:
+    for change in ([5, 3], [3, 3], [-1, 3], [3, N]):
+        layout = table(num_hot=2).layout
+        layout.ranks.copy_(torch.tensor(change))
+        with pytest.raises(ValueError, match=rf"ranks must hold lists of rising ids in \[0, {N}\): were they replaced"):
+            words_on_cpu(layout)
+    layout = table().layout
+    with pytest.raises(ValueError, match="ranks must hold lists of rising ids"):
+        words_on_cpu(layout._replace(ranks=layout.ranks[:-1]))
+
+
+def test_there_are_no_words_where_they_would_be_large_or_go_stale() -> None:
+    few = table(num_hot=2).layout
+    assert words_on_cpu(few).levels == 0 and len(words_on_cpu(few).maps) == 0
+    assert int(words_on_cpu(few).slots[0, HOT]) == 0
+    with torch.inference_mode():
+        layout = table().layout
+    assert layout.ranks.is_inference() and words_on_cpu(layout).levels == 0
+    for num_hot in (20, 60, 700):
+        layout = table(num_hot=num_hot).layout
+        assert words_on_cpu(layout).levels and words_on_cpu(layout).maps.nbytes <= MOST_ON_CPU * layout.ranks.nbytes
