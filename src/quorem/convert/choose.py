@@ -11,7 +11,7 @@ from ..planner import Plan, joined_modules, modules_of, plan_modules
 from ..planner.budget import parse_bytes
 from ..planner.footprint import TrainedStorage
 from ..schemes import Full, Scheme
-from .groups import Choice, WeightGroup
+from .groups import ChosenScheme, WeightGroup
 
 MOST_TABLES = 4  # the most stored tables of a planned table
 
@@ -36,10 +36,10 @@ def choose(
         group.choice = None if group.reason else choices[group.name]
 
 
-def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> dict[str, Choice]:
+def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> dict[str, ChosenScheme]:
     """The choice of each group, by the name of the group, for a scheme or mapping that the caller gave."""
     if isinstance(scheme_or_plan, Scheme):
-        return {group.name: Choice(scheme_or_plan) for group in groups}
+        return {group.name: ChosenScheme(scheme_or_plan) for group in groups}
     if not isinstance(scheme_or_plan, Mapping):
         kind = type(scheme_or_plan).__name__
         raise TypeError(f"scheme_or_plan ({kind}) must be a Scheme, or a mapping of module names to schemes")
@@ -48,11 +48,11 @@ def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> 
             raise ValueError(f"scheme_or_plan ({name!r}) must be named as a table of the model: {', '.join(names)}")
         if not isinstance(scheme, Scheme):
             raise TypeError(f"scheme_or_plan[{name!r}] ({scheme!r}) must be a Scheme")
-    chosen = {name: Choice(scheme) for name, scheme in scheme_or_plan.items()}
+    chosen = {name: ChosenScheme(scheme) for name, scheme in scheme_or_plan.items()}
     if isinstance(scheme_or_plan, Plan):
         entries = scheme_or_plan.tables
-        chosen = {entry.name: Choice(entry.scheme, entry.why, entry.dtype, entry.ranked) for entry in entries}
-    choices: dict[str, Choice] = {}
+        chosen = {entry.name: ChosenScheme(entry.scheme, entry.why, entry.dtype, entry.ranked) for entry in entries}
+    choices: dict[str, ChosenScheme] = {}
     for group in groups:
         named = [chosen[name] for name in group.members if name in chosen]
         if len({choice.scheme for choice in named}) > 1:
@@ -64,7 +64,7 @@ def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> 
     return choices
 
 
-def _planned(groups: list[WeightGroup], budget: int | str, kind: Optimizer | None) -> dict[str, Choice]:
+def _planned(groups: list[WeightGroup], budget: int | str, kind: Optimizer | None) -> dict[str, ChosenScheme]:
     """Plan the tables that can be replaced, with the part of the budget that the other tables leave."""
     replaceable = [group for group in groups if not group.reason]
     reserved = sum(sum(kept_bytes(group.first, kind)) for group in groups if group.reason)
@@ -79,10 +79,10 @@ def _planned(groups: list[WeightGroup], budget: int | str, kind: Optimizer | Non
     collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
     modules = joined_modules(modules_of({group.name: group.first for group in replaceable}), collections)
     planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
-    return {table.name: Choice(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
+    return {table.name: ChosenScheme(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 
 
-def _reason(group: WeightGroup, choice: Choice | None) -> str:
+def _reason(group: WeightGroup, choice: ChosenScheme | None) -> str:
     """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says."""
     if choice is None:
         return "the plan does not name it"

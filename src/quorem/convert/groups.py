@@ -17,7 +17,7 @@ HARMLESS = {"reset_parameters", "_fill_padding_idx_with_zero", "from_pretrained"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenScheme:
     """How one table will be stored, and why."""
 
     scheme: Scheme
@@ -32,7 +32,7 @@ class WeightGroup:
 
     members: dict[str, Any] = field(default_factory=dict)  # the modules by name
     counts: Tensor | None = None  # how often their ids occur, if that is known
-    choice: Choice | None = None  # how they will be stored, once that is decided
+    choice: ChosenScheme | None = None  # how they will be stored, once that is decided
     reason: str = ""  # why they stay as they are; empty if they can be replaced
     collection: Any = None  # the TorchRec collection that contains them, if any
 

@@ -22,7 +22,7 @@ from ..optimizer_names import Optimizer
 from ..planner.footprint import TrainedStorage
 from ..schemes import Full, TableSpec
 from .fill import fill_
-from .groups import Choice, WeightGroup
+from .groups import ChosenScheme, WeightGroup
 from .report import Entry
 from .swap import keep_
 from .torchrec_follow import follow_collection_
@@ -52,7 +52,7 @@ class TorchRecCollection:
             for group in self.groups.values():
                 group.reason = group.reason or reason
 
-    def reason_against(self, choice: Choice, spec: TableSpec) -> str:
+    def reason_against(self, choice: ChosenScheme, spec: TableSpec) -> str:
         """Why TorchRec's kernels do not support a choice for one of the tables; empty if they do."""
         if choice.dtype not in (None, next(iter(self.groups.values())).first.weight.dtype):
             return f"the plan has it in {choice.dtype}, but a collection has one dtype"
