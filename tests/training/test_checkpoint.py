@@ -31,11 +31,9 @@ def test_what_was_saved_is_loaded(tmp_path):
 
 def test_the_last_ones_are_kept_in_order_of_steps(tmp_path):
     for step in (9, 10, 100, 1000):
-        checkpoint.save(tmp_path, step, TENSORS, {}, keep=2)
+        checkpoint.save(tmp_path, step, TENSORS, {})
     assert [step for step, _ in checkpoint.saved(tmp_path)] == [1000, 100]
     assert not list(tmp_path.glob("*.tmp"))
-    with pytest.raises(ValueError, match=r"keep \(0\) must be at least 1"):
-        checkpoint.save(tmp_path, 1, TENSORS, {}, keep=0)
 
 
 def test_other_readers_of_the_format_read_it(tmp_path):

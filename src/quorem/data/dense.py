@@ -6,7 +6,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-TRANSFORMS = ("log", "signed_log", "none")
+from .meta import TRANSFORMS
+
 LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..tensor_file import FileKind, TensorFile, write_tensors
+from .meta import TRANSFORMS, are_names, are_sizes
 from .prepared import Prepared
 
 KIND = FileKind("quorem-encoding", 1)
-KINDS = {"log", "signed_log", "none"}  # transforms: a copy of ``dense.TRANSFORMS``, since ``dense`` needs Polars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +104,18 @@ def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple
 
 def _checked(values: dict[str, Any]) -> Encoding:
     encoding = Encoding(**values)
-    lists = (encoding.dense, encoding.categorical, encoding.bags)
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+    if not all(map(are_names, (encoding.dense, encoding.categorical, encoding.bags))):
         raise ValueError("dense, categorical and bags must be lists of names")
     sizes, limit = encoding.cardinalities, 2**63 if encoding.ids == "raw" else 2**31
-    if not isinstance(sizes, list) or not all(type(size) is int and 1 <= size < limit for size in sizes):
+    if not are_sizes(sizes, limit):
         raise ValueError(f"cardinalities must be integers in [1, {limit})")
     if len(sizes) != len(encoding.categorical) or not set(encoding.bags) <= set(encoding.categorical):
         raise ValueError("cardinalities and bags must be those of categorical")
     if encoding.ids not in ("vocabulary", "hash", "none", "raw"):
         raise ValueError("ids must be 'vocabulary', 'hash', 'raw' or 'none'")
-    kinds = encoding.transforms
-    if not isinstance(kinds, dict) or sorted(kinds) != sorted(encoding.dense) or not set(kinds.values()) <= KINDS:
-        raise ValueError(f"transforms must be one of {', '.join(sorted(KINDS))} for each dense column")
+    kinds, known = encoding.transforms, set(TRANSFORMS)
+    if not isinstance(kinds, dict) or sorted(kinds) != sorted(encoding.dense) or not set(kinds.values()) <= known:
+        raise ValueError(f"transforms must be one of {', '.join(sorted(TRANSFORMS))} for each dense column")
     if (encoding.ids == "hash") != (type(encoding.buckets) is int and encoding.buckets >= 1):
         raise ValueError("buckets must be given with ids 'hash', and only then")
     small = (encoding.first_token, 0 if encoding.unknown is None else encoding.unknown)

@@ -10,6 +10,7 @@ from .. import files
 
 FORMAT = "quorem-prepared"
 FORMAT_VERSION = 2  # 1 had no checksums
+TRANSFORMS = ("log", "signed_log", "none")  # of dense features
 SPLITS = ("train", "validation", "test")
 
 
@@ -52,7 +53,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _are_names(values: Any) -> bool:
+def are_names(values: Any) -> bool:
+    """Whether a JSON value is a list of names."""
     return isinstance(values, list) and all(isinstance(name, str) and name for name in values)
 
 
@@ -61,7 +63,8 @@ def is_raw(config: Any) -> bool:
     return isinstance(config, dict) and config.get("ids") == "raw"
 
 
-def _are_sizes(values: Any, limit: int) -> bool:
+def are_sizes(values: Any, limit: int) -> bool:
+    """Whether a JSON value is a list of integers in ``[1, limit)``."""
     return isinstance(values, list) and all(type(value) is int and 1 <= value < limit for value in values)
 
 
@@ -76,11 +79,11 @@ def _are_bounds(split: Any, num_rows: int) -> bool:
 
 RULES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "num_rows must be an integer of at least 0": lambda m: type(m["num_rows"]) is int and m["num_rows"] >= 0,
-    "dense must be a list of names": lambda m: _are_names(m["dense"]),
-    "categorical must be a list of names": lambda m: _are_names(m["categorical"]) and bool(m["categorical"]),
-    "bags must be names of categorical": lambda m: _are_names(m["bags"]) and set(m["bags"]) <= set(m["categorical"]),
+    "dense must be a list of names": lambda m: are_names(m["dense"]),
+    "categorical must be a list of names": lambda m: are_names(m["categorical"]) and bool(m["categorical"]),
+    "bags must be names of categorical": lambda m: are_names(m["bags"]) and set(m["bags"]) <= set(m["categorical"]),
     "cardinalities must be a number of ids for each of categorical": lambda m: (
-        _are_sizes(m["cardinalities"], 2**63 if is_raw(m["config"]) else 2**31)
+        are_sizes(m["cardinalities"], 2**63 if is_raw(m["config"]) else 2**31)
         and len(m["cardinalities"]) == len(m["categorical"])
     ),
     f"split must be the rows of {', '.join(SPLITS)}": lambda m: _are_bounds(m["split"], m["num_rows"]),

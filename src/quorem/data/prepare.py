@@ -22,8 +22,9 @@ from ..provenance import versions
 from . import ids, ordering, shape
 from .column import Column
 from .columns import Columns
-from .dense import TRANSFORMS, Dense
+from .dense import Dense
 from .folder import ArrayFile, Folder, Progress, file_name
+from .meta import TRANSFORMS
 from .text import Malformed, ParsedRows, ahead
 
 GROUP_ROWS = 1 << 20

@@ -233,6 +233,5 @@ def at_least(values: Mapping[str, Any], name: str, least: int) -> int:
 
 def check_known(values: Mapping[str, Any], names: set[str], what: str) -> None:
     """Raise ValueError for a name that this version does not know: ignoring it could change the result."""
-    unknown = sorted(values.keys() - names)
-    if unknown:
-        raise ValueError(f"{what} has {', '.join(unknown)}, which this version of quorem does not know")
+    if extra := sorted(values.keys() - names):
+        raise ValueError(f"{what} has {', '.join(extra)}, which this version of quorem does not know")

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..tensor_file import FileKind, TensorFile, write_tensors
 
 KIND = FileKind("quorem-checkpoint", 2)
+KEPT = 2  # checkpoints; with several, the run is not lost if the last one is damaged later
 NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -26,27 +27,23 @@ class Checkpoint(NamedTuple):
     meta: dict[str, Any]
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint of a step, then remove all but the last ``keep`` checkpoints.
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+    """Write the checkpoint of a step, then remove all but the last ``KEPT`` checkpoints.
 
     Args:
         folder: folder of the checkpoints, which is created if absent.
         step: the step after which the tensors were taken.
         tensors: tensors by name, on any device.
         meta: JSON values that ``load`` returns.
-        keep: number of checkpoints to keep. With several, the run is not lost if the last one is damaged later.
 
     Raises:
-        ValueError: if ``keep`` is below 1.
         OSError: if the disk is full; the earlier checkpoints stay.
     """
-    if keep < 1:
-        raise ValueError(f"keep ({keep}) must be at least 1")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012}.safetensors"
     aligned = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
     write_tensors(path, KIND, aligned, {"step": step, "meta": meta})
-    for _, old in saved(folder)[keep:]:
+    for _, old in saved(folder)[KEPT:]:
         old.unlink()
     return path
 

@@ -143,8 +143,8 @@ class RunConfig:
         options = json.loads(text)
         if not isinstance(options, dict) or "data" not in options:
             raise ValueError(f"configuration JSON ({text[:80]!r}) must be an object with 'data'")
-        if unknown := set(options) - {f.name for f in fields(cls)}:
-            raise ValueError(f"RunConfig has no option {', '.join(sorted(unknown))}")
+        if extra := set(options) - {f.name for f in fields(cls)}:
+            raise ValueError(f"RunConfig has no option {', '.join(sorted(extra))}")
         if "scheme" in options:
             options["scheme"] = schemes.from_json(json.dumps(options["scheme"]))
         if isinstance(plan := options.get("plan"), dict):

@@ -232,10 +232,9 @@ def train_many(
     stop = stop or threading.Event()
 
     def train_one(config: RunConfig, out: str | os.PathLike[str] | RunFolder | None) -> dict[str, Any]:
+        on_gpu = feed.device.type == "cuda"
         try:
-            if feed.device.type != "cuda":
-                return train(config, feed, out, options=options, stop=stop)
-            with torch.cuda.stream(torch.cuda.Stream(feed.device)):
+            with torch.cuda.stream(torch.cuda.Stream(feed.device)) if on_gpu else contextlib.nullcontext():
                 return train(config, feed, out, options=options, stop=stop)
         except BaseException:
             stop.set()  # the other runs write a checkpoint and stop

@@ -20,14 +20,14 @@ from .loop import stop_on_signal
 TIMEOUT = timedelta(minutes=5)  # how long a rank waits for another that neither answers nor ends
 
 
-def run_ranks(target: Callable[..., None], ranks: int, *arguments: Any) -> None:
+def run_ranks(target: Callable[..., None], num_ranks: int, *arguments: Any) -> None:
     """Run ``target(*arguments)`` in several processes, the ranks of a gloo group; if one fails, all are ended.
 
     Ctrl-C and SIGTERM are passed on to the ranks.
 
     Args:
         target: a module-level function, since it is called in new processes.
-        ranks: number of processes.
+        num_ranks: number of processes.
         arguments: arguments of the function; they are pickled.
 
     Raises:
@@ -39,9 +39,9 @@ def run_ranks(target: Callable[..., None], ranks: int, *arguments: Any) -> None:
     alive, lifeline = context.Pipe(duplex=False)  # closed when this process ends, even if it is killed
     receivers, processes = [], []
     with tempfile.TemporaryDirectory() as folder, stop_on_signal() as stop:
-        for rank in range(ranks):
+        for rank in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
-            options = (rank, ranks, f"{folder}/store", alive, sender, target, arguments)
+            options = (rank, num_ranks, f"{folder}/store", alive, sender, target, arguments)
             process = context.Process(target=_rank, args=options, name=f"rank {rank}")
             process.start()
             sender.close()
@@ -89,7 +89,7 @@ def _error_of(process: Any, receiver: Connection) -> BaseException:
 
 def _rank(
     rank: int,
-    ranks: int,
+    num_ranks: int,
     store: str,
     alive: Connection,
     sender: Connection,
@@ -99,13 +99,14 @@ def _rank(
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C in a terminal then reaches only the starting process, which passes it on
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    for prefix in ("", "LOCAL_"):
+        os.environ |= {f"{prefix}RANK": str(rank), f"{prefix}WORLD_SIZE": str(num_ranks)}
     logging.disable(logging.WARNING)  # TorchRec logs its plan
     warnings.simplefilter("ignore")
-    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
     try:
-        joined = dist.FileStore(store, ranks)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=joined, rank=rank, world_size=ranks, timeout=TIMEOUT)
+        joined = dist.FileStore(store, num_ranks)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=joined, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
         target(*arguments)
         dist.barrier()
         sys.stdout.flush()

@@ -58,17 +58,17 @@ class ShardedTrial(Trial):
     def __init__(self, config: RunConfig, model: nn.Module, names: list[str]) -> None:
         super().__init__(config, model, names)
         assert isinstance(self.embeddings, EmbeddingCollection)
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         tables = ShardedTables(
-            declared_tables(self.embeddings), mode=self.embeddings.mode, num_shards=self.ranks, device="meta"
+            declared_tables(self.embeddings), mode=self.embeddings.mode, num_shards=self.world_size, device="meta"
         )
         network = copy.deepcopy(model, {id(self.embeddings): tables})  # TorchRec's tables replace quorem's
         updated = [*(tables.bags.parameters() if tables.bags is not None else ()), *tables.vectors.parameters()]
         options: dict[str, Any] = {"lr": config.learning_rate, "eps": EPS}
         apply_optimizer_in_backward(torch.optim.Adagrad, updated, dict(options))  # a copy: TorchRec writes into it
-        share = -(-config.batch_size // self.ranks)
+        share = -(-config.batch_size // self.world_size)
         planner = EmbeddingShardingPlanner(
-            topology=Topology(world_size=self.ranks, compute_device="cpu"),
+            topology=Topology(world_size=self.world_size, compute_device="cpu"),
             constraints=constraints(network, batch_size=share),
             batch_size=share,
         )
@@ -144,11 +144,11 @@ class ShardedTrial(Trial):
         logits = logits_of(self.sharded, share, self.names, self.config.precision)
         loss = F.binary_cross_entropy_with_logits(logits, share.labels.float(), reduction="sum") / len(batch)
         self.other_optimizer.zero_grad()
-        (loss * self.ranks).backward()  # since gradients are averaged over ranks
+        (loss * self.world_size).backward()  # since gradients are averaged over ranks
         self.other_optimizer.step()
         self.loss_sum += loss.detach()
 
     def _shares(self, batch: Batch) -> list[Batch]:
         """The rows of a batch that each rank computes."""
-        bounds = [len(batch) * rank // self.ranks for rank in range(self.ranks + 1)]
+        bounds = [len(batch) * rank // self.world_size for rank in range(self.world_size + 1)]
         return [batch.rows(first, last) for first, last in pairwise(bounds)]

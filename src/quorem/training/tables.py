@@ -99,8 +99,8 @@ def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequen
         schemes, features = dict(config.plan), {table.name for table in tables}
         if missing := sorted(features - set(schemes)):
             raise ValueError(f"plan must name every feature of the data: {', '.join(missing)} is missing")
-        if unknown := sorted(set(schemes) - features):
-            raise ValueError(f"plan names {', '.join(unknown)}, which the data do not have")
+        if extra := sorted(set(schemes) - features):
+            raise ValueError(f"plan names {', '.join(extra)}, which the data do not have")
         tables = [replace(table, scheme=schemes[table.name]) for table in tables]
     return [_with_unknown(table, config.unknown) for table in tables]
 

@@ -47,9 +47,9 @@ class Uniform:
 def first_row(rows: int, total: int) -> int:
     """The first row of this rank's shard of ``rows`` rows out of ``total``, by TorchRec's division into blocks."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    for ranks in (world, get_local_size(world)):
-        block = ceil_div(total, ranks)
-        first = min(rank % ranks * block, total)
+    for size in (world, get_local_size(world)):
+        block = ceil_div(total, size)
+        first = min(rank % size * block, total)
         if rows == min(block, total - first):
             return first
     warnings.warn(

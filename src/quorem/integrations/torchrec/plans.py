@@ -53,8 +53,8 @@ def constraints(
     if not collections:
         raise ValueError(f"model ({type(model).__name__}) must contain a collection of quorem.integrations.torchrec")
     names = {f.name for collection in collections for f in collection.rows.features}
-    if unknown := sorted(set(ids_per_sample) - names):
-        raise ValueError(f"ids_per_sample names {', '.join(map(repr, unknown))} but must name features of the model")
+    if extra := sorted(set(ids_per_sample) - names):
+        raise ValueError(f"ids_per_sample names {', '.join(map(repr, extra))} but must name features of the model")
     by_table: dict[str, ParameterConstraints] = {}
     for collection in collections:
         rows, unpooled = collection.rows, set[StoredTable]()
