@@ -1,7 +1,9 @@
 """``prepare_table`` on CSV and Parquet: quoting, lists, types, malformed lines and missing columns."""
 
+import datetime
 import math
 import os
+import random
 import subprocess
 import sys
 
@@ -343,3 +345,31 @@ def test_columns_to_infer_are_those_that_nothing_names(tmp_path):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", multi=["tags"])
     with pytest.raises(ValueError, match=r"separator \('::'\) must be one ASCII character"):
         choose_columns(tmp_path / "t.csv", label="y", separator="::")
+
+
+def test_columns_of_a_type_that_has_no_place_are_refused(tmp_path):
+    spans = pl.Series([datetime.timedelta(seconds=i % 7) for i in range(40)])
+    columns = {"y": [0, 1] * 20, "user": ["a", "b"] * 20, "span": spans, "lists": [[1]] * 40}
+    pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
+    where = (tmp_path / "t.parquet", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"span is Duration.* but must hold text or numbers"):
+        prepare_table(*where, label="y", categorical=["span"])
+    with pytest.raises(ValueError, match=r"lists is List\(Int64\) but must hold numbers, dates or times"):
+        prepare_table(*where, label="y", categorical=["user"], time="lists")
+
+
+@pytest.mark.parametrize("kind", ["text", "duration", "time of day", "zoned"])
+def test_rows_are_sorted_by_any_type_of_time(tmp_path, kind):
+    hours = random.Random(0).sample(range(24), 24)
+    moments = [datetime.datetime(2024, 1, 1, hour) for hour in hours]
+    times = {
+        "text": pl.Series(map(str, moments)).cast(pl.Categorical),
+        "duration": pl.Series([datetime.timedelta(hours=hour) for hour in hours]),
+        "time of day": pl.Series([moment.time() for moment in moments]),
+        "zoned": pl.Series(moments).dt.replace_time_zone("Asia/Tokyo"),
+    }
+    frame = pl.DataFrame({"y": [0, 1] * 12, "user": ["a", "b"] * 12, "hour": hours, "when": times[kind]})
+    frame.write_parquet(tmp_path / "t.parquet")
+    options = {"dense": ["hour"], "categorical": ["user"], "time": "when", "config": PrepareConfig(transform="none")}
+    table = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", **options)
+    assert table.all.dense[:, 0].tolist() == list(range(24))

@@ -57,7 +57,9 @@ def test_a_plan_is_named_by_its_schemes():
     assert config.plan == (("C1", quorem.QR(60)), ("C2", quorem.Full()))
     assert config.key() != RunConfig(data="log", plan={**plan, "C1": quorem.QR(4)}).key()
     assert "plan" not in CONFIG.to_json()
-    for wrong in ({}, {"C1": 3}, {1: quorem.Full()}, 5, "C1"):
+    with pytest.raises(ValueError, match=r"plan \({}\) must name at least one table"):
+        RunConfig(data="log", plan={})
+    for wrong in ({"C1": 3}, {1: quorem.Full()}, 5, "C1"):
         with pytest.raises(TypeError, match="must be a mapping of names of tables to schemes"):
             RunConfig(data="log", plan=wrong)
     for more in ({"scheme": quorem.Hash(4)}, {"threshold": 3}):

@@ -26,7 +26,9 @@ def _device(name: str) -> str:
 
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.", callback=_device)]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch on the CPU; by default torch's choice.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Threads of torch on the CPU; by default torch's choice.")
+]
 Data = Annotated[Path, typer.Option(help="Prepared data, the folder that quorem prepare wrote.")]
 Days = Annotated[int, typer.Option(min=2, help="Equal parts of the log; all but the last train, the last is halved.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder or file OUT.")]

@@ -206,7 +206,7 @@ class Encoder:
 def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:
     try:
         return pl.DataFrame({name: pl.Series(name, values, strict=True) for name, values in columns.items()})
-    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0]  # Polars appends where the error occurred
         raise ValueError(f"rows must be columns of one length and of one type each: {reason}") from None
 

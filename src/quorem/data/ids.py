@@ -192,7 +192,7 @@ def check_category(values: pl.Series) -> None:
     name, dtype = values.name, values.dtype
     if dtype in (pl.List, pl.Array):
         raise ValueError(f"{name} holds lists but must hold one value a row")
-    if dtype.is_nested() or dtype == pl.Object:
+    if dtype.is_nested() or dtype in (pl.Object, pl.Duration):
         raise ValueError(f"{name} is {dtype} but must hold text or numbers")
     if dtype == pl.Binary:
         try:

@@ -175,14 +175,18 @@ def _label(dtype: pl.DataType, name: str) -> pl.Expr:
 
 
 def _time(dtype: pl.DataType, name: str) -> pl.Expr:
-    """A time as a float: numbers are unchanged, ISO dates and times become microseconds, anything else null."""
+    """A time as a float: numbers are unchanged, ISO dates and times become microseconds, other text null."""
     values = pl.col(name)
+    if dtype in (pl.Categorical, pl.Enum):
+        values, dtype = values.cast(pl.String), pl.String()
     if dtype == pl.String:
         number = values.str.strip_chars().cast(pl.Float64, strict=False)
         text = values.str.strip_chars().str.replace("T", " ", literal=True).str.replace("Z$", "")
         local = [text.str.to_datetime(form, time_unit="us", strict=False) for form in TIME_FORMATS]
         zoned = text.str.to_datetime(TIME_FORMATS[0] + "%z", time_unit="us", strict=False).dt.replace_time_zone(None)
         return pl.coalesce(number, *(moment.cast(pl.Int64).cast(pl.Float64) for moment in (*local, zoned))).alias(name)
-    if dtype.is_temporal():
-        return values.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64)
-    return values.cast(pl.Float64, strict=False)
+    if dtype in (pl.Date, pl.Datetime):
+        values = values.cast(pl.Datetime("us"))
+    elif not (dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null)):
+        raise ValueError(f"{name} is {dtype} but must hold numbers, dates or times")
+    return values.to_physical().cast(pl.Float64)

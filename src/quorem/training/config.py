@@ -164,7 +164,9 @@ def _checked_plan(plan: Any) -> tuple[tuple[str, Scheme], ...]:
     try:
         pairs = tuple(sorted(dict(plan).items()))
     except (TypeError, ValueError):
-        pairs = ()
-    if not pairs or not all(isinstance(name, str) and isinstance(scheme, Scheme) for name, scheme in pairs):
+        pairs = ((None, plan),)
+    if not all(isinstance(name, str) and isinstance(scheme, Scheme) for name, scheme in pairs):
         raise TypeError(f"plan ({plan!r}) must be a mapping of names of tables to schemes")
+    if not pairs:
+        raise ValueError("plan ({}) must name at least one table")
     return pairs
