@@ -18,6 +18,7 @@ from runs_of_training import small_run
 from typer.testing import CliRunner
 
 import quorem
+from quorem import files
 from quorem.cli import app
 from quorem.data.batches import Batch
 from quorem.data.criteo import prepare_criteo
@@ -25,7 +26,7 @@ from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.serving.onnx_export import export_onnx
-from quorem.serving.predict import predict
+from quorem.serving.predict import _write_parquet, predict
 from quorem.serving.scorer import Scorer
 from quorem.training.config import RunConfig
 from quorem.training.loop import Options, train
@@ -315,3 +316,11 @@ def test_without_polars_the_extra_is_named(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ModuleNotFoundError, match=r'scoring raw rows needs polars: pip install "quorem\[data\]"'):
         scorer({"user": ["a"]})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux on which writes fail")
+def test_a_full_disk_is_told_from_other_errors_of_parquet() -> None:
+    scores = pl.DataFrame({"line": [2], "probability": [0.5]}, schema_overrides={"probability": pl.Float32})
+    with open("/dev/full", "wb", buffering=0) as sink, pytest.raises(OSError) as error:
+        _write_parquet(iter([scores]), "line", sink)
+    assert files.is_disk_full(error.value)

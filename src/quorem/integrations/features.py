@@ -121,9 +121,7 @@ class Feature:
         spec, k = self.spec, len(self.partitions)
         scale = log(1 + spec.num_embeddings)
         hot, rest = log(1 + spec.num_hot) / scale, 1 - log(1 + spec.num_embeddings - spec.num_rest) / scale
-        own_share = (
-            hot + rest if spec.num_own else 0.0
-        )  # of the lookups: those that read one row, which is not composed
+        own_share = hot + rest if spec.num_own else 0.0  # of the lookups that read one row, not a composed vector
         if self.merged:
             return {self.name: own_share + (1 - own_share) * k}
         parts = [own_share] * self.first_partition + [1 - own_share] * k

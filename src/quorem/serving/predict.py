@@ -4,10 +4,8 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, Full, Queue
-from threading import Event
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -131,38 +129,28 @@ def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed)
 def _write_parquet(frames: Iterator[pl.DataFrame], unit: str, sink: Any) -> None:
     """Write frames as they are produced.
 
-    Polars writes in another thread and takes them from a queue. Errors and Ctrl-C of the producer stay outside of
-    Polars, which would wrap the former and print a traceback at the latter.
+    Polars writes in another thread, much faster than rows are scored, and takes them from a queue. Errors and Ctrl-C of
+    the producer stay outside of Polars, which would wrap the former and print a traceback at the latter.
     """
     from polars.io.plugins import register_io_source
 
-    queue: Queue[pl.DataFrame] = Queue(maxsize=1)
-    ended = Event()
+    queue: SimpleQueue[pl.DataFrame | None] = SimpleQueue()
 
     def source(columns: list[str] | None, *_: Any) -> Iterator[pl.DataFrame]:
-        while True:
-            is_last = ended.is_set()
-            try:
-                frame = queue.get(timeout=0.1)
-            except Empty:
-                if is_last:
-                    return
-            else:
-                yield frame if columns is None else frame.select(columns)
+        while (frame := queue.get()) is not None:
+            yield frame if columns is None else frame.select(columns)
 
-    def write() -> None:
-        register_io_source(source, schema={unit: pl.Int64, "probability": pl.Float32}).sink_parquet(sink)
-
+    scores = register_io_source(source, schema={unit: pl.Int64, "probability": pl.Float32})
     with ThreadPoolExecutor(1) as writer:
-        written = writer.submit(write)
+        written = writer.submit(scores.sink_parquet, sink)
         try:
             for frame in frames:
-                while not written.done():  # only an error ends it now
-                    with suppress(Full):
-                        queue.put(frame, timeout=0.1)
-                        break
-                else:
+                queue.put(frame)
+                if written.done():  # only an error ends it now
                     break
         finally:
-            ended.set()
-        written.result()
+            queue.put(None)
+        try:
+            written.result()
+        except pl.exceptions.ComputeError as error:  # so Polars reports a full disk
+            raise OSError(str(error)) from None
