@@ -80,12 +80,11 @@ def main() -> None:
         return
     if options.out is None:
         parser.error("--out is needed")
-    from quorem.provenance import commit, versions
+    import result_file
 
-    head = {"cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2), "versions": versions()}
-    head |= {"commit": commit(), "command": "python benchmarks/cold_start.py"}
+    head = {**result_file.made_by(), "command": "python benchmarks/cold_start.py"}
     rows = [row for fast in (True, False) for row in measured(fast)]
-    options.out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    result_file.write(options.out, head | {"rows": rows})
 
 
 if __name__ == "__main__":

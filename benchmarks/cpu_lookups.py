@@ -12,15 +12,13 @@ cache. Three parts, of which each is measured in turns, so that all its provider
     latency  p50 and p99 of a lookup of QR(4), of the same in 8 bits, and of one full nn.EmbeddingBag a feature
 """
 
-import argparse
-import json
 import random
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import result_file
 import torch
 from torch import Tensor, nn
 
@@ -157,17 +155,15 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = result_file.parser_of(__doc__)
     options = parser.parse_args()
     torch.set_num_threads(1)
     command = "python benchmarks/cpu_lookups.py"
     results: dict[str, Any] = {"facts": facts.facts_of_run(torch.device("cpu"), command, None), "rows": []}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for size in ("small", "full"):
         for part in ("latency", "bits", "pool"):
             results["rows"] += measured(part, size)
-            options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            result_file.write(options.out, results)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ has the medians, the means, and how many times as fast ``fused`` is by its media
 90 seconds.
 """
 
-import argparse
 import gc
-import json
 import os
 import statistics
 import subprocess
@@ -21,10 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import result_file
 import torch
 
 from quorem.data.shape import CARDINALITIES, scaled_cardinalities
@@ -120,8 +118,7 @@ def measured(mode: str, cardinalities: tuple[int, ...], seconds: float) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of Criteo's cardinalities")
     parser.add_argument("--seconds", type=float, default=0.4, help="of runs for each time")
     options = parser.parse_args()
@@ -130,7 +127,7 @@ def main() -> None:
     head = facts.facts_of_run(torch.device("cpu"), "python benchmarks/cpu_loop.py")
     head |= {"load_before": round(os.getloadavg()[0], 2), "scale": options.scale}
     rows = [row for mode in ("forward", "step") for row in measured(mode, cardinalities, options.seconds)]
-    options.out.write_text(json.dumps({"facts": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    result_file.write(options.out, {"facts": head, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ The data are 80,000 rows in the layout of the Criteo Kaggle ``train.txt``, in ti
 8,000 test. DLRM, D = 16, batch 128, one epoch, Adagrad 0.01: the defaults of ``RunConfig``.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
 from pathlib import Path
 
+import result_file
 import torch
 
 from quorem import QR, Full, Hash
@@ -41,9 +41,8 @@ def losses(prepared: Prepared, scheme: Scheme, optimizer: str = "adagrad", seeds
 
 def main() -> None:
     """Read the command line, run, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="rows in the layout of Criteo's train.txt")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -66,8 +65,7 @@ def main() -> None:
                 print(f"{optimizer} {name}: {rows[-1]['test_log_loss']:.4f} ± {rows[-1]['deviation']:.4f}", flush=True)
         config = json.loads(RunConfig(data=data_identity(prepared)).to_json())
     head = {"config": config, "threads": torch.get_num_threads(), "versions": versions(), "commit": commit()}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    result_file.write(arguments.out, {**head, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ than one in a hundred outputs of that layer is above zero, over 2,000 training r
 on.
 """
 
-import json
 import multiprocessing
 from typing import Any
 
+import result_file
 import torch
-from plan_quality import _data, parser_of, settings
+from plan_quality import feed, parser_of, settings
 
 from quorem.data.prepared import Prepared
 from quorem.provenance import versions
@@ -30,7 +30,7 @@ WANTED = [("full", 1), ("hash", 16), ("plan", 16), ("plan", 250)]
 def active(task: tuple[str, str, int, dict[str, Any]]) -> tuple[str, int, int, float]:
     """Setting, size and seed of a run, and the share of outputs of the bottom's last layer above zero."""
     folder, device, seed, setting = task
-    data = _data(folder, device)
+    data = feed(folder, device)
     config = RunConfig(data=data_identity(data.prepared), seed=seed, max_rows=STEPS * 128, **setting["options"])
     trial = Trial(config, build_model(config, data.prepared, device), data.prepared.names)
     for batches in data.training(config, 0, trial.together):
@@ -60,7 +60,7 @@ def main() -> None:
         print(f"{setting:5} {times:>4}x: {len(dead)} of {len(shares)} below {SHARE:.0%}, {mean:.1%} on average")
     head = {"steps": STEPS, "rows": ROWS, "share": SHARE, "device": arguments.device}
     head |= {"versions": versions(), "commit": arguments.commit, "runs": rows}
-    arguments.out.write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
+    result_file.write(arguments.out, head)
 
 
 if __name__ == "__main__":

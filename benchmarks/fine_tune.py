@@ -12,7 +12,6 @@ model, which is not compressed, after 90% and all. The data are those of ``crite
 order, of which 64,000 train; D = 16, batch 128, Adagrad 0.01.
 """
 
-import argparse
 import copy
 import json
 import statistics
@@ -20,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import result_file
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -134,9 +134,8 @@ def summary(runs: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]
 
 def main() -> None:
     """Read the command line, run, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="rows in the layout of Criteo's train.txt")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write, or to go on with")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parts", type=int, default=1000, help="to run at most")
     arguments = parser.parse_args()
@@ -158,8 +157,7 @@ def main() -> None:
             run = runs.setdefault(str(seed), {})
             for scheme, entry in losses.items():
                 run[scheme] = run.get(scheme, {}) | entry
-            text = json.dumps({**head, "rows": summary(runs), "runs": runs}, indent=1)
-            arguments.out.write_text(text + "\n", encoding="utf-8")
+            result_file.write(arguments.out, {**head, "rows": summary(runs), "runs": runs})
 
 
 if __name__ == "__main__":

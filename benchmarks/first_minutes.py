@@ -6,8 +6,6 @@ Runs the commands of README.md in a new environment, with the caches of compiled
 of each. What pip downloads depends on the network: ``install`` is with the packages of constraints.txt within reach.
 """
 
-import argparse
-import json
 import os
 import random
 import subprocess
@@ -17,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from quorem.provenance import commit, versions
+import result_file
 
 ROOT = Path(__file__).parents[1]
 VECTORS = """
@@ -88,14 +86,11 @@ def steps(folder: Path) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Read the command line, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser = result_file.parser_of(__doc__)
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]
-    head = {"cores": os.cpu_count(), "load_before": round(load, 2), "versions": versions(), "commit": commit()}
+    head = result_file.made_by()
     with tempfile.TemporaryDirectory() as folder:
-        text = json.dumps(head | {"steps": steps(Path(folder))}, indent=1)
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+        result_file.write(arguments.out, head | {"steps": steps(Path(folder))})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ it, when the trained and the stored tables were there already; ``error`` is rela
 weighted by its frequency where those are given (those of Zipf's law, a third of the ids never seen).
 """
 
-import argparse
 import json
 import os
 import resource
@@ -19,6 +18,7 @@ import time
 import warnings
 from pathlib import Path
 
+import result_file
 import torch
 
 from quorem import Embedding, schemes
@@ -92,8 +92,7 @@ def error_of(spec: schemes.TableSpec, tables: list, trained: torch.Tensor, count
 
 def main() -> None:
     """Read the command line, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--ids", type=int, default=10_000_000)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2, help="of torch")
@@ -109,20 +108,16 @@ def main() -> None:
     head = {"config": config, "cores": os.cpu_count(), "versions": versions()}
     rows = kept_rows(arguments.out, head)
     for case in arguments.cases:
-        sizes = ["--ids", arguments.ids, "--dim", arguments.dim, "--threads", arguments.threads, "--case", case]
-        run = [sys.executable, __file__, *map(str, sizes)]
+        run = [sys.executable, __file__, *sys.argv[1:], "--case", str(case)]
         row = json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
         rows[case] = row | {"commit": commit()}
         print(json.dumps(rows[case]), flush=True)
-        if arguments.out is not None:
-            lines = [json.dumps(rows[case]) for case in sorted(rows)]
-            text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(lines) + "\n]}\n"
-            arguments.out.write_text(text, encoding="utf-8")
+        result_file.write(arguments.out, {**head, "rows": [rows[case] for case in sorted(rows)]})
 
 
-def kept_rows(out: Path | None, head: dict) -> dict[int, dict]:
+def kept_rows(out: Path, head: dict) -> dict[int, dict]:
     """By case, the rows of a file of the same sizes and versions."""
-    if out is None or not out.exists():
+    if not out.exists():
         return {}
     written = json.loads(out.read_text(encoding="utf-8"))
     if any(written.get(key) != value for key, value in head.items()):

@@ -10,14 +10,13 @@ the last ten steps. A library that is not installed is left out, and said so:
     pip install --no-deps torch-rechub recbole deepctr-torch; pip install transformers scikit-learn pandas colorlog
 """
 
-import argparse
 import gc
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import result_file
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -248,8 +247,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     """Read the command line, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=100, help="before and after")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     arguments = parser.parse_args()
@@ -264,9 +262,7 @@ def main() -> None:
     print(f"not installed: {missing}" if missing else "all measured")
     config = {"ids": IDS, "dim": DIM, "batch": BATCH, "steps": arguments.steps, "scheme": repr(SCHEME)}
     head = {"config": config, "missing": missing, "versions": versions(), "commit": commit()}
-    if arguments.out is not None:
-        text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
-        arguments.out.write_text(text, encoding="utf-8")
+    result_file.write(arguments.out, {**head, "rows": rows})
 
 
 if __name__ == "__main__":

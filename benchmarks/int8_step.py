@@ -8,12 +8,11 @@
 Rows of 8 bits have no fused update. All three take turns, so that they see the same disturbances.
 """
 
-import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
+import result_file
 import torch
 from cpu_lookups import BATCHES, Call, collection, in_turns, rows_of, step
 
@@ -55,17 +54,16 @@ def network_steps(data: Prepared) -> dict[str, Call]:
 
 def main() -> None:
     """Read the command line, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("data", type=Path, help="prepared data")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for batch in (128, 2048):
         rows += rows_of("tables", {"batch": batch}, in_turns(tables_steps(batch), 6.0, 20), "float32")
     rows += rows_of("network", {"batch": 128}, in_turns(network_steps(Prepared(options.data)), 8.0, 20), "float32")
-    found = facts.facts_of_run(torch.device("cpu"), "python benchmarks/int8_step.py DATA", None)
-    options.out.write_text(json.dumps({"facts": found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    found = facts.facts_of_run(torch.device("cpu"), "python benchmarks/int8_step.py DATA")
+    result_file.write(options.out, {"facts": found, "rows": rows})
 
 
 if __name__ == "__main__":

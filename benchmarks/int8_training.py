@@ -10,14 +10,12 @@ at 0.01.
 Results are written as they come, into OUT.jsonl; runs that it has are not trained again.
 """
 
-import json
-import math
-import multiprocessing
 import statistics
 from typing import Any
 
+import result_file
 import torch
-from plan_quality import D, _data, parser_of
+from plan_quality import D, all_runs, feed, parser_of, standard_error
 from torch import Tensor
 
 from quorem.data.prepared import Prepared
@@ -42,7 +40,7 @@ def rounded(rows: Tensor, kind: str, generator: torch.Generator) -> Tensor:
 def train(task: tuple[str, str, int, str, int, dict[str, Any]]) -> dict[str, Any]:
     """One run: its test loss, and that of its rows in 8 bits."""
     folder, device, times, kind, seed, options = task
-    data = _data(folder, device)
+    data = feed(folder, device)
     config = RunConfig(data=data_identity(data.prepared), seed=seed, **options)
     trial = Trial(config, build_model(config, data.prepared, device), data.prepared.names)
     stored, generator = trial.embeddings.stored.data, torch.Generator(device).manual_seed(seed)
@@ -64,31 +62,25 @@ def main() -> None:
     """Read the command line, train, write."""
     arguments = parser_of(__doc__, seeds=40).parse_args()
     data, full = Prepared(arguments.data), 4 * D
-    lines = arguments.out.with_suffix(".jsonl")
-    runs = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    done = {(run["times"], run["kind"], run["seed"]) for run in runs}
-    tasks = []
+    options = {}
     for times in SIZES:
         budget = 2 * full * sum(data.cardinalities) // times
         planned = planning.plan(data, budget, D, optimizer="adagrad", dtypes=(torch.float32,))
-        for kind in KINDS:
-            for seed in range(arguments.seeds):
-                if (times, kind, seed) not in done:
-                    place = (str(arguments.data), arguments.device)
-                    tasks.append((*place, times, kind, seed, planning.options_of(planned)))
-    tasks.sort(key=lambda task: task[4])
-    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool, open(lines, "a") as file:
-        for run in pool.imap_unordered(train, tasks):
-            runs.append(run)
-            file.write(json.dumps(run) + "\n")
-            file.flush()
+        options[times] = planning.options_of(planned)
+    tasks = {
+        (times, kind, seed): (times, kind, seed, options[times])
+        for seed in range(arguments.seeds)
+        for times in SIZES
+        for kind in KINDS
+    }
+    runs = all_runs(train, arguments, tasks, ("times", "kind", "seed"))
     rows = []
     for times in SIZES:
         after = {run["seed"]: run["int8"] for run in runs if (run["times"], run["kind"]) == (times, "float32")}
         for kind in KINDS:
             found = {run["seed"]: run["int8"] for run in runs if (run["times"], run["kind"]) == (times, kind)}
             lost = [100 * (found[seed] / after[seed] - 1) for seed in sorted(found) if seed in after]
-            error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
+            error = standard_error(lost)
             row = {"times": times, "kind": kind, "runs": len(lost), "test": statistics.mean(found.values())}
             row["median"] = statistics.median(lost)
             rows.append({**row, "percent": statistics.mean(lost), "percent_error": error})
@@ -96,7 +88,7 @@ def main() -> None:
             print(f"{times:>4}x {kind:12} {row['test']:.5f} {percent}")
     head = {"rows_trained": len(data.split("train")), "versions": versions(), "commit": arguments.commit}
     head |= {"device": arguments.device, "rows": rows}
-    arguments.out.write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
+    result_file.write(arguments.out, head)
 
 
 if __name__ == "__main__":

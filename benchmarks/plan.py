@@ -6,14 +6,13 @@
 then 10,000 tables of 1 to 10^5 ids whose frequencies are known (91 million ids, in no order).
 """
 
-import argparse
 import json
 import os
 import random
 import time
-from pathlib import Path
 from typing import Any
 
+import result_file
 import torch
 
 from quorem import Table, plan
@@ -52,8 +51,7 @@ def measured(
 
 def main() -> None:
     """Read the command line, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--tables", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
@@ -68,9 +66,7 @@ def main() -> None:
     for budget in ("100MB", "1GB"):
         rows.append(measured(tables, budget, "adagrad", counts, 1))
     head = {"tables": arguments.tables, "repeats": arguments.repeats, "versions": versions(), "commit": commit()}
-    if arguments.out is not None:
-        text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
-        arguments.out.write_text(text, encoding="utf-8")
+    result_file.write(arguments.out, {**head, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ import json
 import math
 import multiprocessing
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import result_file
 import torch
 
 from quorem import QR, Full, Hash, Table, plan, quantize_
@@ -114,7 +115,7 @@ def settings(data: Prepared, sizes: list[int], names: list[str]) -> list[dict[st
 def train(task: tuple[str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
     """One run: its test loss, and that of the rows as they were trained."""
     folder, device, network, seed, setting = task
-    data = _data(folder, device)
+    data = feed(folder, device)
     config = RunConfig(data=data_identity(data.prepared), network=network, seed=seed, **setting["options"])
     trial = Trial(config, build_model(config, data.prepared, device), data.prepared.names)
     for batches in data.training(config, 0, trial.together, (100, None)):
@@ -132,7 +133,8 @@ def train(task: tuple[str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
 _feeds: dict[str, Feed] = {}
 
 
-def _data(folder: str, device: str) -> Feed:
+def feed(folder: str, device: str) -> Feed:
+    """The feed of prepared data, of which a process has one."""
     torch.set_num_threads(1)
     if folder not in _feeds:
         _feeds[folder] = Feed(Prepared(folder), device)
@@ -150,30 +152,56 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         full = {run["seed"]: run["test"] for run in groups.get((network, 1, "full"), group)}
         mean, whole = statistics.mean(losses), statistics.mean(full.values())
         row = {"network": network, "times": times, "setting": setting, "bytes": group[0]["bytes"], "test": mean}
-        error = _error(losses)
+        error = standard_error(losses)
         row |= {"error": error, "percent": 100 * (mean / whole - 1)}
         row["percent_error"] = (
-            100 * _error([run["test"] - full[run["seed"]] for run in group if run["seed"] in full]) / whole
+            100 * standard_error([run["test"] - full[run["seed"]] for run in group if run["seed"] in full]) / whole
         )
         row["quantizing"] = mean - statistics.mean(run["float32"] for run in group)
         rows.append({**row, "losses": losses})
     return rows
 
 
-def _error(losses: list[float]) -> float:
+def standard_error(losses: list[float]) -> float:
+    """Of the mean; 0 for a single loss."""
     return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
 
 
 def parser_of(description: str | None, seeds: int) -> argparse.ArgumentParser:
     """The options of every study of prepared data."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = result_file.parser_of(description)
     parser.add_argument("data", type=Path, help="prepared data")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--seeds", type=int, default=seeds, help="how many starts of the network")
     parser.add_argument("--commit", default=commit(), help="of the sources, where git does not say")
     return parser
+
+
+def all_runs(
+    train: Callable[[Any], dict[str, Any]],
+    arguments: argparse.Namespace,
+    tasks: Mapping[tuple[Any, ...], tuple[Any, ...]],
+    fields: Sequence[str],
+) -> list[dict[str, Any]]:
+    """The runs in OUT.jsonl, and those of the tasks that it lacks, which are trained and added to it.
+
+    Args:
+        train: makes one run, of the data's folder, the device and a task; it is called in other processes.
+        arguments: those of ``parser_of``.
+        tasks: what to train, by the values of ``fields`` in the run.
+        fields: the entries by which runs differ.
+    """
+    lines = arguments.out.with_suffix(".jsonl")
+    runs = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    done = {tuple(run[field] for field in fields) for run in runs}
+    missing = [(str(arguments.data), arguments.device, *task) for key, task in tasks.items() if key not in done]
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool, open(lines, "a") as file:
+        for run in pool.imap_unordered(train, missing):
+            runs.append(run)
+            file.write(json.dumps(run) + "\n")
+            file.flush()
+    return runs
 
 
 def main() -> None:
@@ -185,22 +213,13 @@ def main() -> None:
     arguments = parser.parse_args()
     data = Prepared(arguments.data)
     todo = settings(data, arguments.sizes, arguments.settings)
-    lines = arguments.out.with_suffix(".jsonl")
-    runs = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    done = {(run["setting"], run["times"], run["network"], run["seed"]) for run in runs}
-    tasks = [
-        (str(arguments.data), arguments.device, network, seed, setting)
+    tasks = {
+        (setting["setting"], setting["times"], network, seed): (network, seed, setting)
         for seed in range(arguments.seeds)
         for network in arguments.networks
         for setting in todo
-        if (setting["setting"], setting["times"], network, seed) not in done
-    ]
-    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool, open(lines, "a") as file:
-        for run in pool.imap_unordered(train, tasks):
-            runs.append(run)
-            file.write(json.dumps(run) + "\n")
-            file.flush()
-    rows = summary(runs)
+    }
+    rows = summary(all_runs(train, arguments, tasks, ("setting", "times", "network", "seed")))
     for row in rows:
         place = f"{row['network']:5} {row['times']:>5} {row['setting']:14} {row['bytes']:>10,}"
         print(f"{place} {row['test']:.5f} {row['percent']:+.2f} ± {row['percent_error']:.2f} %")
@@ -208,8 +227,7 @@ def main() -> None:
     head |= {"device": arguments.device, "versions": versions(), "commit": arguments.commit}
     head["config"] = {"embedding_dim": D, "batch_size": 128, "epochs": 1, "optimizer": "adagrad", "lr": 0.01}
     head["config"]["rule"] = dataclasses.asdict(Rule())
-    text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
-    arguments.out.write_text(text, encoding="utf-8")
+    result_file.write(arguments.out, {**head, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import result_file
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -169,14 +170,6 @@ def standard_error(values: list[float]) -> float | None:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
-def write(out: Path, about: dict[str, Any], runs: list[dict[str, Any]]) -> None:
-    text = json.dumps(about, indent=1)[:-2]
-    for name, rows in (("rows", summary(runs)), ("runs", runs)):
-        text += f',\n "{name}": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text + "\n}\n", encoding="utf-8")
-
-
 def compile_kernels(settings: list[str], optimizers: list[str], ids: str) -> list[subprocess.Popen[bytes]]:
     """Processes that compile the kernels of each setting into Triton's cache, side by side."""
     command = [sys.executable, __file__, "--scale", "0.1", "--rows", "20000", "--ids", ids, "--device", "cuda"]
@@ -228,7 +221,7 @@ def main() -> None:
                 runs.append({"rows": options.rows, "ids": options.ids, **future.result()})
                 print(*runs[-1].values(), f"{time.perf_counter() - began:.0f} s", flush=True)
                 if options.out is not None:
-                    write(options.out, about, runs)
+                    result_file.write(options.out, {**about, "rows": summary(runs), "runs": runs})
         del rows
     for row in summary(runs):
         print(*row.values())

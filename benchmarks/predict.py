@@ -1,15 +1,12 @@
 """How many rows a second a finished run scores, by part: reading, encoding, lookup, layers, and ``quorem predict``.
 
-    python benchmarks/predict.py --rows 400000 --threads 2 --out benchmarks/results/predict.json
+``serving.py`` measures it and writes the result.
 
 A log of Criteo's shape is made up as text, prepared and trained on for a moment (its loss does not matter); then the
 same text is scored. ``floor`` is the time of the network's matrix products alone, in one product each, without
 activations: no program that computes them in float32 on the same cores is faster.
 """
 
-import argparse
-import json
-import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,30 +22,11 @@ from quorem.data.raw import write_raw
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
 from quorem.data.text import Malformed
-from quorem.provenance import commit, versions
 from quorem.serving.predict import predict
 from quorem.serving.scorer import BATCH_ROWS, Scorer
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 from quorem.training.model import data_identity
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--scale", type=float, default=0.01, help="of Criteo's cardinalities")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    with tempfile.TemporaryDirectory() as name:
-        result = measure(Path(name), options.rows, options.scale, options.repeat)
-    result |= {"threads": options.threads, "versions": versions("polars"), "commit": commit()}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 def measure(folder: Path, rows: int, scale: float, repeat: int) -> dict[str, Any]:
@@ -103,7 +81,3 @@ def products(model: Any) -> Callable[[], object]:
         return [torch.mm(x, w) for x, w in layers], torch.bmm(vectors, vectors.mT)
 
     return work
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,6 @@ with one thread of ONNX Runtime; the clients are threads of another process on t
 connection that sends a request when it has the answer to the last. ``in_process`` is the same session without HTTP.
 """
 
-import argparse
 import http.client
 import json
 import os
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import result_file
 import torch
 
 import quorem
@@ -38,18 +38,15 @@ BODIES = 32  # requests that a client goes through, again and again
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each case")
     parser.add_argument("--scale", type=float, default=0.01, help="of Criteo's cardinalities")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder) / "model.onnx", options.seconds, options.scale)
     result |= {"cores": os.cpu_count(), "versions": versions("onnxruntime", "starlette", "uvicorn"), "commit": commit()}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    result_file.write(options.out, result)
 
 
 def measure(path: Path, seconds: float, scale: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ graph reads other rows for such. Both run in turn, some hundred times; a ratio i
 ``floor`` is the time of the network's matrix products alone.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import predict
+import result_file
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
@@ -38,12 +38,11 @@ WIDTH, COLLISIONS = 16, 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--scale", type=float, default=0.01, help="of Criteo's cardinalities")
     parser.add_argument("--repeat", type=int, default=300, help="runs of each graph")
     parser.add_argument("--rows", type=int, default=200_000, help="that predict scores; 0 leaves it out")
     parser.add_argument("--threads", type=int, default=2, help="of predict")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result: dict[str, Any] = {"scale": options.scale, "onnx": lookups(Path(folder), options.scale, options.repeat)}
@@ -52,10 +51,8 @@ def main() -> None:
             result["predict"] = predict.measure(Path(folder), options.rows, options.scale, 3)
             result["predict"]["threads"] = options.threads
     result |= {"cores": os.cpu_count(), "versions": versions("onnxruntime", "polars"), "commit": commit()}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    result_file.write(options.out, result)
 
 
 def lookups(folder: Path, scale: float, repeat: int) -> list[dict[str, Any]]:

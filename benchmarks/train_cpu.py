@@ -10,16 +10,14 @@ turns, a few steps each, so that all see the same disturbances; the median turn 
 quantiles.
 """
 
-import argparse
 import gc
 import json
-import os
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+import result_file
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,7 +27,6 @@ from quorem.collection import EmbeddingCollection
 from quorem.data.batches import Batch
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
-from quorem.provenance import commit, versions
 from quorem.schemes import Scheme
 from quorem.training.config import RunConfig
 from quorem.training.tables import tables_of
@@ -160,20 +157,16 @@ def measure(cardinalities: tuple[int, ...], threads: int, rounds: int) -> list[d
 
 def main() -> None:
     """Read the command line, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--scale", type=float, default=0.1, help="cardinalities relative to Criteo's (1 needs 12 GB)")
     parser.add_argument("--rounds", type=int, default=30, help="turns of ten steps for each provider")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of torch")
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]
+    made_by = result_file.made_by()
     cardinalities = scaled_cardinalities(arguments.scale)
     rows = [row for threads in arguments.threads for row in measure(cardinalities, threads, arguments.rounds)]
     config = {"batch": BATCH, "dim": DIM, "lr": LR, "scale": arguments.scale, "rounds": arguments.rounds}
-    head = {"config": config, "cores": os.cpu_count(), "load_before": load, "versions": versions(), "commit": commit()}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
-    arguments.out.write_text(text, encoding="utf-8")
+    result_file.write(arguments.out, {"config": config, **made_by, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """``compress_`` in models of other libraries, by ``benchmarks/foreign_models.py``."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ INSTALL = (
 
 @pytest.fixture(scope="module")
 def foreign():
+    sys.path.append(str(SCRIPT.parent))  # as when the script is run
     spec = importlib.util.spec_from_file_location("foreign_models", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
