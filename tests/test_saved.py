@@ -20,9 +20,13 @@ from quorem import (
     EmbeddingCollection,
     Full,
     GeneralizedQR,
+    HotCold,
     Table,
+    optim,
 )
+from quorem.models import DLRM
 from quorem.partitions import ExplicitPartition
+from quorem.serving.torch_export import export_program
 from quorem.tables import Tables
 
 IDS = torch.arange(N)
@@ -293,6 +297,22 @@ def test_a_default_device_of_meta() -> None:
     with torch.device("meta"):
         elsewhere = collection(device="cpu")
     assert elsewhere(torch.zeros(2, 4, dtype=torch.int64)).isfinite().all()
+
+
+def test_a_module_need_not_be_on_the_default_device() -> None:
+    scheme = HotCold(5, cold=QR(4), num_rest=10, force=True)
+    tables = [Table("a", N, D, scheme, frequencies=torch.arange(N)), Table("b", N, D)]
+    trained, ids, dense = torch.randn(N, D), torch.tensor([[0, 59], [7, 8]]), torch.zeros(2, 13)
+    with torch.device("meta"):
+        table = Embedding(N, D, scheme, frequencies=torch.arange(N, device="cpu"), device="cpu").fit_(trained)
+        optimizer = optim.apply_in_backward(table, optim.Adam)
+        table(ids).sum().backward()
+        full = table.grow_(N + 3, optimizer=optimizer).to_dense()
+        model = DLRM(EmbeddingCollection(tables, device="cpu"), device="cpu")
+        program = export_program(model)
+        logits = program.module()(dense, ids)["logits"]
+    assert torch.equal(full[ids], table(ids)) and len(full) == N + 3
+    torch.testing.assert_close(logits, model(dense, ids))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -117,10 +117,10 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
         raise
     new = [*storage.extents, *storage.pools.values()]
     with torch.no_grad():
-        new_rows = torch.empty(len(stored), dtype=torch.int64)  # new position of each old row
+        new_rows = torch.empty(len(stored), dtype=torch.int64, device="cpu")  # new position of each old row
         for before, after in zip(_flat(old), _flat(new), strict=True):
             count = before.rows * before.pitch
-            new_rows[before.base : before.base + count] = torch.arange(after.base, after.base + count)
+            new_rows[before.base : before.base + count] = torch.arange(after.base, after.base + count, device="cpu")
             after.of(rows)[: before.rows] = before.of(stored)
             if after.rows > before.rows:
                 _draw_(after.of(rows)[before.rows :], before.of(stored), tables, t)

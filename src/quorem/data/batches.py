@@ -120,7 +120,8 @@ class Batch:
             raise ValueError(f"size ({size}) must be at least 1")
         order = None
         if seed is not None:
-            order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).to(self.labels.device)
+            draw = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(self), generator=draw, device="cpu").to(self.labels.device)
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
             yield self.rows(start, stop) if order is None else self.take(order[start:stop])

@@ -142,8 +142,10 @@ def _start(target: Target) -> list[Tensor]:
         starts.append(_grow(target))
     if full:
         return starts[0]
-    draw = torch.Generator().manual_seed(0)
-    starts.append([torch.rand(t.shape, generator=draw, dtype=t.dtype).add_(0.5).to(t.device) for t in starts[0]])
+    draw = torch.Generator("cpu").manual_seed(0)
+    starts.append(
+        [torch.rand(t.shape, generator=draw, dtype=t.dtype, device="cpu").add_(0.5).to(t.device) for t in starts[0]]
+    )
     if n * sum(sizes) <= FEW_SIGNS:
         starts.append(_from_logarithms(target))
     starts = [alternate(target, start, 1) for start in starts]
@@ -232,5 +234,6 @@ def _signs(buckets: list[Tensor], sizes: list[int], negative: Tensor) -> list[Te
             bit = mask.bit_length() - 1
             value, mask = value ^ solution[bit], mask ^ (1 << bit)
         solution[pivot] = value
-    signs = torch.tensor([[-1.0 if value >> c & 1 else 1.0 for c in range(d)] for value in solution])
-    return [signs[start : start + size].to(negative.device) for start, size in zip(starts, sizes, strict=True)]
+    values = [[-1.0 if value >> c & 1 else 1.0 for c in range(d)] for value in solution]
+    signs = torch.tensor(values, device=negative.device)
+    return [signs[start : start + size] for start, size in zip(starts, sizes, strict=True)]

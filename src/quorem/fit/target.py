@@ -97,7 +97,7 @@ class Target:
         target = replace(self, partitions=tuple(partitions), members=None, starts=None)
         if self.permutation is None and self.rows is None and isinstance(partitions[0], Partition):
             return target
-        return target._with_members(self.num_ids, lambda begin, end: torch.arange(begin, end))
+        return target._with_members(self.num_ids, lambda begin, end: torch.arange(begin, end, device="cpu"))
 
     def sample(self, number: int) -> "Target":
         """The target restricted to the ``number`` ids with the largest weights."""

@@ -117,9 +117,9 @@ def pair_indices(num_vectors: int) -> tuple[Tensor, Tensor]:
     >>> pair_indices(3)
     (tensor([3, 6, 7]), tensor([3, 0, 1, 0, 3, 2, 1, 2, 3]))
     """
-    row, column = torch.tril_indices(num_vectors, num_vectors, -1)
-    count = torch.arange(len(row))
-    pair_of = torch.full((num_vectors, num_vectors), len(row))
+    row, column = torch.tril_indices(num_vectors, num_vectors, -1, device="cpu")
+    count = torch.arange(len(row), device="cpu")
+    pair_of = torch.full((num_vectors, num_vectors), len(row), device="cpu")
     pair_of[row, column] = count
     pair_of[column, row] = count
     return row * num_vectors + column, pair_of.flatten()

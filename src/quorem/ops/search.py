@@ -59,6 +59,6 @@ def _index(ordered: Tensor) -> Index:
     limit, shift = int(ordered[-1]) + 1, 0
     while limit >> shift > len(ordered) // PER_RUN:
         shift += 1
-    runs = torch.arange((limit >> shift) + 2, dtype=torch.int64) << shift
+    runs = torch.arange((limit >> shift) + 2, dtype=torch.int64, device=ordered.device) << shift
     starts = torch.searchsorted(ordered, runs.clamp(max=limit).to(ordered.dtype), out_int32=len(ordered) < 2**31)
     return Index(ordered._version, starts, shift)

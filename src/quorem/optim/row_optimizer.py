@@ -130,7 +130,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
         zeros = {name: in_huge_pages(empty_state(p)).zero_() for name in self._averages(group)}
-        return {"step": torch.tensor(0), **zeros}
+        return {"step": torch.tensor(0, device="cpu"), **zeros}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         """The rule's state, made from the optimizer's state of ``p``."""
@@ -154,7 +154,7 @@ class RowOptimizer(torch.optim.Optimizer):
             for name, value in state.items():
                 if name == "step" or name in averages:
                     dtype = torch.int64 if name == "step" else accumulator(p)
-                    state[name] = torch.as_tensor(value).to(p.device, dtype)
+                    state[name] = torch.as_tensor(value, dtype=dtype, device=p.device)
             row_state = self._row_state(state, p, constants)
             row_rule = RowRule(rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             row_rule.kind = (p.dtype, p.device)

@@ -222,15 +222,17 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     >>> places(HotCold(2, cold=Full(), num_rest=2).spec(6, 4), None)
     tensor([0, 1, 3, 4, 2, 2])
     """
-    n, place = spec.num_embeddings, torch.full((spec.num_embeddings,), spec.num_hot)
+    n = spec.num_embeddings
+    ids = torch.arange(n, device="cpu")
+    place = torch.full_like(ids, spec.num_hot)
     if ranks is None:
-        hot, cold = torch.arange(spec.num_hot), torch.arange(spec.num_hot, n - spec.num_rest)
+        hot, cold = ids[: spec.num_hot], ids[spec.num_hot : n - spec.num_rest]
     else:
         hot, cold = ranks.hot.cpu().long(), ranks.cold.cpu().long()
         if not spec.num_rest:
-            cold = torch.ones(n, dtype=torch.bool).index_fill(0, hot, False).nonzero().flatten()
-    place[hot] = torch.arange(len(hot))
-    place[cold] = spec.num_own + torch.arange(len(cold))
+            cold = torch.ones_like(ids).index_fill(0, hot, 0).nonzero().flatten()
+    place[hot] = ids[: len(hot)]
+    place[cold] = spec.num_own + ids[: len(cold)]
     return place
 
 

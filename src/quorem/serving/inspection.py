@@ -192,7 +192,7 @@ def num_distinct(spec: TableSpec) -> int | None:
         return spec.num_own + min(spec.partitions[0].size, n)
     if n > MOST_COUNTED:
         return None
-    numbers = torch.arange(n)
+    numbers = torch.arange(n, device="cpu")
     combinations = torch.stack([partition(numbers) for partition in spec.partitions], 1)
     return spec.num_own + len(combinations.unique(dim=0))
 
@@ -218,7 +218,7 @@ def _traffic(tables: Tables, t: int, prepared: Prepared, feature: str) -> NDArra
         hot, cold = place < spec.num_hot, place >= spec.num_own
     else:
         ids, seen = prepared.raw_counts(feature)
-        counts, mixed = torch.from_numpy(seen), mixed_ids(torch.tensor(ids), spec.num_embeddings)
+        counts, mixed = torch.from_numpy(seen), mixed_ids(torch.tensor(ids, device="cpu"), spec.num_embeddings)
         if ranks is None:
             hot = mixed < spec.num_hot
             cold = ~hot & (mixed < spec.num_embeddings - spec.num_rest)

@@ -151,6 +151,7 @@ def _example(
     dims = {"batch": batch, "length": Dim("length"), "values": Dim("values"), "offsets": offsets}
     examples, dynamic = [], []
     for _, dtype, shape in inputs_of(model, unknown, jagged, sample_weights):
-        examples.append(torch.zeros([sizes[size] if isinstance(size, str) else size for size in shape], dtype=dtype))
+        example = [sizes[size] if isinstance(size, str) else size for size in shape]
+        examples.append(torch.zeros(example, dtype=dtype, device=tables.live_stored.device))
         dynamic.append({axis: dims[size] for axis, size in enumerate(shape) if isinstance(size, str)})
     return examples, dynamic

@@ -122,7 +122,7 @@ def steps_per_epoch(config: RunConfig, num_rows: int) -> int:
 def epoch_order(config: RunConfig, epoch: int, num_rows: int) -> Tensor:
     """The order of the rows in a shuffled epoch, which depends only on the seed and the epoch."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
-    return torch.randperm(num_rows, generator=generator)
+    return torch.randperm(num_rows, generator=generator, device="cpu")
 
 
 def num_bytes(rows: Batch) -> int:
