@@ -21,7 +21,8 @@ from quorem import optim
 from quorem.dense import foreach
 from quorem.dense.step import FusedStep
 from quorem.models import DCN, DLRM
-from quorem.ops.gpu import gradients, lookup, path, quantized, replay, rules
+from quorem.ops.gpu import gradients, lookup, path, replay, rules
+from quorem.ops.rows import IdBatch
 
 
 class Hopper:
@@ -53,23 +54,25 @@ def compile_only(kernel, grid):  # type: ignore[no-untyped-def]
 def compile_tables() -> None:
     module = collection(4, names="qr pad cat")  # rows of several widths, so that W = 2
     layout, stored = module.layout, module.stored.detach()
-    ids, grad, (values, offsets), count = batch(module, 9), gradient(module, 9), jagged(module, 9), torch.tensor(0)
-    samples, bags = torch.rand(len(values)), (values, offsets)
-    lookup.lookup_counting(ids, stored, layout, count)
-    lookup.count_invalid_(ids, None, count, layout)
-    lookup.bag(*bags, samples, stored, layout, mean=True)
-    gradients.lookup_backward(grad, ids, stored, layout)
-    gradients.bag_sample_weights_backward(grad, *bags, stored, layout, mean=True)
+    ids, grad, count = IdBatch(batch(module, 9)), gradient(module, 9), torch.tensor(0)
+    bags = jagged(module, 9, weighted=True, mean=True)
+    lookup.lookup(ids, stored, layout, count)
+    lookup.count_invalid_(ids, count, layout)
+    lookup.lookup(bags, stored, layout)
+    gradients.backward(grad, ids, stored, layout)
+    gradients.sample_weights_backward(grad, bags, stored, layout)
     scale = {"clip_value": 0.5, "loss_scale": torch.tensor(2.0)}
     for rule in ("adagrad", "amsgrad"):
         state, constants = rule_state(rule, stored)
         options = {"rule": rule, "constants": constants}
-        rules.lookup_update_(grad, ids, stored, scalar(0.1), state, layout, **options, **scale)
+        rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options, **scale)
         if rule == "amsgrad":
-            replay.lookup_catch_up_(ids, stored, state, layout, **options)
-            rules.lookup_update_(grad[:0], ids[:0], stored, scalar(0.1), state, layout, **options)  # advance alone
+            replay.catch_up_(ids, stored, state, layout, **options)
+            rules.update_(
+                grad[:0], IdBatch(ids.ids[:0]), stored, scalar(0.1), state, layout, **options
+            )  # advance alone
         else:
-            rules.bag_update_(grad, *bags, samples, stored, scalar(0.1), state, layout, mean=True, **options)
+            rules.update_(grad, bags, stored, scalar(0.1), state, layout, **options)
 
 
 def compile_frequency() -> None:
@@ -81,23 +84,23 @@ def compile_frequency() -> None:
     ]
     module = quorem.EmbeddingCollection(tables, dtype=torch.bfloat16)
     layout, stored = module.layout, module.stored.detach()
-    ids, grad = torch.zeros(9, 3, dtype=torch.int64), gradient(module, 9)
-    bags = (ids.flatten(), torch.arange(28))
-    lookup.lookup_counting(ids, stored, layout, torch.tensor(0))
-    gradients.bag_backward(grad, *bags, None, stored, layout, mean=True)
+    ids, grad = IdBatch(torch.zeros(9, 3, dtype=torch.int64)), gradient(module, 9)
+    bags = IdBatch(ids.ids.flatten(), torch.arange(28), mean=True)
+    lookup.lookup(ids, stored, layout, torch.tensor(0))
+    gradients.backward(grad, bags, stored, layout)
     for rule in ("adagrad", "rowwise_adagrad", "amsgrad"):
         state, constants = rule_state(rule, stored.float())
         options = {"rule": rule, "constants": constants, "rounding_seed": 5}
-        rules.lookup_update_(grad, ids, stored, scalar(0.1), state, layout, **options)
+        rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options)
         if rule == "amsgrad":
-            replay.bag_catch_up_(*bags, stored, state, layout, **options)
+            replay.catch_up_(bags, stored, state, layout, **options)
             replay.MANY_READS = 1
-            replay.lookup_catch_up_(ids, stored, state, layout, **options)
+            replay.catch_up_(ids, stored, state, layout, **options)
     for bits in (8, 4):
         fewer = quorem.quantize_(quorem.EmbeddingCollection(tables), bits)
         options = {"width": 4, "bits": bits, "dtype": torch.float32}
-        quantized.lookup_quantized(ids, fewer.stored, fewer.layout, **options)
-        quantized.bag_quantized(*bags, None, fewer.stored, fewer.layout, mean=True, **options)
+        for read in (ids, bags):
+            lookup.lookup(read, fewer.stored, fewer.layout, **options)
 
 
 def compile_paths() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 import quorem
 from quorem import partitions
 from quorem.ops import replay, state
+from quorem.ops.rows import IdBatch
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -55,10 +56,12 @@ def batch(module: quorem.EmbeddingCollection, b: int) -> Tensor:
     return ids.to(DEVICE)
 
 
-def jagged(module: quorem.EmbeddingCollection, b: int) -> tuple[Tensor, Tensor]:
+def jagged(module: quorem.EmbeddingCollection, b: int, weighted: bool = False, mean: bool = False) -> IdBatch:
     lengths = torch.randint(0, 4, (len(module.specs), b))
     ids = [torch.randint(s.num_embeddings, (int(n),)) for s, n in zip(module.specs, lengths.sum(1), strict=True)]
-    return torch.cat(ids).to(DEVICE), F.pad(lengths.flatten().cumsum(0), (1, 0)).to(DEVICE)
+    values, offsets = torch.cat(ids).to(DEVICE), F.pad(lengths.flatten().cumsum(0), (1, 0)).to(DEVICE)
+    weights = torch.rand(len(values), dtype=module.stored.dtype, device=DEVICE) if weighted else None
+    return IdBatch(values, offsets, weights, mean)
 
 
 def gradient(module: quorem.EmbeddingCollection, b: int) -> Tensor:

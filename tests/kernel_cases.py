@@ -10,7 +10,7 @@ from quorem.ops import cpu, replay, state
 from quorem.ops.declare import OPS
 from quorem.ops.gradients import dense_gradient
 from quorem.ops.layout import build
-from quorem.ops.rows import accumulator
+from quorem.ops.rows import IdBatch, accumulator
 from quorem.partitions import ExplicitPartition, Partition
 from quorem.schemes.frequency import rank
 
@@ -45,6 +45,9 @@ HOT_COLD: list[tuple[Scheme, int, int | None]] = [
 ]
 # Tables by feature: two features read one table, of the pool's and of the others.
 HOT_COLD_FEATURES = [0, 1, 2, 3, 6, 4, 7, 5, 6, 8, 9, 9]
+
+
+TRUTHS = {op.truth.__name__: op.truth for op in OPS.values()}
 
 
 class Case:
@@ -95,7 +98,7 @@ def fused(op: str, *args: Any, **options: Any) -> Any:
 
 def truth(op: str, *args: Any, **options: Any) -> Any:
     """What plain PyTorch gives."""
-    return OPS[op].truth(*args, **options)
+    return TRUTHS[op](*args, **options)
 
 
 def same(name: str, actual: Tensor, expected: Tensor, **tolerance: float) -> None:
@@ -109,28 +112,27 @@ def each_once(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
 
 
 def check_lookup(case: Case, ids: Tensor) -> None:
-    """A lookup and its gradients, dense and sparse, against the truth."""
-    args = (ids, case.stored, case.layout)
-    same("out", fused("lookup", *args, names=""), truth("lookup", *args))
-    grad = case.grad(len(ids))
-    expected = truth("lookup_backward", grad, *args)
-    same("stored", fused("lookup_backward", grad, *args), expected)
-    same("sparse stored", each_once(*fused("lookup_row_grads", grad, *args), case.stored), expected)
+    """A lookup of single ids and its gradients, dense and sparse, against the truth."""
+    check(case, IdBatch(ids))
 
 
 def check_bag(case: Case, ids: Tensor, offsets: Tensor, weighted: bool, mean: bool) -> None:
-    """A bag and its gradients, dense, sparse and of the sample weights, against the truth."""
+    """A lookup of bags and its gradients, dense, sparse and of the sample weights, against the truth."""
     sample_weights = torch.rand(len(ids)).to(case.stored.dtype) if weighted else None
-    args = (ids, offsets, sample_weights, case.stored, case.layout)
-    out = fused("bag", *args, mean=mean, names="")
-    same("out", out, truth("bag", *args, mean=mean))
+    check(case, IdBatch(ids, offsets, sample_weights, mean))
+
+
+def check(case: Case, batch: IdBatch) -> None:
+    args = (batch, case.stored, case.layout)
+    out = fused("lookup", *args, names="")
+    same("out", out, truth("lookup", *args))
     grad = case.grad(len(out))
-    expected = truth("bag_backward", grad, *args, mean=mean)
-    same("stored", fused("bag_backward", grad, *args, mean=mean), expected)
-    same("sparse stored", each_once(*fused("bag_row_grads", grad, *args, mean=mean), case.stored), expected)
-    args = (grad, ids, offsets, case.stored, case.layout)
-    to_weights = fused("bag_sample_weights_backward", *args, mean=mean)
-    same("sample_weights", to_weights, truth("bag_sample_weights_backward", *args, mean=mean).to(to_weights.dtype))
+    expected = truth("backward", grad, *args)
+    same("stored", fused("backward", grad, *args), expected)
+    same("sparse stored", each_once(*fused("row_grads", grad, *args), case.stored), expected)
+    if batch.jagged:
+        to_weights = fused("sample_weights_backward", grad, *args)
+        same("sample_weights", to_weights, truth("sample_weights_backward", grad, *args).to(to_weights.dtype))
 
 
 # The rules with fused versions.

@@ -26,6 +26,7 @@ from torch import Tensor
 import quorem
 from quorem import Embedding, EmbeddingBag
 from quorem.ops import gradients, lookup
+from quorem.ops.rows import IdBatch
 from quorem.partitions import ExplicitPartition, Partition
 from quorem.schemes import Scheme
 
@@ -128,25 +129,25 @@ def test_the_truth_is_what_the_ops_compute(case: str) -> None:
     stored, layout = module.stored, module.layout
     ids, twin = IDS.view(-1, 1), twin_of(module)
     expected = twin.to_dense()[ids.flatten()].flatten(1)
-    out = lookup.lookup(ids, stored, layout)
+    out = lookup.lookup(IdBatch(ids), stored, layout)
     assert_near(out.flatten(1), expected, torch.float64, "lookup")
     grad = torch.randn(out.shape, dtype=torch.float64)
     expected.backward(grad.flatten(1))
-    by_row = gradients.dense_gradient(*gradients.lookup_row_grads(grad, ids, stored, layout), stored)
+    by_row = gradients.dense_gradient(*gradients.row_grads(grad, IdBatch(ids), stored, layout), stored)
     assert_near(by_row, twin.stored.grad, torch.float64, "gradient of lookup by row")
-    by_table = gradients.lookup_backward(grad, ids, stored, layout)
+    by_table = gradients.backward(grad, IdBatch(ids), stored, layout)
     assert_near(by_table, twin.stored.grad, torch.float64, "gradient of lookup")
 
     twin.zero_grad()
     for ends in (OFFSETS, OFFSETS[:1]):
         sample = BAG_WEIGHTS.double().requires_grad_()
         expected = bags_by_torch(twin.to_dense(), BAG_IDS[: ends[-1]], ends, "mean", sample[: ends[-1]], 7).flatten(1)
-        out = lookup.bag(BAG_IDS, ends, sample.detach(), stored, layout, mean=True)
+        batch = IdBatch(BAG_IDS, ends, sample.detach(), mean=True)
+        out = lookup.lookup(batch, stored, layout)
         assert_near(out.flatten(1), expected, torch.float64, "bag")
         grad = torch.randn(out.shape, dtype=torch.float64)
-        arguments = (grad, BAG_IDS, ends)
-        rows = gradients.bag_row_grads(*arguments, sample.detach(), stored, layout, mean=True)
-        weights = gradients.bag_sample_weights_backward(*arguments, stored, layout, mean=True)
+        rows = gradients.row_grads(grad, batch, stored, layout)
+        weights = gradients.sample_weights_backward(grad, batch, stored, layout)
         expected.backward(grad.flatten(1))
         assert_near(gradients.dense_gradient(*rows, stored), twin.stored.grad, torch.float64, "gradient of bag")
         assert_near(weights, sample.grad, torch.float64, "gradient of per_sample_weights")

@@ -8,10 +8,10 @@ from torch import Tensor
 from .checks import check_device
 from .id_rules import replaced_ids
 from .operations import OPERATIONS
-from .ops import autograd, declare
+from .ops import autograd
 from .ops.layout import LIMIT, pool_key
 from .ops.lookup import pooling_factor
-from .ops.rows import accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
+from .ops.rows import IdBatch, accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
 from .ops.updates import updates_of
 from .partitions import Partition
 from .paths import PathNetworks
@@ -81,7 +81,7 @@ class Tables(StoredTables):
                 rule = f"must be that of all tables ({self.width})"
                 raise ValueError(f"{title}embedding_dim ({spec.embedding_dim}) {rule}")
         ids = self._within(ids, None)
-        raise_out_of_range(ids, None, self.layout, self.titles)
+        raise_out_of_range(IdBatch(ids), self.layout, self.titles)
         reads = lookup_reads(ids, self.layout)
         return torch.where(reads.valid[..., None] & reads.used, reads.rows, -1)
 
@@ -93,8 +93,8 @@ class Tables(StoredTables):
         if "id_rules" in self._buffers:
             ids = self._within(ids, None)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
-        options = self._read_options()
-        out = autograd.lookup(ids, stored, self.layout, self.updates, options, sparse=self.sparse, invalid=invalid)
+        batch, options = IdBatch(ids), self._read_options()
+        out = autograd.lookup(batch, stored, self.layout, self.updates, options, sparse=self.sparse, invalid=invalid)
         if invalid is not None:
             self._report_invalid()
         if self._modules:
@@ -104,25 +104,24 @@ class Tables(StoredTables):
 
     def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
         """Pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``; composed first."""
-        stored, layout = self.live_stored, self.layout
+        stored = self.live_stored
         check_device(stored, self.ids_argument, ids, offsets, sample_weights)
-        ids = self._within(ids, offsets)
-        if self._counts_invalid(ids):
-            declare.call("count_invalid_", ids, offsets, self.invalid_ids, layout)
-            self._report_invalid()
-        inputs = (ids, offsets, sample_weights, stored, layout, self.updates, self._read_options())
+        batch = IdBatch(self._within(ids, offsets), offsets, sample_weights, mean)
+        inputs = (batch, stored, self.layout, self.updates, self._read_options())
+        invalid = self.invalid_ids if self._counts_invalid(ids) else None
         transformed = sum(len(group.members) for group in self._path_networks())  # _path_bag has their gradients
         with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
-            out = autograd.bag(*inputs, mean=mean, sparse=self.sparse)
+            out = autograd.lookup(*inputs, sparse=self.sparse, invalid=invalid)
+        if invalid is not None:
+            self._report_invalid()
         for group in self._path_networks():  # the op pooled untransformed rows: replace its output
-            out = out.index_copy(1, group.columns, self._path_bag(group, ids, offsets, sample_weights, mean))
+            out = out.index_copy(1, group.columns, self._path_bag(group, batch))
         return out
 
-    def _path_bag(
-        self, group: PathNetworks, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool
-    ) -> Tensor:
+    def _path_bag(self, group: PathNetworks, batch: IdBatch) -> Tensor:
         """Pooled vectors of the features of one group, ``[B, slots of the group, W]``; transformed before pooling."""
-        stored, spans = self.live_stored, self.spans
+        stored, spans, (ids, offsets, _, _) = self.live_stored, self.spans, batch
+        assert offsets is not None
         bag, feature = bag_and_feature(ids, offsets, spans)
         members, member = len(group.members), group.member[feature]
         inside = (member >= 0) & (torch.arange(ids.shape[0], device=ids.device) < offsets[-1])
@@ -137,12 +136,12 @@ class Tables(StoredTables):
         vectors = vectors.to(self.dtype).flatten(1)
         vectors = group(vectors, ids, member, self.layout.ranks)
         vectors = vectors.to(accumulator(vectors))
-        factor = pooling_factor(valid, bag, sample_weights, offsets, mean, vectors.dtype)[:, 0]
+        factor = pooling_factor(valid, bag, batch, vectors.dtype)[:, 0]
         vectors = torch.where(valid[:, :1], vectors * factor, 0)
-        batch = (offsets.shape[0] - 1) // spans.shape[0]
-        position = bag % larger(batch, 1) * members + member
-        pooled = vectors.new_zeros((batch + 1) * members, vectors.shape[1]).index_add(0, position, vectors)
-        return pooled[: batch * members].view(batch, group.columns.shape[0], self.width).to(self.dtype)
+        size = (offsets.shape[0] - 1) // spans.shape[0]
+        position = bag % larger(size, 1) * members + member
+        pooled = vectors.new_zeros((size + 1) * members, vectors.shape[1]).index_add(0, position, vectors)
+        return pooled[: size * members].view(size, group.columns.shape[0], self.width).to(self.dtype)
 
     def _within(self, ids: Tensor, offsets: Tensor | None) -> Tensor:
         """``ids`` with raw ids hashed to ids of their tables and unknown ids replaced."""

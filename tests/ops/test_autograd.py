@@ -6,6 +6,7 @@ from kernel_cases import MIX, Case
 from torch.autograd import forward_ad
 
 from quorem.ops import autograd
+from quorem.ops.rows import IdBatch
 from quorem.ops.updates import Updates
 
 
@@ -16,7 +17,5 @@ def test_forward_mode_is_refused_even_without_a_gradient(bag):
     with torch.no_grad(), forward_ad.dual_level():
         stored = forward_ad.make_dual(case.stored, torch.ones_like(case.stored))
         with pytest.raises(NotImplementedError, match="jvp"):
-            if bag:
-                autograd.bag(ids[:, 0], torch.arange(4), None, stored, case.layout, Updates(), {"names": ""}, mean=True)
-            else:
-                autograd.lookup(ids, stored, case.layout, Updates(), {"names": ""})
+            batch = IdBatch(ids[:, 0], torch.arange(4), mean=True) if bag else IdBatch(ids)
+            autograd.lookup(batch, stored, case.layout, Updates(), {"names": ""})

@@ -14,7 +14,8 @@ from .declare import call, is_eager
 from .layout import Layout
 from .lookup import CodeOptions
 from .replicas import active_ddp
-from .updates import Read, Updates, is_captured
+from .rows import IdBatch
+from .updates import Lookup, Updates, is_captured
 
 
 class ReadOptions(CodeOptions):
@@ -24,7 +25,7 @@ class ReadOptions(CodeOptions):
 
 
 def lookup(
-    ids: Tensor,
+    batch: IdBatch,
     stored: Tensor,
     layout: Layout,
     updates: Updates,
@@ -33,75 +34,44 @@ def lookup(
     sparse: bool = False,
     invalid: Tensor | None = None,
 ) -> Tensor:
-    """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``.
+    """Composed vectors ``[B, S, W]`` of a batch; those of a bag are pooled.
 
     Args:
-        ids: int32 or int64.
+        batch: the ids.
         stored: every row, ``[R, W]``.
         layout: where the rows of an id are.
         updates: the work that an optimizer has left for ``stored``, and where its gradients go.
         options: names of the tables; and how rows are read if they are bytes, which only ``apply_in_backward`` trains.
         sparse: whether the gradient of ``stored`` is sparse.
         invalid: a count to which the number of ids out of range is added, if these do not raise.
+
+    Raises:
+        ValueError: if rows of bytes are trained and the sample weights want a gradient too.
     """
     if updates.lagging is not None:
-        updates.catch_up_(ids, None, stored, layout)
+        updates.catch_up_(batch, stored, layout)
     eager, collector = is_eager(), updates.collector
-    if not eager and invalid is not None and _transformed():  # transforms take no op that writes into an argument
-        call("count_invalid_", ids, None, invalid, layout)
+    # No op counts and pools, and transforms take no op that writes into an argument.
+    if invalid is not None and (batch.offsets is not None or (not eager and _transformed())):
+        call("count_invalid_", batch, invalid, layout)
         invalid = None
     if collector is not None and not (eager and stored is updates.stored):
         collector = updates.collector_of(stored)
-    op, counted = "lookup_quantized" if "bits" in options else "lookup", () if invalid is None else (invalid,)
-    if counted:
-        op = f"{op}_counting"
+    args = (batch, stored, layout) if invalid is None else (batch, stored, layout, invalid)
     if collector is not None:
-        read = partial(call, op, ids, stored, layout, *counted, **options)
-        return collector.read(read, Read("lookup", (ids,), layout))
-    if "bits" in options or not _differentiated(stored, eager=eager):
-        return call(op, ids, stored, layout, *counted, **options)
-    is_sparse = sparse and _may_be_sparse()
-    if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
-        return _sparse_lookup(ids, stored, *layout, invalid, options["names"], True)
-    return _Lookup.apply(ids, stored, *layout, invalid, options["names"], is_sparse)
-
-
-def bag(
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    updates: Updates,
-    options: ReadOptions,
-    *,
-    mean: bool,
-    sparse: bool = False,
-) -> Tensor:
-    """Composed, then pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``.
-
-    Raises:
-        ValueError: if rows of bytes are trained and ``sample_weights`` want a gradient too.
-    """
-    updates.catch_up_(ids, offsets, stored, layout)
-    collector = updates.collector_of(stored)
-    read = Read("bag", (ids, offsets, sample_weights), layout, {"mean": mean})
-    if "bits" in options:
-        lookup = partial(call, "bag_quantized", *read.inputs, stored, layout, mean=mean, **options)
-        if collector is None:
-            return lookup()
-        if torch.is_grad_enabled() and sample_weights is not None and sample_weights.requires_grad:
+        read, weights = Lookup(batch, layout), batch.sample_weights
+        if weights is None or not _differentiated(weights, eager=eager):
+            return collector.read(partial(call, "lookup", *args, **options), read)
+        if "bits" in options:
             raise ValueError("per_sample_weights must not require a gradient if rows are trained in 8 bits")
-        return collector.read(lookup, read)
-    if collector is not None:
-        out = _Bag.apply(ids, offsets, sample_weights, stored.detach(), *layout, mean, options["names"], False)
-        return collector.read(out, read)
-    if not _differentiated(stored, sample_weights):
-        return call("bag", ids, offsets, sample_weights, stored, layout, mean=mean, **options)
+        return collector.read(_Lookup.apply(*batch, stored.detach(), *layout, None, options["names"], False), read)
+    if "bits" in options or not _differentiated(stored, batch.sample_weights, eager=eager):
+        return call("lookup", *args, **options)
     is_sparse = sparse and _may_be_sparse()
+    function = _Lookup.apply
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
-        return _sparse_bag(ids, offsets, sample_weights, stored, *layout, mean, options["names"], True)
-    return _Bag.apply(ids, offsets, sample_weights, stored, *layout, mean, options["names"], is_sparse)
+        function = _sparse_lookup
+    return function(*batch, stored, *layout, invalid, options["names"], is_sparse)
 
 
 def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOptions, sparse: bool = False) -> Tensor:
@@ -113,7 +83,7 @@ def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOpt
         return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
     else:
         vectors = F.embedding(rows, stored.detach())
-    return vectors if collector is None else collector.read(vectors, Read("rows", (rows,)))
+    return vectors if collector is None else collector.read(vectors, rows)
 
 
 def path(
@@ -166,68 +136,41 @@ class _Lookup(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(ids: Tensor, stored: Tensor, *inputs: Any) -> Tensor:
-        *layout, invalid, names, _ = inputs
-        op, counted = ("lookup", ()) if invalid is None else ("lookup_counting", (invalid,))
-        return call(op, ids, stored, Layout(*layout), *counted, names=names)
+    def forward(*inputs: Any) -> Tensor:
+        ids, offsets, sample_weights, mean, stored, *layout, invalid, names, _ = inputs
+        counted = () if invalid is None else (invalid,)
+        batch = IdBatch(ids, offsets, sample_weights, mean)
+        return call("lookup", batch, stored, Layout(*layout), *counted, names=names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, _, _, ctx.sparse = inputs
-        ctx.save_for_backward(*tensors)
+        ids, offsets, sample_weights, ctx.mean, *tensors, _, _, ctx.sparse = inputs
+        ctx.save_for_backward(ids, offsets, sample_weights, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        ids, stored, *layout = ctx.saved_tensors
-        name = "lookup_row_grads" if ctx.sparse else "lookup_backward"
-        result = _gradient(name, grad, ids, stored, Layout(*layout))
-        return None, _sparse(result, stored) if ctx.sparse else result, *[None] * (len(Layout._fields) + 3)
-
-
-class _Bag(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, stored: Tensor, *inputs: Any) -> Tensor:
-        *layout, mean, names, _ = inputs
-        return call("bag", ids, offsets, sample_weights, stored, Layout(*layout), mean=mean, names=names)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.mean, _, ctx.sparse = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        ids, offsets, sample_weights, stored, *tensors = ctx.saved_tensors
-        layout = Layout(*tensors)
+        ids, offsets, sample_weights, stored, *layout = ctx.saved_tensors
+        inputs = (grad, IdBatch(ids, offsets, sample_weights, ctx.mean), stored, Layout(*layout))
         dsample = dstored = None
         if ctx.needs_input_grad[2]:
-            inputs = (grad, ids, offsets, stored, layout)
-            dsample = _gradient("bag_sample_weights_backward", *inputs, mean=ctx.mean).to(sample_weights.dtype)
-        if ctx.needs_input_grad[3]:
-            name = "bag_row_grads" if ctx.sparse else "bag_backward"
-            dstored = _gradient(name, grad, ids, offsets, sample_weights, stored, layout, mean=ctx.mean)
-            dstored = _sparse(dstored, stored) if ctx.sparse else dstored
-        return None, None, dsample, dstored, *[None] * (len(Layout._fields) + 3)
+            dsample = _gradient("sample_weights_backward", *inputs).to(sample_weights.dtype)
+        if ctx.needs_input_grad[4]:
+            dstored = _sparse(_gradient("row_grads", *inputs), stored) if ctx.sparse else _gradient("backward", *inputs)
+        return None, None, dsample, None, dstored, *[None] * (len(Layout._fields) + 3)
 
 
 def _sparse_lookup(*inputs: Any) -> Tensor:
     return _Lookup.apply(*inputs)
 
 
-def _sparse_bag(*inputs: Any) -> Tensor:
-    return _Bag.apply(*inputs)
-
-
 def _enters_graph() -> bool:
     """Whether the compiler's graph may contain a lookup with a sparse gradient; if not, the graph breaks there.
 
     The number of rows in a sparse gradient depends on the ids, so the graph must allow outputs of unknown size: it does
-    with ``fullgraph=True``, or if torch is configured so. The two functions above are then called from the graph
+    with ``fullgraph=True``, or if torch is configured so. The function above is then called from the graph
     without being traced, since the compiler cannot trace a function that makes a sparse tensor.
     """
-    torch.compiler.allow_in_graph([_sparse_lookup, _sparse_bag])
+    torch.compiler.allow_in_graph(_sparse_lookup)
     mode = torch._guards.TracingContext.get().fake_mode
     return mode is not None and mode.shape_env is not None and mode.shape_env.allow_dynamic_output_shape_ops
 
@@ -257,9 +200,9 @@ class _Path(torch.autograd.Function):
         return dvectors, *[None] * 6, *dlayers
 
 
-def _gradient(name: str, *args: Any, **options: Any) -> Any:
+def _gradient(name: str, *args: Any) -> Any:
     """A gradient, computed by its op; with create_graph by the truth in plain torch, which can be differentiated."""
-    return getattr(gradients, name)(*args, **options) if torch.is_grad_enabled() else call(name, *args, **options)
+    return getattr(gradients, name)(*args) if torch.is_grad_enabled() else call(name, *args)
 
 
 def _sparse(row_grads: tuple[Tensor, Tensor], stored: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Every op, declared once: its schema, the shapes that it gives the compiler, and its kernels by device.
 
-Kernels take a ``Layout`` and a ``State`` whole. torch's dispatcher takes flat tensors, so ``call`` unpacks them and
-``_entry`` packs them again, here and nowhere else. A kernel of ``cpu`` or ``gpu`` that cannot take its arguments
-returns NotImplemented; the truth then runs.
+Kernels take an ``IdBatch``, a ``Layout`` and a ``State`` whole, and one kernel reads single ids and bags, numbers and
+codes. torch's dispatcher takes flat tensors, and has an op for each of these, since saved programs name them. So
+``call`` unpacks and ``_entry`` packs again, here and nowhere else. A kernel of ``cpu`` or ``gpu`` that cannot take its
+arguments returns NotImplemented; the truth then runs.
 """
 
 import threading
@@ -10,11 +11,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Parameter
 
 from . import cpu, gpu, gradients, lookup, path, replay, rules
 from .layout import Layout
-from .rows import accumulator
+from .rows import IdBatch, accumulator
 from .state import TYPES_OF_RULE, present
 
 Kernel = Callable[..., Any]
@@ -37,34 +39,28 @@ class Op(NamedTuple):
 
     arguments: str
     returns: str
-    truth: Kernel
+    truth: Kernel  # the kernels of the devices have the same name
     shapes: Kernel  # empty tensors as the op would return them
 
 
-def _vectors(ids: Tensor, stored: Tensor, layout: Layout, *_: Any, **options: Any) -> Tensor:
-    width = options.get("width", stored.shape[1])
-    return stored.new_empty(ids.shape[0], layout.slots.shape[0], width, dtype=options.get("dtype"))
+def _vectors(batch: IdBatch, stored: Tensor, layout: Layout, *_: Any, **options: Any) -> Tensor:
+    offsets, width = batch.offsets, options.get("width", stored.shape[1])
+    size = batch.ids.shape[0] if offsets is None else (offsets.shape[0] - 1) // layout.spans.shape[0]
+    return stored.new_empty(size, layout.slots.shape[0], width, dtype=options.get("dtype"))
 
 
-def _pooled(ids: Tensor, offsets: Tensor, _: Any, stored: Tensor, layout: Layout, **options: Any) -> Tensor:
-    batch, width = (offsets.shape[0] - 1) // layout.spans.shape[0], options.get("width", stored.shape[1])
-    return stored.new_empty(batch, layout.slots.shape[0], width, dtype=options.get("dtype"))
-
-
-def _like_stored(*tensors: Any, mean: bool = False) -> Tensor:
-    *_, stored, _layout = tensors
+def _like_stored(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
     return torch.empty_like(stored)
 
 
-def _row_grads(*tensors: Any, mean: bool = False) -> tuple[Tensor, Tensor]:
-    *_, stored, layout = tensors
+def _row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     count = torch.library.get_ctx().new_dynamic_size()
     values = stored.new_empty(count, stored.shape[1], dtype=accumulator(stored))
     return layout.spans.new_empty(count), values
 
 
-def _sample_weights(grad: Tensor, ids: Tensor, *_: Any, mean: bool) -> Tensor:
-    return grad.new_empty(ids.shape)
+def _sample_weights(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
+    return grad.new_empty(batch.ids.shape)
 
 
 def _nothing(*args: Any, **options: Any) -> None:
@@ -86,38 +82,34 @@ def _path_backward(
 
 OPS = {
     "lookup": Op(f"{_LOOKUP}, *, str names", "Tensor", lookup.lookup, _vectors),
-    "lookup_counting": Op(f"{_LOOKUP}, Tensor(a!) invalid, *, str names", "Tensor", lookup.lookup_counting, _vectors),
+    "lookup_counting": Op(f"{_LOOKUP}, Tensor(a!) invalid, *, str names", "Tensor", lookup.lookup, _vectors),
     "lookup_quantized": Op(f"{_LOOKUP}, *, {_CODES}", "Tensor", lookup.lookup, _vectors),
-    "lookup_quantized_counting": Op(
-        f"{_LOOKUP}, Tensor(a!) invalid, *, {_CODES}", "Tensor", lookup.lookup_counting, _vectors
-    ),
+    "lookup_quantized_counting": Op(f"{_LOOKUP}, Tensor(a!) invalid, *, {_CODES}", "Tensor", lookup.lookup, _vectors),
+    "bag": Op(f"{_BAG}, *, bool mean, str names", "Tensor", lookup.lookup, _vectors),
+    "bag_quantized": Op(f"{_BAG}, *, bool mean, {_CODES}", "Tensor", lookup.lookup, _vectors),
     "count_invalid_": Op(
         f"Tensor ids, Tensor? offsets, Tensor(a!) count, {_LAYOUT}", "()", lookup.count_invalid_, _nothing
     ),
-    "bag": Op(f"{_BAG}, *, bool mean, str names", "Tensor", lookup.bag, _pooled),
-    "bag_quantized": Op(f"{_BAG}, *, bool mean, {_CODES}", "Tensor", lookup.bag, _pooled),
-    "lookup_backward": Op(f"Tensor grad, {_LOOKUP}", "Tensor", gradients.lookup_backward, _like_stored),
-    "bag_backward": Op(f"Tensor grad, {_BAG}, *, bool mean", "Tensor", gradients.bag_backward, _like_stored),
-    "lookup_row_grads": Op(f"Tensor grad, {_LOOKUP}", "(Tensor, Tensor)", gradients.lookup_row_grads, _row_grads),
-    "bag_row_grads": Op(f"Tensor grad, {_BAG}, *, bool mean", "(Tensor, Tensor)", gradients.bag_row_grads, _row_grads),
+    "lookup_backward": Op(f"Tensor grad, {_LOOKUP}", "Tensor", gradients.backward, _like_stored),
+    "bag_backward": Op(f"Tensor grad, {_BAG}, *, bool mean", "Tensor", gradients.backward, _like_stored),
+    "lookup_row_grads": Op(f"Tensor grad, {_LOOKUP}", "(Tensor, Tensor)", gradients.row_grads, _row_grads),
+    "bag_row_grads": Op(f"Tensor grad, {_BAG}, *, bool mean", "(Tensor, Tensor)", gradients.row_grads, _row_grads),
     "bag_sample_weights_backward": Op(
         f"Tensor grad, Tensor ids, Tensor offsets, Tensor stored, {_LAYOUT}, *, bool mean",
         "Tensor",
-        gradients.bag_sample_weights_backward,
+        gradients.sample_weights_backward,
         _sample_weights,
     ),
-    "lookup_update_": Op(
-        f"Tensor grad, Tensor ids, {_STEP}, {_LAYOUT}, *, {_UPDATE}", "()", rules.lookup_update_, _nothing
-    ),
+    "lookup_update_": Op(f"Tensor grad, Tensor ids, {_STEP}, {_LAYOUT}, *, {_UPDATE}", "()", rules.update_, _nothing),
     "bag_update_": Op(
-        f"Tensor grad, {_BAGS}, {_STEP}, {_LAYOUT}, *, bool mean, {_UPDATE}", "()", rules.bag_update_, _nothing
+        f"Tensor grad, {_BAGS}, {_STEP}, {_LAYOUT}, *, bool mean, {_UPDATE}", "()", rules.update_, _nothing
     ),
     "rows_update_": Op(
         f"Tensor rows, Tensor values, {_STEP}, *, {_UPDATE}, Tensor? extents=None", "()", rules.rows_update_, _nothing
     ),
-    "lookup_catch_up_": Op(f"Tensor ids, {_LAGGING}, {_LAYOUT}, *, {_RULE}", "()", replay.lookup_catch_up_, _nothing),
+    "lookup_catch_up_": Op(f"Tensor ids, {_LAGGING}, {_LAYOUT}, *, {_RULE}", "()", replay.catch_up_, _nothing),
     "bag_catch_up_": Op(
-        f"Tensor ids, Tensor offsets, {_LAGGING}, {_LAYOUT}, *, {_RULE}", "()", replay.bag_catch_up_, _nothing
+        f"Tensor ids, Tensor offsets, {_LAGGING}, {_LAYOUT}, *, {_RULE}", "()", replay.catch_up_, _nothing
     ),
     "rows_catch_up_": Op(f"Tensor? rows, {_LAGGING}, *, {_RULE}", "()", replay.rows_catch_up_, _nothing),
     "path": Op(f"{_PATH}, *, {_NETWORKS}", "(Tensor, Tensor, Tensor)", path.path, _path),
@@ -130,7 +122,7 @@ OPS = {
 }
 _MAPPED = ("lookup", "lookup_backward", "bag", "bag_backward", "bag_sample_weights_backward")  # by torch.vmap
 _library = torch.library.Library("quorem", "DEF")
-_CATCHING_UP = ("lookup_catch_up_", "bag_catch_up_", "rows_catch_up_")
+_CATCHING_UP = ("catch_up_", "rows_catch_up_")
 _are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 _len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 _profiler_enabled = torch._C._autograd._profiler_enabled
@@ -139,7 +131,7 @@ _catching_up = threading.RLock()
 
 
 def call(name: str, *args: Any, **options: Any) -> Any:
-    """Run the op ``name``, with a ``Layout``, ``State`` and ``Constants`` whole.
+    """Run the kernel ``name``, with an ``IdBatch``, ``Layout``, ``State`` and ``Constants`` whole.
 
     The device's kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a
     mode, a tracer or a profiler has to see the op.
@@ -152,9 +144,14 @@ def call(name: str, *args: Any, **options: Any) -> Any:
         result = kernel(*args, **options)
         if result is not NotImplemented:
             return result
+    op = _op_of(name, args, options)
     flat: list[Any] = []
     for arg in args:
-        if isinstance(arg, Layout):
+        if isinstance(arg, IdBatch):
+            flat.extend([arg.ids, arg.offsets, arg.sample_weights][: _PACKINGS[op].batch_tensors])
+            if _PACKINGS[op].mean:
+                options["mean"] = arg.mean
+        elif isinstance(arg, Layout):
             flat.extend(arg)  # torch 2.11 compiles no += here
         elif isinstance(arg, tuple):  # a State
             flat.append(present(arg))
@@ -162,7 +159,19 @@ def call(name: str, *args: Any, **options: Any) -> Any:
             flat.append(arg)
     if "constants" in options:
         options["constants"] = list(options["constants"])
-    return getattr(torch.ops.quorem, name)(*flat, **options)
+    return getattr(torch.ops.quorem, op)(*flat, **options)
+
+
+def _op_of(kernel: str, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """The op of ``OPS`` for a call of a kernel."""
+    batch = args[0] if isinstance(args[0], IdBatch) else args[1]
+    if not isinstance(batch, IdBatch) or kernel == "count_invalid_":
+        return kernel
+    kind = "lookup" if batch.offsets is None else "bag"
+    if kernel != "lookup":
+        return f"{kind}_{kernel}"
+    quantized, counting = "_quantized" if "bits" in options else "", "_counting" if len(args) > 3 else ""
+    return f"{kind}{quantized}{counting}"
 
 
 def _alone(kernel: Kernel) -> Kernel:
@@ -193,9 +202,14 @@ def _direct_device(args: tuple[Any, ...]) -> Any:
     device = None
     for arg in args:
         kind = type(arg)
-        if kind is Layout:
-            arg, kind = arg[0], Tensor
-        if kind is Tensor or kind is nn.Parameter:
+        if kind is IdBatch:
+            if arg.offsets is not None and not _are_beside(arg.ids, arg.offsets, arg.sample_weights):
+                return None
+            arg = arg.ids
+            kind = type(arg)
+        elif kind is Layout:
+            arg, kind = arg.slots, Tensor
+        if kind is Tensor or kind is Parameter:
             if arg.is_cuda:
                 if device is cpu:
                     return None
@@ -209,25 +223,54 @@ def _direct_device(args: tuple[Any, ...]) -> Any:
     return device
 
 
+def _are_beside(ids: Tensor, *others: Tensor | None) -> bool:
+    """Whether the others, where there are any, are plain tensors on the device of ``ids``."""
+    return all(t is None or (type(t) in (Tensor, Parameter) and t.device == ids.device) for t in others)
+
+
+class Packing(NamedTuple):
+    """Where an op's arguments have the tensors of an ``IdBatch``, a ``Layout`` and a ``State``; None where they have
+    none."""
+
+    batch: int | None
+    batch_tensors: int  # of ids, offsets and sample weights, how many it takes
+    mean: bool  # whether it takes ``mean`` by name
+    state: int | None
+    layout: int | None
+
+
+def _packing(op: Op) -> Packing:
+    tensors, _, named = op.arguments.partition(", *")
+    names = [argument.split()[-1] for argument in tensors.split(", ")]
+    layout = names.index("slots") if "spans" in names else None
+    state, batch = names.index("state") if "state" in names else None, None if layout is None else names.index("ids")
+    batch_tensors = len({"ids", "offsets", "sample_weights"} & {*names})
+    return Packing(batch, batch_tensors, "bool mean" in named, state, layout)
+
+
+_PACKINGS = {name: _packing(op) for name, op in OPS.items()}
+
+
 def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
     """What the dispatcher calls: packs flat tensors, and runs the kernel of ``cpu`` or ``gpu``, or else ``plain``."""
-    names = [argument.split()[-1] for argument in OPS[name].arguments.split(", *")[0].split(", ")]
-    layout = names.index("slots") if "spans" in names else None
-    state = names.index("state") if "state" in names else None
+    kernel_name, (batch, batch_tensors, mean, state, layout) = OPS[name].truth.__name__, _PACKINGS[name]
 
     def run(*args: Any, **options: Any) -> Any:
         packed = list(args)
-        if layout is not None:
+        if layout is not None:  # from the last to the first: a packed one takes fewer places
             end = layout + len(Layout._fields)
             packed[layout:end] = [Layout(*args[layout:end])]
         if state is not None:
             state_type, constants_type = TYPES_OF_RULE[options["rule"]]
             packed[state], options["constants"] = state_type(*args[state]), constants_type(*options["constants"])
-        kernel = None if device is None else device.kernels().get(name)
+        if batch is not None:
+            end = batch + batch_tensors
+            packed[batch:end] = [IdBatch(*args[batch:end])._replace(mean=mean and options.pop("mean"))]
+        kernel = None if device is None else device.kernels().get(kernel_name)
         result = NotImplemented if kernel is None else kernel(*packed, **options)
         return plain(*packed, **options) if result is NotImplemented else result
 
-    return _alone(run) if device is cpu and name in _CATCHING_UP else run
+    return _alone(run) if device is cpu and kernel_name in _CATCHING_UP else run
 
 
 def _map(name: str) -> None:

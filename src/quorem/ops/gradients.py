@@ -1,60 +1,30 @@
-"""Gradients of the rows that a lookup or bag read: the truth, in plain PyTorch. Differentiable again."""
+"""Gradients of the rows that a lookup read: the truth, in plain PyTorch. Differentiable again."""
 
 import torch
 from torch import Tensor
 
 from .layout import UNUSED, Layout
 from .lookup import compose, pooling_factor, read_rows
-from .rows import IdBags, Reads, accumulator, bag_reads, lookup_reads, rows_read
+from .rows import IdBags, IdBatch, accumulator, batch_reads, rows_read
 
 
-def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
+def backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
     """The gradient ``[R, W]`` of ``lookup``."""
-    return dense_gradient(*_row_grads(grad, lookup_reads(ids, layout), stored), stored)
+    return dense_gradient(*_row_grads(grad, batch, stored, layout), stored)
 
 
-def bag_backward(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    *,
-    mean: bool,
-) -> Tensor:
-    """The gradient ``[R, W]`` of ``bag``."""
-    return dense_gradient(*_bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean), stored)
-
-
-def lookup_row_grads(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    rows, values = _row_grads(grad, lookup_reads(ids, layout), stored)
+    rows, values = _row_grads(grad, batch, stored, layout)
     return sum_by_row(rows.flatten(), values.flatten(0, -2))
 
 
-def bag_row_grads(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    *,
-    mean: bool,
-) -> tuple[Tensor, Tensor]:
-    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    rows, values = _bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean)
-    return sum_by_row(rows.flatten(), values.flatten(0, -2))
-
-
-def bag_sample_weights_backward(
-    grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
-) -> Tensor:
-    """The gradient ``[V]`` of the per-sample weights of ``bag``."""
-    reads, bags = bag_reads(ids, offsets, layout)
+def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
+    """The gradient ``[V]`` of the sample weights of a batch of bags."""
+    reads, bags = batch_reads(batch, layout)
+    assert bags is not None
     vectors = compose(reads, stored)
-    vectors = vectors * pooling_factor(reads.valid, bags.bag, None, offsets, mean, vectors.dtype)
+    vectors = vectors * pooling_factor(reads.valid, bags.bag, batch._replace(sample_weights=None), vectors.dtype)
     return (vectors * _at_ids(grad, bags)).sum((1, 2))
 
 
@@ -99,28 +69,17 @@ def dense_gradient(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
     return total.index_add(0, rows.clamp(min=0).flatten(), values.flatten(0, -2)).to(stored.dtype)
 
 
-def _row_grads(grad: Tensor, reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
+def _row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Row numbers ``[N, S, K]`` and gradients ``[N, S, K, W]``; UNUSED and zeros where nothing was read."""
-    rows, values = rows_read(reads), grad.to(accumulator(stored))[..., None, :]
+    reads, bags = batch_reads(batch, layout)
+    grad = grad.to(accumulator(stored))
+    if bags is not None:
+        grad = _at_ids(grad, bags) * pooling_factor(reads.valid, bags.bag, batch, grad.dtype)
+    rows, values = rows_read(reads), grad[..., None, :]
     if stored.dtype != torch.uint8 or reads.product.any():  # codes take long to read, and sums do not need them
         vectors = read_rows(reads, stored, grad.shape[-1])
         values = values * torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
     return rows, torch.where((rows != UNUSED)[..., None], values, 0)
-
-
-def _bag_row_grads(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    mean: bool,
-) -> tuple[Tensor, Tensor]:
-    reads, bags = bag_reads(ids, offsets, layout)
-    grad = _at_ids(grad, bags).to(accumulator(stored))
-    grad = grad * pooling_factor(reads.valid, bags.bag, sample_weights, offsets, mean, grad.dtype)
-    return _row_grads(grad, reads, stored)
 
 
 def _at_ids(grad: Tensor, bags: IdBags) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .replicas import active_ddp, mean_of_replicas
-from .updates import Read, RowRule, joined_reads, read_of_rows, update_
+from .updates import Lookup, Read, RowRule, joined, update_
 
 
 class Step(NamedTuple):
@@ -57,15 +57,15 @@ class Collector:
         """Let the gradients of ``stored`` go to ``stored.grad`` again."""
         self._hook.remove()
 
-    def collect(self, read: Read, version: int) -> None:
-        """Add a read whose gradient is known; ``version`` is that of ``stored`` when it was read."""
+    def collect(self, read: Read, grad: Tensor, version: int) -> None:
+        """Add a read and its gradient; ``version`` is that of ``stored`` when it was read."""
         task = torch._C._current_graph_task_id()
         current = self._passes.get(task)
         if current is None:
             current = self._passes[task] = _Pass(self, version)
             torch.autograd.Variable._execution_engine.queue_callback(current)
         self.check(version)
-        current.reads.append(read)
+        current.reads.append((read, grad))
 
     def join_replicas(self, ddp: DistributedDataParallel) -> None:
         """Take later steps together with the other replicas of ``ddp``."""
@@ -91,20 +91,19 @@ class _Pass:
 
     def __init__(self, collector: Collector, version: int) -> None:
         self.collector, self.version = collector, version
-        self.reads: list[Read] = []
+        self.reads: list[tuple[Read, Tensor]] = []
 
     def __call__(self) -> None:
         collector, reads = self.collector, self.reads
         collector.check(self.version)
         if collector.replicas is not None:
             with torch.no_grad():
-                rows, values = joined_reads(reads, collector.stored)
-                reads = [read_of_rows(*mean_of_replicas(rows, values, collector.replicas))]
+                reads = [mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
             torch.autograd.Variable._execution_engine.queue_callback(partial(setattr, collector.stored, "grad", None))
         step = collector.next_step()
         if step.maximize:
-            reads = [read.negated() for read in reads]
+            reads = [(read, -grad) for read, grad in reads]
         update_(reads, collector.stored, step.row_rule, step.clip_value, step.loss_scale)
 
 
@@ -113,20 +112,20 @@ class _Collected(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
         if (ddp := active_ddp()) is not None:
             collector.join_replicas(ddp)
-        ctx.collected = collector, read, collector.stored._version, _versions(read.inputs)
+        ctx.collected = collector, read, collector.stored._version, _times_written(read)
         out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
-        collector, read, version, versions = ctx.collected
-        if versions != _versions(read.inputs):
+        collector, read, version, times_written = ctx.collected
+        if times_written != _times_written(read):
             raise RuntimeError(
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
-        collector.collect(Read(read.op, read.inputs, read.layout, read.options, grad), version)
+        collector.collect(read, grad, version)
         return None, grad if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -140,7 +139,7 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     rows, values = torch.arange(len(stored), device=stored.device), grad
     if grad.is_sparse:
         rows, values = grad._indices()[0], grad._values()
-    owner.collect(read_of_rows(rows, values), stored._version)
+    owner.collect(rows, values, stored._version)
 
 
 def _refuse_create_graph() -> None:
@@ -148,6 +147,10 @@ def _refuse_create_graph() -> None:
         raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
 
 
-def _versions(tensors: tuple[Tensor | None, ...]) -> list[int]:
-    """How often tensors have been written into; of those of inference mode this is not counted."""
-    return [tensor._version for tensor in tensors if tensor is not None and not tensor.is_inference()]
+def _times_written(read: Read) -> int:
+    """How often the tensors of a read have been written into, in all; for those of inference mode it is not counted."""
+    total = 0
+    for tensor in read.batch[:3] if isinstance(read, Lookup) else (read,):
+        if tensor is not None and not tensor.is_inference():
+            total += tensor._version
+    return total

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .layout import Layout
-from .rows import Reads, bag_reads, invalid_ids, lookup_reads, raise_out_of_range, read
+from .rows import IdBags, IdBatch, Reads, batch_reads, invalid_ids, raise_out_of_range, read
 
 
 class CodeOptions(TypedDict, total=False):
@@ -21,50 +21,43 @@ class CodeOptions(TypedDict, total=False):
     dtype: torch.dtype  # of the vectors
 
 
-def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "", **codes: Unpack[CodeOptions]) -> Tensor:
-    """Compose the vectors of ``ids`` ``[B, F]`` into ``[B, S, W]``; padding and out-of-range ids give zeros."""
-    raise_out_of_range(ids, None, layout, names)
-    return compose(lookup_reads(ids, layout), stored, **codes).to(codes.get("dtype", stored.dtype))
-
-
-def lookup_counting(
-    ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor, *, names: str = "", **codes: Unpack[CodeOptions]
-) -> Tensor:
-    """``lookup`` that adds the number of ids out of range to ``invalid`` instead of raising."""
-    count_invalid_(ids, None, invalid, layout)
-    return compose(lookup_reads(ids, layout), stored, **codes).to(codes.get("dtype", stored.dtype))
-
-
-def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, layout: Layout) -> None:
-    """Add the number of ids out of range to ``count``."""
-    count += invalid_ids(ids, offsets, layout)[0].sum()
-
-
-def bag(
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
+def lookup(
+    batch: IdBatch,
     stored: Tensor,
     layout: Layout,
+    invalid: Tensor | None = None,
     *,
-    mean: bool,
     names: str = "",
     **codes: Unpack[CodeOptions],
 ) -> Tensor:
-    """Compose the vectors of jagged ``ids`` ``[V]``, then pool them into ``[B, S, W]``.
+    """Composed vectors ``[B, S, W]`` of a batch, those of a bag pooled; padding and out-of-range ids give zeros.
 
-    ``offsets`` ``[F * B + 1]`` runs over the bags of the first feature, then of the second, and so on.
+    With ``invalid``, ids out of range do not raise: their number is added to it.
     """
-    raise_out_of_range(ids, offsets, layout, names)
-    reads, bags = bag_reads(ids, offsets, layout)
-    vectors = compose(reads, stored, **codes)  # [V, P, W]
-    factor = pooling_factor(reads.valid, bags.bag, sample_weights, offsets, mean, vectors.dtype)
-    batch, slots = (len(offsets) - 1) // len(layout.spans), len(layout.slots)
-    pooled = vectors.new_zeros((batch + 1) * slots, vectors.shape[2])  # a row for ids that are in no bag
-    target = (bags.bag % max(batch, 1))[:, None] * slots + bags.slot
-    pooled = pooled.index_add(0, target.flatten(), (vectors * factor).flatten(0, 1))
-    pooled = pooled[: batch * slots].view(batch, slots, vectors.shape[2])
-    return pooled.to(codes.get("dtype", stored.dtype))
+    if invalid is None:
+        raise_out_of_range(batch, layout, names)
+    else:
+        count_invalid_(batch, invalid, layout)
+    reads, bags = batch_reads(batch, layout)
+    vectors = compose(reads, stored, **codes)
+    if bags is not None:
+        vectors = _pooled(vectors * pooling_factor(reads.valid, bags.bag, batch, vectors.dtype), bags, batch, layout)
+    return vectors.to(codes.get("dtype", stored.dtype))
+
+
+def count_invalid_(batch: IdBatch, count: Tensor, layout: Layout) -> None:
+    """Add the number of ids out of range to ``count``."""
+    count += invalid_ids(batch, layout)[0].sum()
+
+
+def _pooled(vectors: Tensor, bags: IdBags, batch: IdBatch, layout: Layout) -> Tensor:
+    """The sums ``[B, S, W]`` of the vectors ``[V, P, W]`` of each bag."""
+    assert batch.offsets is not None
+    size, slots = (len(batch.offsets) - 1) // len(layout.spans), len(layout.slots)
+    pooled = vectors.new_zeros((size + 1) * slots, vectors.shape[2])  # a row for ids that are in no bag
+    target = (bags.bag % max(size, 1))[:, None] * slots + bags.slot
+    pooled = pooled.index_add(0, target.flatten(), vectors.flatten(0, 1))
+    return pooled[: size * slots].view(size, slots, vectors.shape[2])
 
 
 def read_rows(reads: Reads, stored: Tensor, width: int, bits: int = 8) -> Tensor:
@@ -81,13 +74,12 @@ def compose(reads: Reads, stored: Tensor, **codes: Unpack[CodeOptions]) -> Tenso
     return torch.where(reads.valid[..., None], composed, 0)
 
 
-def pooling_factor(
-    valid: Tensor, bag: Tensor, sample_weights: Tensor | None, offsets: Tensor, mean: bool, dtype: torch.dtype
-) -> Tensor:
+def pooling_factor(valid: Tensor, bag: Tensor, batch: IdBatch, dtype: torch.dtype) -> Tensor:
     """What each id's vector is multiplied by when pooled, ``[V, 1, 1]``. The mean is over valid ids."""
+    assert batch.offsets is not None
     ones = torch.ones(bag.shape[0], dtype=dtype, device=bag.device)
-    factor = ones if sample_weights is None else sample_weights.to(dtype)
-    if mean:
-        count = ones.new_zeros(offsets.shape[0]).index_add(0, bag, valid.any(1).to(dtype))
+    factor = ones if batch.sample_weights is None else batch.sample_weights.to(dtype)
+    if batch.mean:
+        count = ones.new_zeros(batch.offsets.shape[0]).index_add(0, bag, valid.any(1).to(dtype))
         factor = factor / count.clamp(min=1)[bag]
     return factor[:, None, None]

@@ -30,7 +30,7 @@ from torch import Tensor
 from . import linear
 from .layout import Layout
 from .rounding import Rounding
-from .rows import bag_reads, lookup_reads, rows_read, subtract_
+from .rows import IdBatch, batch_reads, rows_read, subtract_
 from .state import (
     HISTORY,
     MOMENT_COLUMNS,
@@ -54,23 +54,11 @@ NEVER = 2.0**31  # a step that is not reached
 SPREAD_TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err less than float32 rounds
 
 
-def lookup_catch_up_(
-    ids: Tensor, stored: Tensor, state: LaggingState, layout: Layout, **options: Unpack[CatchUpOptions]
+def catch_up_(
+    batch: IdBatch, stored: Tensor, state: LaggingState, layout: Layout, **options: Unpack[CatchUpOptions]
 ) -> None:
     """Bring the rows that a lookup will read up to date; rows that are already do not change."""
-    rows_catch_up_(rows_read(lookup_reads(ids, layout)), stored, state, **options)
-
-
-def bag_catch_up_(
-    ids: Tensor,
-    offsets: Tensor,
-    stored: Tensor,
-    state: LaggingState,
-    layout: Layout,
-    **options: Unpack[CatchUpOptions],
-) -> None:
-    """Bring the rows that a bag will read up to date; rows that are already do not change."""
-    rows_catch_up_(rows_read(bag_reads(ids, offsets, layout)[0]), stored, state, **options)
+    rows_catch_up_(rows_read(batch_reads(batch, layout)[0]), stored, state, **options)
 
 
 def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: LaggingState, **options: Unpack[CatchUpOptions]) -> None:

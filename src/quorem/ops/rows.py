@@ -13,6 +13,35 @@ from .layout import MULT, NO_RANKS, UNUSED, Layout
 from .rounding import Rounding, random_bits, round_at_random, uniform
 
 
+class IdBatch(NamedTuple):
+    """The ids of an op: ``[B, F]``, or jagged ``[V]`` in bags.
+
+    ``offsets`` ``[F * B + 1]`` runs over the bags of the first feature, then of the second, and so on.
+    """
+
+    ids: Tensor  # int32 or int64
+    offsets: Tensor | None = None
+    sample_weights: Tensor | None = None  # [V]: what the vectors of a bag are multiplied by
+    mean: bool = False  # whether the vectors of a bag are averaged; else they are added
+
+    @property
+    def jagged(self) -> bool:
+        """Whether there are bags."""
+        return self.offsets is not None
+
+    @property
+    def stride(self) -> int:
+        """Distance between two ids of one feature in memory."""
+        return 1 if self.jagged else self.ids.stride(0)
+
+    def contiguous(self) -> "IdBatch":
+        """The batch with contiguous tensors."""
+        if self.offsets is None and self.ids.is_contiguous():
+            return self
+        offsets, sample_weights = (t if t is None else t.contiguous() for t in (self.offsets, self.sample_weights))
+        return IdBatch(self.ids.contiguous(), offsets, sample_weights, self.mean)
+
+
 class Reads(NamedTuple):
     """The rows that N ids read, in S slots of up to K rows."""
 
@@ -35,10 +64,12 @@ def lookup_reads(ids: Tensor, layout: Layout) -> Reads:
     return reads_of(ids[:, layout.slots[:, column.FEATURE]], layout.slots, layout.parts, layout)
 
 
-def bag_reads(ids: Tensor, offsets: Tensor, layout: Layout) -> tuple[Reads, IdBags]:
-    """What jagged ids ``[V]`` read, with S = P slots each; and their bags and slots."""
-    bags = bags_of(ids, offsets, layout)
-    reads = reads_of(ids[:, None], layout.slots[bags.slot], layout.parts[bags.slot], layout)
+def batch_reads(batch: IdBatch, layout: Layout) -> tuple[Reads, IdBags | None]:
+    """What the ids of a batch read; and the bags and slots of jagged ids, which have S = P slots each."""
+    if batch.offsets is None:
+        return lookup_reads(batch.ids, layout), None
+    bags = bags_of(batch.ids, batch.offsets, layout)
+    reads = reads_of(batch.ids[:, None], layout.slots[bags.slot], layout.parts[bags.slot], layout)
     return reads._replace(valid=reads.valid & bags.valid), bags
 
 
@@ -143,11 +174,9 @@ def out_of_range(ids: Tensor, limits: Tensor) -> Tensor:
     return (ids < 0) | (ids >= limits)
 
 
-def invalid_ids(ids: Tensor, offsets: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """Which ids are out of range; the limit of each; the feature of each. Shaped as ``ids``.
-
-    ``ids`` are ``[B, F]``, or jagged ``[V]`` where there are ``offsets``.
-    """
+def invalid_ids(batch: IdBatch, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """Which ids are out of range; the limit of each; the feature of each. Shaped as ``ids``."""
+    ids, offsets, _, _ = batch
     limits = layout.slots[layout.spans[:, 0], column.LIMIT]
     if offsets is None:
         feature = torch.arange(len(layout.spans), device=ids.device).expand(ids.shape)
@@ -157,14 +186,15 @@ def invalid_ids(ids: Tensor, offsets: Tensor | None, layout: Layout) -> tuple[Te
     return out_of_range(ids, limits[feature]) & inside, limits[feature], feature
 
 
-def raise_out_of_range(ids: Tensor, offsets: Tensor | None, layout: Layout, names: str) -> None:
+def raise_out_of_range(batch: IdBatch, layout: Layout, names: str) -> None:
     """Raise IndexError for the first id on the CPU that is outside its table, if there is one.
 
     ``names`` has the name of each feature's table, one per line.
     """
+    ids = batch.ids
     if ids.device.type != "cpu":
         return
-    invalid, limit, feature = invalid_ids(ids, offsets, layout)
+    invalid, limit, feature = invalid_ids(batch, layout)
     if invalid.any():
         table = names.split("\n")[int(feature[invalid][0])] if names else "the table"
         raise IndexError(f"id {int(ids[invalid][0])} is outside [0, {int(limit[invalid][0])}) of {table}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from . import gradients, replay
 from .layout import Layout, extents_of
 from .rounding import Rounding
-from .rows import accumulator, subtract_
+from .rows import IdBatch, accumulator, subtract_
 from .state import (
     AdagradConstants,
     AdagradState,
@@ -54,31 +54,18 @@ class TouchedRows(NamedTuple):
         subtract_(self.stored, self.rows, change, self.rounding)
 
 
-def lookup_update_(
-    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Unpack[StepOptions]
-) -> None:
-    """One step on the rows that a lookup read."""
-    extents = None if options.get("loss_scale") is None else extents_of(layout)
-    row_grads = gradients.lookup_row_grads(grad, ids, stored, layout)
-    rows_update_(*row_grads, stored, lr, state, extents=extents, **options)
-
-
-def bag_update_(
+def update_(
     grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
+    batch: IdBatch,
     stored: Tensor,
     lr: Tensor,
     state: State,
     layout: Layout,
-    *,
-    mean: bool,
     **options: Unpack[StepOptions],
 ) -> None:
-    """One step on the rows that a bag read."""
+    """One step on the rows that a lookup read."""
     extents = None if options.get("loss_scale") is None else extents_of(layout)
-    row_grads = gradients.bag_row_grads(grad, ids, offsets, sample_weights, stored, layout, mean=mean)
+    row_grads = gradients.row_grads(grad, batch, stored, layout)
     rows_update_(*row_grads, stored, lr, state, extents=extents, **options)
 
 

@@ -3,10 +3,9 @@
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import declare, replay
 from .layout import Layout
-from .rows import accumulator
-from .state import CATCHES_UP, Constants, DeviceScalar, LaggingState, State
+from .rows import IdBatch, accumulator
+from .state import CATCHES_UP, Constants, DeviceScalar, LaggingState, State, StepOptions
 
 if TYPE_CHECKING:
     from .in_backward import Collector
@@ -30,14 +29,12 @@ class RowRule:
     lr: DeviceScalar
     state: State
     extents: Tensor | None = None  # int64 [T, 2]: first row and pitch of each table; None where ``stored`` is one
-    rounding_seed: int | None = None  # of half-precision rows that are rounded at random
     kind: tuple[torch.dtype, torch.device] | None = None  # of ``stored`` when the state was made
     written: tuple[int, int] | None = None  # version and address of ``stored`` after the last write under this rule
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What ops of this rule are given by name."""
-        return {"rule": self.rule, "constants": self.constants, "rounding_seed": self.rounding_seed}
+    def __post_init__(self) -> None:
+        """Prepare what ops of this rule are given by name."""
+        self.options: StepOptions = {"rule": self.rule, "constants": self.constants, "rounding_seed": None}
 
     def note_rows(self, stored: Tensor) -> None:
         """Record that ``stored`` is as this rule has written it."""
@@ -99,8 +96,8 @@ class Updates:
                     " the step() of one made after fully_shard"
                 )
 
-    def catch_up_(self, ids: Tensor, offsets: Tensor | None, stored: Tensor, layout: Layout) -> None:
-        """Bring the rows that ``ids`` read up to date; a tensor that replaces ``stored`` is not changed.
+    def catch_up_(self, batch: IdBatch, stored: Tensor, layout: Layout) -> None:
+        """Bring the rows that a batch reads up to date; a tensor that replaces ``stored`` is not changed.
 
         All rows are brought up to date if a graph is captured to be saved, since it will read ``stored`` without an
         optimizer, and under a transform such as ``torch.vmap``.
@@ -113,17 +110,15 @@ class Updates:
             return
         elif torch._C._are_functorch_transforms_active():
             self.flush_()
-        elif offsets is None:
-            self._call("lookup_catch_up_", ids, rest=(layout,))
         else:
-            self._call("bag_catch_up_", ids, offsets, rest=(layout,))
+            self._call("catch_up_", batch, layout)
 
     def flush_(self) -> None:
         """Bring every row up to date."""
         if self.lagging is not None:
             self._call("rows_catch_up_", None)
 
-    def _call(self, name: str, *inputs: Tensor | None, rest: tuple[Layout, ...] = ()) -> None:
+    def _call(self, name: str, batch: IdBatch | None, *layout: Layout) -> None:
         assert self.stored is not None and self.lagging is not None
         rule = self.lagging
         if torch.compiler.is_dynamo_compiling():
@@ -132,7 +127,7 @@ class Updates:
             rule.keep_what_was_written_(self.stored)
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
         with torch.no_grad():  # in a compiled graph .data alone would still take part in it
-            declare.call(name, *inputs, self.stored.data, rule.state, *rest, **rule.options)
+            declare.call(name, batch, self.stored.data, rule.state, *layout, **rule.options)
 
 
 def is_captured() -> bool:
@@ -174,48 +169,33 @@ def updates_of(stored: Tensor) -> Updates | None:
         return next((updates for updates in _registry if updates.stored is stored), None)
 
 
-class Read(NamedTuple):
-    """A read of ``stored``, and the gradient of its result once that is known."""
+class Lookup(NamedTuple):
+    """What was looked up in ``stored``."""
 
-    op: Literal["lookup", "bag", "rows"]
-    inputs: tuple[Tensor | None, ...]  # ids; ids, offsets and sample weights; or rows
-    layout: Layout | None = None  # None for rows
-    options: Mapping[str, Any] = MappingProxyType({})
-    grad: Tensor | None = None
-
-    def negated(self) -> "Read":
-        """The same read with the opposite gradient, to maximize."""
-        return self._replace(grad=None if self.grad is None else -self.grad)
-
-    def arguments(self, *between: Any) -> tuple[Any, ...]:
-        """Arguments of this read's ops: gradient and inputs, then ``between``, then the layout."""
-        op, inputs, layout, _, grad = self
-        first = (*inputs, grad) if op == "rows" else (grad, *inputs)
-        return (*first, *between) if layout is None else (*first, *between, layout)
-
-    def row_grads(self, stored: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows ``[N]``, repeated or not, and their gradients ``[N, W]``."""
-        if self.op == "rows":
-            rows, values = self.inputs[0], self.grad
-        else:
-            rows, values = declare.call(f"{self.op}_row_grads", *self.arguments(stored), **self.options)
-        assert rows is not None and values is not None
-        return rows.flatten(), values.flatten(0, -2).to(accumulator(stored))
+    batch: IdBatch
+    layout: Layout
 
 
-def read_of_rows(rows: Tensor, grad: Tensor) -> Read:
-    """A read of ``rows`` ``[N]`` as they are, with their gradients ``[N, W]``."""
-    return Read("rows", (rows,), grad=grad)
+Read = Lookup | Tensor  # a lookup, or rows that were read as they are
+Reads = Sequence[tuple[Read, Tensor]]  # each with the gradient of its result
 
 
-def joined_reads(reads: list[Read], stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``[N]``, repeated or not, and gradients ``[N, W]`` of all ``reads``."""
-    rows, values = zip(*(read.row_grads(stored) for read in reads), strict=True)
+def joined(reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows ``[N]`` of all reads, repeated or not, and their gradients ``[N, W]``."""
+    rows, values = zip(*(_row_grads(read, grad, stored) for read, grad in reads), strict=True)
     return torch.cat(rows), torch.cat(values)
 
 
+def _row_grads(read: Read, grad: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
+    if isinstance(read, Lookup):
+        rows, grad = declare.call("row_grads", grad, read.batch, stored, read.layout)
+    else:
+        rows = read
+    return rows.flatten(), grad.flatten(0, -2).to(accumulator(stored))
+
+
 def update_(
-    reads: list[Read],
+    reads: Reads,
     stored: Tensor,
     row_rule: RowRule,
     clip_value: float | None = None,
@@ -229,11 +209,16 @@ def update_(
     lags = row_rule.rule in CATCHES_UP
     if lags:
         row_rule.keep_what_was_written_(stored)
-    read = reads[0] if len(reads) == 1 else read_of_rows(*joined_reads(reads, stored))
-    options = {**read.options, **row_rule.options, "clip_value": clip_value, "loss_scale": loss_scale}
-    if read.op == "rows" and loss_scale is not None:
-        options["extents"] = row_rule.extents
-    declare.call(f"{read.op}_update_", *read.arguments(stored, row_rule.lr.tensor, row_rule.state), **options)
+    options = row_rule.options
+    if clip_value is not None or loss_scale is not None:
+        options = {**options, "clip_value": clip_value, "loss_scale": loss_scale}
+    read, grad = reads[0] if len(reads) == 1 else joined(reads, stored)
+    lr, state = row_rule.lr.tensor, row_rule.state
+    if isinstance(read, Lookup):
+        declare.call("update_", grad, read.batch, stored, lr, state, read.layout, **options)
+    else:
+        extents = None if loss_scale is None else row_rule.extents
+        declare.call("rows_update_", read, grad, stored, lr, state, extents=extents, **options)
     torch.autograd.graph.increment_version(stored)
     if lags:
         row_rule.note_rows(stored)

@@ -12,7 +12,7 @@ from ..dense.foreach import Foreach
 from ..ops.cpu.pages import in_huge_pages
 from ..ops.rows import accumulator
 from ..ops.state import CATCHES_UP, TYPES_OF_RULE, Constants, DeviceScalar, State
-from ..ops.updates import RowRule, Updates, read_of_rows, update_, updates_of
+from ..ops.updates import RowRule, Updates, update_, updates_of
 from ..tables import module_of
 
 ROUNDED = (torch.bfloat16, torch.float16, torch.uint8)  # dtypes of rows that are rounded at random
@@ -162,7 +162,7 @@ class RowOptimizer(torch.optim.Optimizer):
             updates.lagging = row_rule if rule in CATCHES_UP else None
         row_rule.lr.set(group["lr"])
         if p.dtype is not torch.float32:
-            row_rule.rounding_seed = self.rounding_seed if p.dtype in ROUNDED else None
+            row_rule.options["rounding_seed"] = self.rounding_seed if p.dtype in ROUNDED else None
         return row_rule
 
     def _start_dense(self, p: Tensor) -> None:
@@ -196,8 +196,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 if self._sparse_tables[p]:  # its gradient was made dense for DistributedDataParallel
                     rows = (grad != 0).any(1).nonzero()[:, 0]
                 values = grad[rows]
-            read = read_of_rows(rows, values)
-            update_([read.negated() if group.get("maximize") else read], p, self._row_rule(group, p))
+            update_([(rows, -values if group.get("maximize") else values)], p, self._row_rule(group, p))
         return loss
 
     def _is_by_row(self, p: Tensor) -> bool:

@@ -53,10 +53,10 @@ def test_the_kernels_of_every_mode_have_tests(device):
 
 def test_the_quick_check_compares_lookup_and_step(monkeypatch):
     assert check.differences(CPU) is None
-    lookup, update = check.lookup.lookup, check.rules.lookup_update_
+    lookup, update = check.lookup.lookup, check.rules.update_
     monkeypatch.setattr(check.lookup, "lookup", lambda *args: lookup(*args) + 1)
     assert check.differences(CPU).startswith("QR(4), lookup")
     monkeypatch.undo()
-    twice = lambda grad, ids, stored, lr, *rest, **options: update(grad, ids, stored, 2 * lr, *rest, **options)  # noqa: E731
-    monkeypatch.setattr(check.rules, "lookup_update_", twice)
+    twice = lambda grad, batch, stored, lr, *rest, **options: update(grad, batch, stored, 2 * lr, *rest, **options)  # noqa: E731
+    monkeypatch.setattr(check.rules, "update_", twice)
     assert check.differences(CPU).startswith("QR(4), step")

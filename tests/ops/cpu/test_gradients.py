@@ -7,6 +7,7 @@ from kernel_cases import Case, fused, truth
 from quorem import QR, Embedding, Full
 from quorem.ops import cpu
 from quorem.ops.cpu import launch
+from quorem.ops.rows import IdBatch
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -15,30 +16,30 @@ def test_invalid_ids_get_no_gradient():
     case = Case([(QR(4), 1000, None)])
     ids = torch.tensor([[5], [10**12], [-7], [999]])
     grad = case.grad(4)
-    dense = fused("lookup_backward", grad, ids, case.stored, case.layout)
+    dense = fused("backward", grad, IdBatch(ids), case.stored, case.layout)
     valid = [0, 3]
-    assert torch.equal(dense, fused("lookup_backward", grad[valid], ids[valid], case.stored, case.layout))
+    assert torch.equal(dense, fused("backward", grad[valid], IdBatch(ids[valid]), case.stored, case.layout))
 
 
 @pytest.mark.parametrize("run", [fused, truth])
 def test_each_row_is_given_once(run):
     case = Case([(QR(4), 100, 7)])
     ids, grad = torch.tensor([[3], [7], [3], [-1], [99], [3]]), case.grad(6)
-    rows, values = run("lookup_row_grads", grad, ids, case.stored, case.layout)
+    rows, values = run("row_grads", grad, IdBatch(ids), case.stored, case.layout)
     assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
     offsets = torch.tensor([0, 2, 6])
-    rows, values = run("bag_row_grads", grad[:2], ids[:, 0], offsets, None, case.stored, case.layout, mean=True)
+    rows, values = run("row_grads", grad[:2], IdBatch(ids[:, 0], offsets, mean=True), case.stored, case.layout)
     assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
 
 
 def test_ids_that_are_copied_by_feature_give_the_same_bits(monkeypatch):
     case = Case([(QR(4), 1000, 7), (Full(), 50, None), (QR(3), 200, None)])
     ids = case.ids(200)
-    args = (case.grad(200), ids, case.stored, case.layout)
-    expected = fused("lookup_backward", *args)
+    args = (case.grad(200), IdBatch(ids), case.stored, case.layout)
+    expected = fused("backward", *args)
     monkeypatch.setattr(launch, "CACHED", 0)
-    assert launch.lookup_batch(ids, case.stored, case.layout, args[0]).memory[0].stride() == (1, 200)
-    assert torch.equal(fused("lookup_backward", *args), expected)
+    assert launch.kernel_input(*args[1:], args[0]).memory[0].stride() == (1, 200)
+    assert torch.equal(fused("backward", *args), expected)
 
 
 @pytest.mark.parametrize("backend", ["fused", "plain"])

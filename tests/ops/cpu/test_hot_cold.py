@@ -8,6 +8,7 @@ from quorem import GeneralizedQR, HotCold
 from quorem.ops import cpu
 from quorem.ops.codes import quantize
 from quorem.ops.layout import LIMIT
+from quorem.ops.rows import IdBatch
 from quorem.ops.words import words_on_cpu
 from quorem.schemes.frequency import Ranks, rank
 
@@ -77,13 +78,13 @@ def test_ids_in_lists(num_ids, num_hot, num_cold, levels):
     assert words_on_cpu(case.layout).levels == levels
     assert case.layout.ranks.dtype == (torch.int32 if num_ids < 2**31 else torch.int64)
     for batch in (ids, ids.int()) if num_ids < 2**31 else (ids,):
-        args = (batch, case.stored, case.layout)
+        args = (IdBatch(batch), case.stored, case.layout)
         same("out", fused("lookup", *args, names=""), truth("lookup", *args))
     check_lookup(case, ids[:300])
     count = torch.tensor(0)
     outside = torch.cat([ids[:100], torch.tensor([[-1], [-(2**62)], [num_ids], [2**62]])])
-    args = (outside, case.stored, case.layout)
-    same("out", fused("lookup_counting", *args, count, names=""), truth("lookup_counting", *args, torch.tensor(0)))
+    args = (IdBatch(outside), case.stored, case.layout)
+    same("out", fused("lookup", *args, count, names=""), truth("lookup", *args, torch.tensor(0)))
     assert count == 4
 
 
@@ -91,9 +92,9 @@ def test_words_are_not_read_past_their_end():
     """Where ``data`` hides a change of the slots, the lists are bisected."""
     torch.manual_seed(1)
     case, ids = listed_case(200_000, 50_000, 149_000)
-    fused("lookup", ids, case.stored, case.layout, names="")
+    fused("lookup", IdBatch(ids), case.stored, case.layout, names="")
     case.layout.slots.data[:, LIMIT] = 2**40
-    args = (torch.cat([ids, torch.tensor([[2**40 - 1]])]), case.stored, case.layout)
+    args = (IdBatch(torch.cat([ids, torch.tensor([[2**40 - 1]])])), case.stored, case.layout)
     same("out", fused("lookup", *args, names=""), truth("lookup", *args))
 
 
@@ -104,31 +105,30 @@ def test_quantized_rows(bits, width, dtype):
     width = case.storage.width
     stored = quantize(case.stored, bits)
     options = {"width": width, "bits": bits, "dtype": dtype, "names": ""}
-    args = (case.ids(130), stored, case.layout)
-    same("lookup", fused("lookup_quantized", *args, **options), truth("lookup_quantized", *args, **options))
     ids, offsets = case.bags(40)
-    for weights, mean in ((None, False), (torch.rand(len(ids)), True)):
-        args, options["mean"] = (ids, offsets, weights, stored, case.layout), mean
-        same("bag", fused("bag_quantized", *args, **options), truth("bag_quantized", *args, **options))
+    bags = IdBatch(ids, offsets), IdBatch(ids, offsets, torch.rand(len(ids)), mean=True)
+    for batch in (IdBatch(case.ids(130)), *bags):
+        args = (batch, stored, case.layout)
+        same("vectors", fused("lookup", *args, **options), truth("lookup", *args, **options))
 
 
 def test_quantized_rows_of_another_size_are_not_read():
     case = case_of(False)
     options = {"width": case.storage.width, "bits": 4, "dtype": torch.float32, "names": ""}
-    op = cpu.kernels()["lookup_quantized"]
-    assert op(case.ids(3), quantize(case.stored, 8), case.layout, **options) is NotImplemented
+    op = cpu.kernels()["lookup"]
+    assert op(IdBatch(case.ids(3)), quantize(case.stored, 8), case.layout, **options) is NotImplemented
 
 
 def test_counting():
     case = case_of(False)
     ids, invalid = case.ids(100), torch.tensor(3)
     ids[5, 2], ids[7, 0] = -1, 10**9
-    args = (ids, case.stored, case.layout)
-    expected = truth("lookup_counting", *args, torch.tensor(0))
-    same("out", fused("lookup_counting", *args, invalid, names=""), expected)
+    args = (IdBatch(ids), case.stored, case.layout)
+    expected = truth("lookup", *args, torch.tensor(0))
+    same("out", fused("lookup", *args, invalid, names=""), expected)
     assert invalid == 5
     codes = {"width": case.storage.width, "bits": 8, "dtype": torch.float32}
-    args = (ids, quantize(case.stored, 8), case.layout)
-    expected = truth("lookup_quantized_counting", *args, torch.tensor(0), **codes)
-    same("out", fused("lookup_quantized_counting", *args, invalid, names="", **codes), expected)
+    args = (IdBatch(ids), quantize(case.stored, 8), case.layout)
+    expected = truth("lookup", *args, torch.tensor(0), **codes)
+    same("out", fused("lookup", *args, invalid, names="", **codes), expected)
     assert invalid == 7

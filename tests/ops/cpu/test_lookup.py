@@ -8,6 +8,7 @@ from kernel_cases import DTYPES, MIX, Case, check_bag, check_lookup, fused, trut
 
 from quorem import QR, ChineseRemainder, Full, GeneralizedQR, Hash
 from quorem.ops.cpu import launch_lookup
+from quorem.ops.rows import IdBatch
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -62,11 +63,11 @@ def test_ids_past_the_last_offset_count_for_nothing():
     case = Case(MIX[:2])
     ids, offsets = case.bags(5)
     longer = torch.cat([ids, torch.tensor([10**9, -5])])
-    options = {"mean": True, "names": ""}
-    out = fused("bag", longer, offsets, None, case.stored, case.layout, **options)
-    assert torch.equal(out, fused("bag", ids, offsets, None, case.stored, case.layout, **options))
-    args = (case.grad(5), longer, offsets, case.stored, case.layout)
-    assert torch.equal(fused("bag_sample_weights_backward", *args, mean=True)[-2:], torch.zeros(2))
+    shorter, bags = (IdBatch(values, offsets, mean=True) for values in (ids, longer))
+    out = fused("lookup", bags, case.stored, case.layout, names="")
+    assert torch.equal(out, fused("lookup", shorter, case.stored, case.layout, names=""))
+    to_weights = fused("sample_weights_backward", case.grad(5), bags, case.stored, case.layout)
+    assert torch.equal(to_weights[-2:], torch.zeros(2))
 
 
 @pytest.mark.parametrize("value", [0, 999])
@@ -91,19 +92,19 @@ def test_tensors_that_are_not_contiguous():
     check_lookup(case, ids[::3])
     check_lookup(case, ids.T.contiguous().T)
     strided = torch.stack([case.stored, torch.full_like(case.stored, torch.nan)], 1)[:, 0]
-    expected = truth("lookup", ids, case.stored, case.layout)
-    assert torch.equal(fused("lookup", ids, strided, case.layout, names=""), expected)
+    expected = truth("lookup", IdBatch(ids), case.stored, case.layout)
+    assert torch.equal(fused("lookup", IdBatch(ids), strided, case.layout, names=""), expected)
     grad = torch.ones(1).expand(90, len(case.layout.slots), 16)
-    expected = truth("lookup_backward", grad, ids, case.stored, case.layout)
-    torch.testing.assert_close(fused("lookup_backward", grad, ids, strided, case.layout), expected)
+    expected = truth("backward", grad, IdBatch(ids), case.stored, case.layout)
+    torch.testing.assert_close(fused("backward", grad, IdBatch(ids), strided, case.layout), expected)
 
 
 def test_nan_and_infinity_pass_through():
     case = Case([(QR(4), 100, None)], width=5, dtype=torch.bfloat16)
     case.stored[3], case.stored[4], case.stored[26] = torch.nan, torch.inf, 1e38
     ids = torch.arange(100)[:, None]
-    out = fused("lookup", ids, case.stored, case.layout, names="")
-    torch.testing.assert_close(out, truth("lookup", ids, case.stored, case.layout), equal_nan=True)
+    out = fused("lookup", IdBatch(ids), case.stored, case.layout, names="")
+    torch.testing.assert_close(out, truth("lookup", IdBatch(ids), case.stored, case.layout), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -114,10 +115,10 @@ def test_ids_out_of_range(value, dtype):
     ids = case.ids(200, dtype)
     ids[150, 1] = value
     with pytest.raises(IndexError, match=rf"id {value} is outside \[0, 50\) of table day"):
-        fused("lookup", ids, case.stored, case.layout, names=names)
-    args = (ids.T.flatten(), torch.arange(0, 401, 5), None, case.stored, case.layout)
+        fused("lookup", IdBatch(ids), case.stored, case.layout, names=names)
+    bags = IdBatch(ids.T.flatten(), torch.arange(0, 401, 5))
     with pytest.raises(IndexError, match=rf"id {value} is outside \[0, 50\) of table day"):
-        fused("bag", *args, mean=False, names=names)
+        fused("lookup", bags, case.stored, case.layout, names=names)
 
 
 SCHEMES = st.sampled_from(

@@ -6,6 +6,7 @@ from kernel_cases import HOT_COLD, LR, RULES, Case, fresh, fused, same, truth
 
 from quorem import Full
 from quorem.ops import rounding
+from quorem.ops.rows import IdBatch
 from quorem.ops.state import CATCHES_UP
 
 pytestmark = pytest.mark.kernels(device="cpu")
@@ -45,8 +46,8 @@ def test_rules_round_as_the_truth_does(rule):
             ids[1:] = -1 if step % 2 else 60 - ids[1:].clamp(min=1)
             ids[2] = -1  # no row is read twice
             if rule in CATCHES_UP:
-                run("lookup_catch_up_", ids, stored, state, case.layout, **options)
-            run("lookup_update_", case.grad(3), ids, stored, LR, state, case.layout, **options)
+                run("catch_up_", IdBatch(ids), stored, state, case.layout, **options)
+            run("update_", case.grad(3), IdBatch(ids), stored, LR, state, case.layout, **options)
         if rule in CATCHES_UP:
             run("rows_catch_up_", None, stored, state, **options)
         runs.append(stored)
@@ -60,8 +61,8 @@ def test_float32_rows_are_not_rounded_at_random():
     state, constants = fresh("sgd", case)
     with pytest.raises(AssertionError):
         fused(
-            "lookup_update_",
-            *(case.grad(2), case.ids(2), case.stored, LR, state, case.layout),
+            "update_",
+            *(case.grad(2), IdBatch(case.ids(2)), case.stored, LR, state, case.layout),
             rule="sgd",
             constants=constants,
             rounding_seed=1,

@@ -5,7 +5,7 @@ import torch
 from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, LR, MIX, RULES, Case, fresh, fused, same, truth
 
 from quorem import QR, Full
-from quorem.ops.rows import accumulator
+from quorem.ops.rows import IdBatch, accumulator
 from quorem.ops.state import CATCHES_UP
 
 pytestmark = pytest.mark.kernels(device="cpu")
@@ -56,13 +56,13 @@ def check_updates(case, rule):
         if step == 6:
             grad[3] = torch.inf  # overflowed, where there is a loss scale
         if rule in CATCHES_UP:
-            take("lookup_catch_up_", ids)
-        take("lookup_update_", grad, ids, **clip, **scale)
+            take("catch_up_", IdBatch(ids))
+        take("update_", grad, IdBatch(ids), **clip, **scale)
         ids, offsets = case.bags(15)
-        sample_weights = torch.rand(len(ids)).to(dtype)
+        bags = IdBatch(ids, offsets, torch.rand(len(ids)).to(dtype), mean=step % 2 == 0)
         if rule in CATCHES_UP:
-            take("bag_catch_up_", ids, offsets)
-        take("bag_update_", case.grad(15), ids, offsets, sample_weights, mean=step % 2 == 0, **clip, **scale)
+            take("catch_up_", bags)
+        take("update_", case.grad(15), bags, **clip, **scale)
         rows = torch.randint(-1, len(stored), (30,))
         values = torch.randn(30, case.storage.width).to(accumulator(stored))
         take("rows_update_", rows, values, after=(), **clip)
@@ -78,7 +78,7 @@ def test_updates_take_gradients_from_stored_as_it_was():
     ids, grad = torch.tensor([[0], [0], [3]]), torch.tensor([1.0, 10.0, 100.0]).view(3, 1, 1)
     lr = torch.tensor(1.0, dtype=torch.float64)
     state, constants = fresh("sgd", case)
-    fused("lookup_update_", grad, ids, case.stored, lr, state, case.layout, rule="sgd", constants=constants)
+    fused("update_", grad, IdBatch(ids), case.stored, lr, state, case.layout, rule="sgd", constants=constants)
     assert case.stored.flatten().tolist() == [2 - 11 * 5, 3 - 100 * 7, 5 - 11 * 2, 7 - 100 * 3]
 
 
@@ -93,11 +93,8 @@ def test_a_row_of_a_table_overflows_as_a_whole(rule, bag, run):
     grad[0, 1, 5] = torch.inf
     options = {"rule": rule, "constants": constants, "loss_scale": torch.tensor(4.0)}
     before = case.stored.clone()
-    rest = (case.stored, LR, state, case.layout)
-    if bag:
-        run("bag_update_", grad, ids.T.flatten(), torch.arange(5), None, *rest, mean=False, **options)
-    else:
-        run("lookup_update_", grad, ids, *rest, **options)
+    batch = IdBatch(ids.T.flatten(), torch.arange(5)) if bag else IdBatch(ids)
+    run("update_", grad, batch, case.stored, LR, state, case.layout, **options)
     moved = [table.of(before) != table.of(case.stored) for feature in case.storage.extents for table in feature]
     rows = [torch.nonzero(table.any(1)).flatten().tolist() for table in moved]
     assert rows == [[3], [1], [0, 1]]  # of id 13 by 10 remainders; rows 0 of the wide tables overflowed

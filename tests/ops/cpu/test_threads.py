@@ -12,6 +12,7 @@ from kernel_cases import LR, MIX, Case, each_once, fresh, fused, same, truth
 from torch import Tensor
 
 from quorem.ops.cpu import threads
+from quorem.ops.rows import IdBatch
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -21,23 +22,22 @@ def test_threads_change_no_bit(mix, many_threads):
     case = Case(mix)
     ids, grad = case.ids(1000), case.grad(1000)
     bag_ids, offsets = case.bags(300)
-    sample_weights = torch.rand(len(bag_ids))
+    bags = IdBatch(bag_ids, offsets, torch.rand(len(bag_ids)), mean=True)
 
     def run() -> dict[str, Tensor]:
         tables = (case.stored, case.layout)
         stored, (state, constants) = case.stored.clone(), fresh("adagrad", case)
         options = {"rule": "adagrad", "constants": constants}
-        fused("lookup_update_", grad, ids, stored, LR, state, case.layout, **options)
+        fused("update_", grad, IdBatch(ids), stored, LR, state, case.layout, **options)
         rows = torch.randint(0, len(stored), (2000,), generator=torch.Generator().manual_seed(0))
         fused("rows_update_", rows, torch.ones(2000, 16), stored, LR, state, **options)
-        bag, bag_grad = (bag_ids, offsets, sample_weights, *tables), grad[:300]
         return {
-            "lookup": fused("lookup", ids, *tables, names=""),
-            "gradient": fused("lookup_backward", grad, ids, *tables),
-            "sparse gradient": each_once(*fused("lookup_row_grads", grad, ids, *tables), case.stored),
-            "bag": fused("bag", *bag, mean=True, names=""),
-            "bag gradient": fused("bag_backward", bag_grad, *bag, mean=True),
-            "sample_weights": fused("bag_sample_weights_backward", bag_grad, bag_ids, offsets, *tables, mean=True),
+            "lookup": fused("lookup", IdBatch(ids), *tables, names=""),
+            "gradient": fused("backward", grad, IdBatch(ids), *tables),
+            "sparse gradient": each_once(*fused("row_grads", grad, IdBatch(ids), *tables), case.stored),
+            "bags": fused("lookup", bags, *tables, names=""),
+            "gradient of bags": fused("backward", grad[:300], bags, *tables),
+            "sample_weights": fused("sample_weights_backward", grad[:300], bags, *tables),
             "updated": stored,
             "state": state.sum,
         }
@@ -52,9 +52,9 @@ def test_threads_change_no_bit(mix, many_threads):
 def test_calls_from_several_threads(many_threads):
     case = Case()
     batches = [case.ids(200) for _ in range(8)]
-    expected = [truth("lookup", ids, case.stored, case.layout) for ids in batches]
+    expected = [truth("lookup", IdBatch(ids), case.stored, case.layout) for ids in batches]
     with ThreadPoolExecutor(8) as pool:
-        outs = pool.map(lambda ids: fused("lookup", ids, case.stored, case.layout, names=""), batches)
+        outs = pool.map(lambda ids: fused("lookup", IdBatch(ids), case.stored, case.layout, names=""), batches)
         for out, vectors in zip(outs, expected, strict=True):
             same("out", out, vectors)
 

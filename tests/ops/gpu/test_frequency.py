@@ -13,11 +13,12 @@ from quorem.ops import lookup as truth
 from quorem.ops import replay as truth_replay
 from quorem.ops import rules as truth_rules
 from quorem.ops.layout import BASE, LIMIT, PITCH
+from quorem.ops.rows import IdBatch, lookup_reads
 from quorem.ops.state import CATCHES_UP
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, lookup, places, quantized, replay, row_sums, rules, word_bytes
+from quorem.ops.gpu import gradients, host, lookup, places, replay, row_sums, rules, word_bytes
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 N = 300
@@ -71,10 +72,12 @@ def batch(module: quorem.EmbeddingCollection, b: int) -> Tensor:
     return ids.to(DEVICE)
 
 
-def jagged(module: quorem.EmbeddingCollection, b: int) -> tuple[Tensor, Tensor]:
+def jagged(module: quorem.EmbeddingCollection, b: int, weighted: bool = False, mean: bool = False) -> IdBatch:
     counts = torch.randint(0, 5, (len(limits(module)), b))
     ids = [torch.randint(n, (int(c),)) for n, c in zip(limits(module), counts.sum(1), strict=True)]
-    return torch.cat(ids).to(DEVICE), F.pad(counts.flatten().cumsum(0), (1, 0)).to(DEVICE)
+    values, offsets = torch.cat(ids).to(DEVICE), F.pad(counts.flatten().cumsum(0), (1, 0)).to(DEVICE)
+    weights = torch.rand(len(values), dtype=module.stored.dtype, device=DEVICE) if weighted else None
+    return IdBatch(values, offsets, weights, mean)
 
 
 KINDS = ["own", "own ranked", "pool", "pool ranked", "shared"]
@@ -98,15 +101,14 @@ if CUDA:
 def test_lookup_and_bag(kind: str) -> None:
     module, id_dtype = collection(kind), torch.int32 if "pool" in kind else torch.int64
     stored, layout = module.stored.detach(), module.layout
-    ids, (values, offsets) = batch(module, 70).to(id_dtype), jagged(module, 9)
+    ids, bags = batch(module, 70).to(id_dtype), jagged(module, 9, weighted=True, mean=True)
     counts = [torch.zeros((), dtype=torch.int64, device=DEVICE) for _ in range(2)]
-    out = lookup.lookup_counting(ids, stored, layout, counts[0])
-    assert_close(out, truth.lookup_counting(ids, stored, layout, counts[1]), torch.float32, "out")
+    out = lookup.lookup(IdBatch(ids), stored, layout, counts[0])
+    assert_close(out, truth.lookup(IdBatch(ids), stored, layout, counts[1]), torch.float32, "out")
     assert int(counts[0]) == int(counts[1]) == 2
-    assert torch.equal(lookup.lookup(ids, stored, layout), out)
-    samples = torch.rand(len(values), device=DEVICE)
-    pooled = lookup.bag(values.to(id_dtype), offsets, samples, stored, layout, mean=True)
-    assert_close(pooled, truth.bag(values, offsets, samples, stored, layout, mean=True), torch.float32, "bag", slack=4)
+    assert torch.equal(lookup.lookup(IdBatch(ids), stored, layout), out)
+    pooled = lookup.lookup(bags._replace(ids=bags.ids.to(id_dtype)), stored, layout)
+    assert_close(pooled, truth.lookup(bags, stored, layout), torch.float32, "bags", slack=4)
 
 
 @pytest.mark.parametrize(("num_hot", "num_rest", "levels"), [(2000, 0, 1), (2000, 90, 1), (300, 0, 2), (5, 5990, 3)])
@@ -123,7 +125,7 @@ def test_ids_are_found_in_the_words_of_a_list(num_hot: int, num_rest: int, level
     assert levels > 1 or word_bytes(layout) == 8 * (1 + (num_rest > 0)) * (6000 // 32 + 2)
     for dtype in (torch.int64, torch.int32):
         ids = torch.arange(6000, dtype=dtype, device=DEVICE)[:, None]
-        assert torch.equal(lookup.lookup(ids, stored, layout), truth.lookup(ids, stored, layout))
+        assert torch.equal(lookup.lookup(IdBatch(ids), stored, layout), truth.lookup(IdBatch(ids), stored, layout))
 
 
 @pytest.mark.parametrize("kind", KINDS if CUDA else FEW)
@@ -132,16 +134,15 @@ def test_gradients(kind: str) -> None:
     module = collection(kind, dtype=torch.float64)
     stored, layout = module.stored.detach(), module.layout
     for b in (4, 40 if CUDA else 9):
-        ids, (values, offsets), grad = batch(module, b), jagged(module, b), gradient(module, b)
-        dense = gradients.lookup_backward(grad, ids, stored, layout)
-        expected = truth_gradients.lookup_backward(grad, ids, stored, layout)
+        ids, grad = batch(module, b), gradient(module, b)
+        dense = gradients.backward(grad, IdBatch(ids), stored, layout)
+        expected = truth_gradients.backward(grad, IdBatch(ids), stored, layout)
         assert_close(dense, expected, torch.float64, f"lookup of {b}", slack=4)
-        bags = (grad, values, offsets, torch.rand(len(values), dtype=torch.float64, device=DEVICE), stored, layout)
-        dense, expected = gradients.bag_backward(*bags, mean=True), truth_gradients.bag_backward(*bags, mean=True)
-        assert_close(dense, expected, torch.float64, f"bag of {b}", slack=4)
-        weights = (grad, values, offsets, stored, layout)
-        own = gradients.bag_sample_weights_backward(*weights, mean=True)
-        assert_close(own, truth_gradients.bag_sample_weights_backward(*weights, mean=True), torch.float64, "weights", 4)
+        inputs = (grad, jagged(module, b, weighted=True, mean=True), stored, layout)
+        dense, expected = gradients.backward(*inputs), truth_gradients.backward(*inputs)
+        assert_close(dense, expected, torch.float64, f"bags of {b}", slack=4)
+        own, expected = gradients.sample_weights_backward(*inputs), truth_gradients.sample_weights_backward(*inputs)
+        assert_close(own, expected, torch.float64, "weights", 4)
     assert (places.claims_of(stored, 0).place == places.UNCLAIMED).all()
 
 
@@ -153,17 +154,14 @@ def test_steps(kind: str, rule: str, name: str) -> None:
     fused, plain = start.clone(), start.clone()
     fused_state, constants = rule_state(rule, fused)
     plain_state, lr, options = copied(fused_state), scalar(0.05), {"rule": rule, "constants": constants}
-    bags = name == "bag"
     for step, b in enumerate((40, 5, 7) if CUDA else (12, 4)):
-        ids: tuple[Tensor, ...] = jagged(module, b) if bags else (batch(module, b),)
+        ids, grad = jagged(module, b) if name == "bag" else IdBatch(batch(module, b)), gradient(module, b)
         if rule in CATCHES_UP:
-            getattr(replay, f"{name}_catch_up_")(*ids, fused, fused_state, layout, **options)
-            getattr(truth_replay, f"{name}_catch_up_")(*ids, plain, plain_state, layout, **options)
-        extra = {"mean": False} if bags else {}
-        extra |= {"loss_scale": torch.tensor(2.0, device=DEVICE), "clip_value": 1.0} if step else {}
-        inputs = (gradient(module, b), *ids, *((None,) if bags else ()))
-        getattr(rules, f"{name}_update_")(*inputs, fused, lr, fused_state, layout, **options, **extra)
-        getattr(truth_rules, f"{name}_update_")(*inputs, plain, lr, plain_state, layout, **options, **extra)
+            replay.catch_up_(ids, fused, fused_state, layout, **options)
+            truth_replay.catch_up_(ids, plain, plain_state, layout, **options)
+        extra = {"loss_scale": torch.tensor(2.0, device=DEVICE), "clip_value": 1.0} if step else {}
+        rules.update_(grad, ids, fused, lr, fused_state, layout, **options, **extra)
+        truth_rules.update_(grad, ids, plain, lr, plain_state, layout, **options, **extra)
     if rule in CATCHES_UP:
         truth_replay.rows_catch_up_(None, fused, fused_state, **options)
         truth_replay.rows_catch_up_(None, plain, plain_state, **options)
@@ -184,8 +182,8 @@ def test_slots_that_share_rows_are_in_one_range(number: int, monkeypatch: pytest
         assert not torch.isin(before[before >= 0], after).any()
     monkeypatch.setattr(row_sums, "places_of", lambda *args: divided)
     ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
-    expected = truth_gradients.lookup_backward(grad, ids, stored, module.layout)
-    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    expected = truth_gradients.backward(grad, IdBatch(ids), stored, module.layout)
+    dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
 
 
@@ -202,14 +200,14 @@ def test_slots_that_share_rows_are_in_one_range(number: int, monkeypatch: pytest
 def test_rows_of_fewer_bits(kind: str, d: int, bits: int, dtype: torch.dtype) -> None:
     module = quantize_(collection(kind, d), bits)
     stored, layout, width = module.stored.detach(), module.layout, module.width
-    ids, (values, offsets) = batch(module, 20), jagged(module, 5)
+    ids, bags = batch(module, 20), jagged(module, 5, mean=True)
     options = {"width": width, "bits": bits, "dtype": dtype}
     count = torch.zeros((), dtype=torch.int64, device=DEVICE)
-    out = quantized.lookup_quantized_counting(ids, stored, layout, count, **options)
-    assert int(count) == 2 and torch.equal(quantized.lookup_quantized(ids, stored, layout, **options), out)
-    expected = truth.compose(truth.lookup_reads(ids, layout), stored, width=width, bits=bits)
+    out = lookup.lookup(IdBatch(ids), stored, layout, count, **options)
+    assert int(count) == 2 and torch.equal(lookup.lookup(IdBatch(ids), stored, layout, **options), out)
+    expected = truth.compose(lookup_reads(ids, layout), stored, width=width, bits=bits)
     assert out.dtype == dtype
     assert_close(out, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "lookup")
-    pooled = quantized.bag_quantized(values, offsets, None, stored, layout, mean=True, **options)
-    expected = truth.bag(values, offsets, None, stored, layout, mean=True, **options | {"dtype": torch.float32})
+    pooled = lookup.lookup(bags, stored, layout, **options)
+    expected = truth.lookup(bags, stored, layout, **options | {"dtype": torch.float32})
     assert_close(pooled, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "bag", slack=4)

@@ -9,6 +9,7 @@ from quorem.data.shape import CARDINALITIES
 from quorem.ops import gradients as truth
 from quorem.ops import layout
 from quorem.ops import rules as truth_rules
+from quorem.ops.rows import IdBatch
 from quorem.ops.state import AdagradState
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
@@ -40,8 +41,8 @@ def test_gradient_of_a_lookup(d: int, b: int, dtype: torch.dtype, id_dtype: torc
     if id_dtype == torch.int32:
         ids[:, [s.num_embeddings > 2**31 for s in module.specs]] %= 2**31 - 1
     ids = ids.to(id_dtype)
-    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
-    expected = truth.lookup_backward(grad.double(), ids, stored.double(), module.layout)
+    dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
+    expected = truth.backward(grad.double(), IdBatch(ids), stored.double(), module.layout)
     for (name, table), (_, true) in zip(module.named_tables(dense), module.named_tables(expected), strict=True):
         assert_close(table, true, dtype, name, slack=4)
     assert no_claim_is_left(stored)
@@ -52,8 +53,8 @@ def test_kinds_alone_and_mixed(names: str) -> None:
     module = collection(16, names=names)
     ids, stored, grad = batch(module, 70), module.stored.detach(), gradient(module, 70)
     ids[5] = 2**41
-    expected = truth.lookup_backward(grad, ids, stored, module.layout)
-    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    expected = truth.backward(grad, IdBatch(ids), stored, module.layout)
+    dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
 
 
@@ -61,15 +62,10 @@ def test_kinds_alone_and_mixed(names: str) -> None:
 @pytest.mark.parametrize(("d", "b", "dtype"), [(3, 9, torch.float64), (16, 500 if CUDA else 5, torch.float32)])
 def test_gradients_of_a_bag(d: int, b: int, dtype: torch.dtype, mean: bool) -> None:
     module = collection(d, dtype)
-    (ids, offsets), stored, grad = jagged(module, b), module.stored.detach(), gradient(module, b)
-    samples = torch.rand(len(ids), dtype=dtype, device=DEVICE)
-    inputs = (grad, ids, offsets, samples, stored, module.layout)
-    assert_close(
-        gradients.bag_backward(*inputs, mean=mean), truth.bag_backward(*inputs, mean=mean), dtype, "stored", slack=4
-    )
-    inputs = (grad, ids, offsets, stored, module.layout)
-    dsamples = gradients.bag_sample_weights_backward(*inputs, mean=mean)
-    expected = truth.bag_sample_weights_backward(*inputs, mean=mean)
+    bags, stored, grad = jagged(module, b, weighted=True, mean=mean), module.stored.detach(), gradient(module, b)
+    inputs = (grad, bags, stored, module.layout)
+    assert_close(gradients.backward(*inputs), truth.backward(*inputs), dtype, "stored", slack=4)
+    dsamples, expected = gradients.sample_weights_backward(*inputs), truth.sample_weights_backward(*inputs)
     assert_close(dsamples, expected, dtype, "sample_weights", slack=4)
 
 
@@ -80,11 +76,10 @@ def test_jagged_batches_share_places() -> None:
     shared = []
     for seed in range(3):
         torch.manual_seed(seed)
-        ids, offsets = jagged(module, 9)
-        shared.append(places.rounded_up(len(ids)) > len(ids))
-        inputs = (grad, ids, offsets, None, stored, module.layout)
-        dense = gradients.bag_backward(*inputs, mean=False)
-        assert_close(dense, truth.bag_backward(*inputs, mean=False), torch.float32, "gradient", slack=4)
+        bags = jagged(module, 9)
+        shared.append(places.rounded_up(len(bags.ids)) > len(bags.ids))
+        inputs = (grad, bags, stored, module.layout)
+        assert_close(gradients.backward(*inputs), truth.backward(*inputs), torch.float32, "gradient", slack=4)
         assert no_claim_is_left(stored)
     assert any(shared), "no batch is smaller than its places: the test shows nothing"
 
@@ -95,26 +90,21 @@ def test_many_reads_of_one_row_in_half_precision() -> None:
     reads = 3008  # which bfloat16 has
     ids, grad = torch.full((reads, 1), 2, device=DEVICE), torch.ones(reads, 1, 2, device=DEVICE, dtype=torch.bfloat16)
     stored = torch.zeros_like(module.stored)
-    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     assert dense[2].tolist() == [reads] * 2
     state, constants = rule_state("sgd", stored)
-    rules.lookup_update_(grad, ids, stored, scalar(1.0), state, module.layout, rule="sgd", constants=constants)
+    rules.update_(grad, IdBatch(ids), stored, scalar(1.0), state, module.layout, rule="sgd", constants=constants)
     assert stored[2].tolist() == [-reads] * 2 and not stored[[0, 1, 3, 4]].any()
 
 
 def test_the_default_device_does_not_matter() -> None:
     module = collection(4)
-    ids, stored, grad, (values, offsets) = (
-        batch(module, 5),
-        module.stored.detach(),
-        gradient(module, 5),
-        jagged(module, 5),
-    )
-    expected = truth.lookup_backward(grad, ids, stored, module.layout)
+    ids, stored, grad, bags = batch(module, 5), module.stored.detach(), gradient(module, 5), jagged(module, 5)
+    expected = truth.backward(grad, IdBatch(ids), stored, module.layout)
     with torch.device("meta"):
-        dense = gradients.lookup_backward(grad, ids, stored, module.layout)
-        bags = gradients.bag_backward(grad, values, offsets, None, stored, module.layout, mean=False)
-    assert dense.device == bags.device == stored.device
+        dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
+        of_bags = gradients.backward(grad, bags, stored, module.layout)
+    assert dense.device == of_bags.device == stored.device
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
 
 
@@ -126,16 +116,16 @@ def test_ranges_give_what_one_gives(number: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(row_sums, "places_of", lambda *args: divided)
     pairs = module.layout.parts.shape[:2].numel()
     assert 1 < len(divided.ranges) <= number and sum(r.num_pairs for r in divided.ranges) == pairs
-    expected = truth.lookup_backward(grad, ids, stored, module.layout)
-    dense = gradients.lookup_backward(grad, ids, stored, module.layout)
+    expected = truth.backward(grad, IdBatch(ids), stored, module.layout)
+    dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
     _, constants = rule_state("adagrad", stored)
     fused, plain = stored.clone(), stored.clone()
     fused_state, plain_state = (AdagradState(torch.ones_like(stored), torch.tensor(0, device=DEVICE)) for _ in range(2))
     options = {"rule": "adagrad", "constants": constants}
     for _ in range(2):
-        rules.lookup_update_(grad, ids, fused, scalar(0.1), fused_state, module.layout, **options)
-        truth_rules.lookup_update_(grad, ids, plain, scalar(0.1), plain_state, module.layout, **options)
+        rules.update_(grad, IdBatch(ids), fused, scalar(0.1), fused_state, module.layout, **options)
+        truth_rules.update_(grad, IdBatch(ids), plain, scalar(0.1), plain_state, module.layout, **options)
     assert_close(fused - stored, plain - stored, torch.float32, "change of stored", slack=20)
     assert int(fused_state.step) == int(plain_state.step) == 2  # a step counts once
     assert no_claim_is_left(fused)
@@ -180,21 +170,21 @@ def test_empty_batches() -> None:
     module = collection(4)
     stored, features = module.stored.detach(), len(module.specs)
     none = torch.empty(0, features, dtype=torch.int64, device=DEVICE)
-    assert not gradients.lookup_backward(gradient(module, 0), none, stored, module.layout).any()
+    assert not gradients.backward(gradient(module, 0), IdBatch(none), stored, module.layout).any()
     offsets = torch.zeros(features * 3 + 1, dtype=torch.int64, device=DEVICE)
-    inputs = (gradient(module, 3), none.flatten(), offsets, None, stored, module.layout)
-    assert not gradients.bag_backward(*inputs, mean=True).any()
+    bags = IdBatch(none.flatten(), offsets, mean=True)
+    assert not gradients.backward(gradient(module, 3), bags, stored, module.layout).any()
 
 
 def test_deterministic_mode_and_wide_rows_are_left_to_the_truth() -> None:
     module = collection(4)
-    inputs = (gradient(module, 3), batch(module, 3), module.stored.detach(), module.layout)
+    inputs = (gradient(module, 3), IdBatch(batch(module, 3)), module.stored.detach(), module.layout)
     torch.use_deterministic_algorithms(True)
     try:
-        assert gradients.lookup_backward(*inputs) is NotImplemented
+        assert gradients.backward(*inputs) is NotImplemented
     finally:
         torch.use_deterministic_algorithms(False)
-    assert gradients.lookup_backward(*inputs) is not NotImplemented
+    assert gradients.backward(*inputs) is not NotImplemented
     wide = quorem.EmbeddingCollection([quorem.Table("t", 5, host.WIDEST + 1, quorem.Full())], device=DEVICE)
     ids, grad = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE), torch.ones(2, 1, host.WIDEST + 1, device=DEVICE)
-    assert gradients.lookup_backward(grad, ids, wide.stored.detach(), wide.layout) is NotImplemented
+    assert gradients.backward(grad, IdBatch(ids), wide.stored.detach(), wide.layout) is NotImplemented

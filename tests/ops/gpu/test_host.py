@@ -1,5 +1,7 @@
 """Arrays that a kernel would read or write out of bounds are refused before it runs."""
 
+from functools import partial
+
 import pytest
 import torch
 from gpu_cases import DEVICE, assert_close, batch, collection, gradient, jagged, rule_state, scalar
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from quorem.ops import lookup as truth
 from quorem.ops.layout import BASE, FEATURE, LIMIT, MAP, MULTIPLIER, SIZE, STRIDE, Layout
+from quorem.ops.rows import IdBatch
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -19,24 +22,19 @@ NOT_A_LAYOUT = "the layout's integers are none of a layout"
 def calls(stored: Tensor, layout: Layout, rule: str = "adagrad"):  # type: ignore[no-untyped-def]
     """Every op on ``stored``, as functions without arguments."""
     module = collection(4, names="qr map")
-    (values, offsets), ids, grad = jagged(module, 3), batch(module, 3), gradient(module, 3)
+    bags, ids, grad = jagged(module, 3), IdBatch(batch(module, 3)), gradient(module, 3)
     state, constants = rule_state(rule, stored)
     adam_state, adam_constants = rule_state("adam", stored)
     options, adam = {"rule": rule, "constants": constants}, {"rule": "adam", "constants": adam_constants}
-    jag = (values, offsets, None)
-    return {
-        "lookup": lambda: lookup.lookup(ids, stored, layout),
-        "bag": lambda: lookup.bag(*jag, stored, layout, mean=False),
-        "lookup_backward": lambda: gradients.lookup_backward(grad, ids, stored, layout),
-        "bag_backward": lambda: gradients.bag_backward(grad, *jag, stored, layout, mean=False),
-        "sample_weights": lambda: gradients.bag_sample_weights_backward(
-            grad, values, offsets, stored, layout, mean=False
-        ),
-        "lookup_update_": lambda: rules.lookup_update_(grad, ids, stored, scalar(0.1), state, layout, **options),
-        "bag_update_": lambda: rules.bag_update_(grad, *jag, stored, scalar(0.1), state, layout, mean=False, **options),
-        "lookup_catch_up_": lambda: replay.lookup_catch_up_(ids, stored, adam_state, layout, **adam),
-        "bag_catch_up_": lambda: replay.bag_catch_up_(values, offsets, stored, adam_state, layout, **adam),
-    }
+    ops = {"sample_weights": lambda: gradients.sample_weights_backward(grad, bags, stored, layout)}
+    for name, read in {"ids": ids, "bags": bags}.items():
+        ops |= {
+            f"lookup of {name}": partial(lookup.lookup, read, stored, layout),
+            f"backward of {name}": partial(gradients.backward, grad, read, stored, layout),
+            f"update_ of {name}": partial(rules.update_, grad, read, stored, scalar(0.1), state, layout, **options),
+            f"catch_up_ of {name}": partial(replay.catch_up_, read, stored, adam_state, layout, **adam),
+        }
+    return ops
 
 
 OPS = list(calls(torch.zeros(1, 4), Layout(*[torch.empty(0)] * len(Layout._fields))))
@@ -47,7 +45,7 @@ def test_stored_rows_that_are_too_few_are_refused(op: str) -> None:
     """As after ``module.stored = nn.Parameter(module.stored[:5])``; the layout is known already."""
     module = collection(4, names="qr map")
     stored = module.stored.detach()
-    lookup.lookup(batch(module, 3), stored, module.layout)
+    lookup.lookup(IdBatch(batch(module, 3)), stored, module.layout)
     with pytest.raises(ValueError, match=rf"stored has 5 rows but must have {len(stored)}"):
         calls(stored[:5].clone(), module.layout)[op]()
 
@@ -70,7 +68,7 @@ def test_integers_that_were_never_initialized_are_refused(op: str, value: int) -
     with pytest.raises(ValueError, match=NOT_A_LAYOUT):
         calls(module.stored.detach(), layout)[op]()
     with pytest.raises(ValueError, match=NOT_A_LAYOUT):
-        lookup.count_invalid_(batch(module, 3), None, torch.zeros((), dtype=torch.int64, device=DEVICE), layout)
+        lookup.count_invalid_(IdBatch(batch(module, 3)), torch.zeros((), dtype=torch.int64, device=DEVICE), layout)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_each_integer_is_checked(name: str, column: int, value: int) -> None:
     changed = getattr(module.layout, name).clone()
     changed[..., column] = value
     with pytest.raises(ValueError, match=NOT_A_LAYOUT):
-        lookup.lookup(batch(module, 3), module.stored.detach(), module.layout._replace(**{name: changed}))
+        lookup.lookup(IdBatch(batch(module, 3)), module.stored.detach(), module.layout._replace(**{name: changed}))
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(-1, torch.float32), (None, torch.float64)])
@@ -103,19 +101,19 @@ def test_state_that_does_not_fit_is_refused(rule: str, rows: int | None, dtype: 
     stored = module.stored.detach().clone()
     state, constants = rule_state(rule, stored)
     state = state._replace(**{state._fields[0]: state[0][:rows].to(dtype)})
-    inputs = (gradient(module, 3), batch(module, 3), stored, scalar(0.1), state, module.layout)
+    inputs = (gradient(module, 3), IdBatch(batch(module, 3)), stored, scalar(0.1), state, module.layout)
     with pytest.raises(ValueError, match=r"the optimizer's state has \d+ rows of torch.float\d+ but must have"):
-        rules.lookup_update_(*inputs, rule=rule, constants=constants)
+        rules.update_(*inputs, rule=rule, constants=constants)
     if rule == "amsgrad":
         with pytest.raises(ValueError, match=r"the optimizer's state has"):
-            replay.lookup_catch_up_(batch(module, 3), stored, state, module.layout, rule=rule, constants=constants)
+            replay.catch_up_(IdBatch(batch(module, 3)), stored, state, module.layout, rule=rule, constants=constants)
 
 
 def test_what_the_kernels_cannot_address_is_left_to_the_truth() -> None:
     module = collection(4, names="qr map")
     stored, ids, count = module.stored.detach(), batch(module, 3), torch.zeros((), dtype=torch.int64, device=DEVICE)
-    assert lookup.lookup(ids, stored.T.contiguous().T, module.layout) is NotImplemented
-    assert lookup.lookup(ids, stored.to(torch.complex64), module.layout) is NotImplemented
+    assert lookup.lookup(IdBatch(ids), stored.T.contiguous().T, module.layout) is NotImplemented
+    assert lookup.lookup(IdBatch(ids), stored.to(torch.complex64), module.layout) is NotImplemented
     longer = torch.cat([stored, stored])  # more rows than the layout reads do no harm
-    expected = truth.lookup_counting(ids, stored, module.layout, count)
-    assert_close(lookup.lookup(ids, longer, module.layout), expected, torch.float32, "out")
+    expected = truth.lookup(IdBatch(ids), stored, module.layout, count)
+    assert_close(lookup.lookup(IdBatch(ids), longer, module.layout), expected, torch.float32, "out")

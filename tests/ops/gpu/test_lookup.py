@@ -5,6 +5,7 @@ import torch
 from gpu_cases import CUDA, DEVICE, assert_close, batch, collection, jagged
 
 from quorem.ops import lookup as truth
+from quorem.ops.rows import IdBatch
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -36,8 +37,8 @@ def test_lookup(d: int, b: int, dtype: torch.dtype, id_dtype: torch.dtype) -> No
     if id_dtype == torch.int32:
         ids[:, [s.num_embeddings > 2**31 for s in module.specs]] %= 2**31 - 1
     ids = ids.to(id_dtype)
-    expected = truth.lookup_counting(ids, stored.double(), module.layout, count())
-    assert_close(lookup.lookup(ids, stored, module.layout), expected, dtype, "out")
+    expected = truth.lookup(IdBatch(ids), stored.double(), module.layout, count())
+    assert_close(lookup.lookup(IdBatch(ids), stored, module.layout), expected, dtype, "out")
 
 
 @pytest.mark.parametrize("names", ["qr", "k3", "tiny", "sum", "wide", "pad", "map", "cat", "qr k3 tiny", "qr sum"])
@@ -47,8 +48,8 @@ def test_kinds_alone_and_mixed(names: str) -> None:
     ids, stored = batch(module, 70), module.stored.detach()
     ids[5] = 2**41
     invalid, expected = count(), count()
-    out = lookup.lookup_counting(ids, stored, module.layout, invalid)
-    assert_close(out, truth.lookup_counting(ids, stored, module.layout, expected), torch.float32, "out")
+    out = lookup.lookup(IdBatch(ids), stored, module.layout, invalid)
+    assert_close(out, truth.lookup(IdBatch(ids), stored, module.layout, expected), torch.float32, "out")
     assert int(invalid) == int(expected) == len(module.names) + 1
 
 
@@ -56,21 +57,20 @@ def test_kinds_alone_and_mixed(names: str) -> None:
 @pytest.mark.parametrize(("d", "b", "dtype"), [(3, 9, torch.float64), (16, 500 if CUDA else 5, torch.float32)])
 def test_bag(d: int, b: int, dtype: torch.dtype, mean: bool) -> None:
     module = collection(d, dtype)
-    (ids, offsets), stored = jagged(module, b), module.stored.detach()
-    samples = torch.rand(2 * len(ids), dtype=dtype, device=DEVICE)[::2]  # not contiguous
-    for sample_weights in (samples, None):
-        out = lookup.bag(ids, offsets, sample_weights, stored, module.layout, mean=mean)
-        expected = truth.bag(ids, offsets, sample_weights, stored, module.layout, mean=mean)
-        assert_close(out, expected, dtype, "weighted" if sample_weights is not None else "unweighted")
+    bags, stored = jagged(module, b, mean=mean), module.stored.detach()
+    samples = torch.rand(2 * len(bags.ids), dtype=dtype, device=DEVICE)[::2]  # not contiguous
+    for name, read in {"weighted": bags._replace(sample_weights=samples), "unweighted": bags}.items():
+        expected = truth.lookup(read, stored, module.layout)
+        assert_close(lookup.lookup(read, stored, module.layout), expected, dtype, name)
 
 
 def test_empty_batches() -> None:
     module = collection(4)
     stored, features = module.stored.detach(), len(module.specs)
     none = torch.empty(0, features, dtype=torch.int64, device=DEVICE)
-    assert lookup.lookup(none, stored, module.layout).shape == (0, len(module.layout.slots), stored.shape[1])
+    assert lookup.lookup(IdBatch(none), stored, module.layout).shape == (0, len(module.layout.slots), stored.shape[1])
     offsets = torch.zeros(features * 3 + 1, dtype=torch.int64, device=DEVICE)
-    assert not lookup.bag(none.flatten(), offsets, None, stored, module.layout, mean=True).any()
+    assert not lookup.lookup(IdBatch(none.flatten(), offsets, mean=True), stored, module.layout).any()
 
 
 def test_invalid_ids_are_counted() -> None:
@@ -78,12 +78,12 @@ def test_invalid_ids_are_counted() -> None:
     ids, stored = batch(module, 20), module.stored.detach()
     ids[3, 0], ids[4, 1], ids[5, 1] = 1000, -7, 2**40
     alone, with_lookup, jagged_count = count(), count(), count()
-    lookup.count_invalid_(ids, None, alone, module.layout)
+    lookup.count_invalid_(IdBatch(ids), alone, module.layout)
     assert int(alone) == 4  # and the -1 that ``batch`` plants
-    out = lookup.lookup_counting(ids, stored, module.layout, with_lookup)
+    out = lookup.lookup(IdBatch(ids), stored, module.layout, with_lookup)
     assert int(with_lookup) == 4
-    torch.testing.assert_close(out, truth.lookup_counting(ids, stored, module.layout, count()))
-    values, offsets = jagged(module, 6)
-    values[0] = 10**6
-    lookup.count_invalid_(values, offsets, jagged_count, module.layout)
+    torch.testing.assert_close(out, truth.lookup(IdBatch(ids), stored, module.layout, count()))
+    bags = jagged(module, 6)
+    bags.ids[0] = 10**6
+    lookup.count_invalid_(bags, jagged_count, module.layout)
     assert int(jagged_count) == 1

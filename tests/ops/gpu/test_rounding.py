@@ -5,6 +5,7 @@ import torch
 from gpu_cases import DEVICE, collection, copied, gradient, rule_state, scalar
 
 from quorem.ops import rules as truth
+from quorem.ops.rows import IdBatch
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -29,12 +30,12 @@ def test_a_step_gives_the_same_bits(dtype: torch.dtype, seed: int) -> None:
     options = {"rule": "sgd", "constants": constants, "rounding_seed": seed}
     for _ in range(3):
         grad = gradient(module, 8)
-        rules.lookup_update_(grad, ids, fused, scalar(2.0**-12), states[0], module.layout, **options)
-        truth.lookup_update_(grad, ids, plain, scalar(2.0**-12), states[1], module.layout, **options)
+        rules.update_(grad, IdBatch(ids), fused, scalar(2.0**-12), states[0], module.layout, **options)
+        truth.update_(grad, IdBatch(ids), plain, scalar(2.0**-12), states[1], module.layout, **options)
     assert torch.equal(fused.view(torch.int16), plain.view(torch.int16)) and not torch.equal(fused, stored)
     nearest = stored.clone()
-    rules.lookup_update_(
-        grad, ids, nearest, scalar(2.0**-12), state, module.layout, **options | {"rounding_seed": None}
+    rules.update_(
+        grad, IdBatch(ids), nearest, scalar(2.0**-12), state, module.layout, **options | {"rounding_seed": None}
     )
     assert (nearest == stored).float().mean() > (fused == stored).float().mean()
 
@@ -50,10 +51,10 @@ def test_other_rules_round_by_the_same_bits(rule: str) -> None:
     for _ in range(3):
         grad = gradient(module, 12)
         if rule == "amsgrad":
-            replay.lookup_catch_up_(ids, fused, states[0], module.layout, **options)
-            truth_replay.lookup_catch_up_(ids, plain, states[1], module.layout, **options)
-        rules.lookup_update_(grad, ids, fused, scalar(1e-3), states[0], module.layout, **options)
-        truth.lookup_update_(grad, ids, plain, scalar(1e-3), states[1], module.layout, **options)
+            replay.catch_up_(IdBatch(ids), fused, states[0], module.layout, **options)
+            truth_replay.catch_up_(IdBatch(ids), plain, states[1], module.layout, **options)
+        rules.update_(grad, IdBatch(ids), fused, scalar(1e-3), states[0], module.layout, **options)
+        truth.update_(grad, IdBatch(ids), plain, scalar(1e-3), states[1], module.layout, **options)
         ids = ids + 1 if rule == "amsgrad" else ids  # some rows miss steps
     touched = plain != stored
     assert touched.sum() > 20 and (fused != plain).sum() <= 0.02 * touched.sum() + 1
@@ -64,5 +65,5 @@ def test_float32_rows_are_not_rounded_here() -> None:
     state, constants = rule_state("sgd", module.stored.detach())
     ids = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     options = {"rule": "sgd", "constants": constants, "rounding_seed": 1}
-    inputs = (gradient(module, 1), ids, module.stored.detach(), scalar(0.1), state, module.layout)
-    assert rules.lookup_update_(*inputs, **options) is NotImplemented
+    inputs = (gradient(module, 1), IdBatch(ids), module.stored.detach(), scalar(0.1), state, module.layout)
+    assert rules.update_(*inputs, **options) is NotImplemented

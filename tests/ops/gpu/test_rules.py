@@ -3,10 +3,10 @@
 import pytest
 import torch
 from gpu_cases import CUDA, DEVICE, assert_close, batch, collection, copied, gradient, jagged, rule_state, scalar
-from torch import Tensor
 
 from quorem.ops import replay as truth_replay
 from quorem.ops import rules as truth
+from quorem.ops.rows import IdBatch
 from quorem.ops.state import CATCHES_UP, NODE_COLUMN
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
@@ -43,20 +43,18 @@ def check_steps(rule: str, dtype: torch.dtype, bags: bool) -> None:
         constants = constants._replace(settled=0.0)  # from the first step on
     plain_state, lr, options = copied(fused_state), scalar(0.05), {"rule": rule, "constants": constants}
     more = {1: {"clip_value": 0.5}, 2: {"loss_scale": torch.tensor(2.0, device=DEVICE)}}
-    kind = "bag" if bags else "lookup"
     for step in range(6 if CUDA else 3):
         if step == 2 and rule in CATCHES_UP:  # as if a plain step had come between
             for state in (fused_state, plain_state):
                 truth_replay.advance_(lr * 2, state, constants)
         grad = gradient(module, b)
-        ids: tuple[Tensor, ...] = jagged(module, b) if bags else (batch(module, b),)
+        ids = jagged(module, b, weighted=True, mean=True) if bags else IdBatch(batch(module, b))
         if rule in CATCHES_UP:
-            getattr(replay, f"{kind}_catch_up_")(*ids, fused, fused_state, layout, **options)
-            getattr(truth_replay, f"{kind}_catch_up_")(*ids, plain, plain_state, layout, **options)
-        samples = (torch.rand(len(ids[0]), dtype=dtype, device=DEVICE),) if bags else ()
-        extra = more.get(step, {}) | ({"mean": True} if bags else {})
-        getattr(rules, f"{kind}_update_")(grad, *ids, *samples, fused, lr, fused_state, layout, **options, **extra)
-        getattr(truth, f"{kind}_update_")(grad, *ids, *samples, plain, lr, plain_state, layout, **options, **extra)
+            replay.catch_up_(ids, fused, fused_state, layout, **options)
+            truth_replay.catch_up_(ids, plain, plain_state, layout, **options)
+        extra = more.get(step, {})
+        rules.update_(grad, ids, fused, lr, fused_state, layout, **options, **extra)
+        truth.update_(grad, ids, plain, lr, plain_state, layout, **options, **extra)
     if rule in CATCHES_UP:  # the rows whose turn it was differ: bring all of them up to date
         truth_replay.rows_catch_up_(None, fused, fused_state, **options)
         truth_replay.rows_catch_up_(None, plain, plain_state, **options)
@@ -98,12 +96,9 @@ def test_an_overflow_leaves_whole_rows_of_tables_alone(names: str, bags: bool, v
     state, constants = rule_state("sgd", stored)
     options = {"rule": "sgd", "constants": constants, "loss_scale": torch.tensor(2.0, device=DEVICE)}
     before = {name: table.clone() for name, table in module.named_tables(stored)}
-    if bags:
-        offsets = torch.arange(ids.numel() + 1, device=DEVICE)
-        flat = (grad, ids.T.flatten(), offsets, None)
-        rules.bag_update_(*flat, stored, scalar(0.1), state, module.layout, mean=False, **options)
-    else:
-        rules.lookup_update_(grad, ids, stored, scalar(0.1), state, module.layout, **options)
+    one_each = torch.arange(ids.numel() + 1, device=DEVICE)
+    read = IdBatch(ids.T.flatten(), one_each) if bags else IdBatch(ids)
+    rules.update_(grad, read, stored, scalar(0.1), state, module.layout, **options)
     changed = {name: (table != before[name]).view(len(table), -1) for name, table in module.named_tables(stored)}
     assert stored.isfinite().all()
     for name, rows in changed.items():
@@ -121,9 +116,9 @@ def test_nodes_are_those_of_the_moments() -> None:
     state, constants = rule_state("amsgrad", stored)
     options = {"rule": "amsgrad", "constants": constants}
     with torch.inference_mode():
-        replay.lookup_catch_up_(ids, stored, state, module.layout, **options)
+        replay.catch_up_(IdBatch(ids), stored, state, module.layout, **options)
     truth_replay.advance_(scalar(0.1), state, constants)
-    rules.lookup_update_(gradient(module, 5), ids, stored, scalar(0.1), state, module.layout, **options)
+    rules.update_(gradient(module, 5), IdBatch(ids), stored, scalar(0.1), state, module.layout, **options)
     moments, nodes = state.moments[:2].split(NODE_COLUMN, 1)
     since = torch.arange(2, device=DEVICE)
     assert_close(nodes, truth_replay.nodes(moments, since, constants, True), torch.float32, "nodes")
@@ -136,5 +131,5 @@ def test_a_step_without_ids_counts(rule: str) -> None:
     state, constants = rule_state(rule, stored)
     none = torch.empty(0, len(module.specs), dtype=torch.int64, device=DEVICE)
     options = {"rule": rule, "constants": constants}
-    rules.lookup_update_(gradient(module, 0), none, stored, scalar(0.1), state, module.layout, **options)
+    rules.update_(gradient(module, 0), IdBatch(none), stored, scalar(0.1), state, module.layout, **options)
     assert torch.equal(stored, module.stored) and (rule == "sgd" or int(state.step) == 1)

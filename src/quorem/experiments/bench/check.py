@@ -11,6 +11,7 @@ import torch
 from ... import optim
 from ...collection import EmbeddingCollection, Table
 from ...ops import lookup, rules
+from ...ops.rows import IdBatch
 from ...ops.state import AdagradConstants, AdagradState
 from .grid import SCHEMES, draw_ids
 
@@ -42,6 +43,7 @@ def kernels_are_wrong(device: torch.device, quick: bool) -> str | None:
 def differences(device: torch.device) -> str | None:
     """Where a fused lookup or step differs from the reference, or None."""
     ids = draw_ids("zipf", SIZES, 257, seed=1).to(device)
+    batch = IdBatch(ids)
     for name, scheme in SCHEMES.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about tables that stay full
@@ -52,11 +54,11 @@ def differences(device: torch.device) -> str | None:
         optim.apply_in_backward(module, optim.Adagrad, lr=0.1, initial_accumulator_value=1.0)
         out = module(ids)
         grad = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
-        expected = lookup.lookup(ids, stored, module.layout).view_as(out)
+        expected = lookup.lookup(batch, stored, module.layout).view_as(out)
         state = AdagradState(torch.ones_like(stored), torch.tensor(0, device=device))
         lr = torch.tensor(0.1, dtype=torch.float64, device=device)
         constants = AdagradConstants(0.0, 1e-10)
-        rules.lookup_update_(grad, ids, stored, lr, state, module.layout, rule="adagrad", constants=constants)
+        rules.update_(grad, batch, stored, lr, state, module.layout, rule="adagrad", constants=constants)
         try:
             torch.testing.assert_close(out, expected, msg=lambda text: f"{name}, lookup: {text}")  # noqa: B023
             out.backward(grad)

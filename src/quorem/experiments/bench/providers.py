@@ -15,7 +15,7 @@ from ...operations import OPERATIONS
 from ...ops import rules
 from ...ops.layout import Layout
 from ...ops.lookup import compose
-from ...ops.rows import lookup_reads
+from ...ops.rows import IdBatch, lookup_reads
 from ...ops.state import AdagradConstants, AdagradState
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class Reference(nn.Module):
         """One step of Adagrad."""
         if self.state is None:
             self.state = AdagradState(torch.zeros_like(self.stored), torch.tensor(0, device=self.stored.device))
-        inputs = (grad, ids, self.stored, self.lr, self.state, self.source.layout)
-        rules.lookup_update_(*inputs, rule="adagrad", constants=AdagradConstants(0.0, EPS))
+        inputs = (grad, IdBatch(ids), self.stored, self.lr, self.state, self.source.layout)
+        rules.update_(*inputs, rule="adagrad", constants=AdagradConstants(0.0, EPS))
 
 
 class _ReferenceStep(torch.autograd.Function):

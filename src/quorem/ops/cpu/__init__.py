@@ -2,7 +2,7 @@
 
 From the inside out: ``memory`` and ``vector`` (loads and stores), ``codes``, ``rounding``, ``source`` (the layout),
 ``rows``, ``lookup``, ``areas`` (summed gradients), ``gradients``, ``replay`` and ``rules`` are compiled. ``launch``
-makes batches of ids, ``scratch`` gives memory, and ``sharing`` says which slots are summed together.
+turns tensors into what these take, ``scratch`` gives memory, and ``sharing`` says which slots are summed together.
 ``launch_lookup``, ``launch_gradients``, ``launch_replay`` and ``launch_rules`` are the ops. ``unique`` and ``search``
 stand by themselves.
 """
@@ -31,7 +31,7 @@ def word_bytes(layout: Layout) -> int:
 
 @cache
 def kernels() -> dict[str, Callable[..., Any]]:
-    """The ops that have a fused version here, by name; none where they cannot be compiled."""
+    """The fused versions, by the name of what they do; none where they cannot be compiled."""
     try:
         from numba.core import config
 
@@ -42,23 +42,12 @@ def kernels() -> dict[str, Callable[..., Any]]:
         return {}
     ops: tuple[Callable[..., Any], ...] = (
         launch_lookup.lookup,
-        launch_lookup.lookup_counting,
-        launch_lookup.bag,
-        launch_gradients.lookup_backward,
-        launch_gradients.bag_backward,
-        launch_gradients.lookup_row_grads,
-        launch_gradients.bag_row_grads,
-        launch_gradients.bag_sample_weights_backward,
-        launch_rules.lookup_update_,
-        launch_rules.bag_update_,
+        launch_gradients.backward,
+        launch_gradients.row_grads,
+        launch_gradients.sample_weights_backward,
+        launch_rules.update_,
         launch_rules.rows_update_,
-        launch_replay.lookup_catch_up_,
-        launch_replay.bag_catch_up_,
+        launch_replay.catch_up_,
         launch_replay.rows_catch_up_,
     )
-    quantized: dict[str, Callable[..., Any]] = {
-        "lookup_quantized": launch_lookup.lookup,
-        "lookup_quantized_counting": launch_lookup.lookup_counting,
-        "bag_quantized": launch_lookup.bag,
-    }
-    return {op.__name__: op for op in ops} | quantized
+    return {op.__name__: op for op in ops}

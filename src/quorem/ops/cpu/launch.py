@@ -10,7 +10,7 @@ from torch import Tensor
 from ..codes import code_bytes
 from ..layout import Layout
 from ..lookup import CodeOptions
-from ..rows import accumulator
+from ..rows import IdBatch, accumulator
 from ..words import words_on_cpu
 from . import lookup
 from .pages import in_huge_pages
@@ -30,77 +30,65 @@ _NO_CODES = CodeOptions()
 
 
 @dataclass(eq=False)
-class IdBatch:
-    """The ids of a batch and the rows that they read."""
+class KernelInput:
+    """The ids of a batch and the rows that they read, as kernels take them."""
 
-    kind: Any  # of the rows, as kernels take it
-    source: tuple[int, ...]  # a ``Source``, as kernels take it
+    kind: Any  # of the rows
+    source: tuple[int, ...]  # a ``Source``
     size: int  # B
     num_ids: int  # of all features
     longest: int  # the most ids of one feature
     memory: tuple[Tensor, ...]  # keeps alive what ``source`` points to
 
 
-def lookup_batch(
-    ids: Tensor,
+def kernel_input(
+    batch: IdBatch,
     stored: Tensor,
     layout: Layout,
     grad: Tensor | None = None,
     check: bool = True,
     codes: CodeOptions = _NO_CODES,
-) -> IdBatch | None:
-    """The batch of a lookup, ids ``[B, F]``; None if the kernels cannot take it.
+) -> KernelInput | None:
+    """What kernels take of a batch; None if they cannot take it.
 
     Args:
-        ids: int32 or int64.
+        batch: the ids.
         stored: what they read from.
         layout: of ``stored``.
         grad: of the vectors, where there is one.
         check: raise ValueError if ``stored`` does not have all rows of its layout; else the kernel has to look.
         codes: of ``stored``, where its rows are quantized.
     """
-    kind = _kind(ids, stored, layout, grad, len(ids), codes)
-    if kind is None or ids.dim() != 2 or ids.shape[1] != layout.spans.shape[0]:
-        return None
-    if grad is not None and ids.nbytes > CACHED:
-        ids = in_huge_pages(ids.new_empty(ids.shape[::-1])).copy_(ids.t()).t()  # by feature, as gradients are summed
-    size, features = ids.shape
-    stored, width = stored.contiguous(), codes.get("width", stored.shape[1])
-    source = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
-    if check and not source_fits(source):
-        raise_misfit(source)
-    return IdBatch(kind, source, size, size * features, size, (ids, stored))
-
-
-def bag_batch(
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    mean: bool,
-    grad: Tensor | None = None,
-    codes: CodeOptions = _NO_CODES,
-) -> IdBatch | None:
-    """The batch of a bag, with the batch entry and factor of each jagged id ``[V]``; None if kernels cannot take it."""
-    features = len(layout.spans)
-    size, rest = divmod(len(offsets) - 1, features)
-    weights_fit = sample_weights is None or sample_weights.shape == ids.shape
+    ids, offsets, sample_weights, mean = batch
+    features, width = layout.spans.shape[0], codes.get("width", stored.shape[1])
+    if offsets is None:
+        size, fits = len(ids), ids.dim() == 2 and ids.shape[1] == features
+    else:
+        size, rest = divmod(len(offsets) - 1, features)
+        fits = ids.dim() == 1 and not rest and (sample_weights is None or sample_weights.shape == ids.shape)
     kind = _kind(ids, stored, layout, grad, size, codes)
-    if kind is None or ids.dim() != 1 or rest or not weights_fit:
+    if kind is None or not fits:
         return None
-    stored, ids, offsets = stored.contiguous(), ids.contiguous(), offsets.long().contiguous()
-    entries = ids.new_empty(ids.shape, dtype=torch.int32)
+    stored = stored.contiguous()
+    if offsets is None:
+        if grad is not None and ids.nbytes > CACHED:  # by feature, as gradients are summed
+            ids = in_huge_pages(ids.new_empty(ids.shape[::-1])).copy_(ids.t()).t()
+        source = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
+        if check and not source_fits(source):
+            raise_misfit(source)
+        return KernelInput(kind, source, size, size * features, size, (ids, stored))
+    ids, offsets = ids.contiguous(), offsets.long().contiguous()
+    entries = ids.new_empty(ids.shape, dtype=torch.int32)  # the batch entry of each id
     factors = stored.new_empty(ids.shape, dtype=accumulator(stored))
     weights = None if sample_weights is None else sample_weights.to(factors.dtype).contiguous()
     jagged = (offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
-    source = _source(stored, codes.get("width", stored.shape[1]), layout, ids, 1, 0, size, *jagged)
+    source = _source(stored, width, layout, ids, 1, 0, size, *jagged)
     if not source_fits(source):
         raise_misfit(source)
     if not lookup.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
-    return IdBatch(kind, source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
+    return KernelInput(kind, source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
 
 
 def _kind(
@@ -136,8 +124,10 @@ def _source(stored: Tensor, width: int, layout: Layout, ids: Tensor, *rest: int)
         raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
     tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
     sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0], ranks.shape[0], int(ranks.dtype == torch.int64))
-    word_slots, words, levels = words_on_cpu(layout)
-    searched = (words.data_ptr(), word_slots.data_ptr(), levels)
+    searched = (0, slots.data_ptr(), 0)
+    if ranks.shape[0]:
+        word_slots, words, levels = words_on_cpu(layout)
+        searched = (words.data_ptr(), word_slots.data_ptr(), levels)
     rows = (stored.data_ptr(), stored.shape[0], width)
     return *rows, *tensors, *sizes, *searched, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
 

@@ -1,4 +1,4 @@
-"""Gradients of lookup and bag on a CPU, summed by row, on several threads."""
+"""Gradients of a lookup on a CPU, summed by row, on several threads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
-from ..rows import accumulator
+from ..rows import IdBatch, accumulator
 from . import gradients
 from .areas import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, Areas
-from .launch import KINDS, IdBatch, bag_batch, lookup_batch
+from .launch import KINDS, KernelInput, kernel_input
 from .launch_lookup import ranges
 from .pages import in_huge_pages
 from .scratch import Scratch
@@ -21,72 +21,20 @@ from .threads import run_tasks, threads_for
 Apply = Callable[[tuple[int, ...]], None]  # what is done to summed gradients, given in ``Areas``
 
 
-def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Tensor:
+def backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
     """The gradient ``[R, W]`` of ``lookup``."""
-    return _dense(grad, stored, layout, lookup_batch(ids, stored, layout, grad))
-
-
-def lookup_row_grads(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    return _by_row(grad, stored, layout, lookup_batch(ids, stored, layout, grad))
-
-
-def bag_backward(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    *,
-    mean: bool,
-) -> Tensor:
-    """The gradient ``[R, W]`` of ``bag``."""
-    return _dense(grad, stored, layout, bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad))
-
-
-def bag_row_grads(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    *,
-    mean: bool,
-) -> tuple[Tensor, Tensor]:
-    """The rows ``[U]`` that ``bag`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
-    return _by_row(grad, stored, layout, bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad))
-
-
-def bag_sample_weights_backward(
-    grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
-) -> Tensor:
-    """The gradient ``[V]`` of the sample weights of ``bag``."""
-    batch = bag_batch(ids, offsets, None, stored, layout, mean, grad)
-    if batch is None:
-        return NotImplemented
-    features, grad = len(layout.spans), grad.contiguous()
-    out = stored.new_zeros(ids.shape, dtype=accumulator(stored))
-    run = partial(gradients.sample_weights, KINDS[stored.dtype], batch.source, out.data_ptr(), grad.data_ptr())
-    starts = offsets[:: batch.size].tolist() if batch.size else [0] * (features + 1)
-    bounds = enumerate(pairwise(starts))
-    with threads_for("sample weights", batch.num_ids * len(layout.slots) // features * stored.shape[1]) as threads:
-        tasks = [(f, *ids) for f, (start, end) in bounds for ids in ranges(end - start, threads, start)]
-        run_tasks(lambda: run, tasks, threads)
-    return out.to(grad.dtype)
-
-
-def _dense(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> Tensor:
-    if batch is None:
+    inputs = kernel_input(batch, stored, layout, grad)
+    if inputs is None:
         return NotImplemented
     out = in_huge_pages(stored.new_empty(stored.shape)).zero_()
-    sum_by_row(grad, stored, batch, layout, partial(gradients.write_dense, KINDS[stored.dtype], out.data_ptr()))
+    sum_by_row(grad, stored, inputs, layout, partial(gradients.write_dense, KINDS[stored.dtype], out.data_ptr()))
     return out
 
 
-def _by_row(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None) -> tuple[Tensor, Tensor]:
-    if batch is None:
+def row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
+    inputs = kernel_input(batch, stored, layout, grad)
+    if inputs is None:
         return NotImplemented
     kind, width = KINDS[stored.dtype], stored.shape[1]
     pieces: list[tuple[int, Tensor, Tensor]] = []  # first row, rows, values
@@ -98,41 +46,58 @@ def _by_row(grad: Tensor, stored: Tensor, layout: Layout, batch: IdBatch | None)
         gradients.write_sparse(kind, rows.data_ptr(), values.data_ptr(), areas)
         pieces.append((int(rows[0]) if count else -1, rows, values))
 
-    sum_by_row(grad, stored, batch, layout, collect)
+    sum_by_row(grad, stored, inputs, layout, collect)
     pieces.sort(key=lambda piece: piece[0])  # in the same order, whichever thread was first
     _, rows, values = zip(*pieces, strict=True)
     return torch.cat(rows), torch.cat(values)
 
 
+def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
+    """The gradient ``[V]`` of the sample weights of a batch of bags."""
+    ids, offsets, _, mean = batch
+    inputs = kernel_input(IdBatch(ids, offsets, mean=mean), stored, layout, grad)
+    if inputs is None or offsets is None:
+        return NotImplemented
+    features, grad = len(layout.spans), grad.contiguous()
+    out = stored.new_zeros(ids.shape, dtype=accumulator(stored))
+    run = partial(gradients.sample_weights, KINDS[stored.dtype], inputs.source, out.data_ptr(), grad.data_ptr())
+    starts = offsets[:: inputs.size].tolist() if inputs.size else [0] * (features + 1)
+    bounds = enumerate(pairwise(starts))
+    with threads_for("sample weights", inputs.num_ids * len(layout.slots) // features * stored.shape[1]) as threads:
+        tasks = [(f, *ids) for f, (start, end) in bounds for ids in ranges(end - start, threads, start)]
+        run_tasks(lambda: run, tasks, threads)
+    return out.to(grad.dtype)
+
+
 def sum_by_row(
-    grad: Tensor, stored: Tensor, batch: IdBatch, layout: Layout, apply: Apply, all_at_once: bool = False
+    grad: Tensor, stored: Tensor, inputs: KernelInput, layout: Layout, apply: Apply, all_at_once: bool = False
 ) -> None:
     """Sum the row gradients of a batch, some slots at a time, and use the sums while they are in the cache.
 
     Args:
         grad: of what the batch read.
         stored: what it read from.
-        batch: the ids.
+        inputs: the ids, as kernels take them.
         layout: of ``stored``.
         apply: called with areas of sums, on the thread that filled them. By then all gradients of these slots are
             computed. No other slot reads their rows, so these may be changed.
         all_at_once: call ``apply`` once, with all slots in their order.
     """
     slots, partitions, _ = layout.parts.shape
-    elements = 0 if all_at_once else batch.longest * slots * partitions * stored.shape[1]
+    elements = 0 if all_at_once else inputs.longest * slots * partitions * stored.shape[1]
     grad, sharing = grad.contiguous(), sharing_of(layout)
     # Parts that several slots read are summed over all these slots before one of their rows changes: last, so that the
     # sums of all other parts are used while they are in the cache.
     passes = (PRIVATE_PARTS, SHARED_PARTS) if sharing.splits and not all_at_once else (ALL_PARTS,)
     with threads_for("gradients", elements) as threads:
         for parts_taken in passes:
-            _sum_parts(grad, stored, batch, layout, sharing, apply, parts_taken, 0 if all_at_once else threads)
+            _sum_parts(grad, stored, inputs, layout, sharing, apply, parts_taken, 0 if all_at_once else threads)
 
 
 def _sum_parts(
     grad: Tensor,
     stored: Tensor,
-    batch: IdBatch,
+    inputs: KernelInput,
     layout: Layout,
     sharing: Sharing,
     apply: Apply,
@@ -145,8 +110,8 @@ def _sum_parts(
     shares = -(-2 * threads * largest // slots) if threads > 1 else 1  # threads that share the rows of a unit
     most_slots = threads if threads == 0 else slots if threads == 1 else max(slots // (4 * threads), 1)
     sizes = (stored.shape[1], accumulator(stored).itemsize)
-    placement = sharing.placement(batch.longest, *sizes, parts_taken, 1 if shares > 1 else most_slots)
-    units, fixed = placement.units, (KINDS[stored.dtype], batch.source, grad.data_ptr())
+    placement = sharing.placement(inputs.longest, *sizes, parts_taken, 1 if shares > 1 else most_slots)
+    units, fixed = placement.units, (KINDS[stored.dtype], inputs.source, grad.data_ptr())
     tables = (placement.order.data_ptr(), placement.offsets.data_ptr(), sharing.owners.data_ptr())
 
     def areas(scratch: Scratch, unit: Unit) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..layout import Layout
 from ..lookup import CodeOptions, count_invalid_
-from ..rows import accumulator, raise_out_of_range
+from ..rows import IdBatch, accumulator, raise_out_of_range
 from . import lookup as kernels
-from .launch import KINDS, IdBatch, bag_batch, lookup_batch, raise_misfit
+from .launch import KINDS, KernelInput, kernel_input, raise_misfit
 from .pages import in_huge_pages
 from .source import BLOCK, INVALID_IDS, MISFIT
 from .threads import run_tasks, threads_for
@@ -22,80 +22,59 @@ from .threads import run_tasks, threads_for
 STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
 
 
-def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str, **codes: Unpack[CodeOptions]) -> Tensor:
-    """``ops.lookup.lookup``, or IndexError for an id out of range."""
-    batch = lookup_batch(ids, stored, layout, check=False, codes=codes)
-    if batch is None:
-        return NotImplemented
-    out = _new_vectors(batch, stored, layout, codes)
-    if not _write_vectors(batch, layout, out):
-        raise_out_of_range(ids, None, layout, names)
-    return out.double() if codes.get("dtype") is torch.float64 else out
-
-
-def lookup_counting(
-    ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor, *, names: str, **codes: Unpack[CodeOptions]
-) -> Tensor:
-    """``ops.lookup.lookup_counting``."""
-    batch = lookup_batch(ids, stored, layout, check=False, codes=codes)
-    if batch is None:
-        return NotImplemented
-    out = _new_vectors(batch, stored, layout, codes)
-    if not _write_vectors(batch, layout, out):
-        count_invalid_(ids, None, invalid, layout)
-    return out.double() if codes.get("dtype") is torch.float64 else out
-
-
-def bag(
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
+def lookup(
+    batch: IdBatch,
     stored: Tensor,
     layout: Layout,
+    invalid: Tensor | None = None,
     *,
-    mean: bool,
     names: str,
     **codes: Unpack[CodeOptions],
 ) -> Tensor:
-    """``ops.lookup.bag``, or IndexError for an id out of range."""
-    batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean, codes=codes)
-    if batch is None:
+    """``ops.lookup.lookup``, or IndexError for an id out of range."""
+    inputs = kernel_input(batch, stored, layout, check=False, codes=codes)
+    if inputs is None:
         return NotImplemented
-    out = _new_vectors(batch, stored, layout, codes)
-    slots, partitions, _ = layout.parts.shape
-    width, fixed = out.shape[2], (batch.kind, batch.source, KINDS[out.dtype], out.data_ptr())
-
-    def worker() -> Callable[..., int]:
-        carry = out.new_empty(width, dtype=accumulator(stored))
-        return lambda first, last: kernels.bag(*fixed, carry.data_ptr(), first, last)
-
-    with threads_for("bag", batch.num_ids * slots // len(layout.spans) * width * partitions) as threads:
-        if run_tasks(worker, ranges(batch.size, threads), threads) == INVALID_IDS:
-            raise_out_of_range(ids, offsets, layout, names)
-    return out.double() if codes.get("dtype") is torch.float64 else out
-
-
-def _new_vectors(batch: IdBatch, stored: Tensor, layout: Layout, codes: CodeOptions) -> Tensor:
-    """What is written to, ``[B, S, W]``. Kernels write quantized rows in float32 where float64 is wanted."""
-    dtype = codes.get("dtype", stored.dtype)
-    dtype = torch.float32 if codes and dtype == torch.float64 else dtype
-    width = codes.get("width", stored.shape[1])
-    return in_huge_pages(stored.new_empty(batch.size, layout.parts.shape[0], width, dtype=dtype))
+    dtype = wanted = codes.get("dtype", stored.dtype)
+    if codes and wanted is torch.float64:
+        dtype = torch.float32  # which kernels write of codes
+    shape = (inputs.size, layout.parts.shape[0], codes.get("width", stored.shape[1]))
+    out = in_huge_pages(stored.new_empty(shape, dtype=dtype))
+    status = _write_vectors(inputs, layout, out) if batch.offsets is None else _write_pooled(inputs, layout, out)
+    if status == INVALID_IDS:
+        if invalid is None:
+            raise_out_of_range(batch, layout, names)
+        else:
+            count_invalid_(batch, invalid, layout)
+    return out if dtype is wanted else out.double()
 
 
-def _write_vectors(batch: IdBatch, layout: Layout, out: Tensor) -> bool:
-    """Write the vectors of a lookup; whether all ids are in range."""
+def _write_vectors(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
+    """Write the vectors of single ids; VALID or INVALID_IDS."""
     address, row = out.data_ptr(), out.shape[2] * out.itemsize
     streamed = out.nbytes >= STREAMED and (address | row) % 64 == 0
-    fixed = (batch.kind, batch.source, KINDS[out.dtype], address, streamed)
+    fixed = (inputs.kind, inputs.source, KINDS[out.dtype], address, streamed)
     with threads_for("lookup", out.numel() * layout.parts.shape[1]) as threads:
         if threads == 1:
-            status = kernels.lookup(*fixed, 0, batch.size)
+            status: int = kernels.lookup(*fixed, 0, inputs.size)
         else:
-            status = run_tasks(lambda: partial(kernels.lookup, *fixed), ranges(batch.size, threads), threads)
+            status = run_tasks(lambda: partial(kernels.lookup, *fixed), ranges(inputs.size, threads), threads)
     if status == MISFIT:
-        raise_misfit(batch.source)
-    return status != INVALID_IDS
+        raise_misfit(inputs.source)
+    return status
+
+
+def _write_pooled(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
+    """Write the pooled vectors of bags; VALID or INVALID_IDS."""
+    slots, partitions, _ = layout.parts.shape
+    width, fixed = out.shape[2], (inputs.kind, inputs.source, KINDS[out.dtype], out.data_ptr())
+
+    def worker() -> Callable[..., int]:
+        carry = out.new_empty(width, dtype=accumulator(out))
+        return lambda first, last: kernels.bag(*fixed, carry.data_ptr(), first, last)
+
+    with threads_for("bag", inputs.num_ids * slots // len(layout.spans) * width * partitions) as threads:
+        return run_tasks(worker, ranges(inputs.size, threads), threads)
 
 
 def ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
-from ..rows import accumulator
+from ..rows import IdBatch, accumulator
 from ..state import (
     MOMENT_COLUMNS,
     AdamState,
@@ -19,7 +19,7 @@ from ..state import (
     State,
 )
 from . import replay
-from .launch import KINDS, IdBatch, bag_batch, lookup_batch
+from .launch import KINDS, kernel_input
 from .replay import Averages, History
 from .rounding import rounding_by
 from .sharing import sharing_of
@@ -35,26 +35,16 @@ _DTYPES = {  # of state tensors; the others have the accumulator's
 Addresses = tuple[int, ...]
 
 
-def lookup_catch_up_(
-    ids: Tensor, stored: Tensor, state: AdamState, layout: Layout, **options: Unpack[CatchUpOptions]
+def catch_up_(
+    batch: IdBatch, stored: Tensor, state: AdamState, layout: Layout, **options: Unpack[CatchUpOptions]
 ) -> None:
-    """``ops.replay.lookup_catch_up_``."""
-    return _catch_up(lookup_batch(ids, stored, layout), stored, state, layout, options)
-
-
-def bag_catch_up_(
-    ids: Tensor, offsets: Tensor, stored: Tensor, state: AdamState, layout: Layout, **options: Unpack[CatchUpOptions]
-) -> None:
-    """``ops.replay.bag_catch_up_``."""
-    return _catch_up(bag_batch(ids, offsets, None, stored, layout, False), stored, state, layout, options)
-
-
-def _catch_up(batch: IdBatch | None, stored: Tensor, state: AdamState, layout: Layout, options: CatchUpOptions) -> None:
-    if batch is None or not state_fits(stored, state, options.get("rounding_seed")):
+    """``ops.replay.catch_up_``."""
+    inputs = kernel_input(IdBatch(batch.ids, batch.offsets), stored, layout)
+    if inputs is None or not state_fits(stored, state, options.get("rounding_seed")):
         return NotImplemented
     slots, partitions, _ = layout.parts.shape
-    run = partial(replay.catch_up_slots, KINDS[stored.dtype], batch.source, *_lagging(state, options))
-    with threads_for("catch up", batch.longest * slots * partitions * stored.shape[1] // 4) as threads:
+    run = partial(replay.catch_up_slots, KINDS[stored.dtype], inputs.source, *_lagging(state, options))
+    with threads_for("catch up", inputs.longest * slots * partitions * stored.shape[1] // 4) as threads:
         if threads > 1 and sharing_of(layout).largest_group > 1:  # no two threads may move the same row
             shares, step = 2 * threads, slots
         else:

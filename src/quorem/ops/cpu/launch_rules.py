@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..layout import PITCH, Layout
-from ..rows import accumulator
+from ..rows import IdBatch, accumulator
 from ..state import (
     AdagradState,
     AdamConstants,
@@ -22,7 +22,7 @@ from ..state import (
 )
 from . import gradients, replay, rules
 from .areas import Areas, area_bytes
-from .launch import KINDS, IdBatch, bag_batch, lookup_batch
+from .launch import KINDS, kernel_input
 from .launch_gradients import Apply, sum_by_row
 from .launch_replay import averages_of, checked_rows, history_of, missed_rounding, state_fits
 from .replay import History
@@ -41,47 +41,24 @@ class Step(NamedTuple):
     finish: Callable[[], None]  # after all rows
 
 
-def lookup_update_(
-    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Unpack[StepOptions]
-) -> None:
-    """``ops.rules.lookup_update_``."""
-    return _update(grad, lookup_batch(ids, stored, layout, grad), stored, lr, state, layout, options)
-
-
-def bag_update_(
+def update_(
     grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
+    batch: IdBatch,
     stored: Tensor,
     lr: Tensor,
     state: State,
     layout: Layout,
-    *,
-    mean: bool,
     **options: Unpack[StepOptions],
 ) -> None:
-    """``ops.rules.bag_update_``."""
-    batch = bag_batch(ids, offsets, sample_weights, stored, layout, mean, grad)
-    return _update(grad, batch, stored, lr, state, layout, options)
-
-
-def _update(
-    grad: Tensor,
-    batch: IdBatch | None,
-    stored: Tensor,
-    lr: Tensor,
-    state: State,
-    layout: Layout,
-    options: StepOptions,
-) -> None:
-    if batch is None or not state_fits(stored, state, options.get("rounding_seed")):
+    """``ops.rules.update_``."""
+    inputs = kernel_input(batch, stored, layout, grad)
+    if inputs is None or not state_fits(stored, state, options.get("rounding_seed")):
         return NotImplemented
     step = _step(stored, float(lr), state, options)
     # Here a row of a table that is several rows of ``stored`` is looked at as a whole, so its slots come together.
     by_table_row = isinstance(state, RowWiseAdagradState) or options.get("loss_scale") is not None
     all_at_once = by_table_row and int(layout.parts[..., PITCH].max()) > 1
-    sum_by_row(grad, stored, batch, layout, step.apply, all_at_once)
+    sum_by_row(grad, stored, inputs, layout, step.apply, all_at_once)
     step.finish()
     return None
 

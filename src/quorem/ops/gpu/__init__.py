@@ -15,19 +15,14 @@ Kernel = Callable[..., Any]
 
 @cache
 def kernels() -> dict[str, Kernel]:
-    """The fused versions of ops, by the name of the op; empty where Triton is missing."""
+    """The fused versions, by the name of what they do; none where Triton is missing."""
     try:
-        from . import gradients, lookup, path, quantized, replay, rules
+        from . import gradients, lookup, path, replay, rules
     except ImportError:
         return {}
-    forward: list[Kernel] = [lookup.lookup, lookup.lookup_counting, lookup.count_invalid_, lookup.bag]
-    forward += [quantized.lookup_quantized, quantized.lookup_quantized_counting, quantized.bag_quantized]
-    backward: list[Kernel] = [
-        gradients.lookup_backward,
-        gradients.bag_backward,
-        gradients.bag_sample_weights_backward,
-    ]
-    updates: list[Kernel] = [rules.lookup_update_, rules.bag_update_, replay.lookup_catch_up_, replay.bag_catch_up_]
+    forward: list[Kernel] = [lookup.lookup, lookup.count_invalid_]
+    backward: list[Kernel] = [gradients.backward, gradients.sample_weights_backward]
+    updates: list[Kernel] = [rules.update_, replay.catch_up_]
     paths: list[Kernel] = [path.path, path.path_backward]
     return {kernel.__name__: kernel for kernel in (*forward, *backward, *updates, *paths)}
 

@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
-from .host import IdBatch, fused_layout
+from ..rows import IdBatch
+from .host import fused_layout
 from .launch import cdiv, launch, power_of_2
 from .lookup import bag_tile, composed
 from .row_sums import run_of, sum_by_row, sums_of, touched_rows
@@ -73,26 +74,8 @@ def sample_weights_kernel(
         tl.store(out + start + nth, total.to(out.dtype.element_ty), mask=inside)
 
 
-def lookup_backward(grad: Tensor, ids: Tensor, stored: Tensor, layout: Layout) -> Any:
-    """``ops.gradients.lookup_backward`` in three launches for each range of slots."""
-    return _dense_gradient(grad, IdBatch(ids), stored, layout)
-
-
-def bag_backward(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    *,
-    mean: bool,
-) -> Any:
-    """``ops.gradients.bag_backward`` in three launches for each range of slots."""
-    return _dense_gradient(grad, IdBatch(ids, offsets, sample_weights, mean), stored, layout)
-
-
-def _dense_gradient(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Any:
+def backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Any:
+    """``ops.gradients.backward`` in three launches for each range of slots."""
     host = fused_layout(stored, layout, whole_rows=True, any_order=True)
     if host is None:
         return NotImplemented
@@ -111,22 +94,20 @@ def _dense_gradient(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout
     return dense
 
 
-def bag_sample_weights_backward(
-    grad: Tensor, ids: Tensor, offsets: Tensor, stored: Tensor, layout: Layout, *, mean: bool
-) -> Any:
-    """``ops.gradients.bag_sample_weights_backward`` in one launch."""
+def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Any:
+    """``ops.gradients.sample_weights_backward`` in one launch."""
     host = fused_layout(stored, layout)
     if host is None:
         return NotImplemented
-    out = torch.zeros(ids.shape, dtype=grad.dtype, device=grad.device)
-    if grad.numel() and ids.numel():
-        batch = IdBatch(ids, offsets).contiguous()
+    batch = batch.contiguous()
+    out = torch.zeros(batch.ids.shape, dtype=grad.dtype, device=grad.device)
+    if grad.numel() and batch.ids.numel():
         slots, parts, maps = host.integers(layout)
         block, columns, warps = bag_tile(stored.shape[1])
         launch(
             sample_weights_kernel, (cdiv(len(grad), block) * len(layout.spans),),
             grad.contiguous(), batch.ids, batch.offsets, stored, out, slots, parts, maps, layout.spans,
             len(grad), len(slots), len(layout.spans), W=stored.shape[1], K=parts.shape[1], T=block, C=columns,
-            ACC=TYPES[stored.dtype], MEAN=mean, **host.row_flags, num_warps=warps,
+            ACC=TYPES[stored.dtype], MEAN=batch.mean, **host.row_flags, num_warps=warps,
         )  # fmt: skip
     return out

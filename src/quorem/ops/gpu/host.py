@@ -1,7 +1,7 @@
 """A copy of a layout on the host, so that a launch need not wait for the GPU; and whether the kernels support it."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,32 +17,6 @@ from .rows import TYPES
 WIDEST = 512  # the most columns of a row that one program handles
 LARGEST = 2**62  # limit of a layout's integers
 MOST_BITS = 62  # the most bits of a number that is mixed
-
-
-class IdBatch(NamedTuple):
-    """The ids of an op: ``[B, F]``, or jagged ``[V]`` with offsets ``[F * B + 1]``."""
-
-    ids: Tensor
-    offsets: Tensor | None = None
-    sample_weights: Tensor | None = None
-    mean: bool = False
-
-    @property
-    def jagged(self) -> bool:
-        """Whether there are offsets."""
-        return self.offsets is not None
-
-    @property
-    def stride(self) -> int:
-        """Distance between two ids of one feature in memory."""
-        return 1 if self.jagged else self.ids.stride(0)
-
-    def contiguous(self) -> "IdBatch":
-        """The batch with contiguous tensors, as the kernels need them."""
-        if self.offsets is None and self.ids.is_contiguous():
-            return self
-        offsets, sample_weights = (t if t is None else t.contiguous() for t in (self.offsets, self.sample_weights))
-        return IdBatch(self.ids.contiguous(), offsets, sample_weights, self.mean)
 
 
 @dataclass

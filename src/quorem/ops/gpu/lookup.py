@@ -1,15 +1,17 @@
 """The composed lookup and the composed bag of a whole collection, one launch each; and the count of invalid ids."""
 
-from typing import Any, NamedTuple
+from typing import Any, Unpack
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
+from ..lookup import CodeOptions
+from ..rows import IdBatch
+from .codes import StoredRows, coded_rows, numbers_at
 from .fast_launch import planned
-from .host import HostLayout, IdBatch, fused_layout, host_layout
+from .host import HostLayout, checked_rows, fused_layout, host_layout
 from .launch import cdiv, launch, power_of_2
 from .ranks import rank_of
 from .rows import (
@@ -34,7 +36,6 @@ from .rows import (
     SIZE,
     SLOT_COLUMNS,
     STRIDE,
-    TYPES,
     bucket_of,
     if_used,
     is_valid,
@@ -48,39 +49,6 @@ from .rows import (
     slot_at,
     unsigned,
 )
-
-
-@triton.jit
-def numbers_at(
-    stored, ends, row, read, columns, c, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr
-):  # fmt: skip
-    """Columns ``[C]``, from ``c`` on, of the rows ``[T]`` that are read, else zeros.
-
-    If NBITS are 8 or 4, rows are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where rows
-    are no multiple of four bytes.
-    """
-    mask = read[:, None] & (columns < W)[None, :]
-    if NBITS == 0:
-        return tl.load(stored + row[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
-    else:
-        CODES: tl.constexpr = (W * NBITS + 15) // 16 * 2
-        address = stored + row[:, None] * (CODES + 4)
-        if NBITS == 8:
-            codes = tl.load(address + columns[None, :], mask=mask, other=0)
-        else:  # two columns are a byte
-            byte = c // 2 + tl.arange(0, C // 2)
-            pairs = tl.load(address + byte[None, :], mask=read[:, None] & (byte < CODES)[None, :], other=0)
-            codes = tl.interleave(pairs & 15, pairs >> 4)
-        if CODES % 4 == 0:
-            end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)
-            scale, zero = end.to(tl.int16), end >> 16
-        else:
-            end = ends + row * (CODES // 2 + 2) + CODES // 2
-            scale, zero = tl.load(end, mask=read, other=0), tl.load(end + 1, mask=read, other=0)
-        # A code is the lowest byte of the float 2**23 + code: both are whole, so the difference is exact.
-        shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
-        from_zero = shifted - (8388608.0 + zero.to(tl.float32))[:, None]
-        return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)[:, None]
 
 
 @triton.jit
@@ -234,43 +202,29 @@ def count_invalid_kernel(
         tl.atomic_add(count, wrong, sem="relaxed")
 
 
-class StoredRows(NamedTuple):
-    """The rows of a lookup, and how a kernel reads them."""
-
-    stored: Tensor
-    ends: Tensor | None  # for quantized rows, ``stored`` viewed as integers, for scale and zero point
-    width: int  # numbers in a row
-    bits: int  # bits of a number in quantized rows, else 0
-
-    @property
-    def accumulator(self) -> Any:
-        """Triton's type in which numbers are summed and multiplied."""
-        return tl.float32 if self.bits else TYPES[self.stored.dtype]
-
-
-def lookup(ids: Tensor, stored: Tensor, layout: Layout, *, names: str = "") -> Any:
-    """``ops.lookup.lookup`` in one launch."""
-    return lookup_counting(ids, stored, layout, None, names=names)
-
-
-def lookup_counting(ids: Tensor, stored: Tensor, layout: Layout, invalid: Tensor | None, *, names: str = "") -> Any:
-    """``ops.lookup.lookup_counting`` in one launch; if ``invalid`` is None, invalid ids are not counted."""
-    host = fused_layout(stored, layout)
-    if host is None:
-        return NotImplemented
-    return lookup_rows(ids, (stored, None, stored.shape[1], 0), layout, host, invalid, stored.dtype)
-
-
-def lookup_rows(
-    ids: Tensor,
-    rows: tuple[Tensor, Tensor | None, int, int],
+def lookup(
+    batch: IdBatch,
+    stored: Tensor,
     layout: Layout,
-    host: HostLayout,
-    invalid: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The vectors ``[B, S, W]`` of ``ids``, as ``dtype``; ``rows`` are the fields of ``StoredRows``."""
-    stored, ends, width, bits = rows
+    invalid: Tensor | None = None,
+    *,
+    names: str = "",
+    **codes: Unpack[CodeOptions],
+) -> Any:
+    """``ops.lookup.lookup`` in one launch."""
+    if codes:
+        rows = coded_rows(stored, **codes)
+        host = None if rows is None else checked_rows(stored, layout)
+    else:
+        rows, host = StoredRows(stored, None, stored.shape[1], 0, stored.dtype), fused_layout(stored, layout)
+    if rows is None or host is None:
+        return NotImplemented
+    return _vectors(batch.ids, rows, host, invalid) if batch.offsets is None else _pooled(batch, rows, layout, host)
+
+
+def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | None) -> Tensor:
+    """The vectors ``[B, S, W]`` of single ids."""
+    stored, ends, width, bits, dtype = rows
     num_slots, (batch, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
     if step != 1:
         ids = ids.contiguous()
@@ -284,7 +238,7 @@ def lookup_rows(
         launch(
             lookup_kernel, (cdiv(batch * num_slots, 32),),
             ids, stored, ends, out, invalid, host.table, host.maps, batch, stride, num_slots, W=width,
-            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=StoredRows(*rows).accumulator,
+            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=rows.accumulator,
             COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
@@ -295,53 +249,11 @@ def lookup_rows(
     return out
 
 
-def columns_of(width: int, bits: int) -> int:
-    """Number of columns of a program; at least two if two numbers share a byte."""
-    return max(min(power_of_2(width), 128), 2 if bits == 4 else 1)
-
-
-def count_invalid_(ids: Tensor, offsets: Tensor | None, count: Tensor, layout: Layout) -> None:
-    """``ops.lookup.count_invalid_`` in one launch."""
-    host_layout(layout)  # checks it
-    ids, features = ids.contiguous(), len(layout.spans)
-    if ids.numel():
-        jagged, batch = offsets is not None, len(ids) if offsets is None else (len(offsets) - 1) // features
-        launch(
-            count_invalid_kernel, (cdiv(len(ids), 512) * features,),
-            ids, offsets, count, layout.slots, layout.spans, batch, 1 if jagged else ids.stride(0), features,
-            T=512, JAGGED=jagged,
-        )  # fmt: skip
-
-
-def bag_tile(width: int, bits: int = 0) -> tuple[int, int, int]:
-    """Bags, columns and warps of a program: one warp for up to 64 columns was the fastest on an H200."""
-    columns = columns_of(width, bits)
-    return 32, columns, 1 if columns <= 64 else 2
-
-
-def bag(
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    layout: Layout,
-    *,
-    mean: bool,
-    names: str = "",
-) -> Any:
-    """``ops.lookup.bag`` in one launch."""
-    host = fused_layout(stored, layout)
-    if host is None:
-        return NotImplemented
-    rows = StoredRows(stored, None, stored.shape[1], 0)
-    return bag_rows(IdBatch(ids, offsets, sample_weights, mean), rows, layout, host, stored.dtype)
-
-
-def bag_rows(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout, dtype: torch.dtype) -> Tensor:
-    """The pooled vectors ``[B, S, W]`` of jagged ids, as ``dtype``."""
+def _pooled(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout) -> Tensor:
+    """The pooled vectors ``[B, S, W]`` of bags."""
     assert batch.offsets is not None
     size = (len(batch.offsets) - 1) // len(layout.spans)
-    out = rows.stored.new_empty(size, len(host.slots), rows.width, dtype=dtype)
+    out = rows.stored.new_empty(size, len(host.slots), rows.width, dtype=rows.dtype)
     if out.numel():
         read = batch.contiguous()
         block, columns, warps = bag_tile(rows.width, rows.bits)
@@ -354,3 +266,27 @@ def bag_rows(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout,
             num_warps=warps,
         )  # fmt: skip
     return out
+
+
+def count_invalid_(batch: IdBatch, count: Tensor, layout: Layout) -> None:
+    """``ops.lookup.count_invalid_`` in one launch."""
+    host_layout(layout)  # checks it
+    ids, features = batch.ids.contiguous(), len(layout.spans)
+    if ids.numel():
+        size = len(ids) if batch.offsets is None else (len(batch.offsets) - 1) // features
+        launch(
+            count_invalid_kernel, (cdiv(len(ids), 512) * features,),
+            ids, batch.offsets, count, layout.slots, layout.spans, size, 1 if batch.jagged else ids.stride(0), features,
+            T=512, JAGGED=batch.jagged,
+        )  # fmt: skip
+
+
+def columns_of(width: int, bits: int) -> int:
+    """Number of columns of a program; at least two if two numbers share a byte."""
+    return max(min(power_of_2(width), 128), 2 if bits == 4 else 1)
+
+
+def bag_tile(width: int, bits: int = 0) -> tuple[int, int, int]:
+    """Bags, columns and warps of a program: one warp for up to 64 columns was the fastest on an H200."""
+    columns = columns_of(width, bits)
+    return 32, columns, 1 if columns <= 64 else 2

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from .. import state as state_columns
 from ..layout import Layout
+from ..rows import IdBatch
 from ..state import AdamConstants, AdamState, present
 from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH, on_device, power
 from .fast_launch import planned, scratch
-from .host import IdBatch, check_state, fused_layout
+from .host import check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .places import row_dtype
 from .rounding import as_stored, can_round, seed_bits
@@ -226,43 +227,17 @@ def advance_(advanced: Advance) -> None:
     launch(advance_kernel, (1,), *advanced.tensors, advanced.history, **advanced.flags)
 
 
-def lookup_catch_up_(
-    ids: Tensor,
-    stored: Tensor,
-    state: AdamState,
-    layout: Layout,
-    *,
-    rule: str,
-    constants: AdamConstants,
-    rounding_seed: int | None = None,
-) -> Any:
-    """``ops.replay.lookup_catch_up_`` in one launch, including the rows that each step brings up to date in turn."""
-    return _catch_up(IdBatch(ids), stored, state, layout, constants, rounding_seed)
-
-
-def bag_catch_up_(
-    ids: Tensor,
-    offsets: Tensor,
-    stored: Tensor,
-    state: AdamState,
-    layout: Layout,
-    *,
-    rule: str,
-    constants: AdamConstants,
-    rounding_seed: int | None = None,
-) -> Any:
-    """``ops.replay.bag_catch_up_`` in one launch, like ``lookup_catch_up_``."""
-    return _catch_up(IdBatch(ids, offsets), stored, state, layout, constants, rounding_seed)
-
-
-def _catch_up(
+def catch_up_(
     batch: IdBatch,
     stored: Tensor,
     state: AdamState,
     layout: Layout,
+    *,
+    rule: str,
     constants: AdamConstants,
-    rounding_seed: int | None,
+    rounding_seed: int | None = None,
 ) -> Any:
+    """``ops.replay.catch_up_`` in one launch, including the rows that each step brings up to date in turn."""
     takes = isinstance(state, AdamState) and can_round(stored, rounding_seed)
     host = fused_layout(stored, layout, whole_rows=True) if takes else None
     if host is None:

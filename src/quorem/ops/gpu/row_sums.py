@@ -22,10 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
-from ..rows import accumulator
+from ..rows import IdBatch, accumulator
 from . import places as place_table
 from .fast_launch import scratch
-from .host import HostLayout, IdBatch
+from .host import HostLayout
 from .launch import cdiv, launch, power_of_2
 from .places import SlotRange, claims_of, places_of, rounded_up, row_dtype
 from .replay import NO_ADVANCE, Advance, advance

@@ -3,18 +3,19 @@
 ``ops.rules`` is the plain reference; ``ops.state`` lists the state and the constants of each rule.
 """
 
-from typing import Any, Unpack
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..layout import Layout
-from ..state import CATCHES_UP, Constants, State, StepOptions, present
+from ..rows import IdBatch
+from ..state import CATCHES_UP, Constants, State, present
 from . import replay
 from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
-from .host import IdBatch, check_state, fused_layout
+from .host import check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .places import rounded_up
 from .rounding import as_stored, can_round, seed_bits
@@ -162,31 +163,7 @@ def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | No
     return first, getattr(state, "exp_avg_sq", None), getattr(state, "max_exp_avg_sq", None)
 
 
-def lookup_update_(
-    grad: Tensor, ids: Tensor, stored: Tensor, lr: Tensor, state: State, layout: Layout, **options: Unpack[StepOptions]
-) -> Any:
-    """``ops.rules.lookup_update_`` in three launches for each range of slots."""
-    return _update(grad, IdBatch(ids), stored, lr, state, layout, **options)
-
-
-def bag_update_(
-    grad: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    sample_weights: Tensor | None,
-    stored: Tensor,
-    lr: Tensor,
-    state: State,
-    layout: Layout,
-    *,
-    mean: bool,
-    **options: Unpack[StepOptions],
-) -> Any:
-    """``ops.rules.bag_update_`` in three launches for each range of slots."""
-    return _update(grad, IdBatch(ids, offsets, sample_weights, mean), stored, lr, state, layout, **options)
-
-
-def _update(
+def update_(
     grad: Tensor,
     batch: IdBatch,
     stored: Tensor,
@@ -200,6 +177,7 @@ def _update(
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
 ) -> Any:
+    """``ops.rules.update_`` in three launches for each range of slots."""
     takes = rule in RULES and (rounding_seed is None or can_round(stored, rounding_seed))
     host = fused_layout(stored, layout, whole_rows=True, any_order=True) if takes else None
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):

@@ -1,0 +1,68 @@
+"""Rows as kernels read them: numbers, or codes of 8 or 4 bits that are dequantized on the way (see ``ops.codes``)."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..codes import BITS, code_bytes
+from .rows import TYPES
+
+
+@triton.jit
+def numbers_at(
+    stored, ends, row, read, columns, c, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr
+):  # fmt: skip
+    """Columns ``[C]``, from ``c`` on, of the rows ``[T]`` that are read, else zeros.
+
+    If NBITS are 8 or 4, rows are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where rows
+    are no multiple of four bytes.
+    """
+    mask = read[:, None] & (columns < W)[None, :]
+    if NBITS == 0:
+        return tl.load(stored + row[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
+    else:
+        CODES: tl.constexpr = (W * NBITS + 15) // 16 * 2
+        address = stored + row[:, None] * (CODES + 4)
+        if NBITS == 8:
+            codes = tl.load(address + columns[None, :], mask=mask, other=0)
+        else:  # two columns are a byte
+            byte = c // 2 + tl.arange(0, C // 2)
+            pairs = tl.load(address + byte[None, :], mask=read[:, None] & (byte < CODES)[None, :], other=0)
+            codes = tl.interleave(pairs & 15, pairs >> 4)
+        if CODES % 4 == 0:
+            end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)
+            scale, zero = end.to(tl.int16), end >> 16
+        else:
+            end = ends + row * (CODES // 2 + 2) + CODES // 2
+            scale, zero = tl.load(end, mask=read, other=0), tl.load(end + 1, mask=read, other=0)
+        # A code is the lowest byte of the float 2**23 + code: both are whole, so the difference is exact.
+        shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+        from_zero = shifted - (8388608.0 + zero.to(tl.float32))[:, None]
+        return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+
+
+class StoredRows(NamedTuple):
+    """The rows of a lookup, and how a kernel reads them."""
+
+    stored: Tensor
+    ends: Tensor | None  # for quantized rows, ``stored`` viewed as integers, for scale and zero point
+    width: int  # numbers in a row
+    bits: int  # bits of a number in quantized rows, else 0
+    dtype: torch.dtype  # of the vectors
+
+    @property
+    def accumulator(self) -> Any:
+        """Triton's type in which numbers are summed and multiplied."""
+        return tl.float32 if self.bits else TYPES[self.stored.dtype]
+
+
+def coded_rows(stored: Tensor, width: int, bits: int, dtype: torch.dtype) -> StoredRows | None:
+    """Quantized rows for the kernels; None if the kernels do not support their format or alignment."""
+    fits = bits in BITS and stored.dtype == torch.uint8 and stored.shape[1] == code_bytes(width, bits) + 4
+    if not fits or not stored.is_contiguous() or stored.data_ptr() % 4:
+        return None
+    ends = stored.view(torch.int32 if stored.shape[1] % 4 == 0 else torch.int16)
+    return StoredRows(stored, ends, width, bits, dtype)
