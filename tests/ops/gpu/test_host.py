@@ -14,6 +14,7 @@ from quorem.ops.rows import IdBatch
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
 from quorem.ops.gpu import gradients, lookup, replay, rules
+from quorem.ops.gpu.host import BY_SIZE, BY_STRIDE, SHIFTS, reciprocals
 
 pytestmark = pytest.mark.kernels(device="gpu")
 NOT_A_LAYOUT = "the layout's integers are none of a layout"
@@ -117,3 +118,18 @@ def test_what_the_kernels_cannot_address_is_left_to_the_truth() -> None:
     longer = torch.cat([stored, stored])  # more rows than the layout reads do no harm
     expected = truth.lookup(IdBatch(ids), stored, module.layout, count)
     assert_close(lookup.lookup(IdBatch(ids), longer, module.layout), expected, torch.float32, "out")
+
+
+def test_reciprocals_divide_every_number_below_2_to_the_31() -> None:
+    powers = [2**n + more for n in range(31) for more in (-1, 0, 1)]
+    divisors = sorted(
+        {d for d in [*powers, *range(1, 200), *torch.randint(1, 2**31, (300,)).tolist()] if 0 < d < 2**31}
+    )
+    parts = torch.tensor([[[d, d, 0, 1, -1]] for d in divisors])
+    columns = torch.cat([parts, reciprocals(parts)], 2)[:, 0]
+    for d, row in zip(divisors, columns.tolist(), strict=True):
+        last = (2**31 - 1) // d * d  # the largest multiple, where rounding is worst
+        for n in {0, d - 1, d, last - 1, last, 2**31 - 1, *torch.randint(0, 2**31, (5,)).tolist()} - {-1}:
+            assert (2 * n * row[BY_STRIDE] >> 32) >> (row[SHIFTS] & 31) == n // d
+            assert (2 * n * row[BY_SIZE] >> 32) >> (row[SHIFTS] >> 5) == n // d
+        assert max(row) < 2**32

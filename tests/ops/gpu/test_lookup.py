@@ -53,6 +53,12 @@ def test_kinds_alone_and_mixed(names: str) -> None:
     assert int(invalid) == int(expected) == len(module.names) + 1
 
 
+@pytest.mark.parametrize("names", ["qr", "qr k3 tiny"])
+def test_many_narrow_vectors(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "MANY_VECTORS", 1)
+    test_kinds_alone_and_mixed(names)
+
+
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize(("d", "b", "dtype"), [(3, 9, torch.float64), (16, 500 if CUDA else 5, torch.float32)])
 def test_bag(d: int, b: int, dtype: torch.dtype, mean: bool) -> None:

@@ -13,24 +13,25 @@ from .rows import TYPES
 
 @triton.jit
 def numbers_at(
-    stored, ends, row, read, columns, c, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr
+    stored, ends, rows, columns, c, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr
 ):  # fmt: skip
-    """Columns ``[C]``, from ``c`` on, of the rows ``[T]`` that are read, else zeros.
+    """Columns ``[C]``, from ``c`` on, of ``rows`` ``[T, 1]``; zeros where a row is -1.
 
     If NBITS are 8 or 4, rows are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where rows
     are no multiple of four bytes.
     """
-    mask = read[:, None] & (columns < W)[None, :]
+    read, row = rows >= 0, rows.to(tl.int64)
+    mask = read & (columns < W)[None, :]
     if NBITS == 0:
-        return tl.load(stored + row[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
+        return tl.load(stored + row * W + columns[None, :], mask=mask, other=0).to(ACC)
     else:
         CODES: tl.constexpr = (W * NBITS + 15) // 16 * 2
-        address = stored + row[:, None] * (CODES + 4)
+        address = stored + row * (CODES + 4)
         if NBITS == 8:
             codes = tl.load(address + columns[None, :], mask=mask, other=0)
         else:  # two columns are a byte
             byte = c // 2 + tl.arange(0, C // 2)
-            pairs = tl.load(address + byte[None, :], mask=read[:, None] & (byte < CODES)[None, :], other=0)
+            pairs = tl.load(address + byte[None, :], mask=read & (byte < CODES)[None, :], other=0)
             codes = tl.interleave(pairs & 15, pairs >> 4)
         if CODES % 4 == 0:
             end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)
@@ -40,8 +41,8 @@ def numbers_at(
             scale, zero = tl.load(end, mask=read, other=0), tl.load(end + 1, mask=read, other=0)
         # A code is the lowest byte of the float 2**23 + code: both are whole, so the difference is exact.
         shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
-        from_zero = shifted - (8388608.0 + zero.to(tl.float32))[:, None]
-        return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        from_zero = shifted - (8388608.0 + zero.to(tl.float32))
+        return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 class StoredRows(NamedTuple):

@@ -17,6 +17,9 @@ from .rows import TYPES
 WIDEST = 512  # the most columns of a row that one program handles
 LARGEST = 2**62  # limit of a layout's integers
 MOST_BITS = 62  # the most bits of a number that is mixed
+# Columns of a part in ``HostLayout.table`` after those of the layout: how ``lookup_kernel`` divides by stride and size.
+BY_STRIDE, BY_SIZE, SHIFTS = range(column.PART_COLUMNS, column.PART_COLUMNS + 3)
+TABLE_PART_COLUMNS = column.PART_COLUMNS + 3
 
 
 @dataclass
@@ -33,8 +36,8 @@ class HostLayout:
     slots: Tensor
     parts: Tensor
     spans: Tensor
-    # On the GPU [17 + 5 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is the first of
-    # its feature, base and pitch of the rows of ids that have their own, and the other parts.
+    # On the GPU [17 + 8 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is the first of
+    # its feature, base and pitch of the rows of ids that have their own, and the other parts with their reciprocals.
     table: Tensor
     num_slots: int
     num_parts: int  # K of ``table``
@@ -131,9 +134,9 @@ def _read(layout: Layout) -> HostLayout:
     number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
     own, composed = _own_and_composed(slots, parts)
-    table = torch.cat([slots.T, first[None], own.T, composed.flatten(1).T])
+    table = torch.cat([slots.T, first[None], own.T, torch.cat([composed, reciprocals(composed)], 2).flatten(1).T])
     end = parts[..., column.BASE] + (parts[..., column.SIZE] - 1) * parts[..., column.PITCH] + 1
-    largest = max(int(table.max()), int((end + parts[..., column.PITCH]).max()), len(maps))
+    largest = max(int(slots.max()), int(composed.max()), int((end + parts[..., column.PITCH]).max()), len(maps))
     if largest < 2**31 and int(slots[:, column.BITS].max()) < 32:
         table = table.int()
     used = parts[..., column.BASE] != UNUSED
@@ -172,6 +175,22 @@ def _own_and_composed(slots: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
     composed = torch.where(has_own[:, None, None], torch.cat([parts[:, 1:], unused], 1), parts)
     most = int((composed[..., column.BASE] != UNUSED).sum(1).max())
     return own, composed[:, : max(most, 1)]
+
+
+def reciprocals(parts: Tensor) -> Tensor:
+    """BY_STRIDE, BY_SIZE and SHIFTS ``[S, K, 3]`` of parts ``[S, K, 5]`` whose strides and sizes are below 2**31.
+
+    For each n in [0, 2**31), ``n // d`` is ``(2 * n * multiplier >> 32) >> shift``: the shift is that of the first
+    power of two that is not below d, and the multiplier is ``2**31 * 2**shift / d``, rounded up.
+
+    >>> stride, size = 1, 6
+    >>> reciprocals(torch.tensor([[[stride, size, 0, 1, -1]]])).tolist(), -(-(2**34) // 6)
+    ([[[2147483648, 2863311531, 96]]], 2863311531)
+    """
+    divisors = parts[..., [column.STRIDE, column.SIZE]].clamp(max=2**31)
+    shifts = (divisors[..., None] > 2 ** torch.arange(31, device="cpu")).sum(-1)
+    multipliers = ((1 << 31 + shifts) + divisors - 1) // divisors
+    return torch.cat([multipliers, shifts[..., :1] + (shifts[..., 1:] << 5)], -1)
 
 
 def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor, ranks: Tensor) -> None:

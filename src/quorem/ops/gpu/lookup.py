@@ -9,6 +9,7 @@ from torch import Tensor
 from ..layout import Layout
 from ..lookup import CodeOptions
 from ..rows import IdBatch
+from . import host as host_table
 from .codes import StoredRows, coded_rows, numbers_at
 from .fast_launch import planned
 from .host import HostLayout, checked_rows, fused_layout, host_layout
@@ -28,7 +29,6 @@ from .rows import (
     OPERATION,
     OWN,
     PADDING,
-    PART_COLUMNS,
     PITCH,
     PRODUCT,
     REST,
@@ -36,7 +36,6 @@ from .rows import (
     SIZE,
     SLOT_COLUMNS,
     STRIDE,
-    bucket_of,
     if_used,
     is_valid,
     mixed,
@@ -47,17 +46,40 @@ from .rows import (
     read_ids,
     row_of,
     slot_at,
-    unsigned,
 )
+
+TABLE_PART_COLUMNS = tl.constexpr(host_table.TABLE_PART_COLUMNS)
+BY_STRIDE, BY_SIZE, SHIFTS = map(tl.constexpr, (host_table.BY_STRIDE, host_table.BY_SIZE, host_table.SHIFTS))
+MANY_VECTORS = 2**18  # from so many on, a program handles more of them if they are narrow
+
+
+@triton.jit
+def bucket_at(i, part, S: tl.constexpr):
+    """``rows.bucket_of`` the numbers ``i``, by the integers of their parts in ``HostLayout.table``."""
+    size = tl.load(part + S * SIZE)
+    if i.dtype == tl.int32:
+        shifts = tl.load(part + S * SHIFTS)
+        quotient = divided(i, tl.load(part + S * BY_STRIDE), shifts & 31)
+        return quotient - divided(quotient, tl.load(part + S * BY_SIZE), shifts >> 5) * size
+    else:
+        stride = tl.load(part + S * STRIDE)
+        return (i.to(tl.uint64) // stride.to(tl.uint64) % size.to(tl.uint64)).to(tl.int64)  # shorter than signed ones
+
+
+@triton.jit
+def divided(i, multiplier, shift):
+    """int32 numbers over a divisor, whose multiplier and shift ``host.reciprocals`` gives."""
+    doubled = i.to(tl.uint32) << 1
+    return (tl.umulhi(doubled, multiplier.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit
 def lookup_kernel(
-    ids, stored, ends, out, invalid, table, maps, B, id_stride, S,
-    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, COUNT: tl.constexpr,
-    NBITS: tl.constexpr, PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr, PITCHED: tl.constexpr,
-    MAPPED: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, RESTED: tl.constexpr, MIXED: tl.constexpr,
-    MULT: tl.constexpr,
+    ids, stored, ends, out, invalid, table, maps, B, id_stride,
+    S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+    COUNT: tl.constexpr, NBITS: tl.constexpr, PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr,
+    PITCHED: tl.constexpr, MAPPED: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, RESTED: tl.constexpr,
+    MIXED: tl.constexpr, MULT: tl.constexpr,
 ):  # fmt: skip
     """T vectors that follow each other in the output, of one slot after another: K rows each, combined in ACC.
 
@@ -66,7 +88,7 @@ def lookup_kernel(
     stored in so many bits a number. A row of an id's own takes the place of the first of K.
     """
     begin = tl.program_id(0).to(tl.int64) * T
-    turn = (begin % S).to(tl.int32) + tl.arange(0, T)
+    turn = tl.program_id(0) % S * T % S + tl.arange(0, T)
     slot = table + turn % S
     vector = begin + tl.arange(0, T)
     inside = vector < tl.full((), 1, tl.int64) * B * S
@@ -91,9 +113,13 @@ def lookup_kernel(
         if LEVELS > 0:
             hot_words, cold_words = tl.load(slot + S * HOT), tl.load(slot + S * COLD)
             i = rank_of(i, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS, RESTED)
-        place = place_of(i, own, rest, limit)
-        is_own = place < own
-        own_row = tl.load(slot + S * (SLOT_COLUMNS + 1)) + place * tl.load(slot + S * (SLOT_COLUMNS + 2))
+        place = i
+        if RESTED:
+            place = place_of(i, own, rest, limit)
+        is_own, own_row = place < own, place
+        if PITCHED:
+            own_row = place * tl.load(slot + S * (SLOT_COLUMNS + 2))
+        own_row += tl.load(slot + S * (SLOT_COLUMNS + 1))
         i = tl.where(is_own, 0, place - own)
         limit = tl.load(slot + S * COMPOSED)
     if PERMUTED:
@@ -105,29 +131,29 @@ def lookup_kernel(
         columns = c + tl.arange(0, C)
         x = tl.zeros((T, C), ACC)
         for k in tl.static_range(K):
-            part = slot + S * (SLOT_COLUMNS + 3 + PART_COLUMNS * k)
-            stride, size, base = tl.load(part + S * STRIDE), tl.load(part + S * SIZE), tl.load(part + S * BASE)
-            bucket = bucket_of(unsigned(i), unsigned(stride), unsigned(size), limit, False).to(table.dtype.element_ty)
+            part = slot + S * (SLOT_COLUMNS + 3 + TABLE_PART_COLUMNS * k)
+            base, bucket = tl.load(part + S * BASE), bucket_at(i, part, S)
             if MAPPED:
                 start = tl.load(part + S * MAP).to(tl.int64)
                 entry = tl.load(maps + start + i, mask=valid & (start >= 0), other=0)
                 bucket = tl.where(start >= 0, entry.to(table.dtype.element_ty), bucket)
             if PITCHED:
                 bucket = bucket * tl.load(part + S * PITCH)
-            row, used = (base + bucket).to(tl.int64), base >= 0
+            row, used = base + bucket, base >= 0
             if OWNED:
-                row = tl.where(is_own & (k == 0), own_row.to(tl.int64), row)
+                row = tl.where(is_own & (k == 0), own_row, row)
                 used = (used | is_own) if k == 0 else used & (is_own == 0)
-            y = numbers_at(stored, ends, row, valid & used, columns, c, W, C, ACC, NBITS)
-            used = used[:, None]
+            rows = tl.where(valid & used, row, -1)[:, None]
+            y = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS)
             if k == 0:
                 x = y
             elif MULT == 0:
                 x += y
             elif MULT == 1:
-                x = tl.where(used, x * y, x)
+                x = tl.where(rows >= 0, x * y, x)
             else:
-                x = tl.where(used & (tl.load(slot + S * OPERATION) == PRODUCT)[:, None], x * y, x + y)
+                product = (tl.load(slot + S * OPERATION) == PRODUCT)[:, None]
+                x = tl.where((rows >= 0) & product, x * y, x + y)
         address = out + vector[:, None] * W + columns[None, :]
         x = x.to(out.dtype.element_ty)
         tl.store(address, x, mask=inside[:, None] & (columns < W)[None, :], eviction_policy="evict_first")
@@ -142,10 +168,12 @@ def composed(
     product = tl.load(slot + OPERATION) == PRODUCT
     number, is_own = number_of(i, slot, maps, OWNED, LEVELS)
     row, used = row_of(number, is_own, slot, part, 0, maps, OWNED)
-    x = numbers_at(stored, ends, row, if_used(used, valid, OWNED), columns, c, W, C, ACC, NBITS)
+    rows = tl.where(if_used(used, valid, OWNED), row, -1)[:, None]
+    x = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS)
     for k in tl.static_range(1, K):
         row, more = row_of(number, is_own, slot, part_at(part, k), k, maps, OWNED)
-        y = numbers_at(stored, ends, row, if_used(more, valid, OWNED), columns, c, W, C, ACC, NBITS)
+        rows = tl.where(if_used(more, valid, OWNED), row, -1)[:, None]
+        y = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS)
         if OWNED:  # the first row that an id reads may be any but the last
             x = tl.where((used & more & product)[:, None], x * y, x + y)
             used = used | more
@@ -235,10 +263,12 @@ def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | 
 
     def launches() -> None:
         flags = host.flags if stride == num_slots else host.flags | {"PLAIN": False}
+        columns = columns_of(width, bits)
+        block = 64 if columns <= 16 and batch * num_slots >= MANY_VECTORS else 32
         launch(
-            lookup_kernel, (cdiv(batch * num_slots, 32),),
-            ids, stored, ends, out, invalid, host.table, host.maps, batch, stride, num_slots, W=width,
-            K=host.num_parts, T=32, C=columns_of(width, bits), ACC=rows.accumulator,
+            lookup_kernel, (cdiv(batch * num_slots, block),),
+            ids, stored, ends, out, invalid, host.table, host.maps, batch, stride, S=num_slots, W=width,
+            K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
             COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 

@@ -55,12 +55,6 @@ def is_valid(ids, slot):
 
 
 @triton.jit
-def unsigned(x):
-    """Unsigned integers of the same size, whose divisions are shorter."""
-    return x.to(tl.uint32) if x.dtype == tl.int32 else x.to(tl.uint64)
-
-
-@triton.jit
 def permuted(ids, multiplier, shift, limit):
     """The number (int64) that a table's permutation gives an id."""
     return (ids.to(tl.int64) * multiplier + shift) % limit
