@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ def network() -> DLRM:
     return DLRM(quantize_(fill_(EmbeddingCollection(tables)), 8), num_dense=3, bottom=(8,), top=(6,))
 
 
+def loads_a_package_of_torch_alone(folder: Path) -> bool:
+    """Whether this torch can load what it compiled: torch 2.11.0+cu130 with Python 3.12 crashed on a linear layer."""
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.rand(3, 2),))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "linear.pt2"))
+    code = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
+    return subprocess.run([sys.executable, "-c", code, package], capture_output=True).returncode == 0
+
+
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: g++, or CXX")
 def test_a_compiled_network_runs_where_quorem_cannot_be_imported(tmp_path: Path) -> None:
     model, cases = network(), []
@@ -48,6 +57,8 @@ def test_a_compiled_network_runs_where_quorem_cannot_be_imported(tmp_path: Path)
     assert done.exit_code == 0, done.output
     fresh = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt2"), str(tmp_path / "cases")]
     run = subprocess.run(fresh, capture_output=True, text=True, cwd=tmp_path)
+    if run.returncode == -signal.SIGSEGV and not loads_a_package_of_torch_alone(tmp_path):
+        pytest.skip("needs a torch that can load a package of torch alone: pip install torch==2.13.0")
     assert run.returncode == 0, run.stderr
 
 
