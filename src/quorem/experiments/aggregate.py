@@ -22,7 +22,7 @@ from ..training.run import read_metrics, read_result
 from ..training.tables import tables_of_run
 from . import words
 from .conditions import conditions_of
-from .figures import Axes, Figure, FigurePlan, Point, Result
+from .figures import Axes, Figure, FigurePlan, Point, Result, grouped
 
 
 def aggregate(plan: FigurePlan, folder: Path) -> Figure:
@@ -79,9 +79,7 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
         runs: finished runs, with any optimizer and seed.
         data: folder of the data, for the command.
     """
-    by_optimizer: dict[str, list[FinishedRun]] = {}
-    for run in runs:
-        by_optimizer.setdefault(run.config.optimizer, []).append(run)
+    by_optimizer = grouped(runs, lambda run: run.config.optimizer)
     others = {
         name: {split: mean(run.result[split]["log_loss"] for run in trials) for split in ("validation", "test")}
         | {"trials": len(trials)}

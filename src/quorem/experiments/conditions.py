@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..data.prepared import Prepared
-from .figures import Figure, Result
+from .figures import Figure, Result, grouped
 
 
 class Conditions(NamedTuple):
@@ -80,13 +80,9 @@ def split(figure: Figure) -> list[Figure]:
     A figure stays whole if its conditions change along x alone, such as when x is the number of rows: then all points
     at one x have the same conditions, and no horizontal line is drawn across all x.
     """
-    parts: dict[Conditions, list[Result]] = {}
-    by_x: dict[float | None, set[Conditions]] = {}
-    for point in figure.points:
-        conditions = conditions_of(point, figure.made)
-        parts.setdefault(conditions, []).append(point)
-        by_x.setdefault(point.x, set()).add(conditions)
-    along_x = None not in by_x and figure.axes.x == "x" and all(len(each) == 1 for each in by_x.values())
+    parts = grouped(figure.points, lambda point: conditions_of(point, figure.made))
+    xs = [x for points in parts.values() for x in {point.x for point in points}]
+    along_x = None not in xs and figure.axes.x == "x" and len(xs) == len(set(xs))  # each x has one of the conditions
     if len(parts) < 2 or along_x:
         return [figure]
     return [dataclasses.replace(figure, made=_made_of(figure, points), points=points) for points in parts.values()]

@@ -68,11 +68,10 @@ def show(
     print_table(console, figure.points, best)
     out.mkdir(parents=True, exist_ok=True)
     figure.write(out / "results.json")
-    page([figure], out / "index.html", headline=headline(figure.points))
-    console.print(f"\n{headline(figure.points)}", highlight=False, soft_wrap=True)
-    console.print(f"Page: {out / 'index.html'}\n\nTry next:", highlight=False, soft_wrap=True)
-    for line in next_commands(prepared.path, out):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    sentence, path = headline(figure.points), out / "index.html"
+    page([figure], path, headline=sentence)
+    lines = ["", sentence, f"Page: {path}", "", "Try next:", *next_commands(prepared.path, out)]
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
     return figure
 
 
@@ -182,11 +181,11 @@ def change(point: Result, full: Result) -> float:
 
 
 def next_commands(data: Path, out: Path) -> list[str]:
-    """Three commands to try next."""
+    """Three commands to try next, indented."""
     options = ["--networks", "dlrm", "--optimizers", "adagrad", "--trials", 2]
     commands = [
         ["train", "--data", data, "--out", out / "mult", "--scheme", "mult", "--collisions", 4],
         ["report", out / "mult"],
         ["reproduce", "figure4", "--data", data, "--out", out / "figure4", *options],
     ]
-    return [command(*arguments) for arguments in commands]
+    return [f"  {command(*arguments)}" for arguments in commands]

@@ -18,7 +18,7 @@ from ..training.config import RunConfig
 PLAN_FORMAT = "quorem-plan-1"
 
 
-Key = TypeVar("Key")
+Key, Item = TypeVar("Key"), TypeVar("Item")
 Number = int | float | None  # a number in a file; None where it is not known
 
 
@@ -128,11 +128,11 @@ class Result:
         return getattr(self, f"{split}_mean"), getattr(self, f"{split}_sd")
 
 
-def grouped(points: Iterable[Result], key: Callable[[Result], Key]) -> dict[Key, list[Result]]:
-    """The points with equal keys, in the order of the points."""
-    groups: dict[Key, list[Result]] = {}
-    for point in points:
-        groups.setdefault(key(point), []).append(point)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items with equal keys, such as the points of each network; all in the order of the items."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 

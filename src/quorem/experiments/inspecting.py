@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..planner.budget import show_bytes
+from .figures import grouped
 
 LEAST_WIDTH = 200  # width of the output to a file or a pipe, where nothing should be cut off
 SHORT_DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
@@ -32,11 +33,8 @@ def model(facts: dict[str, Any], console: Console) -> None:
     for row in cells:
         table.add_row(*(row[name] for name in names))
     console.print(table)
-    tables_of_scheme: dict[str, list[str]] = {}
-    for each in facts["tables"]:
-        tables_of_scheme.setdefault(_stored_as(each), []).append(each["name"])
-    for scheme, tables in tables_of_scheme.items():
-        console.print(f"{scheme}: {', '.join(tables)}", highlight=False, soft_wrap=True)
+    for scheme, tables in grouped(facts["tables"], _stored_as).items():
+        console.print(f"{scheme}: {', '.join(each['name'] for each in tables)}", highlight=False, soft_wrap=True)
     for pool in facts["pools"]:
         text = f"pool {pool['name']}: {pool['rows']:,} rows, {show_bytes(pool['bytes_in_memory'])}"
         console.print(text, highlight=False, soft_wrap=True)

@@ -39,20 +39,14 @@ class Study:
         return -(-min(self.max_rows or self.num_rows, self.num_rows) // 128)
 
     def points(
-        self,
-        method: str,
-        num_collisions: int = 4,
-        *,
-        threshold: int = 0,
-        x: float | None = None,
-        **options: Any,
+        self, method: str, num_collisions: int = 4, *, threshold: int = 0, x: float | None = None
     ) -> list[Point]:
         """A point for each network; ``method`` is as in ``training.tables.scheme_of``.
 
         So that figures share runs, the runs of figure 4 are validated during training in every figure, and a threshold
         below the smallest table is left out.
         """
-        options = {"scheme": scheme_of(method, num_collisions), **options}
+        options: dict[str, Any] = {"scheme": scheme_of(method, num_collisions)}
         if threshold >= min(self.cardinalities):
             options["threshold"] = threshold
         elif method == "full" or (method in ("hash", "mult") and num_collisions == 4):

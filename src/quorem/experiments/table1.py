@@ -29,13 +29,11 @@ AXES = Axes(
 
 def points(study: Study) -> list[Point]:
     """Every hidden width, with the architecture that gives the printed parameter counts."""
-    return [
-        point
-        for hidden in HIDDEN
-        for point in study.points(
-            "path", x=hidden, scheme=scheme_of("path", NUM_COLLISIONS, hidden=hidden), preset="table1"
-        )
-    ]
+    points = []
+    for hidden in HIDDEN:
+        scheme = scheme_of("path", NUM_COLLISIONS, hidden=hidden)
+        points += study.of_each_network("path", hidden, {"scheme": scheme, "preset": "table1"})
+    return points
 
 
 def parameter_counts() -> dict[tuple[str, int], int]:

@@ -81,17 +81,12 @@ class PerTable(nn.Module):
     def __init__(self, source: EmbeddingCollection, *, bags: bool) -> None:
         super().__init__()
         self.bags, self.specs = bags, source.specs
-        self.layers = nn.ModuleList()
         self.offsets = torch.empty(0, dtype=torch.int64)
-        for f in range(len(self.specs)):
-            weights = [table.detach() for table in source.tables(f)]
-            self.layers.append(nn.ModuleList(self._layer(weight) for weight in weights))
-
-    def _layer(self, weight: Tensor) -> nn.Module:
-        rows, width = weight.shape
-        if self.bags:
-            return nn.EmbeddingBag(rows, width, mode="sum", sparse=True, _weight=weight)
-        return nn.Embedding(rows, width, _weight=weight)
+        layer: Any = partial(nn.EmbeddingBag, mode="sum", sparse=True) if bags else nn.Embedding
+        self.layers = nn.ModuleList(
+            nn.ModuleList(layer(*table.shape, _weight=table.detach()) for table in source.tables(f))
+            for f in range(len(self.specs))
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         if len(self.offsets) != len(ids):

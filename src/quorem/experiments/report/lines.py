@@ -130,10 +130,10 @@ def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
     texts = []
     for group in groups:
         if len({line.series for line in group}) > 1:
-            signs = [" = " if _distance(one, other, log) == 0 else " ≈ " for one, other in pairwise(group)]
-            texts.append(
-                group[0].series + "".join(f"{s}{line.series}" for s, line in zip(signs, group[1:], strict=True))
-            )
+            text = group[0].series
+            for one, other in pairwise(group):
+                text += f" {'=' if _distance(one, other, log) == 0 else '≈'} {other.series}"
+            texts.append(text)
     return texts
 
 

@@ -6,7 +6,7 @@ from html import escape
 
 from .. import words
 from ..conditions import all_conditions
-from ..figures import Figure, Result
+from ..figures import Figure, Result, grouped
 from .lines import by_network, coinciding, panels
 from .tradeoff import is_clear, is_full
 
@@ -50,11 +50,11 @@ def _best(figure: Figure, points: Sequence[Result]) -> str:
         change = words.or_nan(best.test_mean) / full.test_mean - 1
         tie = ", a tie" if is_clear(best, full) is False else ""
         text += f", {abs(change):.2%} {'above' if change >= 0 else 'below'} full tables{tie}"
-    others = dict.fromkeys(p.series for p in ranked if p.series != best.series)
-    first = {series: next(p for p in ranked if p.series == series) for series in others}
-    if ties := [series for series, point in first.items() if is_clear(best, point) is False]:
+    series = grouped(ranked, lambda point: point.series)
+    clear = {name: is_clear(best, points[0]) for name, points in series.items() if name != best.series}
+    if ties := [name for name, is_better in clear.items() if is_better is False]:
         text += f"; ties with {', '.join(ties)}"
-    if others and all(is_clear(best, point) is None for point in first.values()):
+    if clear and set(clear.values()) == {None}:
         text += "; one trial, so whether it is a tie is not known"
     return text
 
