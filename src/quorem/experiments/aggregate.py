@@ -79,8 +79,8 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
         runs: finished runs, with any optimizer and seed.
         data: folder of the data, for the command.
     """
-    by_optimizer = grouped(runs, lambda run: run.config.optimizer)
-    others = {
+    by_optimizer: dict[str, list[FinishedRun]] = grouped(runs, lambda run: run.config.optimizer)
+    others: dict[str, dict[str, float]] = {
         name: {split: mean(run.result[split]["log_loss"] for run in trials) for split in ("validation", "test")}
         | {"trials": len(trials)}
         for name, trials in by_optimizer.items()

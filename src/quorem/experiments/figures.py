@@ -18,7 +18,8 @@ from ..training.config import RunConfig
 PLAN_FORMAT = "quorem-plan-1"
 
 
-Key, Item = TypeVar("Key"), TypeVar("Item")
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 Number = int | float | None  # a number in a file; None where it is not known
 
 
