@@ -14,7 +14,7 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import polars as pl
 import torch
 
-from quorem.data.columns import choose_columns, infer_columns
+from quorem.data.columns import Columns, choose_columns, infer_columns
 from quorem.data.prepare import PrepareConfig
 from quorem.data.table import prepare_table
 
@@ -337,14 +337,15 @@ def test_a_missing_label_is_malformed(tmp_path, kind):
 
 def test_columns_to_infer_are_those_that_nothing_names(tmp_path):
     (tmp_path / "t.csv").write_text("y,user,tags\n" + "0,a,p|q\n1,b,p\n" * 40)
-    chosen = choose_columns(tmp_path / "t.csv", label="y", drop=["user"])
+    named = Columns("y", (), ())
+    chosen = choose_columns(tmp_path / "t.csv", named, drop=["user"])
     assert (chosen.columns.categorical, chosen.columns.bags) == (("tags",), ("tags",))
     with pytest.raises(ValueError, match="no column that looks like categories"):
-        choose_columns(tmp_path / "t.csv", label="y", drop=["user", "tags"])
+        choose_columns(tmp_path / "t.csv", named, drop=["user", "tags"])
     with pytest.raises(ValueError, match=r"multi \(tags\) must be among the categorical columns"):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", multi=["tags"])
     with pytest.raises(ValueError, match=r"separator \('::'\) must be one ASCII character"):
-        choose_columns(tmp_path / "t.csv", label="y", separator="::")
+        Columns("y", (), (), separator="::")
 
 
 def test_columns_of_a_type_that_has_no_place_are_refused(tmp_path):

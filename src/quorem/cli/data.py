@@ -102,12 +102,12 @@ def prepare_table(
     from ..experiments import preparing
 
     preparing.need_polars()
-    from ..data.columns import choose_columns, separator_of
+    from ..data.columns import Columns, choose_columns, separator_of
     from ..data.prepare import PrepareConfig
     from ..data.table import prepare_columns
 
-    named = [name.rpartition("=") for name in _names(transform)]
-    whole = [kind for column, _, kind in named if not column] + ["none"] * raw_dense
+    kinds = [name.rpartition("=") for name in _names(transform)]
+    whole = [kind for column, _, kind in kinds if not column] + ["none"] * raw_dense
     config = PrepareConfig(
         ids=ids,
         buckets=buckets,
@@ -116,25 +116,16 @@ def prepare_table(
         days=days,
         max_malformed=max_malformed,
         transform=whole[-1] if whole else None,
-        transforms={column: kind for column, _, kind in named if column},
+        transforms={column: kind for column, _, kind in kinds if column},
     )
     console = Console()
     if separator is None:
         separator = separator_of(file, label)
         if separator != ",":
             console.print(f"fields are separated by {separator!r}", highlight=False)
-    chosen = choose_columns(
-        file,
-        label=label,
-        dense=_names(dense),
-        categorical=_names(categorical),
-        multi=_names(multi),
-        drop=_names(drop),
-        time=time,
-        separator=separator,
-        multi_separator=multi_separator,
-        infer_others=infer,
-    )
+    features = (_names(dense), _names(categorical), _names(multi))
+    named = Columns(label, *features, time, separator, multi_separator)
+    chosen = choose_columns(file, named, drop=_names(drop), infer_others=infer)
     if chosen.inferred:
         preparing.show_inferred(chosen.inferred, console)
     elif chosen.left_out:
@@ -146,9 +137,9 @@ def prepare_table(
     preparing.show(prepared, console)
 
 
-def _names(values: list[str] | None) -> list[str]:
+def _names(values: list[str] | None) -> tuple[str, ...]:
     """Column names from an option that may be repeated, and may hold several names separated by commas."""
-    return [name for value in values or [] for name in value.split(",") if name]
+    return tuple(name for value in values or [] for name in value.split(",") if name)
 
 
 @commands.command(epilog="Example: quorem synthesize data/log --rows 1000000 --scale 0.01")

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +39,6 @@ class Columns:
         """Check names and separators."""
         check_separators(self.separator, self.multi_separator)
         check_names(self.all, "names of columns")
-        if not self.categorical:
-            raise ValueError("categorical must name at least one column")
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -62,56 +60,42 @@ class ChosenColumns(NamedTuple):
 
 
 def choose_columns(
-    file: str | os.PathLike[str],
-    *,
-    label: str,
-    dense: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    multi: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    time: str | None = None,
-    separator: str = ",",
-    multi_separator: str = "|",
-    infer_others: bool = False,
+    file: str | os.PathLike[str], named: Columns, *, drop: Iterable[str] = (), infer_others: bool = False
 ) -> ChosenColumns:
     """Choose the features of a table: the named columns and, if asked or if none is named, what others look like.
 
     Args:
         file: CSV with a header line (plain or gzip), or Parquet.
-        label: column of the label.
-        dense: numeric columns.
-        categorical: columns of categories.
-        multi: the columns of ``categorical`` with several values per row.
+        named: label and time, and the features that are named.
         drop: columns that are not used.
-        time: column of times.
-        separator: separator between the fields of a CSV file.
-        multi_separator: separator between the values of a multi-valued field.
         infer_others: infer the kind of all other columns, even if some features are named.
 
     Raises:
-        ValueError: if a column is missing, or none looks like categories.
+        ValueError: if a column is missing, or there are no categories.
     """
-    check_separators(separator, multi_separator)
     source, inferred = Path(file), []
-    schema = _schema(source, separator)
-    named = {label, *dense, *categorical, *multi, *drop, *([] if time is None else [time])}
-    check_present(source, named, list(schema))
-    others = [name for name in schema if name not in named]
+    schema = _schema(source, named.separator)
+    taken = {*named.all, *named.bags, *drop}
+    check_present(source, taken, list(schema))
+    others = [name for name in schema if name not in taken]
+    dense, categorical, bags = named.dense, named.categorical, named.bags
     if infer_others or not (dense or categorical):
-        inferred = infer_columns(source, others, separator=separator, multi_separator=multi_separator)
-        dense = [*dense, *(column.name for column in inferred if column.kind == "number")]
-        categorical = [*categorical, *(column.name for column in inferred if column.kind in ("category", "list"))]
-        multi = [*multi, *(column.name for column in inferred if column.kind == "list")]
-        others = [column.name for column in inferred if column.kind == "none"]
+        separators = {"separator": named.separator, "multi_separator": named.multi_separator}
+        inferred = infer_columns(source, others, **separators)
+        dense += tuple(column.name for column in inferred if column.kind == "number")
+        categorical += tuple(column.name for column in inferred if column.kind in ("category", "list"))
+        bags += tuple(column.name for column in inferred if column.kind == "list")
         if not categorical:
             raise ValueError(
                 f"{source} has no column that looks like categories: name them (categorical=, --categorical)"
             )
-    if extra := sorted(set(multi) - set(categorical)):
+    if not categorical:
+        raise ValueError("categorical must name at least one column")
+    if extra := sorted(set(bags) - set(categorical)):
         raise ValueError(f"multi ({', '.join(extra)}) must be among the categorical columns")
-    bags = tuple(name for name in categorical if name in multi or schema[name] in (pl.List, pl.Array))
-    columns = Columns(label, tuple(dense), tuple(categorical), bags, time, separator, multi_separator)
-    return ChosenColumns(columns, inferred, others)
+    bags = tuple(name for name in categorical if name in bags or schema[name] in (pl.List, pl.Array))
+    columns = replace(named, dense=dense, categorical=categorical, bags=bags)
+    return ChosenColumns(columns, inferred, [] if inferred else others)
 
 
 def column_names(file: str | os.PathLike[str], separator: str = ",") -> list[str]:

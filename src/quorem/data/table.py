@@ -68,19 +68,9 @@ def prepare_table(
     >>> prepare_table(f"{folder}/clicks.csv", f"{folder}/clicks", **columns).vocabulary("user")
     [None, 'u0', 'u1', 'u2']
     """
-    chosen = choose_columns(
-        file,
-        label=label,
-        dense=dense,
-        categorical=categorical,
-        multi=multi,
-        time=time,
-        separator=separator,
-        multi_separator=multi_separator,
-    )
-    return prepare_columns(
-        file, out, chosen.columns, config, overwrite=overwrite, progress=progress, block_bytes=block_bytes
-    )
+    named = Columns(label, tuple(dense), tuple(categorical), tuple(multi), time, separator, multi_separator)
+    columns = choose_columns(file, named).columns
+    return prepare_columns(file, out, columns, config, overwrite=overwrite, progress=progress, block_bytes=block_bytes)
 
 
 def prepare_columns(
