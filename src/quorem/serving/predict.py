@@ -105,14 +105,9 @@ def _rows(
     scorer: Scorer, source: Path, separator: str | None, multi_separator: str | None, malformed: Malformed
 ) -> Iterator[ParsedRows]:
     encoding = scorer.encoding
-    columns = Columns(
-        None,
-        tuple(encoding.dense),
-        tuple(encoding.categorical),
-        tuple(encoding.bags),
-        separator=separator or encoding.separator,
-        multi_separator=multi_separator or encoding.multi_separator,
-    )
+    features = (tuple(encoding.dense), tuple(encoding.categorical), tuple(encoding.bags))
+    separators = (separator or encoding.separator, multi_separator or encoding.multi_separator)
+    columns = Columns(None, *features, None, *separators)
     of_criteo = columns.all == shape.COLUMN_NAMES[1:] and source.suffix != ".parquet"
     if of_criteo and not set(columns.all) <= set(column_names(source, columns.separator)):
         return criteo.read_features(source, malformed, BLOCK_BYTES)

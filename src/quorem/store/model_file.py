@@ -18,7 +18,7 @@ from ..provenance import versions
 from ..tables import Tables
 from ..tensor_file import FileKind, TensorFile, write_tensors
 from . import description
-from .loader import Loader
+from .loader import OPTIONS, Loader
 
 KIND = FileKind("quorem-model", 1)
 
@@ -97,10 +97,7 @@ def _described(model: nn.Module) -> dict[str, Any]:
     values |= {"sparse": tables.sparse, "on_invalid_id": tables.on_invalid_id}
     values |= {"bits": tables.bits, "dtype": dtype_name(tables.dtype)}
     values["tables"] = [description.of_table(tables, t) for t in range(len(tables.specs))]
-    if isinstance(tables, EmbeddingBag):
-        values |= {"mode": tables.mode, "include_last_offset": tables.include_last_offset}
-    elif isinstance(tables, EmbeddingCollection):
-        values["mode"] = tables.mode
+    values |= {name: getattr(tables, name) for name in OPTIONS[values["type"]]}
     if isinstance(model, DLRM):
         options = {"raw_dense": model.raw_dense, "bottom": _widths(model.bottom)[:-1], "top": _widths(model.top)}
     elif isinstance(model, DCN):

@@ -91,12 +91,8 @@ class ShardedTrial(Trial):
             self.restore(step, tensors)
         if self.rank:
             self.loss_sum.zero_()  # the sum over ranks is the total
-        copy_state_(
-            self.sharded,
-            self.model,
-            target_optimizers=[self.other_optimizer],
-            source_optimizers=[self.tables, self.dense],
-        )
+        whole, shards = [self.tables, self.dense], [self.other_optimizer]
+        copy_state_(self.sharded, self.model, target_optimizers=shards, source_optimizers=whole)
         return step, progress
 
     def agreed(self, *flags: bool) -> tuple[bool, ...]:
@@ -107,12 +103,8 @@ class ShardedTrial(Trial):
 
     def gather(self) -> None:
         """Bring ``model`` and its optimizers up to date, on all ranks."""
-        copy_state_(
-            self.model,
-            self.sharded,
-            target_optimizers=[self.tables, self.dense],
-            source_optimizers=[self.other_optimizer],
-        )
+        whole, shards = [self.tables, self.dense], [self.other_optimizer]
+        copy_state_(self.model, self.sharded, target_optimizers=whole, source_optimizers=shards)
         for group in self.tables.param_groups:
             for parameter in group["params"]:
                 self.tables._row_rule(group, parameter)

@@ -26,6 +26,21 @@ class Vectors(NamedTuple):
     read: Tensor | None  # bool [U]: which ids have a vector; None where all do
 
 
+class RowBags(NamedTuple):
+    """Bags of rows of a matrix, feature by feature."""
+
+    rows: Tensor  # [N]: rows of the matrix
+    lengths: Tensor  # [F, B]
+    weights: Tensor | None  # [N]
+    bounds: list[int]  # [F + 1]: where the rows of each feature start
+
+    def only(self, read: Tensor) -> "RowBags":
+        """The bags without the rows for which ``read`` ``[N]`` is false."""
+        lengths = lengths_of(read, self.lengths.flatten()).view_as(self.lengths)
+        bounds = F.pad(read.cumsum(0), (1, 0))[self.bounds].tolist()
+        return RowBags(self.rows[read], lengths, None if self.weights is None else self.weights[read], bounds)
+
+
 class Joined(torch.autograd.Function):
     """The identity on several tensors, whose backward runs once for all: even if only some of them have gradients.
 
@@ -116,24 +131,13 @@ class GatheredBags(Gathered):
             firsts[key] = sum(map(len, of_width))
             of_width.append(matrix)
         index = torch.cat([v.rows + firsts[id(v.matrix)] if firsts[id(v.matrix)] else v.rows for v in by_feature])
-        index, lengths, weights = index.index_select(0, rows.inverse), rows.lengths, rows.weights
-        bounds = rows.bounds
+        bags = RowBags(index.index_select(0, rows.inverse), rows.lengths, rows.weights, rows.bounds)
         if any(v.read is not None for v in by_feature):  # ids without a vector are removed from their bags
             masks = [torch.ones_like(v.rows, dtype=torch.bool) if v.read is None else v.read for v in by_feature]
-            read = torch.cat(masks)[rows.inverse]
-            lengths = lengths_of(read, lengths.flatten()).view_as(lengths)
-            bounds = F.pad(read.cumsum(0), (1, 0))[bounds].tolist()
-            index, weights = index[read], None if weights is None else weights[read]
-        out = _pooled(
-            widths,
-            {w: torch.cat(m) if len(m) > 1 else m[0] for w, m in by_width.items()},
-            index,
-            lengths,
-            weights,
-            bounds,
-        )
+            bags = bags.only(torch.cat(masks)[rows.inverse])
+        out = _pooled(widths, {w: torch.cat(m) if len(m) > 1 else m[0] for w, m in by_width.items()}, bags)
         if self.mode == "mean":
-            counts = lengths.clamp(min=1).T.repeat_interleave(torch.tensor(widths, device=out.device), 1)
+            counts = bags.lengths.clamp(min=1).T.repeat_interleave(torch.tensor(widths, device=out.device), 1)
             out = out / counts
         return KeyedTensor(names, widths, out)
 
@@ -148,37 +152,30 @@ def _by_id(lookup: Lookup, indices: list[Tensor]) -> Tensor:
     return index[lookup.used]
 
 
-def _pooled(
-    widths: list[int],
-    matrices: dict[int, Tensor],
-    index: Tensor,
-    lengths: Tensor,
-    weights: Tensor | None,
-    bounds: list[int],
-) -> Tensor:
+def _pooled(widths: list[int], matrices: dict[int, Tensor], bags: RowBags) -> Tensor:
     """The sums ``[B, sum of widths]`` of bags; each feature reads the matrix of its width."""
-    batch = lengths.shape[1]
-    if not batch:
+    index, lengths, weights, bounds = bags
+    if not lengths.shape[1]:
         return torch.cat([matrices[width][:0].new_zeros(0, width) + matrices[width].sum() * 0 for width in widths], 1)
     if len(matrices) == 1:
-        return bags(matrices[widths[0]], index, F.pad(lengths.flatten().cumsum(0), (1, 0)), len(widths), weights)
+        return sums(matrices[widths[0]], index, F.pad(lengths.flatten().cumsum(0), (1, 0)), len(widths), weights)
     columns: dict[int, Tensor] = {}
     for width, matrix in matrices.items():
         members = [i for i, w in enumerate(widths) if w == width]
         spans = [slice(bounds[i], bounds[i + 1]) for i in members]
         offsets = F.pad(lengths[members].flatten().cumsum(0), (1, 0))
         of_width = None if weights is None else torch.cat([weights[span] for span in spans])
-        pooled = bags(matrix, torch.cat([index[span] for span in spans]), offsets, len(members), of_width)
+        pooled = sums(matrix, torch.cat([index[span] for span in spans]), offsets, len(members), of_width)
         columns |= dict(zip(members, pooled.split(width, 1), strict=True))
     return torch.cat([columns[i] for i in range(len(widths))], 1)
 
 
 def gather(matrix: Tensor, index: Tensor) -> Tensor:
     """``matrix[index]``, but with a gradient that is many times faster on the CPU than that of torch's indexing."""
-    return bags(matrix, index, torch.arange(len(index) + 1, device=index.device), 1, None)
+    return sums(matrix, index, torch.arange(len(index) + 1, device=index.device), 1, None)
 
 
-def bags(matrix: Tensor, index: Tensor, offsets: Tensor, num_features: int, weights: Tensor | None) -> Tensor:
+def sums(matrix: Tensor, index: Tensor, offsets: Tensor, num_features: int, weights: Tensor | None) -> Tensor:
     """The sums ``[B, F * width]`` of bags of rows, feature by feature, by FBGEMM's kernel for replicated tables."""
     width, device = matrix.shape[1], matrix.device
     if len(offsets) <= 1:
