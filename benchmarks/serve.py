@@ -127,9 +127,7 @@ def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> dict[s
 
 def in_process(path: Path, bodies: list[bytes], seconds: float) -> dict[str, Any]:
     """The same rows by the session alone, arrays made before."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    scorer = session(path)
     values = [json.loads(body) for body in bodies]
     inputs = [
         {"dense": np.asarray(each["dense"], np.float32), "ids": np.asarray(each["ids"], np.int64)} for each in values
@@ -137,9 +135,16 @@ def in_process(path: Path, bodies: list[bytes], seconds: float) -> dict[str, Any
     latencies, began = [], time.perf_counter()
     while time.perf_counter() - began < seconds or not latencies:
         start = time.perf_counter()
-        session.run(["probabilities"], inputs[len(latencies) % len(inputs)])
+        scorer.run(["probabilities"], inputs[len(latencies) % len(inputs)])
         latencies.append(time.perf_counter() - start)
     return summary(latencies, time.perf_counter() - began, len(inputs[0]["ids"]))
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    """ONNX Runtime on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def summary(latencies: list[float], seconds: float, rows: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import predict
 import result_file
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from serve import session
 
 import quorem
 from quorem.data.shape import CATEGORICAL_NAMES, scaled_cardinalities
@@ -90,12 +91,6 @@ def times(sessions: dict[str, onnxruntime.InferenceSession], ids: list[np.ndarra
         **{f"{name}_us": round(1e6 * value, 1) for name, value in medians.items()},
         "ratio": round(medians["exported"] / medians["by_hand"], 3),
     }
-
-
-def session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def by_hand(module: quorem.EmbeddingCollection) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from ..training.config import RunConfig
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.model import data_identity
 from ..training.tables import counted_tables, tables_of
-from . import words
+from . import figure4, words
 from .aggregate import FinishedRun, result_of
 from .conditions import describe
-from .figures import Axes, Figure, Result
+from .figures import Figure, Result
 from .program import command
 from .watch import watching
 
@@ -39,14 +40,7 @@ SCHEMES: dict[str, Scheme] = {
     "hash, 60 collisions": Hash(60),
     "mult, 60 collisions": QR(60),
 }
-AXES = Axes(
-    name="demo",
-    title="Validation loss while training",
-    x="step",
-    x_label="iterations",
-    y="validation",
-    y_label="validation log loss",
-)
+AXES = replace(figure4.AXES, name="demo", title="Validation loss while training", paper="")
 
 
 def show(

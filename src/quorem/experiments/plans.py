@@ -3,25 +3,22 @@
 Bytes are those of the tables in serving: plans in float32, and plans whose rows have 8 or 4 bits after training.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from ..collection import Table
 from ..planner import plan
 from ..schemes import QR, Hash
-from .figures import Axes, Point
+from . import budgets
+from .figures import Point
 from .settings import Study
 
-SHARES = (4, 16, 60, 250, 1000)  # bytes of the full tables for each byte in serving
 DIM = 16
-AXES = Axes(
+AXES = replace(
+    budgets.AXES,
     name="plans",
     title="Beyond the paper: plans by counts at equal bytes",
-    x="embedding_bytes",
-    x_label="bytes of the embedding tables",
-    x_column="1 /",
-    x_log=True,
     paper="Not in the paper, which names frequencies as what it leaves out.",
-    baseline="full",
 )
 
 
@@ -39,7 +36,7 @@ def points(study: Study) -> list[Point]:
     ]
     full = 4 * DIM * sum(study.cardinalities)
     result = study.points("full")
-    for share in SHARES:
+    for share in budgets.SHARES:  # bytes of the full tables for each byte in serving
         settings: dict[str, dict[str, Any]] = {"hash": {"scheme": Hash(share)}, "mult": {"scheme": QR(share)}}
         for series, bits in {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}.items():
             try:

@@ -12,6 +12,8 @@ from ...collection import EmbeddingCollection
 from ...operations import OPERATIONS
 from ...partitions import Partition
 
+ROW_WISE = "row-wise Adagrad"
+
 
 class TableBatched(nn.Module):
     """One lookup for all tables, partition by partition; then each feature's vectors are composed.
@@ -86,8 +88,7 @@ def build(
     row-wise Adagrad, with one number of state for each row, and checks no ids.
     """
     if setting == "fastest":
-        module = TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.NONE, lr, eps)
-        return module, "row-wise Adagrad"
+        return TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.NONE, lr, eps), ROW_WISE
     try:
         module = TableBatched(source, EmbOptimType.EXACT_ADAGRAD, BoundsCheckMode.WARNING, lr, eps)
         probe = torch.zeros(2, len(source.specs), dtype=torch.int64, device=source.stored.device)
@@ -96,5 +97,4 @@ def build(
             out.backward(torch.zeros_like(out))
         return module, "exact Adagrad"
     except (AssertionError, AttributeError, RuntimeError, NotImplementedError):
-        module = TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.WARNING, lr, eps)
-        return module, "row-wise Adagrad"
+        return TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.WARNING, lr, eps), ROW_WISE

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 from ...files import write
 from .. import words
 from ..conditions import Conditions, all_conditions, conditions_of, dataset_of, split
-from ..figures import Figure, Result
+from ..figures import Figure, Result, grouped
 from .lines import by_network, end_of, panels
 from .plots import figure_plots, tradeoff_plots
 from .sentences import claim, measured, notes, varies
@@ -262,12 +262,9 @@ def _all_points(rows: Sequence[PointRow], groups: Mapping[str, Any], looks: Mapp
 
 def _made(figures: Sequence[Figure]) -> str:
     """How each figure was made; figures that were made in the same way share an entry."""
-    entries: dict[str, tuple[dict[str, Any], list[str]]] = {}
-    for figure in figures:
-        key = json.dumps(figure.made, sort_keys=True, default=str)
-        entries.setdefault(key, (figure.made, []))[1].append(short_name(figure))
     parts, hidden = [], ("command", "datasets")
-    for made, names in entries.values():
+    for members in grouped(figures, lambda figure: json.dumps(figure.made, sort_keys=True, default=str)).values():
+        made, names = members[0].made, map(short_name, members)
         command = copyable(str(made["command"])) if made.get("command") else ""
         shown = {name: words.value_text(value).strip("()") for name, value in made.items() if name not in hidden}
         if isinstance(data := made.get("data"), Mapping):
