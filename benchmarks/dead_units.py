@@ -15,13 +15,10 @@ from typing import Any
 
 import result_file
 import torch
-from plan_quality import feed, parser_of, settings
+from plan_quality import begun, parser_of, settings
 
 from quorem.data.prepared import Prepared
 from quorem.provenance import versions
-from quorem.training.config import RunConfig
-from quorem.training.model import build_model, data_identity
-from quorem.training.trial import Trial
 
 STEPS, ROWS, SHARE = 150, 2000, 0.01
 WANTED = [("full", 1), ("hash", 16), ("plan", 16), ("plan", 250)]
@@ -30,9 +27,7 @@ WANTED = [("full", 1), ("hash", 16), ("plan", 16), ("plan", 250)]
 def active(task: tuple[str, str, int, dict[str, Any]]) -> tuple[str, int, int, float]:
     """Setting, size and seed of a run, and the share of outputs of the bottom's last layer above zero."""
     folder, device, seed, setting = task
-    data = feed(folder, device)
-    config = RunConfig(data=data_identity(data.prepared), seed=seed, max_rows=STEPS * 128, **setting["options"])
-    trial = Trial(config, build_model(config, data.prepared, device), data.prepared.names)
+    data, config, trial = begun(folder, device, seed=seed, max_rows=STEPS * 128, **setting["options"])
     for batches in data.training(config, 0, trial.together):
         trial.step(batches)
     dense = data.prepared.split("train").dense[:ROWS].to(device)

@@ -15,17 +15,14 @@ from typing import Any
 
 import result_file
 import torch
-from plan_quality import D, all_runs, feed, parser_of, standard_error
+from plan_quality import D, all_runs, begun, parser_of, standard_error
 from torch import Tensor
 
 from quorem.data.prepared import Prepared
 from quorem.experiments import planning
 from quorem.ops.codes import dequantize, quantize
 from quorem.provenance import versions
-from quorem.training.config import RunConfig
 from quorem.training.loop import evaluate
-from quorem.training.model import build_model, data_identity
-from quorem.training.trial import Trial
 
 SIZES = (4, 16, 60, 250)
 KINDS = ("float32", "at random", "to nearest")
@@ -40,9 +37,7 @@ def rounded(rows: Tensor, kind: str, generator: torch.Generator) -> Tensor:
 def train(task: tuple[str, str, int, str, int, dict[str, Any]]) -> dict[str, Any]:
     """One run: its test loss, and that of its rows in 8 bits."""
     folder, device, times, kind, seed, options = task
-    data = feed(folder, device)
-    config = RunConfig(data=data_identity(data.prepared), seed=seed, **options)
-    trial = Trial(config, build_model(config, data.prepared, device), data.prepared.names)
+    data, config, trial = begun(folder, device, seed=seed, **options)
     stored, generator = trial.embeddings.stored.data, torch.Generator(device).manual_seed(seed)
     if kind != "float32":
         stored.copy_(rounded(stored, "to nearest", generator))

@@ -115,9 +115,7 @@ def settings(data: Prepared, sizes: list[int], names: list[str]) -> list[dict[st
 def train(task: tuple[str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
     """One run: its test loss, and that of the rows as they were trained."""
     folder, device, network, seed, setting = task
-    data = feed(folder, device)
-    config = RunConfig(data=data_identity(data.prepared), network=network, seed=seed, **setting["options"])
-    trial = Trial(config, build_model(config, data.prepared, device), data.prepared.names)
+    data, config, trial = begun(folder, device, network=network, seed=seed, **setting["options"])
     for batches in data.training(config, 0, trial.together, (100, None)):
         trial.step(batches)
     trained = evaluate(trial, data, "test").log_loss
@@ -133,12 +131,14 @@ def train(task: tuple[str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
 _feeds: dict[str, Feed] = {}
 
 
-def feed(folder: str, device: str) -> Feed:
-    """The feed of prepared data, of which a process has one."""
+def begun(folder: str, device: str, **options: Any) -> tuple[Feed, RunConfig, Trial]:
+    """A run on prepared data before its first step; all runs of a process share one feed, and use one thread."""
     torch.set_num_threads(1)
     if folder not in _feeds:
         _feeds[folder] = Feed(Prepared(folder), device)
-    return _feeds[folder]
+    data = _feeds[folder]
+    config = RunConfig(data=data_identity(data.prepared), **options)
+    return data, config, Trial(config, build_model(config, data.prepared, device), data.prepared.names)
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

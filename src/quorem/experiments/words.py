@@ -147,15 +147,6 @@ def finished(point: Result) -> int:
     return sum(int(other.get("trials", 0)) for other in point.others.values()) or point.trials
 
 
-def trials(number: int) -> str:
-    """A number of trials as text.
-
-    >>> trials(1), trials(5)
-    ('1 trial', '5 trials')
-    """
-    return f"{number} trial" + "s" * (number != 1)
-
-
 def facts(made: Mapping[str, Any]) -> str:
     """The entries of a mapping in one line, including nested ones.
 

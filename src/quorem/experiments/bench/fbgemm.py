@@ -35,12 +35,9 @@ class TableBatched(nn.Module):
         self.counts = [len(features) for features in ranks]
         self.compose = OPERATIONS[source.specs[self.order[0]].operation]
         stored = [(f, k) for k, features in enumerate(ranks) for f in features]
-        where, compute = (
-            (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-            if device.type == "cuda"
-            else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-        )
-        specs = [(*tables[f][k].shape, where, compute) for f, k in stored]
+        on_gpu = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        place = on_gpu if device.type == "cuda" else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        specs = [(*tables[f][k].shape, *place) for f, k in stored]
         self.lookup = SplitTableBatchedEmbeddingBagsCodegen(
             specs,
             optimizer=optimizer,

@@ -213,7 +213,7 @@ def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) 
     missing = sum(p.missing for p in points)
     text = f"{len(figures)} figures" if len(figures) != 1 else "One figure"
     text += f", {len(points):,} point{'s' * (len(points) != 1)}"
-    text += f", {words.trials(missing)} missing" if missing else ""
+    text += f", {missing} trial{'s' * (missing != 1)} missing" if missing else ""
     return escape(f"{text}; {', '.join(groups)}.")
 
 
