@@ -85,7 +85,7 @@ def with_words(layout: Layout, slots: Tensor, most_bytes: float = inf) -> Words:
     return Words(slots, torch.cat(maps), levels)
 
 
-_words = PerTensor()  # layout.slots -> a stamp of the lists, and their words
+_words = PerTensor()  # layout.slots -> ranks, a stamp of both, and the words
 
 
 def words_on_cpu(layout: Layout) -> Words:
@@ -95,14 +95,20 @@ def words_on_cpu(layout: Layout) -> Words:
     noticed: tensors made in ``torch.inference_mode`` do not count writes.
     """
     slots, ranks = layout.slots, layout.ranks
-    if not len(ranks) or slots.is_inference() or ranks.is_inference():
+    known: tuple[Tensor, tuple[int, ...], Words] | None = _words.get(slots)
+    if known is not None and known[0] is ranks and known[1] == _stamp(slots, ranks):
+        return known[2]
+    if slots.is_inference() or ranks.is_inference():
         return Words(slots, ranks[:0], 0)
-    stamp = slots._version, slots.data_ptr(), ranks._version, ranks.data_ptr()
-    known: tuple[tuple[int, ...], Tensor, Words] | None = _words.get(slots)
-    if known is None or known[0] != stamp or known[1] is not ranks:
-        words = with_words(layout._replace(maps=slots.new_empty(0)), slots, MOST_ON_CPU * ranks.nbytes)
-        known = _words.set(slots, (stamp, ranks, words))
-    return known[2]
+    stamp = _stamp(slots, ranks)
+    words = with_words(layout._replace(maps=slots.new_empty(0)), slots, MOST_ON_CPU * ranks.nbytes)
+    _words.set(slots, (ranks, stamp, words))
+    return words
+
+
+def _stamp(slots: Tensor, ranks: Tensor) -> tuple[int, ...]:
+    """Numbers of which one changes if a tensor is written to or its memory is exchanged."""
+    return slots._version, ranks._version, slots.data_ptr(), ranks.data_ptr()
 
 
 def num_words(entries: Tensor, limit: int, levels: int) -> int:

@@ -11,7 +11,7 @@ from ..codes import code_bytes
 from ..layout import Layout
 from ..lookup import CodeOptions
 from ..rows import IdBatch, accumulator
-from ..words import words_on_cpu
+from ..words import Words, words_on_cpu
 from . import lookup
 from .pages import in_huge_pages
 from .sharing import CACHED
@@ -38,7 +38,7 @@ class KernelInput:
     size: int  # B
     num_ids: int  # of all features
     longest: int  # the most ids of one feature
-    memory: tuple[Tensor, ...]  # keeps alive what ``source`` points to
+    memory: tuple[Any, ...]  # keeps alive what ``source`` points to
 
 
 def kernel_input(
@@ -73,22 +73,22 @@ def kernel_input(
     if offsets is None:
         if grad is not None and ids.nbytes > CACHED:  # by feature, as gradients are summed
             ids = in_huge_pages(ids.new_empty(ids.shape[::-1])).copy_(ids.t()).t()
-        source = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
+        source, words = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
         if check and not source_fits(source):
             raise_misfit(source)
-        return KernelInput(kind, source, size, size * features, size, (ids, stored))
+        return KernelInput(kind, source, size, size * features, size, (ids, stored, words))
     ids, offsets = ids.contiguous(), offsets.long().contiguous()
     entries = ids.new_empty(ids.shape, dtype=torch.int32)  # the batch entry of each id
     factors = stored.new_empty(ids.shape, dtype=accumulator(stored))
     weights = None if sample_weights is None else sample_weights.to(factors.dtype).contiguous()
     jagged = (offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
-    source = _source(stored, width, layout, ids, 1, 0, size, *jagged)
+    source, words = _source(stored, width, layout, ids, 1, 0, size, *jagged)
     if not source_fits(source):
         raise_misfit(source)
     if not lookup.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
-    return KernelInput(kind, source, size, len(ids), longest, (ids, stored, offsets, entries, factors))
+    return KernelInput(kind, source, size, len(ids), longest, (ids, stored, words, offsets, entries, factors))
 
 
 def _kind(
@@ -112,8 +112,10 @@ def _kind(
     return kind
 
 
-def _source(stored: Tensor, width: int, layout: Layout, ids: Tensor, *rest: int) -> tuple[int, ...]:
-    """The fields of ``Source`` in their order, of which ``rest`` are those from ``entry_stride`` on.
+def _source(
+    stored: Tensor, width: int, layout: Layout, ids: Tensor, *rest: int
+) -> tuple[tuple[int, ...], Words | None]:
+    """The fields of ``Source`` in their order, of which ``rest`` are those from ``entry_stride`` on; and its words.
 
     Raises:
         TypeError: if a tensor of the layout is not int64; ``ranks`` may be int32.
@@ -124,12 +126,12 @@ def _source(stored: Tensor, width: int, layout: Layout, ids: Tensor, *rest: int)
         raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
     tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
     sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0], ranks.shape[0], int(ranks.dtype == torch.int64))
-    searched = (0, slots.data_ptr(), 0)
+    words, searched = None, (0, tensors[0], 0)
     if ranks.shape[0]:
-        word_slots, words, levels = words_on_cpu(layout)
-        searched = (words.data_ptr(), word_slots.data_ptr(), levels)
+        words = words_on_cpu(layout)
+        searched = (words.maps.data_ptr(), words.slots.data_ptr(), words.levels)
     rows = (stored.data_ptr(), stored.shape[0], width)
-    return *rows, *tensors, *sizes, *searched, ids.data_ptr(), int(ids.dtype == torch.int64), *rest
+    return (*rows, *tensors, *sizes, *searched, ids.data_ptr(), int(ids.dtype == torch.int64), *rest), words
 
 
 def raise_misfit(source: tuple[int, ...]) -> NoReturn:
