@@ -154,7 +154,7 @@ def call(name: str, *args: Any, **options: Any) -> Any:
         elif isinstance(arg, Layout):
             flat.extend(arg)  # torch 2.11 compiles no += here
         elif isinstance(arg, tuple):  # a State
-            flat.append(present(arg))
+            flat.append(list(present(arg)))
         else:
             flat.append(arg)
     if "constants" in options:

@@ -37,7 +37,7 @@ class Collector:
         self.anchor = stored if stored.is_floating_point() else torch.empty(0, requires_grad=True)
         self._hook = self.anchor.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
         # Only the autograd engine keeps a pass alive, so the reads of a pass that fails are dropped with it.
-        self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+        self._passes: dict[int, weakref.ref[_Pass]] = {}  # a WeakValueDictionary would take more time
         self._apply_outside_the_graph = torch.compiler.disable(  # loads the compiler, which takes seconds
             _Collected.apply, reason="a lookup after apply_in_backward is not compiled"
         )
@@ -59,10 +59,12 @@ class Collector:
 
     def collect(self, read: Read, grad: Tensor, version: int) -> None:
         """Add a read and its gradient; ``version`` is that of ``stored`` when it was read."""
-        task = torch._C._current_graph_task_id()
-        current = self._passes.get(task)
+        passes, task = self._passes, torch._C._current_graph_task_id()
+        known = passes.get(task)
+        current = None if known is None else known()
         if current is None:
-            current = self._passes[task] = _Pass(self, version)
+            current = _Pass(self, version)
+            passes[task] = weakref.ref(current, lambda _: passes.pop(task, None))
             torch.autograd.Variable._execution_engine.queue_callback(current)
         self.check(version)
         current.reads.append((read, grad))

@@ -5,7 +5,7 @@ Sums and averages are ``[R, W]`` (``[R]`` for rowwise_adagrad) in the accumulato
 so that a CUDA graph can advance them.
 """
 
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -167,9 +167,9 @@ TYPES_OF_RULE: dict[str, tuple[type, type]] = {  # of its state and of its const
 CATCHES_UP = ("adam", "amsgrad", "adamw", "momentum_sgd")  # rules under which rows that no gradient reaches move too
 
 
-def present(state: tuple[Tensor | None, ...]) -> list[Tensor]:
-    """The tensors of a state without the field that may be None."""
-    return [tensor for tensor in state if tensor is not None]
+def present(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors of a state: only its last field may be None."""
+    return state[:-1] if state[-1] is None else state
 
 
 class DeviceScalar:

@@ -141,8 +141,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
         """The rule of ``p``; made from the optimizer's state if there is none yet with the group's constants."""
-        constants, rule = self._constants(group, p), self._rule(group)
-        row_rule = self._row_rules.get(p)
+        constants, row_rule = self._constants(group, p), self._row_rules.get(p)
         if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device):
             self._check_rows(group, p)
             updates = updates_of(p) or Updates(p)
@@ -155,7 +154,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 if name == "step" or name in averages:
                     dtype = torch.int64 if name == "step" else accumulator(p)
                     state[name] = torch.as_tensor(value, dtype=dtype, device=p.device)
-            row_state = self._row_state(state, p, constants)
+            row_state, rule = self._row_state(state, p, constants), self._rule(group)
             row_rule = RowRule(rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             row_rule.kind = (p.dtype, p.device)
             self._row_rules[p], self._updates[p] = row_rule, updates
