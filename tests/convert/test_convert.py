@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quorem import QR, Embedding, EmbeddingBag, Full, Hash, HotCold, compress_, decompress_
+from quorem import QR, Embedding, EmbeddingBag, Full, Hash, HotCold, Path, compress_, decompress_
 from quorem.tied import TiedLinear
 
 
@@ -249,3 +249,32 @@ def test_a_table_that_is_assigned_is_fitted():
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def tied_tables(padding_idx: int | None = None) -> nn.ModuleDict:
+    model = nn.ModuleDict({"a": nn.Embedding(60, 4, padding_idx=padding_idx), "b": nn.Embedding(60, 4)})
+    model["b"].weight = model["a"].weight
+    return model
+
+
+def test_networks_of_tied_tables_are_tied_and_trained() -> None:
+    model = tied_tables()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compress_(model, Path(4, (3,), force=True), optimizer=optimizer)
+    assert torch.equal(model["a"].weight, model["b"].weight)
+    assert {*optimizer.param_groups[0]["params"]} == {*model.parameters()} == {*model["a"].parameters()}
+    frozen = tied_tables().requires_grad_(False)
+    compress_(frozen, Path(4, (3,), force=True))
+    assert not any(p.requires_grad for p in frozen.parameters())
+
+
+def test_padding_of_one_may_be_an_id_of_another() -> None:
+    model, ids = tied_tables(padding_idx=3), torch.arange(60)
+    with torch.no_grad():
+        model["a"].weight[3] = 1.0
+    trained = model["b"](ids).detach()
+    compress_(model, QR(1, operation="add", force=True), fit=True)
+    torch.testing.assert_close(model["b"](ids), trained)
+    report = decompress_(model)
+    assert not report.swapped and "another padding_idx: no weight has both vectors" in str(report)
+    assert not model["a"](ids[3]).any()

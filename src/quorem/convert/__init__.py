@@ -127,18 +127,22 @@ def decompress_(model: nn.Module) -> Report:
     report = Report()
     weights: dict[Tensor, nn.Parameter] = {}
     modules: dict[nn.Module, nn.Module] = {}
+    paddings: dict[Tensor, set[int | None]] = {}
+    for module in model.modules():
+        if isinstance(module, Tables):
+            paddings.setdefault(module.stored, set()).update(module.padding)
     for name, module in model.named_modules():
         if not isinstance(module, Tables):
             continue
         before = size_of(module)
         several = module.specs[0].operation == "feature"
-        if (
-            type(module) not in (Embedding, EmbeddingBag)
-            or several
-            or module.raw_ids[0]
-            or module.unknown[0] != "error"
-        ):
+        is_torch = type(module) in (Embedding, EmbeddingBag) and not several and module.unknown[0] == "error"
+        why = ""
+        if not is_torch or module.raw_ids[0]:
             why = f"{type(module).__name__} stands for no module of torch.nn"
+        elif len(paddings[module.stored]) > 1:
+            why = "its rows are shared by a module with another padding_idx: no weight has both vectors of that id"
+        if why:
             report.entries.append(Entry(name, 0, 0, before, before, 0, None, why))
             continue
         assert isinstance(module, Embedding)

@@ -7,6 +7,7 @@ from torch import nn
 from ..bags import EmbeddingBag
 from ..embeddings import Embedding
 from ..init import deviation
+from ..saved_paths import network_layers
 from .groups import WeightGroup
 from .swap import keep_
 
@@ -28,9 +29,14 @@ def composed_module(module: Any, group: WeightGroup, fit: bool, shared: Embeddin
     new = kind(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
     if shared is not None:
         new.stored = shared.stored
+        for layer, other in zip(list(network_layers(new)), network_layers(shared), strict=True):
+            setattr(layer.owner, layer.number, other.parameter)
     elif fit and not weight.is_meta:
-        new.fit_(weight.detach(), group.counts)
-    new.stored.requires_grad_(weight.requires_grad)
+        fitted = new
+        if len({each.padding_idx for each in group.members.values()}) > 1:  # what is padding of one is an id of another
+            fitted = kind(module.num_embeddings, module.embedding_dim, choice.scheme, **options | {"padding_idx": None})
+        new.stored = fitted.fit_(weight.detach(), group.counts).stored
+    new.requires_grad_(weight.requires_grad)
     keep_(module, new)
     return new
 

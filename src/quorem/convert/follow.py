@@ -17,6 +17,7 @@ from ..ops.layout import MULT, OPERATION
 from ..ops.rows import lookup_reads
 from ..optim import AMSGrad, RowOptimizer, RowWiseAdagrad
 from ..optimizer_names import Optimizer
+from ..saved_paths import PathGroups
 
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq")
 FIRST = ("exp_avg", "momentum_buffer")
@@ -69,6 +70,7 @@ def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -
             module = new[p]
             state = optimizer.state.pop(p, {})
             group["params"][i] = module.stored
+            group["params"] += module.paths.parameters() if isinstance(module.paths, PathGroups) else ()
             if by_row is not None:
                 by_row._row_rules.pop(p, None)
                 by_row._updates.pop(p, None)
