@@ -40,14 +40,8 @@ def kills() -> str:
     for name, job in hunt["jobs"].items():
         bad = sum(text.startswith(f"{name}: ") for text in hunt["bad"])
         rows.append((f"`{name}`", f"{job['kills']}", f"{job['ends']}", f"{bad}"))
-    rows.append(
-        (
-            "**all**",
-            f"{hunt['kills']}",
-            f"{sum(job['ends'] for job in hunt['jobs'].values())}",
-            f"{len(hunt['bad'])}",
-        )
-    )
+    ends = sum(job["ends"] for job in hunt["jobs"].values())
+    rows.append(("**all**", f"{hunt['kills']}", f"{ends}", f"{len(hunt['bad'])}"))
     return markdown(("command", "kills", "ends", "lost, or wrong"), *rows)
 
 

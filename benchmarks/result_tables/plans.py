@@ -2,6 +2,7 @@
 
 import statistics
 from itertools import product
+from typing import Any
 
 from .files import NAMES, markdown, results
 
@@ -26,6 +27,11 @@ OTHER_LOGS = {
 }
 
 
+def percent(run: dict[str, Any]) -> str:
+    """The change of the test loss in percent, with its standard error."""
+    return f"{run['percent']:+.2f} ± {run['percent_error']:.2f}"
+
+
 def plan_quality() -> str:
     """Test log loss against full tables in percent, mean and standard error of the runs, at equal bytes."""
     runs = {(r["network"], r["setting"], r["times"]): r for r in results("plan_quality")["rows"]}
@@ -33,7 +39,7 @@ def plan_quality() -> str:
     rows = []
     for network, (setting, name) in product(("dlrm", "dcn"), PLAN_SETTINGS.items()):
         cells = [runs.get((network, setting, times)) for times in PLAN_SIZES]
-        texts = ["" if r is None else f"{r['percent']:+.2f} ± {r['percent_error']:.2f}" for r in cells]
+        texts = [percent(r) if r else "" for r in cells]
         for k, (times, r) in enumerate(zip(PLAN_SIZES, cells, strict=True)):
             if r is not None and not setting.startswith("plan,") and r["bytes"] > 1.01 * full / times:
                 texts[k] += f" at {full / r['bytes']:.0f}x, its least"
@@ -100,10 +106,7 @@ def int8_training() -> str:
     runs = {(r["times"], r["kind"]): r for r in results("int8_training")["rows"]}
     names = {"at random": "each step, up or down at random", "to nearest": "each step, to the nearest"}
     sizes = sorted({times for times, _ in runs})
-    rows = [
-        (name, *(f"{runs[t, kind]['percent']:+.2f} ± {runs[t, kind]['percent_error']:.2f}" for t in sizes))
-        for kind, name in names.items()
-    ]
+    rows = [(name, *(percent(runs[times, kind]) for times in sizes)) for kind, name in names.items()]
     return markdown(("rounded to 8 bits", *(f"{t}x" for t in sizes)), *rows)
 
 
@@ -114,7 +117,7 @@ def plan_row_dtypes() -> str:
     for network in ("dlrm", "dcn"):
         for dtype in ("bfloat16", "int8"):
             cells = [runs[network, f"plan in {dtype}", times] for times in sizes]
-            rows.append((NAMES[network], dtype, *(f"{r['percent']:+.2f} ± {r['percent_error']:.2f}" for r in cells)))
+            rows.append((NAMES[network], dtype, *map(percent, cells)))
         differences = []
         for times in sizes:
             half, eight = (runs[network, f"plan in {dtype}", times]["losses"] for dtype in ("bfloat16", "int8"))
@@ -152,7 +155,7 @@ def other_logs() -> str:
         found = {(r["times"], r["setting"]): r for r in results(f"other_logs/{name}")["rows"]}
         for times in (4, 16, 60):
             cells = [found.get((times, setting)) for setting in ("hash", "QR", "plan", "plan, int4")]
-            texts = [f"{r['percent']:+.2f} ± {r['percent_error']:.2f}" if r else "" for r in cells]
+            texts = [percent(r) if r else "" for r in cells]
             times_of_qr = found[1, "full"]["bytes"] / cells[1]["bytes"] if cells[1] else times
             texts[1] += f" at {times_of_qr:.0f}x" if times_of_qr < 0.98 * times else ""
             rows.append((about if times == 4 else "", f"{times}x", *texts))

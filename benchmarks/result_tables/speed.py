@@ -1,5 +1,6 @@
 """Times of lookups and steps: on an H200 beside FBGEMM, and on a CPU."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -203,9 +204,8 @@ def cpu_loop() -> str:
 
 def cpu_lookups() -> str:
     """Ratios of times on one CPU thread, from ``cpu_lookups.json``: few bits, and hot and cold ids over one pool."""
-    rows, settings = results("cpu_lookups")["rows"], list(product(("small", "full"), (2048, 65536)))
-    lines = []
-    for label, aim, part, provider, base, key, mode in (
+    return _cpu_ratios(
+        (2048, 65536),
         ("8 bits against float32, lookup", "1.2", "bits", "8 bits", "float32", "p50_us", "lookup"),
         ("4 bits against float32, lookup", "", "bits", "4 bits", "float32", "p50_us", "lookup"),
         ("one pool against `QR(4)`, lookup", "1.3", "pool", "pool", "qr", "p50_us", "lookup"),
@@ -215,34 +215,31 @@ def cpu_lookups() -> str:
         ("distinct rows that a batch reads, one pool against `QR(4)`", "", "pool", "pool", "qr", "distinct_rows", None),
         ("cache lines that a lookup moves at least, likewise", "", "pool", "pool", "qr", "lookup_lines", None),
         ("cache lines that a step moves at least, likewise", "", "pool", "pool", "qr", "step_lines", None),
-    ):
-        values = _by_setting(rows, part, key, mode)
-        ratios = [values[provider, *setting] / values[base, *setting] for setting in settings]
-        lines.append((label, aim, *(f"{ratio:.2f}" for ratio in ratios)))
-    head = [f"{'in cache' if size == 'small' else 'full'}, B = {batch}" for size, batch in settings]
-    return markdown(("ratio", "aim", *head), *lines)
+    )
 
 
 def cpu_latency() -> str:
     """Ratios of p50 and p99 of small lookups on one CPU thread, from ``cpu_lookups.json``."""
-    rows, settings = results("cpu_lookups")["rows"], list(product(("small", "full"), (1, 32, 1024)))
-    lines = []
-    for label, aim, provider, base in (
-        ("`QR(4)` against one full `nn.EmbeddingBag` a feature", "1", "float32", "bags"),
-        ("8 bits against float32", "1.2", "8 bits", "float32"),
-    ):
-        for name, key in (("p50", "p50_us"), ("p99", "p99_us")):
-            values = _by_setting(rows, "latency", key, "lookup")
-            ratios = [values[provider, *setting] / values[base, *setting] for setting in settings]
-            lines.append((f"{label}, {name}", aim, *(f"{ratio:.2f}" for ratio in ratios)))
+    bags, bits = "`QR(4)` against one full `nn.EmbeddingBag` a feature", "8 bits against float32"
+    return _cpu_ratios(
+        (1, 32, 1024),
+        (f"{bags}, p50", "1", "latency", "float32", "bags", "p50_us", "lookup"),
+        (f"{bags}, p99", "1", "latency", "float32", "bags", "p99_us", "lookup"),
+        (f"{bits}, p50", "1.2", "latency", "8 bits", "float32", "p50_us", "lookup"),
+        (f"{bits}, p99", "1.2", "latency", "8 bits", "float32", "p99_us", "lookup"),
+    )
+
+
+def _cpu_ratios(batches: Sequence[int], *wanted: tuple[str, str, str, str, str, str, str | None]) -> str:
+    """Ratios of two providers: for each line its label, aim, part, both providers, the figure compared, and mode."""
+    settings, lines = list(product(("small", "full"), batches)), []
+    for label, aim, part, provider, base, key, mode in wanted:
+        values = {
+            (row["provider"], row["tables"], row["batch"]): row[key]
+            for row in results("cpu_lookups")["rows"]
+            if row["part"] == part and row.get("mode") == mode and key in row
+        }
+        ratios = [values[provider, *setting] / values[base, *setting] for setting in settings]
+        lines.append((label, aim, *(f"{ratio:.2f}" for ratio in ratios)))
     head = [f"{'in cache' if size == 'small' else 'full'}, B = {batch}" for size, batch in settings]
     return markdown(("ratio", "aim", *head), *lines)
-
-
-def _by_setting(rows: list[dict[str, Any]], part: str, key: str, mode: str | None) -> dict[tuple[Any, ...], float]:
-    """One figure of a part, by provider, size of the tables, and batch."""
-    return {
-        (row["provider"], row["tables"], row["batch"]): row[key]
-        for row in rows
-        if row["part"] == part and row.get("mode") == mode and key in row
-    }
