@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from ..provenance import versions
 from . import ids, ordering, shape
+from .ahead import ahead
 from .column import Column
 from .columns import Columns
 from .dense import Dense
 from .folder import ArrayFile, Folder, Progress, file_name
 from .meta import TRANSFORMS
-from .text import Malformed, ParsedRows, ahead
+from .text import Malformed, ParsedRows
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2

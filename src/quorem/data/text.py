@@ -9,11 +9,10 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -21,12 +20,11 @@ from numpy.typing import NDArray
 
 from .. import files
 from . import quoting
+from .ahead import ahead
 from .quoting import NEWLINE
 
 BLOCK_BYTES = 1 << 24
 SHOWN = 5
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -150,16 +148,6 @@ def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int
 def _block(cut: quoting.Cut, line: int, done: float, *, is_cut: bool) -> TextBlock:
     broken = tuple(line + number for number in cut.broken)
     return TextBlock(cut.rows, line, _count(cut.rows, NEWLINE), done, is_cut, broken)
-
-
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each produced by another thread while the previous one is used."""
-    packed = ((item,) for item in items)
-    with ThreadPoolExecutor(1) as maker:
-        coming = maker.submit(next, packed, None)
-        while (item := coming.result()) is not None:
-            coming = maker.submit(next, packed, None)
-            yield item[0]
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from ..data import criteo, shape, table
+from ..data.ahead import ahead
 from ..data.batches import Batch
 from ..data.columns import Columns, column_names
 from ..data.encoder import Encoder
 from ..data.folder import Progress
-from ..data.text import Malformed, ParsedRows, ahead
+from ..data.text import Malformed, ParsedRows
 from ..files import check_is_file, replacing
 from .scorer import Scorer
 

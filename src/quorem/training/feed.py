@@ -1,11 +1,11 @@
 """Batches for a run: all rows are kept on the GPU if they fit, else a thread reads ahead."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
+from ..data.ahead import ahead
 from ..data.batches import Batch
 from ..data.meta import SPLITS
 from ..data.prepared import Prepared
@@ -85,12 +85,8 @@ class Feed:
             block = self._checked(rows.take(torch.arange(start, stop) if order is None else order[start:stop]))
             return block.pin_memory() if self.device.type == "cuda" else block
 
-        with ThreadPoolExecutor(1, "quorem-feed") as reader:
-            ahead = None
-            for start in range(skip, len(rows), step):
-                block = read(start) if ahead is None else ahead.result()
-                ahead = reader.submit(read, start + step) if start + step < len(rows) else None
-                yield block.to(self.device, non_blocking=True)
+        for block in ahead(map(read, range(skip, len(rows), step))):
+            yield block.to(self.device, non_blocking=True)
 
     def _checked(self, rows: Batch) -> Batch:
         """The rows, after checking that their labels and ids are in range.
