@@ -26,6 +26,7 @@ from .aggregate import FinishedRun, result_of
 from .conditions import describe
 from .figures import Figure, Result
 from .program import command
+from .settings import validation_interval
 from .watch import watching
 
 ROWS, SCALE = 100_000, 0.002  # rows of the synthetic log, and its cardinalities relative to Criteo's
@@ -77,9 +78,7 @@ def make_log(out: Path, seed: int, num_rows: int = ROWS) -> Prepared:
 
 def configs_of(prepared: Prepared, seed: int, max_rows: int | None = None) -> dict[RunConfig, str]:
     """The runs of the demo and their names."""
-    num_rows = len(prepared.split("train"))
-    steps = -(-min(max_rows or num_rows, num_rows) // RunConfig.batch_size)
-    every = max(1, -(-steps // POINTS))
+    every = validation_interval(len(prepared.split("train")), max_rows, POINTS)
     data = data_identity(prepared)
     options: dict[str, dict[str, Any]] = {name: {"scheme": scheme} for name, scheme in SCHEMES.items()}
     options[PLAN] = {"plan": dict(plan_of(prepared))}

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..sizes import ceil_div
+from ..training.config import RunConfig
 from ..training.tables import scheme_of
 from .figures import Point
 
@@ -33,11 +35,6 @@ class Study:
     collisions: Sequence[int] = (2, 3, 4, 5, 6, 7, 60)
     frequencies: Mapping[str, Tensor] | None = None
 
-    @property
-    def steps(self) -> int:
-        """Steps of a run at the paper's batch size, 128."""
-        return -(-min(self.max_rows or self.num_rows, self.num_rows) // 128)
-
     def points(
         self, method: str, num_collisions: int = 4, *, threshold: int = 0, x: float | None = None
     ) -> list[Point]:
@@ -50,10 +47,20 @@ class Study:
         if threshold >= min(self.cardinalities):
             options["threshold"] = threshold
         elif method == "full" or (method in ("hash", "mult") and num_collisions == 4):
-            options["validate_every"] = max(1, -(-self.steps // CURVE_POINTS))
+            options["validate_every"] = validation_interval(self.num_rows, self.max_rows, CURVE_POINTS)
         return self.of_each_network(method, x, options)
 
     def of_each_network(self, series: str, x: float | None, options: Mapping[str, Any]) -> list[Point]:
         """A point for each network with those options, trained on the rows of the study."""
         options = {"max_rows": self.max_rows, **options}
         return [Point(series=series, x=x, options={"network": name, **options}) for name in self.networks]
+
+
+def validation_interval(num_rows: int, max_rows: int | None, points: int) -> int:
+    """Steps between two validations of a run, at the default batch size, whose curve has about so many points.
+
+    >>> validation_interval(12_800, None, 20), validation_interval(12_800, 6400, 20)
+    (5, 3)
+    """
+    steps = ceil_div(min(max_rows or num_rows, num_rows), RunConfig.batch_size)
+    return max(1, ceil_div(steps, points))

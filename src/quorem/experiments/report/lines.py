@@ -89,7 +89,6 @@ def _finite(value: float | None) -> float:
 
 def span(lines: Iterable[Line], *, log: bool, values: Literal["x", "y"] = "x", margin: float = 0.04) -> list[float]:
     """The least and greatest coordinate with a margin; on a logarithmic axis only positive ones count."""
-    lines = list(lines)
     coordinates = [v for line in lines for v in (line.x if values == "x" else line.y) if v > 0 or not log]
     if not coordinates:
         return [0.5, 2.0] if log else [0.0, 1.0]
