@@ -1,4 +1,4 @@
-"""The composed lookup and bag: the truth, in plain PyTorch, which every fused kernel must equal.
+"""The composed lookup of single ids and bags: the truth, in plain PyTorch, which every fused kernel must equal.
 
 On the CPU an id outside its table raises IndexError. On a GPU it gives zeros and no gradient, and
 ``Tables.on_invalid_id`` says whether that raises, warns or is ignored.

@@ -37,7 +37,7 @@ def test_ids_that_are_copied_by_feature_give_the_same_bits(monkeypatch):
     ids = case.ids(200)
     args = (case.grad(200), IdBatch(ids), case.stored, case.layout)
     expected = fused("backward", *args)
-    monkeypatch.setattr(launch, "CACHED", 0)
+    monkeypatch.setattr(launch, "COPIED_BY_FEATURE", 0)
     assert launch.kernel_input(*args[1:], args[0]).memory[0].stride() == (1, 200)
     assert torch.equal(fused("backward", *args), expected)
 

@@ -6,7 +6,7 @@ from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, Case
 
 from quorem import QR, EmbeddingCollection, HotCold, Pool, Table, optim
 from quorem.ops.cpu.areas import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS
-from quorem.ops.cpu.sharing import CACHED, sharing_of
+from quorem.ops.cpu.sharing import CACHED_SUMS, sharing_of
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -22,7 +22,7 @@ def test_each_slot_is_in_one_unit_and_areas_lie_apart(parts_taken, most_slots):
         starts = offsets[slots].tolist()
         assert starts[0] == 0 and all(a < b for a, b in zip(starts, [*starts[1:], unit.num_bytes], strict=True))
         assert unit.num_slots <= max(most_slots, sharing.largest_group)
-        assert unit.num_bytes <= CACHED or unit.num_slots <= sharing.largest_group
+        assert unit.num_bytes <= CACHED_SUMS or unit.num_slots <= sharing.largest_group
         for group in sharing.groups.values():
             assert parts_taken == PRIVATE_PARTS or len(set(group) & set(slots)) in (0, len(group))
         seen += slots

@@ -174,13 +174,13 @@ def test_steps(kind: str, rule: str, name: str) -> None:
 def test_slots_that_share_rows_are_in_one_range(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = collection("shared")
     known = host.host_layout(module.layout)
-    divided = places.divided(known, 9, False, number, 64)
-    firsts = [r.first_pair // known.parts.shape[1] for r in divided.ranges]
+    in_ranges = places.places_in_ranges(known, 9, False, number, 64)
+    firsts = [r.first_pair // known.parts.shape[1] for r in in_ranges.ranges]
     bases = known.parts[..., BASE]
     for first in firsts[1:]:
         before, after = bases[:first].flatten(), bases[first:].flatten()
         assert not torch.isin(before[before >= 0], after).any()
-    monkeypatch.setattr(row_sums, "places_of", lambda *args: divided)
+    monkeypatch.setattr(row_sums, "places_of", lambda *args: in_ranges)
     ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
     expected = truth_gradients.backward(grad, IdBatch(ids), stored, module.layout)
     dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)

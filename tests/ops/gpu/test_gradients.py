@@ -112,10 +112,10 @@ def test_the_default_device_does_not_matter() -> None:
 def test_ranges_give_what_one_gives(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = collection(16)
     ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
-    divided = places.divided(host.host_layout(module.layout), 9, False, number, 64)
-    monkeypatch.setattr(row_sums, "places_of", lambda *args: divided)
+    in_ranges = places.places_in_ranges(host.host_layout(module.layout), 9, False, number, 64)
+    monkeypatch.setattr(row_sums, "places_of", lambda *args: in_ranges)
     pairs = module.layout.parts.shape[:2].numel()
-    assert 1 < len(divided.ranges) <= number and sum(r.num_pairs for r in divided.ranges) == pairs
+    assert 1 < len(in_ranges.ranges) <= number and sum(r.num_pairs for r in in_ranges.ranges) == pairs
     expected = truth.backward(grad, IdBatch(ids), stored, module.layout)
     dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
@@ -140,7 +140,7 @@ def test_the_rows_of_a_tables_row_are_in_one_range() -> None:
     first = tables[torch.searchsorted(tables, base.clamp(min=0), right=True) - 1]
     assert torch.equal(unit, torch.where(base >= 0, (base - first) % pitch, 0)) and unit.max() == 1
     for number in (2, 3, 9):
-        for r in places.divided(known, 9, False, number, 64).ranges:
+        for r in places.places_in_ranges(known, 9, False, number, 64).ranges:
             assert not unit[r.first_pair // known.parts.shape[1]].any()
 
 

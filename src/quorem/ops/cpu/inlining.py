@@ -23,7 +23,7 @@ TESTED = ("0.68.",)  # what the version of Numba begins with
 
 
 def enabled() -> bool:
-    """Whether this is done."""
+    """Whether functions are compiled only as parts of kernels."""
     return numba.__version__.startswith(TESTED) and os.environ.get("QUOREM_FAST_COMPILE", "1") != "0"
 
 

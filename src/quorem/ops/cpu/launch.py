@@ -14,7 +14,6 @@ from ..rows import IdBatch, accumulator
 from ..words import Words, words_on_cpu
 from . import lookup
 from .pages import in_huge_pages
-from .sharing import CACHED
 from .source import Source, source_fits
 
 # What the kernels take as ``kind`` (see ``vector``).
@@ -26,6 +25,7 @@ KINDS = {
 }
 CODE_KINDS = {8: np.uint8(0), 4: np.int8(0)}  # of quantized rows, by their bits
 MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 512 bytes for each partition
+COPIED_BY_FEATURE = 1 << 20  # bytes of ids from which on they are copied by feature, as gradients are summed
 _NO_CODES = CodeOptions()
 
 
@@ -71,7 +71,7 @@ def kernel_input(
         return None
     stored = stored.contiguous()
     if offsets is None:
-        if grad is not None and ids.nbytes > CACHED:  # by feature, as gradients are summed
+        if grad is not None and ids.nbytes >= COPIED_BY_FEATURE:
             ids = in_huge_pages(ids.new_empty(ids.shape[::-1])).copy_(ids.t()).t()
         source, words = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
         if check and not source_fits(source):

@@ -1,4 +1,4 @@
-"""Lookup and bag on a CPU: of numbers, and of rows in 8 or 4 bits.
+"""Lookups of single ids and of bags on a CPU: of numbers, and of rows in 8 or 4 bits.
 
 A small batch runs on the calling thread, a large one on as many threads as torch may use.
 """

@@ -16,6 +16,6 @@ def unique_by_segment(values: Tensor, bounds: Sequence[int]) -> tuple[Tensor, Te
     counts = np.empty(len(edges) - 1, np.int64)
     longest = int(np.diff(edges).max(initial=0))
     number = np.int32 if len(values) < 2**31 else np.int64
-    slots = np.empty(1 << max(1, (2 * longest - 1).bit_length()), number)  # a power of two, at most half full
-    total = distinct(values.numpy(), edges, slots, uniques.numpy(), inverse.numpy(), counts)
+    cells = np.empty(1 << max(1, (2 * longest - 1).bit_length()), number)  # a power of two, at most half full
+    total = distinct(values.numpy(), edges, cells, uniques.numpy(), inverse.numpy(), counts)
     return uniques[:total], inverse, counts.tolist()

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba.core import event
 
-AFTER = 1.0  # seconds of compilation after which the line is printed
+SECONDS_UNTIL_PRINTED = 1.0  # of compilation
 TEXT = "quorem: compiling CPU kernels (once; the machine code is kept for later runs; QUOREM_QUIET=1 silences this)"
 
 
@@ -34,7 +34,7 @@ class Notice(event.Listener):
         if kernel in self.kernels:
             self._starts[kernel] = time.perf_counter()
         if kernel in self.kernels and not self._printed and os.environ.get("QUOREM_QUIET", "0") in ("", "0"):
-            timer = self._timers[kernel] = threading.Timer(AFTER, self._print)
+            timer = self._timers[kernel] = threading.Timer(SECONDS_UNTIL_PRINTED, self._print)
             timer.daemon = True
             timer.start()
 

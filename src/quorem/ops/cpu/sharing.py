@@ -9,8 +9,8 @@ from ..layout import BASE, GROUP, OWN, PITCH, SIZE, UNUSED, Layout
 from ..per_tensor import PerTensor
 from .areas import ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS, area_bytes
 
-CACHED = 1 << 20  # bytes of summed gradients at a time, so that they are still in a core's cache when they are used
-_KEPT = 16  # placements of one layout, for as many sizes of batches
+CACHED_SUMS = 1 << 20  # bytes of summed gradients at a time, which are still in a core's cache when they are used
+_MOST_PLACEMENTS = 16  # of one layout, for as many sizes of batches
 
 
 class Unit(NamedTuple):
@@ -80,7 +80,7 @@ class Sharing:
         num_ids = 1 << max(num_ids - 1, 0).bit_length()  # so that batches of similar sizes share a placement
         key = (num_ids, width, float_bytes, parts_taken, most_slots)
         if key not in self._placements:
-            if len(self._placements) >= _KEPT:
+            if len(self._placements) >= _MOST_PLACEMENTS:
                 self._placements.clear()
             self._placements[key] = self._place(*key)
         return self._placements[key]
@@ -98,7 +98,7 @@ class Sharing:
         for group in groups:
             sizes = [self._area_bytes(slot, num_ids, width, float_bytes, parts_taken) for slot in group]
             joins = bool(units) and units[-1].num_slots + len(group) <= most_slots
-            joins = joins and units[-1].num_bytes + sum(sizes) <= CACHED
+            joins = joins and units[-1].num_bytes + sum(sizes) <= CACHED_SUMS
             before = units.pop() if joins else Unit(sum(unit.num_slots for unit in units), 0, 0)
             end = before.num_bytes
             for slot, size in zip(group, sizes, strict=True):

@@ -17,7 +17,7 @@ import torch
 GRAIN = 1 << 18  # elements of work below which a second thread is never worth it
 CHOOSES = True  # whether one thread or several is chosen by their times; else several
 _TRIALS = 4  # calls that try one number of threads
-_KEPT = 16  # times kept for each
+_TIMES_KEPT = 16  # of each number of threads
 _GAIN = 0.9  # several threads must take less than this share of one thread's time
 _WORSE = 1.5  # times this much longer than when the choice was made: the machine's load has changed
 _FEWEST_CALLS, _MOST_CALLS = 32, 256  # from one choice to the next trials
@@ -37,7 +37,7 @@ class Choice:
     def __init__(self, most: int) -> None:
         self.most = most
         self._several = False
-        self._times: dict[bool, deque[float]] = {several: deque(maxlen=_KEPT) for several in (False, True)}
+        self._times: dict[bool, deque[float]] = {several: deque(maxlen=_TIMES_KEPT) for several in (False, True)}
         self._trials = [True, False] * _TRIALS  # whether the next calls take several threads, the last entry first
         self._calls_left = 0  # until the next trials
         self._calls_between = {False: _FEWEST_CALLS, True: _FEWEST_CALLS}  # one thread, several
@@ -54,7 +54,7 @@ class Choice:
         if self._calls_left <= 0:
             self._choose()
         times = self._times[self._several]
-        if len(times) == _KEPT and min(times) > _WORSE * self._expected:
+        if len(times) == _TIMES_KEPT and min(times) > _WORSE * self._expected:
             self._calls_left = 1
         self._calls_left -= 1
         if self._calls_left == 0:
@@ -122,8 +122,8 @@ _choices: dict[tuple[str, int, int], Choice] = {}
 
 def threads_for(work: str, elements: int) -> _Call | _SmallCall:
     """How many threads to use for that much work of one kind, as a context manager around it."""
-    worth = elements // GRAIN
-    if worth <= 1 or (most := min(torch.get_num_threads(), worth)) == 1:
+    num_grains = elements // GRAIN
+    if num_grains <= 1 or (most := min(torch.get_num_threads(), num_grains)) == 1:
         return _SMALL_CALL
     key = (work, elements.bit_length(), most)
     return _Call(_choices.get(key) or _choices.setdefault(key, Choice(most)), elements)

@@ -8,13 +8,13 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: values i
 
 
 @kernel
-def distinct(values, bounds, slots, uniques, inverse, counts):
+def distinct(values, bounds, cells, uniques, inverse, counts):
     """Fill ``uniques`` with the distinct values of each segment, ``inverse`` with where each value is in it.
 
     Args:
         values: int64 [N].
         bounds: int64 [S + 1], of the segments.
-        slots: memory for the hash table, at least twice as many as the longest segment has values, a power of two;
+        cells: memory for the hash table, at least twice as many as the longest segment has values, a power of two;
             int32 where there are fewer than ``2**31`` values: half as much to clear for each segment.
         uniques: int64 [N].
         inverse: int64 [N].
@@ -28,19 +28,19 @@ def distinct(values, bounds, slots, uniques, inverse, counts):
         size, shift = 2, 63
         while size < 2 * (bounds[s + 1] - bounds[s]):
             size, shift = 2 * size, shift - 1
-        for slot in range(size):
-            slots[slot] = -1
+        for cell in range(size):
+            cells[cell] = -1
         before = total
         for i in range(bounds[s], bounds[s + 1]):
             value = values[i]
-            slot = np.int64((np.uint64(value) * _FACTOR) >> np.uint64(shift))
-            position = slots[slot]
+            cell = np.int64((np.uint64(value) * _FACTOR) >> np.uint64(shift))
+            position = cells[cell]
             while position >= 0 and uniques[position] != value:
-                slot = (slot + 1) & (size - 1)
-                position = slots[slot]
+                cell = (cell + 1) & (size - 1)
+                position = cells[cell]
             if position < 0:
                 position = total
-                slots[slot] = position
+                cells[cell] = position
                 uniques[position] = value
                 total += 1
             inverse[i] = position

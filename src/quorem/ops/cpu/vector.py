@@ -217,23 +217,23 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
     return a(a, b), build
 
 
-def _arithmetic(sign: Any, instruction: str) -> None:
+def _arithmetic(function: Any, instruction: str) -> None:
     """Let two vectors of one shape be combined by a Python operator."""
 
-    @infer_global(sign)
+    @infer_global(function)
     class Typing(AbstractTemplate):
         def generic(self, args: Any, kws: Any) -> Any:
             if len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]:
                 return signature(args[0], *args)
             return None
 
-    @lower_builtin(sign, Vector, Vector)
+    @lower_builtin(function, Vector, Vector)
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return getattr(builder, instruction)(*args)
 
 
-for _sign, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
-    _arithmetic(getattr(operator, _sign), _instruction)
+for _name, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
+    _arithmetic(getattr(operator, _name), _instruction)
 
 
 def over_columns(step: Callable[..., None]) -> Any:

@@ -253,28 +253,28 @@ def lookup(
 def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | None) -> Tensor:
     """The vectors ``[B, S, W]`` of single ids."""
     stored, ends, width, bits, dtype = rows
-    num_slots, (batch, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
+    num_slots, (size, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
     if step != 1:
         ids = ids.contiguous()
         stride = ids.stride(0)
-    out = stored.new_empty((batch, num_slots, width), dtype=dtype)
-    if not batch:
+    out = stored.new_empty((size, num_slots, width), dtype=dtype)
+    if not size:
         return out
 
     def launches() -> None:
         flags = host.flags if stride == num_slots else host.flags | {"PLAIN": False}
         columns = columns_of(width, bits)
-        block = 64 if columns <= 16 and batch * num_slots >= MANY_VECTORS else 32
+        block = 64 if columns <= 16 and size * num_slots >= MANY_VECTORS else 32
         launch(
-            lookup_kernel, (cdiv(batch * num_slots, block),),
-            ids, stored, ends, out, invalid, host.table, host.maps, batch, stride, S=num_slots, W=width,
+            lookup_kernel, (cdiv(size * num_slots, block),),
+            ids, stored, ends, out, invalid, host.table, host.maps, size, stride, S=num_slots, W=width,
             K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
             COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
     fixed = (stored,) if invalid is None else (stored, invalid)
     fixed = fixed if ends is None else (*fixed, ends)
-    key = ("lookup", batch, stride, width, bits, invalid is None, dtype, ids.dtype, stored.dtype)
+    key = ("lookup", size, stride, width, bits, invalid is None, dtype, ids.dtype, stored.dtype)
     planned(host.plans, key, fixed, (ids, out), launches)
     return out
 

@@ -18,6 +18,7 @@ from ..per_tensor import PerTensor
 from ..rows import accumulator
 from .host import HostLayout
 from .launch import cdiv, power_of_2
+from .rows import row_dtype
 
 UNCLAIMED = 2**31 - 1
 CLAIMING = UNCLAIMED - 1  # the row is claimed, but its place is not known yet
@@ -89,16 +90,16 @@ def places_of(stored: Tensor, reads: int, jagged: bool, host: HostLayout) -> Pla
         place_bytes = stored.shape[1] * accumulator(stored).itemsize
         returned = reads * len(host.slots) * stored.shape[1] * stored.itemsize
         left = EXTRA * stored.numel() * stored.itemsize - returned
-        places, row_bytes = divided(host, reads, jagged, 1, place_bytes), row_dtype(stored).itemsize
+        places, row_bytes = places_in_ranges(host, reads, jagged, 1, place_bytes), row_dtype(stored).itemsize
         if not jagged and places.extra_bytes(place_bytes, row_bytes) > left:
-            tried = (divided(host, reads, jagged, number, place_bytes) for number in range(2, MOST_RANGES + 1))
+            tried = (places_in_ranges(host, reads, jagged, n, place_bytes) for n in range(2, MOST_RANGES + 1))
             places = next((p for p in tried if p.extra_bytes(place_bytes, row_bytes) <= left), places)
         host.places[key] = places
     return places
 
 
-def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes: int) -> Places:
-    """The places of a batch in up to ``number`` ranges that need about the same memory.
+def places_in_ranges(host: HostLayout, reads: int, jagged: bool, most_ranges: int, place_bytes: int) -> Places:
+    """The places of a batch in up to ``most_ranges`` ranges that need about the same memory.
 
     Raises:
         ValueError: if the batch has more places than a claim can store.
@@ -122,7 +123,7 @@ def divided(host: HostLayout, reads: int, jagged: bool, number: int, place_bytes
         alone = later >= torch.arange(len(slots), device="cpu")
         starts = ((unit == 0).all(1) & alone).nonzero().flatten()  # all slots of a table's row are in one range
         group = torch.bucketize(torch.arange(len(slots), device="cpu"), starts, right=True) - 1
-        cuts = boundaries(needed.new_zeros(len(starts)).index_add(0, group, needed), number)
+        cuts = boundaries(needed.new_zeros(len(starts)).index_add(0, group, needed), most_ranges)
         bounds = [k * (int(starts[cut]) if cut < len(starts) else len(slots)) for cut in cuts]
     else:  # each id belongs to one feature
         claims = claims.new_zeros(len(host.spans)).index_add(0, slots[:, FEATURE], claims).max().expand(1)
@@ -182,11 +183,6 @@ def boundaries(lengths: Tensor, parts: int) -> list[int]:
     wanted = torch.arange(1, parts, device=lengths.device) * int(ends[-1]) / parts
     cuts = torch.searchsorted(ends, wanted.ceil().long()) + 1
     return sorted({0, *cuts.clamp(max=len(lengths)).tolist(), len(lengths)})
-
-
-def row_dtype(stored: Tensor) -> torch.dtype:
-    """The dtype in which the kernels list rows."""
-    return torch.int32 if stored.shape[0] < 2**31 else torch.int64
 
 
 def rounded_up(reads: int) -> int:

@@ -19,9 +19,8 @@ from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH,
 from .fast_launch import planned, scratch
 from .host import check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
-from .places import row_dtype
 from .rounding import as_stored, can_round, seed_bits
-from .rows import OWN, TYPES, if_used, is_valid, number_of, part_at, read_ids, row_of, slot_at
+from .rows import OWN, TYPES, if_used, is_valid, number_of, part_at, read_ids, row_dtype, row_of, slot_at
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
 MANY_READS = 16384  # from so many on, a program lists the rows that lag behind

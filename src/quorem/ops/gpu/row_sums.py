@@ -27,9 +27,9 @@ from . import places as place_table
 from .fast_launch import scratch
 from .host import HostLayout
 from .launch import cdiv, launch, power_of_2
-from .places import SlotRange, claims_of, places_of, rounded_up, row_dtype
+from .places import SlotRange, claims_of, places_of, rounded_up
 from .replay import NO_ADVANCE, Advance, advance
-from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES
+from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES, row_dtype
 
 from .rows import if_used, is_valid, mask_if, number_of, part_at, read_ids, row_of, slot_at  # isort: skip
 

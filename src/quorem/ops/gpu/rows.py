@@ -11,6 +11,7 @@ the number that the partitions divide. LEVELS is that of ``ranks``, 0 if no tabl
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ...renumbering import MIXING_FACTORS
 from .. import layout
@@ -206,3 +207,8 @@ def read_ids(ids, offsets, n, slot, B, id_stride, JAGGED: tl.constexpr):
         position = n * id_stride + feature
         inside = n < B
     return tl.load(ids + position, mask=inside, other=-1), inside
+
+
+def row_dtype(stored: Tensor) -> torch.dtype:
+    """The dtype in which the kernels list rows."""
+    return torch.int32 if stored.shape[0] < 2**31 else torch.int64
