@@ -342,6 +342,8 @@ def test_columns_to_infer_are_those_that_nothing_names(tmp_path):
     assert (chosen.columns.categorical, chosen.columns.bags) == (("tags",), ("tags",))
     with pytest.raises(ValueError, match="no column that looks like categories"):
         choose_columns(tmp_path / "t.csv", named, drop=["user", "tags"])
+    with pytest.raises(ValueError, match=r"drop \(user\) must not name columns that are used"):
+        choose_columns(tmp_path / "t.csv", Columns("y", (), ("user",)), drop=["user"])
     with pytest.raises(ValueError, match=r"multi \(tags\) must be among the categorical columns"):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", multi=["tags"])
     with pytest.raises(ValueError, match=r"separator \('::'\) must be one ASCII character"):

@@ -71,10 +71,12 @@ def choose_columns(
         infer_others: infer the kind of all other columns, even if some features are named.
 
     Raises:
-        ValueError: if a column is missing, or there are no categories.
+        ValueError: if a column is missing, or both named and dropped, or there are no categories.
     """
     source, inferred = Path(file), []
     schema = _schema(source, named.separator)
+    if both := sorted({*named.all, *named.bags} & {*drop}):
+        raise ValueError(f"drop ({', '.join(both)}) must not name columns that are used")
     taken = {*named.all, *named.bags, *drop}
     check_present(source, taken, list(schema))
     others = [name for name in schema if name not in taken]
