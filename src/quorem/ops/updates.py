@@ -120,14 +120,15 @@ class Updates:
 
     def _call(self, name: str, batch: IdBatch | None, *layout: Layout) -> None:
         assert self.stored is not None and self.lagging is not None
-        rule = self.lagging
-        if torch.compiler.is_dynamo_compiling():
-            rule.written = None  # catching up counts as a write in a compiled graph
-        else:
-            rule.keep_what_was_written_(self.stored)
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
+        rule, args = self.lagging, (batch, self.stored.data, self.lagging.state, *layout)
+        if not torch.compiler.is_dynamo_compiling():
+            rule.keep_what_was_written_(self.stored)
+            declare.call(name, *args, **rule.options)
+            return
+        rule.written = None  # catching up counts as a write in a compiled graph
         with torch.no_grad():  # in a compiled graph .data alone would still take part in it
-            declare.call(name, batch, self.stored.data, rule.state, *layout, **rule.options)
+            declare.call(name, *args, **rule.options)
 
 
 def is_captured() -> bool:
