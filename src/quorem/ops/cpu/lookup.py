@@ -1,7 +1,5 @@
 """Composed lookup and bag: rows are found, combined and pooled in one pass; only the output is written."""
 
-import numpy as np
-
 from ..layout import FEATURE, LIMIT, PADDING
 from .codes import load_row
 from .compiled import inner, kernel
@@ -15,6 +13,7 @@ from .source import (
     Source,
     fits,
     has_both,
+    id_item,
     multiplies,
     partitions_of,
     slot_item,
@@ -113,7 +112,7 @@ def fill_bags(kind, source, sample_weights, num_ids, mean):
             valid = 0
             if mean:
                 for p in range(begin, end):
-                    x = item(INT64, source.ids, p) if source.ids_are_int64 else np.int64(item(INT32, source.ids, p))
+                    x = id_item(source, p)
                     valid += 0 <= x < limit and x != padding
             for p in range(begin, end):
                 factor = item(float_kind, sample_weights, p) if sample_weights else float_kind + 1

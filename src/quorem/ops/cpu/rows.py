@@ -35,7 +35,7 @@ from ..words import DIGIT
 from .codes import row_bytes
 from .compiled import inner
 from .memory import INT32, INT64, item, num_bits, prefetch, put
-from .source import BLOCK, has_both, num_hot, num_numbers, part_item, partitions_of, slot_item
+from .source import BLOCK, has_both, id_item, num_hot, num_numbers, part_item, partitions_of, slot_item
 
 _EXACT = 2**52
 _FACTOR_1, _FACTOR_2, _FACTOR_3 = (np.uint64(factor) for factor in MIXING_FACTORS)
@@ -78,12 +78,8 @@ def prefetch_words(source, s, first, n):
     words = source.words + item(INT64, source.word_slots, s * SLOT_COLUMNS + HOT) * 8
     step = source.entry_stride
     start = first * step + slot_item(source, s, FEATURE) * source.feature_stride
-    if source.ids_are_int64:
-        for i in range(n):
-            prefetch(words + (item(INT64, source.ids, start + i * step) >> shift) * 8)
-    else:
-        for i in range(n):
-            prefetch(words + (item(INT32, source.ids, start + i * step) >> shift) * 8)
+    for i in range(n):
+        prefetch(words + (id_item(source, start + i * step) >> shift) * 8)
 
 
 @inner
@@ -126,14 +122,10 @@ def _read_ids(source, s, first, n, ids):
     step = source.entry_stride
     start = first * step + slot_item(source, s, FEATURE) * source.feature_stride
     limit, padding = slot_item(source, s, LIMIT), slot_item(source, s, PADDING)
-    if source.ids_are_int64:
-        for i in range(n):
-            put(INT64, ids, i, item(INT64, source.ids, start + i * step))
-    else:
-        for i in range(n):
-            put(INT64, ids, i, item(INT32, source.ids, start + i * step))
-    any_invalid = False
     for i in range(n):
+        put(INT64, ids, i, id_item(source, start + i * step))
+    any_invalid = False
+    for i in range(n):  # apart from the above, so that it runs in vector instructions
         invalid = np.uint64(item(INT64, ids, i)) >= np.uint64(limit)
         any_invalid |= invalid
         put(INT64, ids, i, -1 if invalid else item(INT64, ids, i))

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..layout import (
     BASE,
     BITS,
@@ -23,7 +25,7 @@ from ..layout import (
     STRIDE,
 )
 from .compiled import inner, kernel
-from .memory import INT64, item
+from .memory import INT32, INT64, item
 
 VALID, INVALID_IDS, MISFIT = range(3)  # what a kernel returns: the last if the layout names rows that do not exist
 BLOCK = 64  # ids at a time: all their rows are prefetched before the first is used
@@ -61,6 +63,14 @@ class Source(NamedTuple):
     offsets: int = 0  # int64 [F * B + 1] of jagged ids; this and the following are 0 for a lookup
     entries: int = 0  # int32 [V]: the batch entry of each jagged id
     factors: int = 0  # [V], in the accumulator's dtype: what each jagged id's vector is multiplied by
+
+
+@inner
+def id_item(source, position):
+    """An id of the batch."""
+    if source.ids_are_int64:
+        return item(INT64, source.ids, position)
+    return np.int64(item(INT32, source.ids, position))
 
 
 @inner
