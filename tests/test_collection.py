@@ -213,6 +213,11 @@ TWO = EmbeddingCollection(EQUAL[:2])
 IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
 
 
+def named(*a: torch.Tensor) -> dict[str, object]:
+    """Ids by feature, of which ``a`` is the first."""
+    return {TWO.features[0]: a, TWO.features[1]: IDS[:1]}
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -230,6 +235,9 @@ IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
         (lambda: TWO(IDS, OFFSETS.float()), TypeError, r"offsets dtype \(torch.float32\) must be"),
         (lambda: TWO(IDS, OFFSETS, torch.ones(2)), ValueError, r"per_sample_weights \(2,\) must have the shape of ids"),
         (lambda: TWO(IDS, OFFSETS, IDS), TypeError, r"per_sample_weights \(torch.int64\) must be a floating-point Ten"),
+        (lambda: TWO(named(IDS[:1], OFFSETS[:2], torch.ones(1))), ValueError, r"ids\['a'\] has 3 entries but"),
+        (lambda: TWO(named(IDS[None], OFFSETS[:2])), ValueError, r"ids\['a'\]\[0\] has shape \(1, 3\) but"),
+        (lambda: TWO(named(IDS[:1], OFFSETS[:2].float())), TypeError, r"ids\['a'\]\[1\] dtype \(torch"),
         (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
         (lambda: EmbeddingCollection([("a", 9)]), TypeError, r"tables \(\('a', 9\)\) must be Table objects"),
         (lambda: EmbeddingCollection([EQUAL[0]] * 2), ValueError, r"names of tables \('a'\) must be unique"),

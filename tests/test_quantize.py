@@ -128,3 +128,20 @@ def test_a_row_whose_scale_float16_cannot_hold_is_refused(bits, widest):
     with pytest.raises(ValueError, match=rf"tables\.0 has numbers up to .* apart in a row: {bits} bits take"):
         quantize_(copy, bits)
     assert copy.stored.dtype == torch.float64
+
+
+@pytest.mark.parametrize("scheme", [Full(), QR(4)], ids=str)
+def test_values_are_not_set_after_quantizing(scheme):
+    table = quantize_(varied(Embedding(60, 8, scheme)))
+    assert torch.equal(table.weight, table.to_dense()) and table.weight.shape == (60, 8)
+    assert torch.equal(Embedding.from_pretrained(table).weight, table.to_dense())
+    before = table.to_dense()
+    for write in (
+        table.fit_,
+        lambda values: setattr(table, "weight", values),
+        lambda values: setattr(table, "weight", torch.nn.Parameter(values)),
+        lambda _: table.reset_parameters(),
+    ):
+        with pytest.raises(ValueError, match="a module of 8 bits takes no new values: set them before quantize_"):
+            write(torch.ones(60, 8))
+    assert torch.equal(table.to_dense(), before)

@@ -107,24 +107,24 @@ def check_ids(ids: Tensor, argument: str) -> None:
         raise TypeError(f"{argument} dtype ({ids.dtype}) must be torch.int32 or torch.int64")
 
 
-def check_offsets(offsets: Tensor, num_ids: int) -> Tensor:
+def check_offsets(offsets: Tensor, num_ids: int, name: str = "offsets") -> Tensor:
     """``offsets`` must start at 0, not decrease, and end within the ids; returns them as int64."""
-    check_ids(offsets, "offsets")
+    check_ids(offsets, name)
     if offsets.dim() != 1:
-        raise ValueError(f"offsets has shape {tuple(offsets.shape)} but must be 1-D")
+        raise ValueError(f"{name} has shape {tuple(offsets.shape)} but must be 1-D")
     offsets = offsets.long()
     if offsets.device.type == "cpu" and torch.compiler.is_compiling():
-        torch._assert_async((offsets[:1] == 0).all(), "offsets[0] must be 0")
+        torch._assert_async((offsets[:1] == 0).all(), f"{name}[0] must be 0")
         rising = offsets == offsets.cummax(0).values  # diff would make the compiler require three offsets or more
-        torch._assert_async(rising.all(), "offsets must not decrease")
-        torch._assert_async((offsets[-1:] <= num_ids).all(), "offsets[-1] must be at most the number of ids")
+        torch._assert_async(rising.all(), f"{name} must not decrease")
+        torch._assert_async((offsets[-1:] <= num_ids).all(), f"{name}[-1] must be at most the number of ids")
     elif offsets.device.type == "cpu" and len(offsets):
         if offsets[0] != 0:
-            raise ValueError(f"offsets[0] ({int(offsets[0])}) must be 0")
+            raise ValueError(f"{name}[0] ({int(offsets[0])}) must be 0")
         if (offsets.diff() < 0).any():
-            raise ValueError(f"offsets ({offsets.tolist()[:8]}...) must not decrease")
+            raise ValueError(f"{name} ({offsets.tolist()[:8]}...) must not decrease")
         if offsets[-1] > num_ids:
-            raise ValueError(f"offsets[-1] ({int(offsets[-1])}) must be at most the number of ids ({num_ids})")
+            raise ValueError(f"{name}[-1] ({int(offsets[-1])}) must be at most the number of ids ({num_ids})")
     return offsets
 
 

@@ -161,10 +161,7 @@ class EmbeddingCollection(Tables):
         if not isinstance(ids, Tensor) and isinstance(ids, Mapping):
             if offsets is not None:
                 raise ValueError("offsets must be None where ids are given by feature")
-            signed = {
-                name: (self._signed(column[0]), column[1]) if isinstance(column, tuple) else self._signed(column)
-                for name, column in ids.items()
-            }
+            signed = {name: self._signed_column(name, column) for name, column in ids.items()}
             ids, offsets = by_feature(signed, self.features)
         ids = self._signed(ids)
         check_ids(ids, "ids")
@@ -189,6 +186,13 @@ class EmbeddingCollection(Tables):
             return out.flatten(1)
         shape = (out.shape[0], len(self.embedding_dims), self.embedding_dims[0])
         return out if out.shape == shape else out.view(shape)
+
+    def _signed_column(self, feature: str, column: Any) -> Any:
+        if not isinstance(column, tuple):
+            return self._signed(column)
+        if len(column) != 2:
+            raise ValueError(f"ids[{feature!r}] has {len(column)} entries but must be a pair of values and offsets")
+        return self._signed(column[0]), column[1]
 
     def row_numbers(self, ids: Tensor) -> Tensor:
         """The rows of ``stored`` whose sum is the vector of each id, ``[B, F, K]``; -1 where there is no row.
@@ -280,7 +284,9 @@ def _bags(column: Tensor | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Te
     if isinstance(column, tuple):
         values, offsets = column
         check_ids(values, f"{name}[0]")
-        offsets = check_offsets(offsets, len(values))
+        if values.dim() != 1:
+            raise ValueError(f"{name}[0] has shape {tuple(values.shape)} but must be 1-D")
+        offsets = check_offsets(offsets, len(values), f"{name}[1]")
         return values, torch.cat([offsets, offsets.new_tensor([len(values)])]).diff()
     check_ids(column, name)
     if column.dim() not in (1, 2):

@@ -90,12 +90,13 @@ class Embedding(Tables):
     def weight(self) -> Tensor:
         """The full table that this module represents, ``[n, D]``, composed when read; differentiable.
 
-        It is ``[n, K, D]`` for feature generation. For a full table whose ids are not permuted it is the parameter
-        ``stored`` itself. Otherwise, assigning a table (``module.weight = values``) fits the stored rows to it, and
-        writing into the composed tensor raises, since the write would be lost.
+        It is ``[n, K, D]`` for feature generation. For a full table whose ids are not permuted and whose rows are not
+        quantized it is the parameter ``stored`` itself. Otherwise, assigning a table (``module.weight = values``) fits
+        the stored rows to it, and writing into the composed tensor raises, since the write would be lost.
         """
         self.updates.flush_()
-        return self.live_stored if self.is_full() else self.dense().as_subclass(ComposedWeight)
+        is_stored = self.is_full() and not self.bits
+        return self.live_stored if is_stored else self.dense().as_subclass(ComposedWeight)
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -108,7 +109,7 @@ class Embedding(Tables):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As in ``nn.Module``. For a full table, ``weight`` means ``stored``; other tables are fitted to ``param``."""
         if name == "weight":
-            if not self.is_full():
+            if not self.is_full() or self.bits:
                 self._set_weight(param)
                 return
             if param is None or param.shape != self.live_stored.shape:
@@ -120,7 +121,7 @@ class Embedding(Tables):
         shape = (self.num_embeddings, self.embedding_dim)
         if not isinstance(value, Tensor) or value.shape != shape:
             self._refuse_weight(value)
-        elif self.is_full():
+        elif self.is_full() and not self.bits:
             with torch.no_grad():
                 self.stored.copy_(value)
         else:
@@ -157,6 +158,7 @@ class Embedding(Tables):
         if queries.dim() == 0 or queries.shape[-1] != self.embedding_dim:
             shape = tuple(queries.shape)
             raise ValueError(f"queries has shape {shape} but must end with embedding_dim ({self.embedding_dim})")
+        check_int("block", block)
         ids = torch.arange(self.num_embeddings, device=self.live_stored.device)
         flat = queries.reshape(-1, self.embedding_dim)
         scores = [checkpoint(self._score, flat, part, use_reentrant=False) for part in ids.split(block)]
@@ -241,13 +243,15 @@ class Embedding(Tables):
             frequencies: how often each id occurs, ``[n]``: the weight of its error. If None, all weights are equal.
 
         Raises:
-            ValueError: if ``embeddings`` or ``frequencies`` does not fit, or the scheme has no such fit (``Path``).
+            ValueError: if ``embeddings`` or ``frequencies`` does not fit, the scheme has no such fit (``Path``), or
+                rows are quantized.
 
         >>> from quorem import QR
         >>> table, trained = Embedding(1000, 16, QR(num_collisions=4)), torch.nn.Embedding(1000, 16)
         >>> bool(torch.dist(table.fit_(trained).weight, trained.weight) < trained.weight.norm())
         True
         """
+        self._check_writable()
         dense = trained_table(embeddings)
         with torch.no_grad():
             tables = [*self.tables(), *(table for extents in self.pools.values() for table in self._views(extents))]

@@ -160,7 +160,11 @@ class StoredTables(nn.Module):
 
         Args:
             method: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``).
+
+        Raises:
+            ValueError: if rows are quantized.
         """
+        self._check_writable()
         self.register_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
             init.init_(self.tables(t), spec, method, std=self.start_std([t]))
@@ -171,6 +175,10 @@ class StoredTables(nn.Module):
             init.pool_(self._views(extents), [self.specs[t] for t in members], std=self.start_std(members))
         for group in self._path_networks():
             group.reset_parameters()
+
+    def _check_writable(self) -> None:
+        if self.bits:
+            raise ValueError(f"a module of {self.bits} bits takes no new values: set them before quantize_")
 
     def pool_members(self, pool: str) -> list[int]:
         """The tables that share a pool, in the order in which it numbers their cold ids."""

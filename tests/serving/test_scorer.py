@@ -231,6 +231,10 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
         quorem.load(tmp_path / "run")
     with pytest.raises(ValueError, match=r"table \('user'\) must be None for a run"):
         quorem.load(folder / "run", table="user")
+    with pytest.raises(
+        ValueError, match=r"unknown \('missing'\) must be 'error' for a file: only a run has a vocabulary"
+    ):
+        quorem.load(folder / "run" / "model.safetensors", unknown="missing")
     with pytest.raises(ValueError, match=r"log \([0-9a-f]+\) must be the data that .*run was trained on"):
         Scorer(folder / "run").evaluate(log)
     with pytest.raises(ValueError, match=r"unknown \('rest'\) must be 'error' or 'missing'"):

@@ -42,6 +42,8 @@ def load(
     4064
     """
     if not Path(path).is_dir():
+        if unknown != "error":
+            raise ValueError(f"unknown ({unknown!r}) must be 'error' for a file: only a run has a vocabulary")
         return model_file.load(path, table=table, verify=verify)
     from .scorer import Scorer
 
