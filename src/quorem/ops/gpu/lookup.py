@@ -2,6 +2,7 @@
 
 from typing import Any, Unpack
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -50,6 +51,7 @@ from .rows import (
 
 TABLE_PART_COLUMNS = tl.constexpr(host_table.TABLE_PART_COLUMNS)
 BY_STRIDE, BY_SIZE, SHIFTS = map(tl.constexpr, (host_table.BY_STRIDE, host_table.BY_SIZE, host_table.SHIFTS))
+RowFields = tuple[Tensor, Tensor | None, int, int, torch.dtype]  # of ``StoredRows``: a plain tuple is made faster
 MANY_VECTORS = 2**18  # from so many on, a program handles more of them if they are narrow
 
 
@@ -240,17 +242,20 @@ def lookup(
     **codes: Unpack[CodeOptions],
 ) -> Any:
     """``ops.lookup.lookup`` in one launch."""
+    rows: RowFields | None = None
     if codes:
         rows = coded_rows(stored, **codes)
         host = None if rows is None else checked_rows(stored, layout)
     else:
-        rows, host = StoredRows(stored, None, stored.shape[1], 0, stored.dtype), fused_layout(stored, layout)
+        rows, host = (stored, None, stored.shape[1], 0, stored.dtype), fused_layout(stored, layout)
     if rows is None or host is None:
         return NotImplemented
-    return _vectors(batch.ids, rows, host, invalid) if batch.offsets is None else _pooled(batch, rows, layout, host)
+    if batch.offsets is None:
+        return _vectors(batch.ids, rows, host, invalid)
+    return _pooled(batch, StoredRows(*rows), layout, host)
 
 
-def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | None) -> Tensor:
+def _vectors(ids: Tensor, rows: RowFields, host: HostLayout, invalid: Tensor | None) -> Tensor:
     """The vectors ``[B, S, W]`` of single ids."""
     stored, ends, width, bits, dtype = rows
     num_slots, (size, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
@@ -268,7 +273,7 @@ def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | 
         launch(
             lookup_kernel, (cdiv(size * num_slots, block),),
             ids, stored, ends, out, invalid, host.table, host.maps, size, stride, S=num_slots, W=width,
-            K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
+            K=host.num_parts, T=block, C=columns, ACC=StoredRows(*rows).accumulator,
             COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
         )  # fmt: skip
 
