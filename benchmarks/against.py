@@ -16,22 +16,18 @@ may end in .json or .csv. The exit code is 1 if a ratio is above ``--limit``.
 
 import argparse
 import csv
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 MODES = ("forward", "step", "step_amsgrad")
 SCHEMES = ("QR(4)", "GeneralizedQR(3)", "ChineseRemainder(3)", "Path(4, (64,))", "Full()")
-ROTATION = 4  # batches of ids that a measurement goes round
-STEPS = 3  # taken before the first sample, on each batch
 
 
 class Worker:
@@ -44,7 +40,7 @@ class Worker:
         threading = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
         environment = {**os.environ, **threading, "PYTHONPATH": str(source.resolve())}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", *([] if core is None else ["--core", str(core)])],
+            [sys.executable, Path(__file__).with_name("against_worker.py"), *([] if core is None else [str(core)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -121,153 +117,6 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def draw_ids(cardinalities: Sequence[int], batch: int, seed: int) -> Any:
-    """Log-uniform ids, as ``quorem bench --ids zipf`` draws them; written again so that both trees get the same."""
-    import torch
-
-    n = torch.tensor(cardinalities, dtype=torch.float64)
-    u = torch.rand(batch, len(n), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return torch.minimum(((n + 1) ** u - 1).long(), n.long() - 1)
-
-
-class Cell:
-    """What a worker measures: one module and one operation on a few batches."""
-
-    def __init__(
-        self, mode: str, scheme: str, dim: int, batch: int, scale: float, device: str, threads: int, clock: str
-    ) -> None:
-        import torch
-
-        import quorem
-        from quorem.data.shape import scaled_cardinalities
-
-        torch.set_num_threads(threads)
-        self.device = torch.device(device)
-        self.clock = time.process_time if clock == "processor" else time.perf_counter
-        cardinalities = scaled_cardinalities(scale)
-        names = {name: getattr(quorem, name) for name in ("QR", "GeneralizedQR", "ChineseRemainder", "Path", "Full")}
-        torch.manual_seed(0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tables that stay full
-            tables = [quorem.Table(f"C{i}", n, dim, eval(scheme, names)) for i, n in enumerate(cardinalities)]
-            self.module = quorem.EmbeddingCollection(tables, device=device)
-        self.ids = [draw_ids(cardinalities, batch, seed).to(device) for seed in range(ROTATION)]
-        self.runs: list[Callable[[], Any]] = [self._operation(mode, ids) for ids in self.ids]
-        for _ in range(STEPS):
-            for run in self.runs:
-                run()
-        self.replay = self._captured() if self.device.type == "cuda" else None
-
-    def _operation(self, mode: str, ids: Any) -> Callable[[], Any]:
-        import torch
-
-        import quorem
-
-        if mode == "forward":
-            return torch.no_grad()(lambda: self.module(ids))
-        if not hasattr(self, "rest"):
-            rule = quorem.optim.AMSGrad if mode == "step_amsgrad" else quorem.optim.Adagrad
-            quorem.optim.apply_in_backward(self.module, rule, lr=0.01)
-            networks = [p for group in self.module.paths for p in group.parameters()]
-            self.rest = [rule(networks, lr=0.01)] if networks else []
-        with torch.no_grad():
-            shape = self.module(ids[:1]).shape[1:]
-        draw = torch.Generator().manual_seed(len(ids))
-        grad = (torch.randn(len(ids), *shape, generator=draw) / len(ids)).to(self.device)
-
-        def step() -> None:
-            self.module(ids).backward(grad)
-            for optimizer in self.rest:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-
-        return step
-
-    def _captured(self) -> Callable[[], Any]:
-        import torch
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for run in self.runs * 2:
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for run in self.runs:
-                run()
-        return graph.replay
-
-    def digest(self) -> str:
-        """Of the vectors that the module gives."""
-        import torch
-
-        with torch.no_grad():
-            vectors = self.module(self.ids[0]).float().cpu().contiguous()
-        return hashlib.sha256(vectors.numpy().tobytes()).hexdigest()
-
-    def time(self, graph: bool, runs: int) -> tuple[float, float]:
-        """Microseconds of one operation, over ``runs`` rounds of the batches; and those on cores."""
-        import torch
-
-        def once() -> None:
-            if graph and self.replay is not None:
-                self.replay()
-            else:
-                for run in self.runs:
-                    run()
-
-        once()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        began, began_on_cores = self.clock(), time.process_time()
-        for _ in range(runs):
-            once()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds, on_cores = self.clock() - began, time.process_time() - began_on_cores
-        return seconds / (runs * ROTATION) * 1e6, on_cores / (runs * ROTATION) * 1e6
-
-
-def work(core: int | None) -> None:
-    """Answer the parent's questions until it closes the pipe."""
-    if core is not None:
-        import torch
-
-        os.sched_setaffinity(0, {core})
-        torch.autograd.set_multithreading_enabled(False)
-    cell: Cell | None = None
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints goes to stderr
-    for line in sys.stdin:
-        question = json.loads(line)
-        do = question.pop("do")
-        if do == "about":
-            import torch
-
-            import quorem
-            from quorem.data.shape import CARDINALITIES
-
-            name = torch.cuda.get_device_name() if question["device"] == "cuda" else "cpu"
-            answer = {"torch": torch.__version__, "device": name, "features": len(CARDINALITIES)}
-            answer["quorem"] = str(Path(quorem.__file__).parent)
-        elif do == "prepare":
-            cell = None  # before the next one is built
-            cell = Cell(**question)
-            answer = {"graphs": [False, True] if cell.replay else [False], "digest": cell.digest()}
-        else:
-            assert cell is not None
-            if do == "runs":
-                us, _ = cell.time(question["graph"], 1)
-                answer = {"runs": max(1, round(question["seconds"] * 1e6 / (us * ROTATION)))}
-            else:
-                us, on_cores = cell.time(question["graph"], question["runs"])
-                answer = {"us": us, "us_on_cores": on_cores}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
 def commit_of(tree: Path) -> str:
     """The commit of a tree, with a plus where its sources differ from it."""
 
@@ -293,9 +142,9 @@ def write(out: Path, made: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", type=Path, nargs="?", help="tree of the earlier commit")
-    parser.add_argument("after", type=Path, nargs="?", help="tree of the later one")
-    parser.add_argument("--out", type=Path, help="file.json or file.csv")
+    parser.add_argument("before", type=Path, help="tree of the earlier commit")
+    parser.add_argument("after", type=Path, help="tree of the later one")
+    parser.add_argument("--out", type=Path, required=True, help="file.json or file.csv")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--mode", action="append", choices=MODES, help="by default all")
     parser.add_argument("--scheme", action="append", choices=SCHEMES, help="by default QR(4)")
@@ -310,12 +159,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--commits", nargs=2, metavar=("BEFORE", "AFTER"), help="of trees without a repository")
     parser.add_argument("--limit", type=float, default=1.05, help="largest ratio that passes")
     parser.add_argument("--pin", action="store_true", help="both trees on one core, each in one thread")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not options.worker and None in (options.before, options.after, options.out):
-        parser.error("two trees and --out are needed")
-    return options
+    return parser.parse_args()
 
 
 def started(options: argparse.Namespace, process: int) -> tuple[Worker, Worker]:
@@ -327,9 +171,6 @@ def started(options: argparse.Namespace, process: int) -> tuple[Worker, Worker]:
 
 def main() -> None:
     options = arguments()
-    if options.worker:
-        work(options.core)
-        return
     on_gpu = options.device == "cuda"
     dims = options.dim or ([16, 64] if on_gpu else [16])
     batches = options.batch or ([128, 2048, 16384, 65536] if on_gpu else [128, 2048, 16384])
