@@ -145,3 +145,15 @@ def test_values_are_not_set_after_quantizing(scheme):
         with pytest.raises(ValueError, match="a module of 8 bits takes no new values: set them before quantize_"):
             write(torch.ones(60, 8))
     assert torch.equal(table.to_dense(), before)
+
+
+def test_sample_weights_that_are_learned_are_refused_where_their_gradient_would_be_lost():
+    ids, weights = torch.tensor([[1, 2]]), torch.ones(1, 2, requires_grad=True)
+    bags = quantize_(EmbeddingBag(60, 8, QR(4), mode="sum"))
+    with pytest.raises(ValueError, match="per_sample_weights must not require a gradient if rows are quantized"):
+        bags(ids, None, weights)
+    with torch.no_grad():
+        assert torch.equal(bags(ids, None, weights), bags(ids))
+    paths = quantize_(EmbeddingBag(60, 8, Path(4, (6,), force=True), mode="sum"))  # whose networks are not quantized
+    paths(ids, None, weights).sum().backward()
+    torch.testing.assert_close(weights.grad, paths.to_dense()[ids].sum(-1))

@@ -46,8 +46,11 @@ def lookup(
         invalid: a count to which the number of ids out of range is added, if these do not raise.
 
     Raises:
-        ValueError: if rows of bytes are trained and the sample weights want a gradient too.
+        ValueError: if rows are bytes and the sample weights want a gradient.
     """
+    weights = batch.sample_weights
+    if "bits" in options and weights is not None and weights.requires_grad and torch.is_grad_enabled():
+        raise ValueError("per_sample_weights must not require a gradient if rows are quantized: detach them")
     if updates.lagging is not None:
         updates.catch_up_(batch, stored, layout)
     eager, collector = is_eager(), updates.collector
@@ -59,13 +62,11 @@ def lookup(
         collector = updates.collector_of(stored)
     args = (batch, stored, layout) if invalid is None else (batch, stored, layout, invalid)
     if collector is not None:
-        read, weights = Lookup(batch, layout), batch.sample_weights
+        read = Lookup(batch, layout)
         if weights is None or not _differentiated(weights, eager=eager):
             return collector.read(partial(call, "lookup", *args, **options), read)
-        if "bits" in options:
-            raise ValueError("per_sample_weights must not require a gradient if rows are trained in 8 bits")
         return collector.read(_Lookup.apply(*batch, stored.detach(), *layout, None, options["names"], False), read)
-    if "bits" in options or not _differentiated(stored, batch.sample_weights, eager=eager):
+    if "bits" in options or not _differentiated(stored, weights, eager=eager):
         return call("lookup", *args, **options)
     is_sparse = sparse and _may_be_sparse()
     function = _Lookup.apply
