@@ -63,7 +63,7 @@ def plan(
         planned = planner.plan(model_in(target), budget, optimizer=state)
     else:
         prepared, console = Prepared(target), Console()
-        dtypes = planning.ROW_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
+        dtypes = planning.TRIED_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
         if search:
             planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, console=console)
         else:

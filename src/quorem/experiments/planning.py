@@ -16,7 +16,7 @@ from ..training.model import data_identity
 from ..training.tables import counted_tables
 
 PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=3), Rule(rarely=5))
-ROW_DTYPES = (torch.float32, torch.bfloat16)  # the second if not all ids seen more than once get a row in the first
+TRIED_DTYPES = (torch.float32, torch.bfloat16)  # the second if not all ids seen more than once get a row in the first
 SEARCH_ROWS = 200_000  # the most rows of a search, which also uses at most half of the training rows
 WORKERS = 2  # models that train at a time
 
@@ -27,7 +27,7 @@ def plan(
     embedding_dim: int,
     *,
     optimizer: Optimizer | None,
-    dtypes: Sequence[torch.dtype] = ROW_DTYPES,
+    dtypes: Sequence[torch.dtype] = TRIED_DTYPES,
     rule: Rule = Rule(),  # noqa: B008
 ) -> Plan:
     """Plan the tables of prepared data by how often ids occur in the training rows.
@@ -70,7 +70,7 @@ def search(
     embedding_dim: int,
     *,
     optimizer: Optimizer | None,
-    dtypes: Sequence[torch.dtype] = ROW_DTYPES,
+    dtypes: Sequence[torch.dtype] = TRIED_DTYPES,
     console: Console,
 ) -> Plan:
     """The best of a few plans with different rules: DLRM is trained on a part of the rows, and validation decides.

@@ -54,7 +54,7 @@ class Operators(Protocol):
         """``"relu"`` or ``"sigmoid"`` of the numbers."""
 
 
-class Composed(NamedTuple):
+class ComposedVectors(NamedTuple):
     """Composed vectors ``[N, G, W]``, and masks ``[N, G]``."""
 
     vectors: Value
@@ -62,7 +62,7 @@ class Composed(NamedTuple):
     is_padding: Value | None  # None if no table has padding
 
 
-def composed(operators: Operators, ids: Value, group: FeatureGroup, *, with_nan: bool = False) -> Composed:
+def composed(operators: Operators, ids: Value, group: FeatureGroup, *, with_nan: bool = False) -> ComposedVectors:
     """Vectors of int64 ``ids`` ``[N, G]`` of one group.
 
     Ids out of range give the vector of another id, which the caller replaces. With ``with_nan``, and if rows are added
@@ -97,10 +97,10 @@ def composed(operators: Operators, ids: Value, group: FeatureGroup, *, with_nan:
     if group.padding is not None:
         is_padding = ids == operators.constant(group.padding)
         is_padding = is_padding if in_range is None else is_padding & in_range  # the id -1 is not padding
-    return Composed(vectors, None if by_row or group.unknown_ids != "error" else in_range, is_padding)
+    return ComposedVectors(vectors, None if by_row or group.unknown_ids != "error" else in_range, is_padding)
 
 
-def filled(operators: Operators, vectors: Composed, unknown_vector: UnknownVector) -> Value:
+def filled(operators: Operators, vectors: ComposedVectors, unknown_vector: UnknownVector) -> Value:
     """The vectors, with zeros for padding, and NaN or zeros for ids out of range."""
     result, fill = vectors.vectors, float("nan") if unknown_vector == "nan" else 0.0
     if vectors.in_range is not None:

@@ -14,7 +14,7 @@ from ..collection import EmbeddingCollection
 from ..models.network import Network
 from ..store.model_file import tables_in
 from ..tables import Tables
-from .composition import Composed, composed, filled
+from .composition import ComposedVectors, composed, filled
 from .groups import FeatureGroup, columns_in_order, groups_of, joined_tables
 from .plain_rows import PlainRows, QuantizedRows, TensorOperators
 from .signature import UnknownVector, compute_dtype, output_shape
@@ -71,7 +71,7 @@ class PlainTables(nn.Module):
     def _pooled(
         self,
         group: FeatureGroup,
-        looked_up: Composed,
+        looked_up: ComposedVectors,
         bag: tuple[Tensor, Tensor],
         batch: int,
         weights: Tensor | None,

@@ -111,7 +111,7 @@ def clocked_work(monkeypatch):
     """A function that does some work, with a given number of seconds for a number of threads; returns the number."""
     clock = [0.0]
     monkeypatch.setattr(threads.time, "perf_counter", lambda: clock[0])
-    choice = threads.Choice(4)
+    choice = threads.ThreadChoice(4)
 
     def work(seconds):
         with threads._Call(choice, 1000) as number:

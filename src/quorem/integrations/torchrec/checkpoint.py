@@ -17,7 +17,7 @@ from torchrec.distributed.model_parallel import get_unwrapped_module
 from ...saved import meaning
 from ...tables import Tables
 from .names import collections
-from .state import Optimizers, State, state_of, targets_of
+from .state import NamedTensors, Optimizers, state_of, targets_of
 
 STEP = "step"
 MEANING = "meaning."
@@ -85,12 +85,12 @@ def load(path: str | Path, model: nn.Module, optimizers: Optimizers = ()) -> int
     return int(step)
 
 
-def _load(path: str | Path, tensors: State) -> None:
+def _load(path: str | Path, tensors: NamedTensors) -> None:
     with torch.no_grad(), _quiet():
         state_dict_loader.load(tensors, checkpoint_id=path, no_dist=not dist.is_initialized())
 
 
-def _meanings(model: nn.Module) -> State:
+def _meanings(model: nn.Module) -> NamedTensors:
     """A checksum of how each table maps ids to rows, so that tables of equal shapes are not confused."""
     specs = {f"{prefix}tables.{f.table}": f.spec for prefix, c in collections(model) for f in c.rows.features}
     for name, module in get_unwrapped_module(model).named_modules():

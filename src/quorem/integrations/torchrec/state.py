@@ -18,11 +18,11 @@ from ...saved_paths import NetworkLayer, network_layers
 from ...tables import Tables
 from .names import collections, id_lists, split_rows, table_rows
 
-State = dict[str, Any]  # tensors and sharded tensors, by name
+NamedTensors = dict[str, Any]  # tensors and sharded tensors, by name
 Optimizers = Sequence[torch.optim.Optimizer]
 
 
-def weights(model: nn.Module) -> State:
+def weights(model: nn.Module) -> NamedTensors:
     """Every weight of a model, sharded or not, by its plan-independent name; writing to one changes the model.
 
     >>> from quorem import QR, Table
@@ -30,7 +30,7 @@ def weights(model: nn.Module) -> State:
     >>> list(weights(EmbeddingBagCollection([Table("user", 1000, 16, QR(4, operation="add"))])))
     ['tables.user.0', 'tables.user.1']
     """
-    state: State = dict(model.state_dict())
+    state: NamedTensors = dict(model.state_dict())
     for prefix, collection in collections(model):
         for key, rows in table_rows(collection).items():
             parts = split_rows(state.pop(prefix + key), rows)
@@ -42,7 +42,7 @@ def weights(model: nn.Module) -> State:
     return state
 
 
-def state_of(model: nn.Module, optimizers: Optimizers = ()) -> State:
+def state_of(model: nn.Module, optimizers: Optimizers = ()) -> NamedTensors:
     """Weights and optimizer state by plan-independent names; those of optimizer state start with ``optimizer.``.
 
     Args:
@@ -70,7 +70,7 @@ def state_of(model: nn.Module, optimizers: Optimizers = ()) -> State:
 class Targets:
     """Where a state is loaded to: tensors to fill, and functions to call once they are filled."""
 
-    tensors: State
+    tensors: NamedTensors
     finish: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -149,7 +149,7 @@ def copy_state_(
         finish()
 
 
-def gathered(state: State) -> dict[str, Tensor]:
+def gathered(state: NamedTensors) -> dict[str, Tensor]:
     """The state with every sharded tensor gathered, on every rank; a rank may have names that others do not have."""
     if not any(isinstance(value, ShardedTensor) for value in state.values()):  # the same on all ranks
         return state
@@ -183,12 +183,12 @@ def _part(value: Tensor, shard: Any) -> Tensor:
     return value
 
 
-def _fused_state(model: nn.Module) -> State:
+def _fused_state(model: nn.Module) -> NamedTensors:
     """The state of the fused optimizers of sharded tables; each rank has the state of its own tables."""
     if not isinstance(model, DistributedModelParallel):
         return {}
     fused = model.fused_optimizer.state_dict()["state"]
-    state: State = {}
+    state: NamedTensors = {}
     for prefix, collection in collections(model):
         for key, rows in table_rows(collection).items():
             values = {name.rpartition(".")[2]: value for name, value in fused.get(prefix + key, {}).items()}
@@ -215,7 +215,7 @@ class Named:
     cut: Callable[[Tensor], Sequence[Tensor]]
     extents: Sequence[Extent] = ()  # extents of the stored tables, in quorem's own modules
 
-    def parts(self, key: str, value: Tensor) -> State:
+    def parts(self, key: str, value: Tensor) -> NamedTensors:
         """The parts of the optimizer's tensor ``key`` for the parameter, by name; each is a view."""
         parts = [value] * len(self.names) if value.dim() == 0 else self.cut(value)
         return {f"optimizer.{name}.{key}": part for name, part in zip(self.names, parts, strict=True)}

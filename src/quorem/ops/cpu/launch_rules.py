@@ -34,7 +34,7 @@ from .threads import run_tasks, threads_for
 _ONE_AREA = torch.zeros(1, dtype=torch.int64, device="cpu")  # its slot, and where it starts
 
 
-class Step(NamedTuple):
+class KernelStep(NamedTuple):
     """One step of a rule."""
 
     apply: Apply
@@ -99,7 +99,7 @@ def rows_update_(
     return None
 
 
-def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Step:
+def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> KernelStep:
     kind, address = KINDS[stored.dtype], stored.data_ptr()
     constants: Any = options["constants"]  # of the rule of ``state``
     loss_scale, clip_value = options.get("loss_scale"), options.get("clip_value")
@@ -111,12 +111,12 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Step
     finish = partial(rules.count_step, state.step.data_ptr())
     rounding = rounding_by(options.get("rounding_seed"), step)
     if isinstance(state, SGDState):
-        return Step(lambda areas: rules.sgd(kind, areas, gradient_options, address, lr, rounding), finish)
+        return KernelStep(lambda areas: rules.sgd(kind, areas, gradient_options, address, lr, rounding), finish)
     assert isinstance(state, AdagradState | RowWiseAdagradState)
     rule = rules.adagrad if isinstance(state, AdagradState) else rules.rowwise_adagrad
     rate = lr / (1 + step * constants.lr_decay)
     fixed = (gradient_options, address, state.sum.data_ptr(), rate, constants.eps, rounding)
-    return Step(lambda areas: rule(kind, areas, *fixed), finish)
+    return KernelStep(lambda areas: rule(kind, areas, *fixed), finish)
 
 
 def _adam_step(
@@ -126,7 +126,7 @@ def _adam_step(
     constants: Any,
     gradient_options: tuple[float, ...],
     seed: int | None,
-) -> Step:
+) -> KernelStep:
     kind, address, (num_rows, width) = KINDS[stored.dtype], stored.data_ptr(), stored.shape
     t, averages = int(state.step) + 1, averages_of(state)
     beta1, beta2, eps = constants.beta1, constants.beta2, constants.eps
@@ -150,4 +150,4 @@ def _adam_step(
         replay.catch_up_rows(kind, address, width, num_rows, 0, averages, *lagging, *turn)
         replay.advance(state.step.data_ptr(), lr, *lagging, state.max_exp_avg_sq is not None)
 
-    return Step(lambda areas: rules.adam(kind, areas, *fixed), finish)
+    return KernelStep(lambda areas: rules.adam(kind, areas, *fixed), finish)

@@ -23,7 +23,7 @@ _WORSE = 1.5  # times this much longer than when the choice was made: the machin
 _FEWEST_CALLS, _MOST_CALLS = 32, 256  # from one choice to the next trials
 
 
-class Choice:
+class ThreadChoice:
     """How many threads one kind of work takes: one, or as many as allowed, whichever was quicker in recent calls.
 
     A thread gains nothing where waking it takes longer than the work, or where other processes have the cores. So each
@@ -93,7 +93,7 @@ class _Call:
 
     __slots__ = ("_began", "_choice", "_elements", "_several")
 
-    def __init__(self, choice: Choice, elements: int) -> None:
+    def __init__(self, choice: ThreadChoice, elements: int) -> None:
         self._choice, self._elements = choice, elements
 
     def __enter__(self) -> int:
@@ -117,7 +117,7 @@ class _SmallCall:
 
 
 _SMALL_CALL = _SmallCall()
-_choices: dict[tuple[str, int, int], Choice] = {}
+_choices: dict[tuple[str, int, int], ThreadChoice] = {}
 
 
 def threads_for(work: str, elements: int) -> _Call | _SmallCall:
@@ -126,7 +126,7 @@ def threads_for(work: str, elements: int) -> _Call | _SmallCall:
     if num_grains <= 1 or (most := min(torch.get_num_threads(), num_grains)) == 1:
         return _SMALL_CALL
     key = (work, elements.bit_length(), most)
-    return _Call(_choices.get(key) or _choices.setdefault(key, Choice(most)), elements)
+    return _Call(_choices.get(key) or _choices.setdefault(key, ThreadChoice(most)), elements)
 
 
 def run_tasks(worker: Callable[[], Callable[..., int | None]], tasks: Iterable[tuple[int, ...]], threads: int) -> int:
