@@ -152,7 +152,7 @@ class EmbeddingCollection(Tables):
                 of one length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B + 1]``; ``[B]`` will do if a
                 feature without offsets tells B.
             offsets: where each bag starts, ``[F * B + 1]``, feature by feature.
-            per_sample_weights: a weight for each of the values.
+            per_sample_weights: a weight for each of the values, in the order of the collection's features.
 
         Raises:
             ValueError: if shapes, offsets or names do not fit.

@@ -37,6 +37,7 @@ class Scorer:
 
     >>> import tempfile
     >>> from quorem.data import ClickLog, synthesize
+    >>> from quorem.training.config import RunConfig
     >>> from quorem.training.loop import train
     >>> folder = tempfile.mkdtemp()
     >>> data = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=1), 300, f"{folder}/log")

@@ -41,8 +41,9 @@ def test_a_long_compilation_is_announced_once(quiet, lines, monkeypatch, capsys)
     announced = notice.Notice()
     numba.core.event.register("numba:compile", announced)
     try:
-        for function in (lambda x: x + 1, lambda x: x + 2, lambda x: x + 3):
-            dispatcher = numba.njit(function)
+        functions = (lambda x: x + 1, lambda x: x + 2, lambda x: x + 3)
+        dispatchers = [numba.njit(function) for function in functions]  # all alive, so that no id is used twice
+        for function, dispatcher in zip(functions, dispatchers, strict=True):
             if function(0) < 3:  # the third is not a kernel
                 announced.kernels.add(id(dispatcher))
             before = announced.seconds
