@@ -376,3 +376,43 @@ def test_rows_are_sorted_by_any_type_of_time(tmp_path, kind):
     options = {"dense": ["hour"], "categorical": ["user"], "time": "when", "config": PrepareConfig(transform="none")}
     table = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", **options)
     assert table.all.dense[:, 0].tolist() == list(range(24))
+
+
+@pytest.mark.parametrize("name", ["t[1].parquet", "t*.parquet"])
+def test_the_name_of_a_file_is_no_pattern(tmp_path, name):
+    other = pl.DataFrame({"click": [0, 1] * 4, "user": ["other"] * 8})
+    other.write_parquet(tmp_path / "t1.parquet")
+    other.with_columns(user=pl.lit("this")).write_parquet(tmp_path / name)
+    data = prepare_table(tmp_path / name, tmp_path / "out[1]", label="click", categorical=["user"])
+    assert data.num_rows == 8 and data.vocabulary("user") == [None, "this"]
+
+
+def test_a_column_with_brackets(tmp_path):
+    (tmp_path / "t.csv").write_text("click,[a]*\n" + "0,x\n1,y\n" * 4)
+    data = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="click", categorical=["[a]*"])
+    assert data.vocabulary("[a]*") == [None, "x", "y"]
+
+
+def test_columns_that_cannot_be_stored(tmp_path):
+    long = "a" * 241
+    (tmp_path / "t.csv").write_text(f'click,"two\nlines",{long},\n' + "0,x,y,17\n1,y,z,18\n" * 4)
+    for name, rule in (("two\nlines", "of one line"), (long, "must have a shorter name: it names files, by 241")):
+        with pytest.raises(ValueError, match=rule):
+            prepare_table(tmp_path / "t.csv", tmp_path / "out", label="click", categorical=[name])
+    with pytest.raises(ValueError, match=r"names of columns \('two.nlines'\) must be .* of one line"):
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="click")
+    unnamed = infer_columns(tmp_path / "t.csv", [""])
+    assert [(column.kind, column.reason) for column in unnamed] == [("none", "it has no name")]
+    assert os.listdir(tmp_path) == ["t.csv"]
+
+
+def test_files_of_other_kinds(tmp_path):
+    rows = pl.DataFrame({"click": [0, 1] * 4, "user": ["x"] * 8})
+    rows.write_parquet(tmp_path / "t.pq")
+    rows.write_ipc(tmp_path / "t.arrow")
+    for name, kind in (("t.pq", "a Parquet"), ("t.arrow", "an Arrow")):
+        with pytest.raises(ValueError, match=rf"{name} is {kind} file, but must be CSV, or Parquet with a name"):
+            infer_columns(tmp_path / name)
+    rows.clear().write_parquet(tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match=r"none.parquet has no rows"):
+        prepare_table(tmp_path / "none.parquet", tmp_path / "out", label="click")

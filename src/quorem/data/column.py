@@ -72,7 +72,11 @@ class Column:
 
     def _groups(self) -> list[pl.DataFrame]:
         """The words and counts of each group."""
-        return [pl.read_ipc(self._file(group, "words")) for group in range(len(self.num_words))]
+        groups = []
+        for group in range(len(self.num_words)):
+            with open(self._file(group, "words"), "rb") as file:  # Polars takes "[" and "*" in a path for a pattern
+                groups.append(pl.read_ipc(file))
+        return groups
 
     def _training_counts(self, groups: Sequence[pl.DataFrame], num_train: int) -> NDArray[np.int64]:
         """How often each word of each group occurs in the first ``num_train`` values."""

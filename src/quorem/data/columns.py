@@ -16,6 +16,7 @@ from .shape import check_names
 from .text import BLOCK_BYTES, Malformed, TextBlock, TextLayout, blocks, line_ends, parse, without_head
 
 SEPARATORS = (",", ";", "\t", "|")
+BINARY = {b"PAR1\x15": "a Parquet", b"ARROW1\0": "an Arrow"}  # how such files begin
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ def infer_columns(
         if malformed.count and not frame.height:
             line, reason = malformed.first[0]
             raise ValueError(f"{source} has no line that can be read: line {line}: {reason}")
+    if not frame.height:
+        raise ValueError(f"{source} has no rows")
     return infer(frame, names, multi_separator)
 
 
@@ -182,6 +185,9 @@ def header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Tex
         raise ValueError(f"{path} is empty")
     if head.first_line in head.broken:
         raise ValueError(f"{path}: the header has a quote that is not closed, or text after a closing quote")
+    for magic, kind in BINARY.items():
+        if head.data.startswith(magic):
+            raise ValueError(f"{path} is {kind} file, but must be CSV, or Parquet with a name that ends in .parquet")
     end = int(line_ends(head.data, quoted=True)[0]) + 1
     names = [name.decode(errors="replace") for name in quoting.fields(head.data[:end], separator)]
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
@@ -192,7 +198,7 @@ def header(path: Path, separator: str, block_bytes: int) -> tuple[list[str], Tex
 def scan(path: Path) -> pl.LazyFrame:
     """A Parquet file, of which only the schema has been read."""
     try:
-        table = pl.scan_parquet(path)
+        table = pl.scan_parquet(path, glob=False)  # "[", "*" and "?" of a name stand for themselves
         table.collect_schema()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ValueError(f"{path} is not a Parquet file, or damaged: {error}") from None

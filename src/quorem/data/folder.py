@@ -23,6 +23,7 @@ from .. import files
 from .checksums import BlockChecksums, checked_bytes, of_bytes
 from .meta import FORMAT, FORMAT_VERSION
 
+LONGEST_NAME = 240  # characters of a file's name without its ending; file systems allow 255 with it
 MARK = ".quorem-partial"  # a file that marks folders that may be removed
 ARRAYS = ("labels.npy", "dense.npy", "categorical.npy")
 FOLDERS = ("bags", "counts", "raw_ids", "vocabulary")
@@ -216,10 +217,15 @@ class Folder:
 def file_name(column: str) -> str:
     """A valid file name for a column name.
 
+    Raises:
+        ValueError: if it would be too long.
+
     >>> file_name("C1"), file_name("a/b")
     ('C1', 'a%2Fb')
     """
-    return quote(column, safe=" ()[]")
+    if len(name := quote(column, safe=" ()[]")) > LONGEST_NAME:
+        raise ValueError(f"column ({column!r}) must have a shorter name: it names files, by {len(name)} characters")
+    return name
 
 
 def replaced(path: Path) -> Path:

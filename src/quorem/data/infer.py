@@ -39,6 +39,8 @@ def infer(frame: pl.DataFrame, names: Iterable[str], multi_separator: str = "|")
 
 def _kind(values: pl.Series, multi_separator: str) -> tuple[Kind, str]:
     dtype = values.dtype
+    if not values.name:
+        return "none", "it has no name"
     if dtype in (pl.List, pl.Array):
         return "list", "a list"
     if dtype.is_nested() or dtype.is_temporal() or dtype == pl.Binary:

@@ -76,7 +76,7 @@ def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | Non
 
 
 def check_names(names: Sequence[str], what: str) -> None:
-    """Raise ValueError unless ``names`` are unique and not empty."""
-    repeated = sorted(name for name, count in Counter(names).items() if not name or count > 1)
-    if repeated:
-        raise ValueError(f"{what} ({', '.join(map(repr, repeated))}) must be unique and not empty")
+    """Raise ValueError unless ``names`` are unique, not empty, and of one line each."""
+    wrong = sorted(name for name, count in Counter(names).items() if not name or "\n" in name or count > 1)
+    if wrong:
+        raise ValueError(f"{what} ({', '.join(map(repr, wrong))}) must be unique, not empty, and of one line")
