@@ -21,6 +21,7 @@ from quorem import (
     Full,
     GeneralizedQR,
     HotCold,
+    Pool,
     Table,
     optim,
 )
@@ -186,6 +187,20 @@ def test_another_scheme(saved: Embedding, match: str, strict: bool) -> None:
     with pytest.raises(RuntimeError, match=match):
         module.load_state_dict(saved.state_dict(), strict=strict)
     assert torch.equal(module.stored, before)
+
+
+@pytest.mark.parametrize("names", ["ba", "b"])
+def test_tables_of_a_pool_keep_their_order(names: str) -> None:
+    def module(names: str) -> EmbeddingCollection:
+        return EmbeddingCollection([Table(name, N, D, HotCold(5, cold=Pool(60), force=True)) for name in names])
+
+    saved = fill_(module("ab"))
+    loaded = module(names)
+    with pytest.raises(RuntimeError, match=r"tables.b holds numbers from \d+ of \d+ in pool 'pool' in the checkpoint"):
+        loaded.load_state_dict(saved.state_dict(), strict=False)
+    same = module("ab")
+    same.load_state_dict(saved.state_dict())
+    assert torch.equal(same.to_dense()["b"], saved.to_dense()["b"])
 
 
 def test_another_index_map_is_another_scheme() -> None:

@@ -26,8 +26,8 @@ def save_tables(tables: "StoredTables", destination: dict[str, Any], prefix: str
     if has_extra_state(tables):
         destination[prefix + EXTRA_STATE] = tables.get_extra_state()
     if hasattr(destination, "_metadata"):
-        meanings = dict(zip(tables.names, meanings_of(tables), strict=True))
-        destination._metadata[prefix[:-1]] |= {"meanings": meanings, "bits": tables.bits}
+        descriptions = {"meanings": meanings_of(tables), "pool_numbers": pool_numbers_of(tables)}
+        destination._metadata[prefix[:-1]] |= {**descriptions, "bits": tables.bits}
 
 
 def load_tables(
@@ -168,19 +168,34 @@ def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list
 
 
 def _wrong_meanings(tables: "StoredTables", prefix: str, local_metadata: Mapping[str, Any]) -> list[str]:
-    saved, bits = local_metadata.get("meanings", {}), local_metadata.get("bits", tables.bits)
+    bits = local_metadata.get("bits", tables.bits)
     if bits != tables.bits:
         return [f"{prefix}tables hold numbers of {bits} bits in the checkpoint and of {tables.bits} here"]
-    return [
-        f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning} here"
-        for name, meaning in zip(tables.names, meanings_of(tables), strict=True)
-        if saved.get(name, meaning) != meaning
-    ]
+    wrong = []
+    for kind, meanings in (("meanings", meanings_of(tables)), ("pool_numbers", pool_numbers_of(tables))):
+        saved = local_metadata.get(kind, {})
+        wrong += [
+            f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning} here"
+            for name, meaning in meanings.items()
+            if saved.get(name, meaning) != meaning
+        ]
+    return wrong
 
 
-def meanings_of(tables: "StoredTables") -> list[str]:
+def meanings_of(tables: "StoredTables") -> dict[str, str]:
     """For each table, as text: which rows an id reads, how they are combined, and whether ids are raw."""
-    return [meaning(spec) + raw * ", of raw ids" for spec, raw in zip(tables.specs, tables.raw_ids, strict=True)]
+    triples = zip(tables.names, tables.specs, tables.raw_ids, strict=True)
+    return {name: meaning(spec) + raw * ", of raw ids" for name, spec, raw in triples}
+
+
+def pool_numbers_of(tables: "StoredTables") -> dict[str, str]:
+    """For each table of a pool, as text: its numbers in the pool, which follow from the tables before it."""
+    texts = {}
+    for t, spec in enumerate(tables.specs):
+        if spec.pool is not None:
+            first, mixing = tables.pool_numbering(t)
+            texts[tables.names[t]] = f"numbers from {first} of {2**mixing.bits} in pool {spec.pool.name!r}"
+    return texts
 
 
 def meaning(spec: TableSpec) -> str:

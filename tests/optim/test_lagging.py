@@ -130,6 +130,18 @@ def test_what_is_written_just_before_a_step_stays() -> None:
     pair.check()
 
 
+@pytest.mark.parametrize("other", [Adam, Adagrad])
+def test_two_optimizers_may_take_turns(other: type[RowOptimizer]) -> None:
+    pair = Pair("sparse")
+    first, pair.optimizer = pair.optimizer, other(pair.table.parameters(), lr=0.05)
+    dense, pair.truth = pair.truth, other.torch_class(pair.dense.parameters(), lr=0.05)
+    for _ in range(2):
+        pair.train()
+        first, pair.optimizer, dense, pair.truth = pair.optimizer, first, pair.truth, dense
+    pair.train()
+    pair.check()
+
+
 def test_stored_is_up_to_date_where_it_is_read_and_as_it_is_in_live_stored() -> None:
     pair = Pair("sparse")
     before = pair.table.live_stored.clone()

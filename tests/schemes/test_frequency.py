@@ -25,9 +25,10 @@ from quorem import (
     Table,
     optim,
 )
+from quorem.hashing import mixed_id
 from quorem.ops import cpu
 from quorem.renumbering import Mixing
-from quorem.schemes import Ranks, from_json, to_json
+from quorem.schemes import Ranks, RawCounts, from_json, to_json
 from quorem.schemes.frequency import places, rank
 
 N, D = 97, 8
@@ -216,6 +217,27 @@ def test_lists_of_ids_may_be_given_instead_of_frequencies():
             Embedding(N, D, scheme, frequencies=ranks)
     with pytest.raises(TypeError, match=r"frequencies.hot must be a 1-D tensor of int32 or int64"):
         Embedding(N, D, scheme, frequencies=Ranks(lists.hot.float(), lists.cold))
+
+
+def test_modules_given_the_same_lists_have_copies():
+    hot = torch.tensor([7, 12], dtype=torch.int32)
+    table = Table("user", N, D, HotCold(2, cold=QR(4)), frequencies=Ranks(hot, hot[:0]))
+    loaded, other = EmbeddingCollection([table]), EmbeddingCollection([table])
+    counts = torch.arange(N)
+    saved = EmbeddingCollection([Table("user", N, D, table.scheme, frequencies=counts)])
+    loaded.load_state_dict(saved.state_dict())
+    assert other.ranks_of[0].hot.tolist() == hot.tolist() == [7, 12]
+    assert torch.equal(other.to_dense()["user"][:, None], other(torch.arange(N)[:, None]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.uint16, torch.uint32, torch.uint64, torch.float16])
+def test_counts_of_any_dtype(dtype):
+    counts = torch.tensor([1, 100, 120, 110]).to(dtype)
+    scheme = HotCold(2, cold=QR(4), force=True)
+    assert Embedding(4, D, scheme, frequencies=counts).ranks_of[0].hot.tolist() == [2, 3]
+    often = RawCounts(torch.tensor([5, 6, 7]).repeat(20), torch.tensor([115, 120, 110]).repeat(20).to(dtype))
+    module = Embedding(2**20, D, scheme, frequencies=often, raw_ids=True)
+    assert sorted(module.ranks_of[0].hot.tolist()) == sorted(mixed_id(i, 2**20) for i in (5, 6))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 7, 12])

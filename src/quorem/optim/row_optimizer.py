@@ -158,7 +158,11 @@ class RowOptimizer(torch.optim.Optimizer):
             row_rule = RowRule(rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             row_rule.kind = (p.dtype, p.device)
             self._row_rules[p], self._updates[p] = row_rule, updates
-            updates.lagging = row_rule if rule in CATCHES_UP else None
+        updates = self._updates[p]
+        lagging = row_rule if row_rule.rule in CATCHES_UP else None
+        if updates.lagging is not lagging:
+            updates.flush_()  # rows lag behind under another optimizer
+            updates.lagging = lagging
         row_rule.lr.set(group["lr"])
         if p.dtype is not torch.float32:
             row_rule.options["rounding_seed"] = self.rounding_seed if p.dtype in ROUNDED else None

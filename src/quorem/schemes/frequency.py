@@ -279,7 +279,9 @@ def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Te
         raise TypeError(f"{name} ({frequencies.dtype}) must hold integers or floats")
     if frequencies.shape != (n,):
         raise ValueError(f"{name} has shape {tuple(frequencies.shape)} but must be [num_embeddings] ({n})")
-    frequencies = frequencies.detach().cpu()
+    # Unsigned integers cannot be compared, and sums of narrow numbers overflow.
+    wide = torch.promote_types(frequencies.dtype, torch.float32) if frequencies.is_floating_point() else torch.int64
+    frequencies = frequencies.detach().to("cpu", wide)
     wrong = ~(frequencies >= 0) | (frequencies == torch.inf)
     if wrong.any():
         i = int(wrong.nonzero()[0])
@@ -295,4 +297,4 @@ def _check_ranks(ranks: Ranks, n: int) -> Ranks:
             raise ValueError(f"frequencies.{kind} must rise and lie in [0, {n})")
     if torch.isin(ranks.hot, ranks.cold, assume_unique=True).any():
         raise ValueError("frequencies must not list an id as hot and as cold")
-    return Ranks(*(ids.detach().cpu().to(_id_dtype(n)) for ids in ranks))
+    return Ranks(*(ids.detach().to("cpu", _id_dtype(n), copy=True) for ids in ranks))  # loading a state writes into it
