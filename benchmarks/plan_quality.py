@@ -26,14 +26,15 @@ from typing import Any
 
 import result_file
 import torch
+from table_bytes import table_bytes
 
 from quorem import QR, Full, Hash, Table, plan, quantize_
 from quorem.data.prepared import Prepared
 from quorem.experiments import planning
 from quorem.planner import Plan, Rule, modules_of
 from quorem.planner.counted import plan_counted
-from quorem.planner.footprint import TrainedStorage, module_bytes
-from quorem.planner.modules import StoredModules, with_frequencies
+from quorem.planner.footprint import StoredModules
+from quorem.planner.modules import with_frequencies
 from quorem.provenance import commit, versions
 from quorem.schemes import Scheme
 from quorem.training.config import RunConfig
@@ -50,12 +51,10 @@ SLACK = 1.01  # what collisions, which are whole numbers, may take more than the
 
 def alike(make: Callable[[int], Scheme], data: Prepared, budget: int) -> tuple[Scheme, int]:
     """The scheme with the fewest collisions with which all tables fit, or else the smallest; and its bytes."""
-    features = len(data.names)
-    storage = TrainedStorage((D,) * features, (1,) * features, torch.float32, True, "adagrad")
     sizes = {}
     for c in dict.fromkeys(round(1.02**k) for k in range(600)):
         if 2 <= c <= max(data.cardinalities):
-            sizes[c] = sum(module_bytes(storage, [make(c).spec(n, D) for n in data.cardinalities]))
+            sizes[c] = table_bytes([make(c).spec(n, D) for n in data.cardinalities], "adagrad")
             if sizes[c] <= SLACK * budget:
                 return make(c), sizes[c]
     smallest = min(sizes, key=sizes.__getitem__)

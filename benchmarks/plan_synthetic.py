@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import result_file
 import torch
+from table_bytes import table_bytes
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,7 +35,6 @@ from quorem.data.batches import Batch
 from quorem.data.shape import day_split, scaled_cardinalities
 from quorem.data.synthetic import ClickLog
 from quorem.experiments.bench import facts
-from quorem.planner.footprint import TrainedStorage, module_bytes
 from quorem.schemes.frequency import comes_by_frequency
 from quorem.training.config import RunConfig
 from quorem.training.metrics import Evaluation
@@ -80,13 +80,12 @@ def draw(seed: int, num_rows: int, scale: float, ids: str, device: torch.device)
 def tables_of(setting: str, optimizer: str, counts: dict[str, Tensor]) -> tuple[list[Table], int]:
     """The tables of a setting, and their bytes with the optimizer's state."""
     tables = [Table(name, len(count), D, Full()) for name, count in counts.items()]
-    storage = TrainedStorage((D,) * len(tables), (1,) * len(tables), torch.float32, True, optimizer)
-    full = sum(module_bytes(storage, [table.scheme.spec(table.num_embeddings, D) for table in tables]))
+    full = table_bytes([table.scheme.spec(table.num_embeddings, D) for table in tables], optimizer)
     if setting == "full":
         return tables, full
     if not setting.startswith("plan"):
         scheme = QR(4)
-        size = sum(module_bytes(storage, [scheme.spec(table.num_embeddings, D) for table in tables]))
+        size = table_bytes([scheme.spec(table.num_embeddings, D) for table in tables], optimizer)
         return [Table(table.name, table.num_embeddings, D, scheme) for table in tables], size
     times = int(setting.removeprefix("plan, ").removesuffix("x"))
     planned = plan(tables, full // times, optimizer=optimizer, frequencies=counts)

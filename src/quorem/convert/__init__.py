@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ..bags import EmbeddingBag
 from ..checks import check_int
 from ..embeddings import Embedding
-from ..optimizer_names import Optimizer
-from ..planner.footprint import check_optimizer
+from ..optimizer_names import Optimizer, check_optimizer
 from ..schemes import Full, Scheme
 from ..tables import Tables
 from ..tied import TiedLinear

@@ -1,28 +1,36 @@
-"""The planner: choose a scheme for each table so that all tables and their optimizer state fit a budget in bytes."""
+"""The planner: choose a scheme for each table so that all tables and their optimizer state fit a budget in bytes.
+
+How a budget becomes a plan, and the file of each step:
+
+1. ``modules``: the tables to plan, grouped by the module that holds them, with the frequencies of their ids.
+2. ``footprint``: the bytes of a row, a table and a module, the optimizer's state included.
+3. Where the ids of all tables are counted, ``counted``: the same thresholds on counts divide the ids of all tables
+   into those with rows of their own, those that share a pool, and the rest (``by_count``). Otherwise ``by_cost``: each
+   table has a list of possible schemes with an estimated cost (``choices``), and the budget is spent where a byte
+   saves most (``allocate``).
+4. ``plan_modules`` repeats step 3 for each dtype, or number of bits, that rows may have, and takes the best plan.
+5. ``planned``: the plan as a value, to and from JSON. ``text`` prints it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..collection import Table
 from ..ops.codes import BITS
-from ..optimizer_names import Optimizer
-from .allocate import allocate, hulls
+from ..optimizer_names import Optimizer, check_optimizer
 from .budget import parse_bytes, show_bytes
+from .by_cost import plan_by_cost
 from .by_count import Rule
-from .choices import PlannedTraffic, all_choices
 from .counted import plan_counted
-from .footprint import LAGS, ROW_DTYPES, check_optimizer
-from .modules import Module, StoredModules, TableToPlan, joined_modules, modules_of, with_frequencies
-from .planned import Candidate, Plan, PlannedPool, PlannedTable
+from .footprint import LAGS, StoredModules
+from .modules import Module, joined_modules, modules_of, with_frequencies
+from .planned import ROW_DTYPES, Plan, PlannedPool, PlannedTable
 
 __all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
-
-ROUNDING_COST = 1e-3  # assumed cost of storing a table in a narrower dtype, as a share of its traffic
 
 
 def plan(
@@ -128,8 +136,8 @@ def plan_modules(
     for itemsize, number in forms:
         narrowed = [_narrowed(module, dtypes, itemsize) for module in modules]
         stored = StoredModules(modules, narrowed, optimizer, number)
-        budget_left = size - reserved
-        candidates.append(plan_counted(stored, budget_left, rule) if counted else _plan_by_cost(stored, budget_left))
+        left = size - reserved
+        candidates.append(plan_counted(stored, left, rule) if counted else plan_by_cost(stored, left))
     plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
     if not plans:
         least = min(candidate.least for candidate in candidates) + reserved
@@ -140,7 +148,7 @@ def plan_modules(
             f" for {len(tables)} tables{others}{state}"
         )
     if counted:  # sharing rows loses much more than fewer bits: the widest plan that shares none, else the fewest bits
-        return next((found.plan for found in candidates if found.plan and found.gives_rows_to_all), plans[-1])
+        return next((c.plan for c in candidates if c.plan is not None and c.gives_rows_to_all), plans[-1])
     return min(plans, key=lambda planned: planned.cost)
 
 
@@ -149,50 +157,3 @@ def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> M
     if module.dtype not in dtypes or itemsize >= module.dtype.itemsize:
         return module
     return replace(module, dtype=next(dtype for dtype in dtypes if dtype.itemsize == itemsize))
-
-
-def _plan_by_cost(stored: StoredModules, budget: int) -> Candidate:
-    """Plan by the estimated cost of each choice."""
-    choices = all_choices(_traffic_of(stored.tables))
-    row = np.array([rate.row + rate.row_state for rate in stored.rates])
-    table_state = np.array([rate.table_state for rate in stored.rates])
-    bytes_ = choices.rows * row[choices.table] + choices.tables * table_state[choices.table]
-    corners = hulls(choices.table, bytes_, choices.cost)
-    table, sizes = choices.table[corners], bytes_[corners]
-    smallest = np.flatnonzero(np.diff(table, prepend=-1))
-    shared = sum(stored.shared(choices.tables[corners[smallest]]))
-    least = shared + int(sizes[smallest].sum())
-    if least > budget:
-        return Candidate(None, least)
-    taken = corners[allocate(table, sizes, choices.cost[corners], budget - shared)]
-    entries = []
-    for t, i in enumerate(taken.tolist()):
-        m = stored.module_of[t]
-        is_narrowed = stored.narrowed[m].dtype != stored.modules[m].dtype
-        cost = float(choices.cost[i]) + ROUNDING_COST * is_narrowed
-        size = (int(choices.rows[i]), int(choices.tables[i]))
-        entries.append(stored.planned_table(t, choices.scheme(i), *size, cost=cost, why=choices.why(i)))
-    layout, state = stored.shared(choices.tables[taken])
-    plan = Plan(
-        tables=tuple(entries),
-        budget=budget,
-        optimizer=stored.optimizer,
-        shared_bytes=layout,
-        shared_state_bytes=state,
-    )
-    return Candidate(plan, least)
-
-
-def _traffic_of(tables: Sequence[TableToPlan]) -> PlannedTraffic:
-    frequencies = [  # counts of all ids, or None: counts of raw ids are used only where every table is counted
-        table.frequencies if table.frequencies is not None and len(table.frequencies) == table.num_embeddings else None
-        for table in tables
-    ]
-    totals = [None if counts is None else float(counts.sum()) for counts in frequencies]
-    known = [total for total in totals if total is not None]
-    average = (sum(known) / len(known) if known else 1.0) or 1.0
-    return PlannedTraffic(
-        np.array([table.num_embeddings for table in tables]),
-        frequencies,
-        np.array([1.0 if total is None else total / average for total in totals]),
-    )

@@ -84,20 +84,20 @@ class CountedTable:
 
         A further ``unseen`` ids, which ``counts`` does not list, do not occur at all.
         """
-        if unseen:
-            seen = cls.of(counts[counts > 0], row, listed, group, in_order=in_order)
-            unseen = min(unseen + len(counts) - seen.size, MOST_UNSEEN)
-            values, ids = np.append(seen.values, 0.0), np.append(seen.ids, unseen)
-            return cls(seen.size + unseen, values, ids, row, seen.listed, group)
-        size = len(counts)
+        if unseen:  # with them count the ids that ``counts`` lists with 0
+            seen = counts[counts > 0]
+            unseen, counts = min(unseen + len(counts) - len(seen), MOST_UNSEEN), seen
         if in_order:
             counts = np.maximum.accumulate(counts[::-1])[::-1]  # if an id is hot, so are all ids before it
-        if counts.dtype.kind in "iu" and int(counts.max(initial=0)) < 4 * size + 1000:
-            ids = np.bincount(counts, minlength=1)
-            values = np.flatnonzero(ids)[::-1]
-            return cls(size, values.astype(np.float64), ids[values], row, 0 if in_order else listed, group)
-        rising, ids = np.unique(counts, return_counts=True)
-        return cls(size, rising[::-1].astype(np.float64), ids[::-1], row, 0 if in_order else listed, group)
+        if counts.dtype.kind in "iu" and int(counts.max(initial=0)) < 4 * len(counts) + 1000:
+            of_value = np.bincount(counts, minlength=1)
+            values = np.flatnonzero(of_value)[::-1]
+            ids = of_value[values]
+        else:
+            values, ids = (array[::-1] for array in np.unique(counts, return_counts=True))
+        if unseen:
+            values, ids = np.append(values, 0), np.append(ids, unseen)
+        return cls(len(counts) + unseen, values.astype(np.float64), ids, row, 0 if in_order else listed, group)
 
     def visits_of_first(self, number: int) -> float:
         """How often the ``number`` most frequent ids occur."""
@@ -293,11 +293,6 @@ def _most_hot(
         else:
             high = middle
     return best
-
-
-def smallest(tables: CountedTables) -> int:
-    """The smallest budget that has a division: one row for each table."""
-    return tables.bytes(tables.without_pool(0))
 
 
 def fewest_pool_rows(num_cold: int) -> int:

@@ -1,6 +1,6 @@
 """Plans for tables whose ids are all counted: ``by_count`` over the tables of all modules."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,21 +8,21 @@ from numpy.typing import NDArray
 
 from ..schemes import Full, HotCold, Pool, Scheme
 from ..schemes.frequency import comes_by_frequency
-from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all, smallest
-from .modules import StoredModules
-from .planned import Candidate, Plan, PlannedPool
+from .allocate import Integers
+from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all
+from .footprint import StoredModules
+from .planned import Candidate, PlannedPool
 
 Shares = tuple[float, float, float]  # of a table's traffic: to hot, cold and rest ids
 
 
 class _Counted(NamedTuple):
-    """One table: its counts, the same as ``by_count`` takes them, and the number of its pool."""
+    """One table: its counts, and the same as ``by_count`` takes them."""
 
     counts: NDArray[np.generic]
     visits: float  # their sum
     by_count: CountedTable
     in_order: bool  # whether ids are in order of frequency
-    pool: int
 
 
 def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
@@ -34,101 +34,93 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
         rule: how the budget is divided.
     """
     groups = [(m, table.embedding_dim) for m, table in zip(stored.module_of.tolist(), stored.tables, strict=True)]
-    pools = {group: number for number, group in enumerate(dict.fromkeys(groups))}  # by module and width
-    counted = [_counted(stored, t, pools[group]) for t, group in enumerate(groups)]
+    number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}  # by module and width
+    counted = [_counted(stored, t, number_of[group]) for t, group in enumerate(groups)]
+    pool_state = np.array([stored.table_state[stored.module_of == m].max() for m, _ in number_of])
 
-    def shared(division: Division) -> tuple[int, int]:
-        return stored.shared((division.own > 0) + PARTITIONS * (division.cold > 0))
-
-    table_state = np.array([rate.table_state for rate in stored.rates])
-    pool_state = np.array([table_state[stored.module_of == m].max() for m, _ in pools])
+    def partitions(division: Division) -> Integers:
+        return (division.own > 0) + PARTITIONS * (division.cold > 0)
 
     def overhead(division: Division) -> int:
         of_pools = (pool_state * PARTITIONS * (division.pools > 0)).sum()
-        return sum(shared(division)) + int((table_state * (division.own > 0)).sum() + of_pools)
+        of_tables = (stored.table_state * (division.own > 0)).sum()
+        return sum(stored.shared(partitions(division))) + int(of_tables + of_pools)
 
-    tables = CountedTables([table.by_count for table in counted], len(pools), overhead)
-    least = smallest(tables)
+    tables = CountedTables([table.by_count for table in counted], len(number_of), overhead)
+    least = tables.bytes(tables.without_pool(0))  # one row for each table
     division = divide(tables, budget, rule)
     if division is None:
         return Candidate(None, least)
+    pools = _pools(division)
     traffics = [_traffic(table, division, t) for t, table in enumerate(counted)]
     average = sum(table.visits for table in counted) / len(counted) or 1.0
     entries = []
     for t, (table, traffic) in enumerate(zip(counted, traffics, strict=True)):
         n, own = stored.tables[t].num_embeddings, int(division.own[t])
         hot, cold = (n, 0) if division.is_full[t] else (int(division.hot[t]), int(division.cold[t]))
-        list_bytes = int(table.by_count.listed * division.listed[t])
+        rest, list_bytes = n - hot - cold, int(table.by_count.listed * division.listed[t])
+        scheme: Scheme = Full()
+        if hot < n:
+            scheme = HotCold(hot, cold=pools[table.by_count.group] if cold else Full(), num_rest=rest)
         entries.append(
             stored.planned_table(
                 t,
-                _scheme(n, hot, cold, _pool(division, table.pool)),
+                scheme,
                 own,
                 int(own > 0),
                 list_bytes=list_bytes,
                 cost=(traffic[1] + traffic[2]) * table.visits / average,
-                why=_why(hot, cold, n - hot - cold, traffic),
+                why=_why(hot, cold, rest, traffic),
                 visits=table.visits,
                 traffic=traffic,
                 ranked=list_bytes > 0,
             )
         )
-    layout, state = shared(division)
-    planned = Plan(
-        tables=tuple(entries),
-        budget=budget,
-        optimizer=stored.optimizer,
-        shared_bytes=layout,
-        shared_state_bytes=state,
-        pools=tuple(_planned_pools(stored, counted, division, traffics)),
-        bits=stored.bits or None,
-    )
+    planned_pools = list(_planned_pools(stored, counted, division, pools, traffics))
+    planned = stored.plan(entries, budget, partitions(division), planned_pools)
     return Candidate(planned, least, gives_rows_to_all(tables, division, serving=stored.optimizer is None))
 
 
+def _pools(division: Division) -> dict[int, Pool]:
+    """The pools by number; their names are numbered if there are several."""
+    used = np.flatnonzero(division.pools).tolist()
+    names = ["pool"] if len(used) == 1 else [f"pool{i}" for i in range(1, len(used) + 1)]
+    return {g: Pool(int(division.pools[g]), PARTITIONS, name=name) for g, name in zip(used, names, strict=True)}
+
+
 def _planned_pools(
-    stored: StoredModules, counted: Sequence[_Counted], division: Division, traffics: Sequence[Shares]
+    stored: StoredModules,
+    counted: Sequence[_Counted],
+    division: Division,
+    pools: Mapping[int, Pool],
+    traffics: Sequence[Shares],
 ) -> Iterator[PlannedPool]:
     visits = sum(table.visits for table in counted) or 1.0
-    for number in np.flatnonzero(division.pools).tolist():
-        members = [t for t, table in enumerate(counted) if table.pool == number and division.cold[t]]
-        rows, rate, first = int(division.pools[number]), stored.rates[members[0]], stored.tables[members[0]]
+    for number, pool in pools.items():
+        members = [t for t, table in enumerate(counted) if table.by_count.group == number and division.cold[t]]
+        rate = stored.rates[members[0]]
         yield PlannedPool(
-            name=_pool(division, number).name,
+            name=pool.name,
             tables=tuple(stored.tables[t].name for t in members),
-            embedding_dim=first.embedding_dim,
-            num_rows=rows,
+            embedding_dim=stored.tables[members[0]].embedding_dim,
+            num_rows=pool.num_rows,
             num_ids=int(sum(division.cold[t] for t in members)),
-            bytes=rows * rate.row,
-            state_bytes=rows * rate.row_state + PARTITIONS * rate.table_state,
+            bytes=pool.num_rows * rate.row,
+            state_bytes=pool.num_rows * rate.row_state + PARTITIONS * rate.table_state,
             traffic=sum(traffics[t][1] * counted[t].visits for t in members) / visits,
         )
 
 
-def _counted(stored: StoredModules, t: int, pool: int) -> _Counted:
-    table, rate, module = stored.tables[t], stored.rates[t], stored.modules[stored.module_of[t]]
+def _counted(stored: StoredModules, t: int, group: int) -> _Counted:
+    table, module = stored.tables[t], stored.modules[stored.module_of[t]]
     assert table.frequencies is not None
     counts = (table.frequencies.double() if table.frequencies.is_floating_point() else table.frequencies).numpy()
     unseen = table.num_embeddings - len(counts)
     in_order = not unseen and comes_by_frequency(table.frequencies)
     # The lists of all tables of a module are stored in one tensor, so they have one dtype.
     listed = 8 if any(other.num_embeddings >= 2**31 for other in module.tables) else 4
-    row = rate.row + rate.row_state
-    by_count = CountedTable.of(counts, row, listed, pool, in_order=in_order, unseen=unseen)
-    return _Counted(counts, float(counts.sum()), by_count, in_order, pool)
-
-
-def _pool(division: Division, group: int) -> Pool:
-    """The pool of a group; its name has a number if the plan has several pools."""
-    used = np.flatnonzero(division.pools).tolist()
-    name = "pool" if len(used) < 2 else f"pool{used.index(group) + 1 if group in used else 0}"
-    return Pool(max(int(division.pools[group]), PARTITIONS), PARTITIONS, name=name)
-
-
-def _scheme(n: int, hot: int, cold: int, pool: Pool) -> Scheme:
-    if hot == n:
-        return Full()
-    return HotCold(hot, cold=pool if cold else Full(), num_rest=n - hot - cold)
+    by_count = CountedTable.of(counts, int(stored.row[t]), listed, group, in_order=in_order, unseen=unseen)
+    return _Counted(counts, float(counts.sum()), by_count, in_order)
 
 
 def _traffic(table: _Counted, division: Division, t: int) -> Shares:

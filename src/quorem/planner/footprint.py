@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from ..checks import FLOAT_DTYPES
 from ..id_rules import RULE_COLUMNS
 from ..ops import linear, replay
 from ..ops.codes import code_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
 from ..ops.state import CATCHES_UP, HISTORY, MOMENT_COLUMNS
 from ..optimizer_names import AVERAGES, Optimizer
-from ..schemes import TableSpec
+from ..schemes import Scheme
+from .allocate import Integers
+from .modules import Module
+from .planned import Plan, PlannedPool, PlannedTable
 
 SGD_NAMES = ("sgd", "decayed_sgd", "momentum_sgd")
 LAGS = ("decayed_sgd", *CATCHES_UP)  # optimizers that store, for each row, the step that it is up to date with
 BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
-
-
-ROW_DTYPES = {**FLOAT_DTYPES, "int8": torch.int8}  # dtypes that rows may have in training, by name
 
 
 class Rate(NamedTuple):
@@ -104,27 +104,80 @@ class TrainedStorage:
         return 8 * (slots * per_slot + per_feature * sum(self.num_features) + 1)  # 1: count of invalid ids
 
 
-def module_bytes(storage: TrainedStorage, specs: Sequence[TableSpec]) -> tuple[int, int]:
-    """Bytes of a module with tables of these specs, and of the optimizer's state for it.
+class StoredModules:
+    """The tables of all modules, in order, and the bytes that they take.
 
-    The specs must have closed-form partitions and must not concatenate, like those of the planner's choices.
+    Args:
+        modules: the modules before planning.
+        narrowed: the same modules, with the dtypes that rows are to have.
+        optimizer: the optimizer whose state counts; None for none.
+        bits: bits of a stored number after training; 0 keeps the dtypes.
     """
-    module, state = storage.layout(max(len(spec.shapes) for spec in specs)), storage.shared_state()
-    for spec in specs:
-        rate, rows = storage.rate(spec.embedding_dim), sum(rows for rows, _ in spec.shapes)
-        module += rows * rate.row
-        state += rows * rate.row_state + len(spec.shapes) * rate.table_state
-    return module, state
 
+    def __init__(
+        self, modules: Sequence[Module], narrowed: Sequence[Module], optimizer: Optimizer | None, bits: int = 0
+    ) -> None:
+        self.modules, self.narrowed, self.optimizer, self.bits = modules, narrowed, optimizer, bits
+        self.tables = [table for module in modules for table in module.tables]
+        self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
+        self.storages = [
+            TrainedStorage(
+                tuple(table.embedding_dim for table in module.tables),
+                tuple(table.num_features for table in module.tables),
+                module.dtype,
+                module.sparse,
+                optimizer,
+                bits,
+                module.has_id_rules,
+            )
+            for module in narrowed
+        ]
+        pairs = zip(self.module_of.tolist(), self.tables, strict=True)
+        self.rates = [self.storages[m].rate(table.embedding_dim) for m, table in pairs]
+        self.row = np.array([rate.row + rate.row_state for rate in self.rates])  # bytes, the state included
+        self.table_state = np.array([rate.table_state for rate in self.rates])
 
-def number_bytes(dtype: torch.dtype) -> int:
-    """Bytes of a number in full tables: those of the dtype, or of float32 if rows are to be trained in 8 bits."""
-    return 4 if dtype == torch.int8 else dtype.itemsize
+    def shared(self, partitions: Integers) -> tuple[int, int]:
+        """Bytes of the modules, and of the state, that belong to no single table.
 
+        Args:
+            partitions: number of stored tables that an id of each table reads.
+        """
+        most = np.zeros(len(self.storages), np.int64)
+        np.maximum.at(most, self.module_of, partitions)
+        layouts = [storage.layout(number) for storage, number in zip(self.storages, most.tolist(), strict=True)]
+        return sum(layouts), sum(storage.shared_state() for storage in self.storages)
 
-def check_optimizer(optimizer: str | None) -> None:
-    """Raise ValueError unless ``optimizer`` is None or the name of an optimizer whose state is known."""
-    if optimizer is not None and optimizer not in get_args(Optimizer):
-        raise ValueError(
-            f"optimizer ({optimizer!r}) must be None or one of {', '.join(map(repr, get_args(Optimizer)))}"
+    def planned_table(
+        self, t: int, scheme: Scheme, rows: int, stored_tables: int, *, list_bytes: int = 0, **more: Any
+    ) -> PlannedTable:
+        """The plan's entry for table ``t``, stored in so many rows and stored tables of its own."""
+        table, rate, m = self.tables[t], self.rates[t], self.module_of[t]
+        # Rows that are to be trained in 8 bits are float32 in the full table.
+        number_bytes = 4 if (dtype := self.modules[m].dtype) == torch.int8 else dtype.itemsize
+        return PlannedTable(
+            name=table.name,
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            scheme=scheme,
+            dtype=self.narrowed[m].dtype,
+            bytes_before=table.num_embeddings * table.embedding_dim * number_bytes,
+            bytes=rows * rate.row + list_bytes,
+            state_bytes=rows * rate.row_state + stored_tables * rate.table_state,
+            **more,
+        )
+
+    def plan(
+        self, tables: Sequence[PlannedTable], budget: int, partitions: Integers, pools: Sequence[PlannedPool] = ()
+    ) -> Plan:
+        """The plan of these tables; ``partitions`` is as in ``shared``."""
+        layout, state = self.shared(partitions)
+        return Plan(
+            tables=tuple(tables),
+            budget=budget,
+            optimizer=self.optimizer,
+            shared_bytes=layout,
+            shared_state_bytes=state,
+            pools=tuple(pools),
+            bits=self.bits or None,
         )

@@ -4,19 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_int
 from ..collection import Table
-from ..optimizer_names import Optimizer
-from ..schemes import Full, RawCounts, Scheme
+from ..schemes import Full, RawCounts
 from ..schemes.frequency import check_frequencies, counts_by_id
 from ..tables import Tables
-from .allocate import Integers
-from .footprint import TrainedStorage, number_bytes
-from .planned import PlannedTable
 
 
 class TableToPlan(NamedTuple):
@@ -87,15 +82,13 @@ def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> lis
 
     Such tables will be held by one collection and updated in the backward pass, so they may share a pool.
     """
-    joined: dict[Any, list[Module]] = {}
+    joined: dict[Any, Module] = {}
     for module in modules:
-        joined.setdefault(holders.get(module.tables[0].name, module), []).append(module)
-    return [group[0] if len(group) == 1 else _joined(group) for group in joined.values()]
-
-
-def _joined(modules: Sequence[Module]) -> Module:
-    tables = tuple(table for module in modules for table in module.tables)
-    return Module(tables, modules[0].dtype, True, any(module.has_id_rules for module in modules))
+        holder = holders.get(module.tables[0].name, module)
+        if (first := joined.get(holder)) is not None:
+            module = replace(first, tables=first.tables + module.tables, sparse=True)
+        joined[holder] = module
+    return list(joined.values())
 
 
 def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
@@ -127,63 +120,3 @@ def with_frequencies(module: Module, frequencies: Mapping[str, Tensor]) -> Modul
             table = table._replace(frequencies=counts)
         tables.append(table)
     return replace(module, tables=tuple(tables))
-
-
-class StoredModules:
-    """The tables of all modules, in order, and the bytes that they take.
-
-    Args:
-        modules: the modules before planning.
-        narrowed: the same modules, with the dtypes that rows are to have.
-        optimizer: the optimizer whose state counts; None for none.
-        bits: bits of a stored number after training; 0 keeps the dtypes.
-    """
-
-    def __init__(
-        self, modules: Sequence[Module], narrowed: Sequence[Module], optimizer: Optimizer | None, bits: int = 0
-    ) -> None:
-        self.modules, self.narrowed, self.optimizer, self.bits = modules, narrowed, optimizer, bits
-        self.tables = [table for module in modules for table in module.tables]
-        self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
-        self.storages = [
-            TrainedStorage(
-                tuple(table.embedding_dim for table in module.tables),
-                tuple(table.num_features for table in module.tables),
-                module.dtype,
-                module.sparse,
-                optimizer,
-                bits,
-                module.has_id_rules,
-            )
-            for module in narrowed
-        ]
-        pairs = zip(self.module_of.tolist(), self.tables, strict=True)
-        self.rates = [self.storages[m].rate(table.embedding_dim) for m, table in pairs]
-
-    def shared(self, partitions: Integers) -> tuple[int, int]:
-        """Bytes of the modules, and of the state, that belong to no single table.
-
-        Args:
-            partitions: number of stored tables that an id of each table reads.
-        """
-        most = np.zeros(len(self.storages), np.int64)
-        np.maximum.at(most, self.module_of, partitions)
-        layouts = [storage.layout(number) for storage, number in zip(self.storages, most.tolist(), strict=True)]
-        return sum(layouts), sum(storage.shared_state() for storage in self.storages)
-
-    def planned_table(
-        self, t: int, scheme: Scheme, rows: int, stored_tables: int, *, list_bytes: int = 0, **more: Any
-    ) -> PlannedTable:
-        """The plan's entry for table ``t``, stored in so many rows and stored tables of its own."""
-        table, rate, m = self.tables[t], self.rates[t], self.module_of[t]
-        return PlannedTable(
-            name=table.name,
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            scheme=scheme,
-            dtype=self.narrowed[m].dtype,
-            bytes_before=table.num_embeddings * table.embedding_dim * number_bytes(self.modules[m].dtype),
-            bytes=rows * rate.row + list_bytes,
-            state_bytes=rows * rate.row_state + stored_tables * rate.table_state,
-            **more,
-        )

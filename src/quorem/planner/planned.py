@@ -3,21 +3,22 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import schemes
-from ..checks import check_int, check_unique, dtype_name
+from ..checks import FLOAT_DTYPES, check_int, check_unique, dtype_name
 from ..collection import Table
 from ..ops.codes import BITS
-from ..optimizer_names import Optimizer
+from ..optimizer_names import Optimizer, check_optimizer
 from ..schemes import Scheme
 from .budget import show_bytes
-from .footprint import ROW_DTYPES, check_optimizer
 from .text import plan_text
 
 FORMAT = "quorem-plan"
+ROW_DTYPES = {**FLOAT_DTYPES, "int8": torch.int8}  # dtypes that rows may have in training, by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,10 @@ class Plan(Mapping[str, Scheme]):
             check_int(name, getattr(self, name), 0)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
-        object.__setattr__(self, "_by_name", {table.name: table for table in self.tables})
+
+    @cached_property
+    def _by_name(self) -> dict[str, PlannedTable]:
+        return {table.name: table for table in self.tables}
 
     @property
     def bytes(self) -> int:
@@ -195,8 +199,7 @@ class Plan(Mapping[str, Scheme]):
         return (hot, cold, rest)
 
     def __getitem__(self, name: str) -> Scheme:
-        table: PlannedTable = self._by_name[name]  # type: ignore[attr-defined]
-        return table.scheme
+        return self._by_name[name].scheme
 
     def __iter__(self) -> Iterator[str]:
         return (table.name for table in self.tables)
@@ -226,7 +229,7 @@ class Plan(Mapping[str, Scheme]):
         """
         applied = []
         for table in tables:
-            planned = self._by_name.get(table.name)  # type: ignore[attr-defined]
+            planned = self._by_name.get(table.name)
             size = (table.num_embeddings, table.embedding_dim)
             if planned is None or size != (planned.num_embeddings, planned.embedding_dim):
                 raise ValueError(f"plan must have table {table.name!r} with {size[0]} ids of width {size[1]}")
