@@ -153,3 +153,13 @@ def test_inspect(raw, tmp_path):
     refused = quorem("inspect", out, "--verify")
     assert refused.exit_code == 1
     assert "C7.txt differs from its checksum" in refused.output.replace("\n", "")
+
+
+def test_names_are_printed_as_they_are(tmp_path):
+    rows = "".join(f"{i % 2},a{i % 3},b{i % 4}\n" for i in range(70))
+    (tmp_path / "t.csv").write_text(f"click,[/b],[red] :fire:\n{rows}")
+    out = tmp_path / "data [v2]"
+    done = quorem("prepare", "table", tmp_path / "t.csv", out, "--label", "click")
+    assert f"--data '{out}'" in done.output.replace("\n", "")
+    shown = quorem("inspect", out)
+    assert shown.exit_code == 0 and "[/b]" in shown.output and "[red] :fire:" in shown.output

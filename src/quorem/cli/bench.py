@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from ..experiments.terminal import terminal
 from .options import Device, Threads, command_line
 
 commands = typer.Typer()
@@ -67,7 +67,7 @@ def bench(
             quick_check=quick_check,
             command=command_line(),
             commit=commit,
-            console=Console(stderr=True),
+            console=terminal(stderr=True),
         )
     elif plot is not None:
         report.plot(rows, plot)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from ..experiments.terminal import terminal
 from .options import Days, Overwrite
 
 commands = typer.Typer()
@@ -53,7 +53,7 @@ def prepare_criteo(
     config = PrepareConfig(
         ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
     )
-    console = Console()
+    console = terminal()
     with preparing.bar(console) as report:
         prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
     preparing.show(prepared, console)
@@ -118,11 +118,11 @@ def prepare_table(
         transform=whole[-1] if whole else None,
         transforms={column: kind for column, _, kind in kinds if column},
     )
-    console = Console()
+    console = terminal()
     if separator is None:
         separator = separator_of(file, label)
         if separator != ",":
-            console.print(f"fields are separated by {separator!r}", highlight=False)
+            console.print(f"fields are separated by {separator!r}")
     features = (_names(dense), _names(categorical), _names(multi))
     named = Columns(label, *features, time, separator, multi_separator)
     chosen = choose_columns(file, named, drop=_names(drop), infer_others=infer)
@@ -131,7 +131,7 @@ def prepare_table(
     elif chosen.left_out:
         names = ", ".join(chosen.left_out[:10]) + ", ..." * (len(chosen.left_out) > 10)
         text = f"left out, since no option names them (--infer takes them too): {names}"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     with preparing.bar(console) as report:
         prepared = prepare_columns(file, out, chosen.columns, config, overwrite=overwrite, progress=report)
     preparing.show(prepared, console)
@@ -160,11 +160,11 @@ def synthesize(
     from ..experiments import preparing
 
     log = ClickLog(cardinalities=scaled_cardinalities(scale), click_rate=click_rate, seed=seed)
-    console = Console()
+    console = terminal()
     with preparing.bar(console) as report:
         if raw or is_csv(out):
             write_raw(log, rows, out, overwrite=overwrite, progress=report)
-            console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
+            console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", soft_wrap=True)
             return
         prepared = synthesize(log, rows, out, days=days, overwrite=overwrite, progress=report)
     preparing.show(prepared, console)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from ..experiments.terminal import terminal
 from .options import Device
 
 commands = typer.Typer()
@@ -24,4 +24,4 @@ def demo(
     """Train DLRM with full, hashed and composed tables; print what each costs and write a page about it."""
     from ..experiments import demo
 
-    demo.show(Console(), out, data=data, seed=seed, rows=rows, device=device)
+    demo.show(terminal(), out, data=data, seed=seed, rows=rows, device=device)

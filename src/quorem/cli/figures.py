@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from ..experiments.terminal import terminal
 from .options import Device, command_line, integers
 
 commands = typer.Typer()
@@ -74,7 +74,7 @@ def reproduce(
         )
         for figure in (reproduce.PAPER.values() if what == "all" else [reproduce.FIGURES[what]])
     ]
-    reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=Console())
+    reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=terminal())
 
 
 @commands.command(epilog="Example: quorem sweep examples/my_sweep.py --data data/criteo --trials 1")
@@ -92,7 +92,7 @@ def sweep(
     from ..experiments import reproduce
 
     plan = reproduce.from_file(file, data, trials=trials, optimizers=optimizers.split(","), command=command_line())
-    reproduce.run([plan], out, device=device, workers=workers, train_only=train_only, console=Console())
+    reproduce.run([plan], out, device=device, workers=workers, train_only=train_only, console=terminal())
 
 
 @commands.command(epilog="Example: quorem report runs/reproduce")

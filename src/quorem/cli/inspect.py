@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from ..experiments.terminal import terminal
 
 commands = typer.Typer()
 
@@ -29,7 +30,7 @@ def inspect(
     if json:
         typer.echo(dumps(facts, indent=1))
         return
-    console = Console()
+    console = terminal()
     if facts["kind"] == "data":
         prepared = Prepared(path)
         preparing.summary(prepared, console)
@@ -37,4 +38,4 @@ def inspect(
     else:
         inspecting.model(facts, console)
     if verify:
-        console.print("every checksum is right", highlight=False)
+        console.print("every checksum is right")

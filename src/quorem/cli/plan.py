@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from ..optimizer_names import Optimizer
 from .options import Overwrite
 
 if TYPE_CHECKING:
     from torch import nn
+
+from ..experiments.terminal import terminal
 
 commands = typer.Typer()
 
@@ -62,7 +63,7 @@ def plan(
             raise ValueError(f"--row-dtype {row_dtype} needs prepared data: a model has the dtypes of its tables")
         planned = planner.plan(model_in(target), budget, optimizer=state)
     else:
-        prepared, console = Prepared(target), Console()
+        prepared, console = Prepared(target), terminal()
         dtypes = planning.TRIED_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
         if search:
             planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, console=console)

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from .options import Threads
 
 if TYPE_CHECKING:
     from ..serving.scorer import Scorer
+
+from ..experiments.terminal import terminal
 
 commands = typer.Typer()
 
@@ -40,7 +41,7 @@ def evaluate(
     for name, value in asdict(metrics).items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
         table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
-    Console().print(table)
+    terminal().print(table)
 
 
 @commands.command(epilog="Example: quorem predict runs/first clicks.csv --out scores.csv")
@@ -71,7 +72,7 @@ def predict(
     from ..serving.predict import predict
 
     scorer = _scorer(run, bits, threads, unknown)
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     try:
         with preparing.bar(console) as progress:
             done = predict(

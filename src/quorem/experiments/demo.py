@@ -51,12 +51,12 @@ def show(
     from .report import page  # before training, so that a missing library is reported at once
 
     if data is None:
-        console.print(f"Making up a click log of {rows or ROWS:,} rows ...", highlight=False)
+        console.print(f"Making up a click log of {rows or ROWS:,} rows ...")
         prepared, rows = make_log(out / "log", seed, rows or ROWS), None
     else:
         prepared = Prepared(data)
     configs = configs_of(prepared, seed, rows)
-    console.print(about(prepared, rows), highlight=False, soft_wrap=True)
+    console.print(about(prepared, rows), soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="quorem-demo-") as folder, watching(console, dict(configs)) as report:
         figure = train_all(configs, prepared, Path(folder), device=device, report=report)
     best = prepared.meta.get("true_log_loss", {}).get("test")
@@ -66,7 +66,7 @@ def show(
     sentence, path = headline(figure.points), out / "index.html"
     page([figure], path, headline=sentence)
     lines = ["", sentence, f"Page: {path}", "", "Try next:", *next_commands(prepared.path, out)]
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    console.print("\n".join(lines), soft_wrap=True)
     return figure
 
 
@@ -152,7 +152,7 @@ def print_table(console: Console, points: Sequence[Result], best: float | None) 
     note = "Log loss (less is better) and AUC (more is) are those of the test rows, one trial each."
     if best is not None:
         note += f" The hidden model that drew the clicks has a log loss of {best:.4f}."
-    console.print(note, highlight=False, soft_wrap=True)
+    console.print(note, soft_wrap=True)
 
 
 def headline(points: Sequence[Result]) -> str:

@@ -22,7 +22,7 @@ def model(facts: dict[str, Any], console: Console) -> None:
     if facts["kind"] == "run":
         scores = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in facts["test"].items())
         lines.append(f"trained on data {facts['data']}; test: {scores}")
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    console.print("\n".join(lines), soft_wrap=True)
     if not console.is_terminal:
         console.width = LEAST_WIDTH
     cells = [_cells(each) for each in facts["tables"]]
@@ -34,10 +34,10 @@ def model(facts: dict[str, Any], console: Console) -> None:
         table.add_row(*(row[name] for name in names))
     console.print(table)
     for scheme, tables in grouped(facts["tables"], _stored_as).items():
-        console.print(f"{scheme}: {', '.join(each['name'] for each in tables)}", highlight=False, soft_wrap=True)
+        console.print(f"{scheme}: {', '.join(each['name'] for each in tables)}", soft_wrap=True)
     for pool in facts["pools"]:
         text = f"pool {pool['name']}: {pool['rows']:,} rows, {show_bytes(pool['bytes_in_memory'])}"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
 
 def _stored_as(table: dict[str, Any]) -> str:

@@ -83,7 +83,7 @@ def search(
         if planned not in plans.values():
             plans[rule] = planned
     if len(plans) == 1:
-        console.print("Every id that counts has a row of its own: there is nothing to search.", highlight=False)
+        console.print("Every id that counts has a row of its own: there is nothing to search.")
         return plans[PLAN_RULES[0]]
     rows = min(SEARCH_ROWS, max(1, len(prepared.split("train")) // 2))
     data = data_identity(prepared)
@@ -92,11 +92,11 @@ def search(
         RunConfig(data=data, network=network, embedding_dim=embedding_dim, max_rows=rows, **options_of(planned))
         for planned in plans.values()
     ]
-    console.print(f"Training {len(plans)} plans on {rows:,} rows each ...", highlight=False)
+    console.print(f"Training {len(plans)} plans on {rows:,} rows each ...")
     results = train_many(configs, prepared, workers=WORKERS)
     losses = {rule: float(r["validation"]["log_loss"]) for rule, r in zip(plans, results, strict=True)}
     for rule, loss in losses.items():
         about = f"pool of at most {rule.pool_share:.0%} of the rows, {rule.kept_per_row:g} ids a row"
         about += f", seen more than {rule.rarely} time{'s' * (rule.rarely > 1)}"
-        console.print(f"  {about}: validation log loss {loss:.5f}", highlight=False)
+        console.print(f"  {about}: validation log loss {loss:.5f}")
     return plans[min(losses, key=losses.__getitem__)]

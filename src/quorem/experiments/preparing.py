@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..data.folder import Progress as Report
 from ..data.prepared import Prepared
@@ -37,10 +36,10 @@ def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
     table = Table("column", "taken for", "why", box=None, pad_edge=False)
     words = {"number": "numbers", "category": "categories", "list": "lists", "none": "nothing, left out"}
     for column in columns:
-        table.add_row(Text(column.name), words[column.kind], Text(column.reason))
+        table.add_row(column.name, words[column.kind], column.reason)
     console.print(table)
     text = "To take a column for something else, name it in --dense, --categorical, --multi or --drop, and add --infer."
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 @contextmanager
@@ -89,7 +88,7 @@ def show(prepared: Prepared, console: Console) -> None:
     following = ["train", "--data", prepared.path, "--out", "runs/first"]
     if prepared.has_raw_ids:
         following = ["plan", prepared.path, "--budget", "100MB", "--out", "plan.json"]
-    console.print(f"Next: {command(*following)}", highlight=False, soft_wrap=True)
+    console.print(f"Next: {command(*following)}", soft_wrap=True)
 
 
 def summary(prepared: Prepared, console: Console) -> None:
@@ -114,4 +113,4 @@ def summary(prepared: Prepared, console: Console) -> None:
         lines.append(f"split by {time['column']}: the file is {order if time['steps_back'] else 'in time order'}")
     if "bayes_log_loss" in meta:
         lines.append(f"best log loss of any model on the test rows: {meta['bayes_log_loss']['test']:.5f}")
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    console.print("\n".join(lines), soft_wrap=True)

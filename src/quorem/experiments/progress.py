@@ -35,7 +35,7 @@ def showing(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any]
             live.update(view.table())
         elif view.summary() != line:
             line, printed = view.summary(), time.monotonic()
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
     def report(kind: str, worker: int, value: Any) -> None:
         view.take(kind, worker, value)

@@ -123,8 +123,8 @@ def run(
         figures = figures_in(out)
         publish(figures, out / "results")
         page(figures, out / "report.html")
-        console.print(f"Numbers and pictures: {out / 'results'}", highlight=False, soft_wrap=True)
-        console.print(f"Page: {out / 'report.html'}", highlight=False, soft_wrap=True)
+        console.print(f"Numbers and pictures: {out / 'results'}", soft_wrap=True)
+        console.print(f"Page: {out / 'report.html'}", soft_wrap=True)
     if failed:
         raise RuntimeError(f"{failed} runs failed")
 
@@ -160,7 +160,7 @@ def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, 
     failed = [begun.error(config) for group in begun.runs for config in group if begun.has_failed(config)]
     reasons = dict.fromkeys(json.loads(path.read_text(encoding="utf-8"))["error"] for path in failed)
     if failed:
-        console.print(f"{len(failed)} runs failed: {'; '.join(reasons)}", highlight=False, soft_wrap=True)
+        console.print(f"{len(failed)} runs failed: {'; '.join(reasons)}", soft_wrap=True)
         console.print(f"Details are in {out / 'errors'}; the same command tries them again", soft_wrap=True)
     return len(failed)
 

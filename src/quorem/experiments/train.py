@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from torch import nn
 
 from .. import files, schemes
@@ -30,6 +29,7 @@ from . import words
 from .conditions import Conditions, describe
 from .planning import options_of
 from .program import command
+from .terminal import terminal
 from .watch import watching
 
 
@@ -158,14 +158,14 @@ def _run(
     make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial],
 ) -> None:
     _set_torch(execution)
-    device, console = execution.device, Console()
+    device, console = execution.device, terminal()
     finished = (out / "result.json").exists()
     for line in header(config, prepared, device):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if finished:
-        console.print(f"{out} is finished: nothing is trained again.", highlight=False, soft_wrap=True)
+        console.print(f"{out} is finished: nothing is trained again.", soft_wrap=True)
     elif hint := busy_hint(device, execution.threads):
-        console.print(hint, highlight=False, soft_wrap=True)
+        console.print(hint, soft_wrap=True)
     compiled_before = cpu.compile_seconds()
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
         options = replace(execution.options, report=report)
@@ -175,12 +175,12 @@ def _run(
             message = f"interrupted; the same command goes on from the checkpoint in {out}"
             raise KeyboardInterrupt(message) from None
     for split in ("validation", "test"):
-        console.print(words.metrics(split, result[split]), highlight=False, soft_wrap=True)
+        console.print(words.metrics(split, result[split]), soft_wrap=True)
     if not finished:
         compiling = cpu.compile_seconds() - compiled_before
         once = f", {compiling:,.1f} s of them to compile CPU kernels (once)" if compiling >= 1 else ""
-        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s{once}", highlight=False)
-    console.print(f"Next: {command('report', out)}", highlight=False, soft_wrap=True)
+        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s{once}")
+    console.print(f"Next: {command('report', out)}", soft_wrap=True)
 
 
 def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:

@@ -31,11 +31,12 @@ def bars(console: Console, names: Iterable[str] = ()) -> Iterator[Callable[[str,
             seconds = time.monotonic()
             if seconds - printed.setdefault(name, seconds) >= LINE_SECONDS or done >= 1:
                 printed[name] = seconds
-                console.print(f"{name}: {line}", highlight=False, soft_wrap=True)
+                console.print(f"{name}: {line}", soft_wrap=True)
 
         yield print_line
         return
-    description, text = TextColumn("{task.description:7}"), TextColumn("{task.fields[text]}")
+    description = TextColumn("{task.description:7}", markup=False)
+    text = TextColumn("{task.fields[text]}", markup=False)
     columns = (description, BarColumn(14), TaskProgressColumn(), text, TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console) as progress:
         tasks = {name: progress.add_task(name, total=None, start=False, text="") for name in names}

@@ -68,7 +68,7 @@ def run(
 
         def say(line: str) -> None:
             progress.update(task, description=line)
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
         file = None
         if out is not None:
