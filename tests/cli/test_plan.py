@@ -190,6 +190,9 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
         1,
         f"quorem: {empty} must define model, an nn.Module or a function that returns one\n",
     )
+    empty.write_text("def model(:\n")
+    code, output = invoke("plan", empty, "--budget", "1MB")
+    assert code == 1 and output == f"quorem: {empty}: SyntaxError: invalid syntax ({empty.name}, line 1)\n"
     code, output = invoke("plan", tmp_path / "none.py", "--budget", "1MB")
     assert code == 1 and "none.py is not a file" in output
     code, output = invoke("plan", log, "--budget", "much")

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..experiments.terminal import terminal
 from ..optimizer_names import Optimizer
 from .options import Overwrite
 
 if TYPE_CHECKING:
     from torch import nn
-
-from ..experiments.terminal import terminal
 
 commands = typer.Typer()
 
@@ -88,17 +87,20 @@ def model_in(path: Path) -> "nn.Module":
     The file runs with the meta device as the default, so that a model of any size takes no memory.
 
     Raises:
-        ValueError: if there is no such model.
+        ValueError: if the file does not run, or has no such model.
     """
     import torch
     from torch import nn
 
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
-    with torch.device("meta"):
-        model = runpy.run_path(str(path)).get("model")
-        if callable(model) and not isinstance(model, nn.Module):
-            model = model()
+    try:
+        with torch.device("meta"):
+            model = runpy.run_path(str(path)).get("model")
+            if callable(model) and not isinstance(model, nn.Module):
+                model = model()
+    except Exception as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{path} must define model, an nn.Module or a function that returns one")
     return model

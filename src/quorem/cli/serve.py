@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..experiments.terminal import terminal
 from .options import Threads
 
 if TYPE_CHECKING:
     from ..serving.scorer import Scorer
-
-from ..experiments.terminal import terminal
 
 commands = typer.Typer()
 

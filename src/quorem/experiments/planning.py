@@ -83,7 +83,7 @@ def search(
         if planned not in plans.values():
             plans[rule] = planned
     if len(plans) == 1:
-        console.print("Every id that counts has a row of its own: there is nothing to search.")
+        console.print("Every rule leads to this plan: there is nothing to search.")
         return plans[PLAN_RULES[0]]
     rows = min(SEARCH_ROWS, max(1, len(prepared.split("train")) // 2))
     data = data_identity(prepared)
