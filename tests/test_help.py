@@ -18,15 +18,17 @@ import quorem
 from quorem import data
 from quorem.data.criteo import prepare_criteo
 from quorem.data.ids import IdConfig
+from quorem.data.prepare import PrepareConfig
 from quorem.data.raw import write_raw
 from quorem.data.table import prepare_table
-from quorem.integrations import lightning
+from quorem.experiments.figures import Axes, Point
+from quorem.integrations import dlrm, lightning, scale
 from quorem.serving.inspection import inspect as inspect_file
 from quorem.serving.predict import predict
 from quorem.serving.scorer import Scorer
 from quorem.serving.torch_export import compile_program, export_program, write_program
 from quorem.training.config import RunConfig
-from quorem.training.loop import train
+from quorem.training.loop import Options, train, train_many
 
 PUBLIC = {name: getattr(quorem, name) for name in quorem.__all__ if not inspect.ismodule(getattr(quorem, name))}
 PUBLIC |= {f"optim.{name}": getattr(quorem.optim, name) for name in quorem.optim.__all__}
@@ -57,6 +59,9 @@ PUBLIC |= {
 }
 PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, export_program, inspect_file)}
 PUBLIC |= {owner.__name__: owner for owner in (compile_program, write_program, lightning.callback)}
+PUBLIC |= {owner.__name__: owner for owner in (lightning.on_save_checkpoint, lightning.on_load_checkpoint)}
+PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, scale.estimate, scale.Machine, Axes, Point)}
+PUBLIC |= {owner.__name__: owner for owner in (IdConfig, PrepareConfig, data.ClickLog, RunConfig, Options, train_many)}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -89,8 +94,7 @@ def test_editors_complete_the_choices(owner: Any, option: str, choices: tuple[An
 
 def test_every_argument_of_torchrec_tables_is_explained() -> None:
     torchrec = pytest.importorskip("quorem.integrations.torchrec", reason="needs TorchRec", exc_type=ImportError)
-    shown = ("EmbeddingBagCollection", "EmbeddingCollection", "from_collection", "to_collection", "copy_state_", "save")
-    for owner in (getattr(torchrec, name) for name in shown):
+    for owner in (getattr(torchrec, name) for name in torchrec.__all__):
         text = inspect.getdoc(owner)
         missing = [a for a in inspect.signature(owner).parameters if not re.search(rf"^    {a}: \S", text, re.M)]
         assert missing == [] and ">>> " in text

@@ -23,15 +23,18 @@ class EmbeddingBag(Embedding):
         mode: ``"sum"``, ``"mean"`` or ``"max"``, taken over the composed vectors.
         include_last_offset: whether ``offsets`` ends with the number of ids.
         padding_idx: an id that is neither pooled nor counted by the mean.
-        max_norm: must be None, as in ``Embedding``.
+        max_norm: must be None: a composed vector has no row of its own to renormalize in place.
         norm_type: the p of the norm that ``max_norm`` limits; has no effect.
-        scale_grad_by_freq: must be False, as in ``Embedding``.
+        scale_grad_by_freq: must be False: a row's gradient comes from all ids that share the row.
         sparse: give ``stored`` a sparse gradient.
-        on_invalid_id: as in ``Embedding``; on a GPU an invalid id is left out of its bag, like padding.
-        frequencies: as in ``Embedding``.
-        raw_ids: as in ``Embedding``.
-        unknown: as in ``Embedding``.
-        init_std: as in ``Embedding``.
+        on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count the
+            id, warn, and leave it out of its bag) or ``"trust"`` (leave it out silently). On a CPU it is always an
+            IndexError.
+        frequencies: what a ``HotCold`` scheme ranks ids by, as in ``Embedding``; None if ids are numbered by falling
+            frequency.
+        raw_ids: accept any 64-bit id without a vocabulary, as in ``Embedding``.
+        unknown: how an id outside ``[0, n)`` is treated: ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
+        init_std: standard deviation of the initial vectors; if None, ``1 / sqrt(3 n)``.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16.
 

@@ -29,7 +29,7 @@ ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Table:
-    """One feature's table.
+    """One table of an ``EmbeddingCollection``.
 
     Args:
         name: name of the table, in ``state_dict`` and in errors.
@@ -78,8 +78,9 @@ class EmbeddingCollection(Tables):
             each.
         mode: how jagged input is pooled, ``"mean"`` or ``"sum"``.
         sparse: give ``stored`` a sparse gradient.
-        on_invalid_id: as in ``Embedding``.
-        init_std: as in ``Embedding``, for every table.
+        on_invalid_id: what an id outside its table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count it,
+            warn, and return zeros) or ``"trust"`` (return zeros silently). On a CPU it is always an IndexError.
+        init_std: standard deviation of the initial vectors of every table; if None, ``1 / sqrt(3 n)``.
         device: where the tables are.
         dtype: float32, float64, bfloat16 or float16, for every table.
 

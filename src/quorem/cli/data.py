@@ -1,7 +1,7 @@
 """``quorem prepare`` and ``quorem synthesize``."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +23,9 @@ Ids = Annotated[
         " without a vocabulary."
     ),
 ]
-IdBits = Annotated[int | None, typer.Option(min=32, max=62, help="With --ids raw, tables have 2^this ids; 40.")]
+IdBits = Annotated[
+    int | None, typer.Option(min=32, max=62, help="With --ids raw: tables of 2^this ids (by default 40).")
+]
 Buckets = Annotated[int | None, typer.Option(min=1, help="Hashed ids of each feature, with --ids hash.")]
 Vocabulary = Annotated[
     Literal["all", "train"], typer.Option(help="Tokens of all days, or of the training days and one for unknown ones.")
@@ -87,7 +89,7 @@ def prepare_table(
     multi_separator: Annotated[str, typer.Option(help="Between the values of a multi-valued field.")] = "|",
     transform: Annotated[
         list[str] | None,
-        typer.Option(help="Of numbers: signed_log (the default), log or none; or COLUMN=TRANSFORM; repeatable."),
+        typer.Option(help="signed_log (the default), log or none for numbers; or COLUMN=TRANSFORM; repeatable."),
     ] = None,
     raw_dense: Annotated[bool, typer.Option("--raw-dense", help="The same as --transform none.")] = False,
     ids: Ids = "frequency",
@@ -106,7 +108,7 @@ def prepare_table(
     from ..data.prepare import PrepareConfig
     from ..data.table import prepare_columns
 
-    kinds = [name.rpartition("=") for name in _names(transform)]
+    kinds: list[tuple[str, str, Any]] = [name.rpartition("=") for name in _names(transform)]
     whole = [kind for column, _, kind in kinds if not column] + ["none"] * raw_dense
     config = PrepareConfig(
         ids=ids,
@@ -148,7 +150,7 @@ def synthesize(
     rows: Annotated[int, typer.Option(min=1, help="Rows of the log.")] = 1_000_000,
     scale: Annotated[float, typer.Option(help="Of Criteo's cardinalities; 1 has all 33.8 million ids.")] = 0.001,
     click_rate: Annotated[float, typer.Option(help="Mean probability of a click.")] = 0.25,
-    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     days: Days = 7,
     raw: Annotated[bool, typer.Option("--raw", help="Text as the Criteo file; .gz is compressed.")] = False,
     overwrite: Overwrite = False,

@@ -18,10 +18,10 @@ def demo(
     rows: Annotated[
         int | None, typer.Option(min=1000, help="Rows to make up (by default 100,000), or to train on at most.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of every random draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Train DLRM with full, hashed and composed tables; print what each costs and write a page about it."""
+    """Train DLRM with full, hashed, composed and planned tables; print what each costs and write a page about it."""
     from ..experiments import demo
 
     demo.show(terminal(), out, data=data, seed=seed, rows=rows, device=device)

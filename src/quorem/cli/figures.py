@@ -12,7 +12,7 @@ commands = typer.Typer()
 
 Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; what is finished there is not trained again.")]
 Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
-Optimizers = Annotated[str, typer.Option(help="Of adagrad, amsgrad; the better by validation loss is shown.")]
+Optimizers = Annotated[str, typer.Option(help="adagrad, amsgrad or both; the better by validation loss is shown.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core, or one for a GPU.")]
 TrainOnly = Annotated[bool, typer.Option("--train-only", help="Leave pictures and page to quorem report.")]
 
@@ -28,8 +28,8 @@ def reproduce(
     trials: Trials = 5,
     networks: Annotated[str, typer.Option(help="Networks, with commas.")] = "dcn,dlrm",
     optimizers: Optimizers = "adagrad,amsgrad",
-    rows: Annotated[int | None, typer.Option(min=1, help="Train on the first rows only.")] = None,
-    collisions: Annotated[str, typer.Option(help="Of figure 5, with commas.")] = "2,3,4,5,6,7,60",
+    rows: Annotated[int | None, typer.Option(min=1, help="Train on the first so many rows only.")] = None,
+    collisions: Annotated[str, typer.Option(help="Numbers of collisions in figure 5, with commas.")] = "2,3,4,5,6,7,60",
     device: Device = "auto",
     workers: Workers = None,
     train_only: TrainOnly = False,

@@ -22,7 +22,7 @@ def plan(
     target: Annotated[Path, typer.Argument(help="Prepared data, or a Python file that defines model.")],
     budget: Annotated[str, typer.Option(help="Bytes of all tables, such as 512MB or 2GiB.")],
     out: Annotated[Path | None, typer.Option(help="File for the plan, as JSON for quorem train --plan.")] = None,
-    optimizer: Annotated[Optimizer, typer.Option(help="Whose state counts too.")] = "adagrad",
+    optimizer: Annotated[Optimizer, typer.Option(help="Its state counts in the budget.")] = "adagrad",
     serving: Annotated[
         bool, typer.Option("--serving", help="The tables alone, as they are served: no state, 8 or 4 bits a number.")
     ] = False,
@@ -32,10 +32,12 @@ def plan(
     dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
     row_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
-        typer.Option(help="Of rows in training on prepared data; auto: bfloat16, where float32 pays for too few."),
+        typer.Option(
+            help="Dtype of rows in training, for prepared data; auto: bfloat16 where float32 rows are too few."
+        ),
     ] = "auto",
     world_size: Annotated[
-        int | None, typer.Option(min=1, help="Say too what full tables and the plan cost on so many GPUs.")
+        int | None, typer.Option(min=1, help="Also print what full tables and the plan cost on so many GPUs.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a GPU in a step, for --world-size.")] = 8192,
     overwrite: Overwrite = False,

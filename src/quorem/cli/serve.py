@@ -53,7 +53,7 @@ def predict(
     bits: Bits = None,
     unknown: Annotated[
         Literal["error", "missing"],
-        typer.Option(help="A value that no training row had, unless the data have an id for such: stop, or missing."),
+        typer.Option(help="A value that training never saw, if there is no id for such: stop, or take it as missing."),
     ] = "error",
     separator: Annotated[
         str | None, typer.Option(help="Between the fields of a CSV file; by default as in the file that was prepared.")

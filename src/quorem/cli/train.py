@@ -31,25 +31,25 @@ def train(
     ] = None,
     row_dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "int8"] | None,
-        typer.Option(help="Of the tables in training; by default as the plan says, float32 without one."),
+        typer.Option(help="Dtype of the rows in training; by default the plan's, else float32."),
     ] = None,
     unknown: Annotated[
         Literal["error", "rest", "hash"],
         typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
     ] = "error",
     network: Annotated[str, typer.Option(help="dlrm, dcn, deepfm, or your own: my_model.py:build.")] = "dlrm",
-    preset: Annotated[Literal["text", "table1"], typer.Option(help="Its architecture.")] = "text",
+    preset: Annotated[Literal["text", "table1"], typer.Option(help="As the paper's text or table 1 has it.")] = "text",
     dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
     optimizer: Annotated[Literal["adagrad", "amsgrad"], typer.Option(help="The optimizer.")] = "adagrad",
     lr: Annotated[float | None, typer.Option(help="Learning rate; by default torch's.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 128,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first weights and of a shuffle.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights and of the shuffle.")] = 0,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Train in a random order.")] = False,
     precision: Annotated[Literal["float32", "tf32", "bfloat16"], typer.Option(help="Of matrix products.")] = "float32",
     validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between two validations.")] = None,
     rows: Annotated[
-        int | None, typer.Option("--rows", "--max-rows", min=1, help="Train on the first rows only.")
+        int | None, typer.Option("--rows", "--max-rows", min=1, help="Train on the first so many rows only.")
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -71,7 +71,7 @@ def train(
 
     prepared = Prepared(data)
     planned = {} if plan is None else train.plan_from(plan, prepared, dim)
-    bits_after = int(bits) if bits is not None else planned.get("bits")
+    bits_after: Literal[8, 4] | None = planned.get("bits") if bits is None else 8 if bits == "8" else 4
     if ranks > 1 and bits_after:
         raise ValueError("rows are not quantized on several ranks: train without bits, then quorem evaluate --bits")
     dtype = row_dtype or planned.get("row_dtype", "float32")

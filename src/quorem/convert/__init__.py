@@ -36,7 +36,7 @@ def compress_(
     threshold: int = 0,
     filter_fn: Callable[[str, nn.Module], bool] | None = None,
     fit: bool = False,
-    optimizer: torch.optim.Optimizer | str | None = None,
+    optimizer: torch.optim.Optimizer | Optimizer | None = None,
     frequencies: Mapping[str, Tensor] | None = None,
 ) -> Report:
     """Replace every ``nn.Embedding`` and ``nn.EmbeddingBag`` in ``model`` by a composed one, in place.

@@ -35,7 +35,7 @@ OPTIMIZER_OF_CLASS: dict[str, Optimizer] = {
 }
 
 
-def optimizer_name(optimizer: torch.optim.Optimizer | str | None) -> Optimizer | None:
+def optimizer_name(optimizer: torch.optim.Optimizer | Optimizer | None) -> Optimizer | None:
     """The planner's name for an optimizer.
 
     Raises:
@@ -43,7 +43,7 @@ def optimizer_name(optimizer: torch.optim.Optimizer | str | None) -> Optimizer |
         ValueError: if the state of its class is not known.
     """
     if optimizer is None or isinstance(optimizer, str):
-        return optimizer  # type: ignore[return-value]  # checked by the planner
+        return optimizer  # checked by the planner
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer ({type(optimizer).__name__}) must be an optimizer, its name, or None")
     kind = type(optimizer).__name__

@@ -34,6 +34,9 @@ class IdConfig:
 
     Raises:
         ValueError: if a value is unknown, or options contradict each other.
+
+    >>> IdConfig(ids="hash", buckets=1000).vocabulary
+    'all'
     """
 
     ids: Literal["appearance", "frequency", "hash", "raw"] = "frequency"

@@ -4,13 +4,14 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .. import files
 
 FORMAT = "quorem-prepared"
 FORMAT_VERSION = 2  # 1 had no checksums
-TRANSFORMS = ("log", "signed_log", "none")  # of dense features
+Transform = Literal["log", "signed_log", "none"]  # of dense features
+TRANSFORMS: tuple[Transform, ...] = get_args(Transform)
 SPLITS = ("train", "validation", "test")
 
 

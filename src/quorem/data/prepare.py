@@ -25,7 +25,7 @@ from .column import Column
 from .columns import Columns
 from .dense import Dense
 from .folder import ArrayFile, Folder, Progress, file_name
-from .meta import TRANSFORMS
+from .meta import TRANSFORMS, Transform
 from .text import Malformed, ParsedRows
 
 GROUP_ROWS = 1 << 20
@@ -38,6 +38,11 @@ class PrepareConfig(ids.IdConfig):
     """How a click log is prepared.
 
     Args:
+        ids: how tokens are given ids: ``"frequency"``, ``"appearance"``, ``"hash"`` or ``"raw"`` (see ``IdConfig``).
+        vocabulary: ``"all"`` has the tokens of all days; ``"train"`` has those of the training days, and all others
+            share id 1.
+        buckets: number of hashed ids per feature, with ``ids="hash"``.
+        id_bits: with ``ids="raw"``, tables have ``2 ** id_bits`` ids; 40 if None.
         days: number of equal parts of the log. The last part is halved into validation and test; the others train.
         max_malformed: number of malformed lines that may be left out; with one more, the run stops.
         transform: transform of dense features: ``"log"``, ``log(max(x, 0) + 1)`` as in the paper; ``"signed_log"``,
@@ -46,12 +51,15 @@ class PrepareConfig(ids.IdConfig):
 
     Raises:
         ValueError: if a value is out of range or unknown, or for a reason that ``IdConfig`` lists.
+
+    >>> PrepareConfig(days=5, transform="none", transforms={"price": "log"}).ids
+    'frequency'
     """
 
     days: int = 7
     max_malformed: int = 10
-    transform: str | None = None
-    transforms: Mapping[str, str] = field(default_factory=dict)
+    transform: Transform | None = None
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the options."""

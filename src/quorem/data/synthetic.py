@@ -56,6 +56,10 @@ class ClickLog:
 
     Raises:
         ValueError: if a value is out of range.
+
+    >>> rows, probability = ClickLog(cardinalities=(10, 1000), num_dense=2).draw(0, 5)
+    >>> rows.ids.shape, rows.dense.shape, probability.shape
+    (torch.Size([5, 2]), torch.Size([5, 2]), torch.Size([5]))
     """
 
     cardinalities: tuple[int, ...] = CARDINALITIES

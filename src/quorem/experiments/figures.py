@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_origin
 
 from .. import files
 from ..training.config import RunConfig
@@ -40,14 +40,20 @@ class Axes:
         y_log: whether the y axis is logarithmic.
         paper: what the paper says about this figure, in our words.
         baseline: a series that is drawn as a horizontal line, because x does not apply to it.
+
+    Raises:
+        ValueError: if the name cannot name files, or an axis is none of these.
+
+    >>> Axes(name="width", title="Fewer rows or shorter ones?", x="embedding_bytes", x_label="bytes", x_log=True).y
+    'test'
     """
 
     name: str
     title: str
-    x: str = "x"
+    x: Literal["x", "parameters", "embedding_bytes", "step"] = "x"
     x_label: str
     x_column: str = "x ="
-    y: str = "test"
+    y: Literal["test", "validation", "parameters"] = "test"
     y_label: str = "test log loss"
     x_log: bool = False
     y_log: bool = False
@@ -73,6 +79,10 @@ class Point:
         x: the point's x coordinate; None for a baseline.
         options: options of the run, such as ``{"network": "dcn", "scheme": QR(4)}``.
         data: folder of prepared data, if it is not that of the sweep.
+
+    >>> from quorem import QR
+    >>> Point(series="mult", x=4, options={"network": "dcn", "scheme": QR(4)}).options["scheme"]
+    QR(num_collisions=4)
     """
 
     series: str

@@ -4,7 +4,7 @@ Bytes are those of the tables in serving: plans in float32, and plans whose rows
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from ..collection import Table
 from ..planner import plan
@@ -20,6 +20,7 @@ AXES = replace(
     title="Beyond the paper: plans by counts at equal bytes",
     paper="Not in the paper, which names frequencies as what it leaves out.",
 )
+SERIES: dict[str, tuple[Literal[8, 4], ...]] = {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}
 
 
 def points(study: Study) -> list[Point]:
@@ -38,7 +39,7 @@ def points(study: Study) -> list[Point]:
     result = study.points("full")
     for share in budgets.SHARES:  # bytes of the full tables for each byte in serving
         settings: dict[str, dict[str, Any]] = {"hash": {"scheme": Hash(share)}, "mult": {"scheme": QR(share)}}
-        for series, bits in {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}.items():
+        for series, bits in SERIES.items():
             try:
                 planned = plan(tables, full // share, optimizer=None, bits=bits)
             except ValueError:  # the budget is below one row for each table

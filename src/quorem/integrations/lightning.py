@@ -46,8 +46,18 @@ def on_save_checkpoint(optimizers: Optimizers, checkpoint: MutableMapping[str, A
 def on_load_checkpoint(optimizers: Optimizers, checkpoint: MutableMapping[str, Any]) -> None:
     """Load the state that ``on_save_checkpoint`` put into ``checkpoint``.
 
+    Args:
+        optimizers: what ``apply_in_backward`` returned, one or several, as when it was saved.
+        checkpoint: the dictionary that Lightning has loaded.
+
     Raises:
         ValueError: if the checkpoint has no such state, or has the state of a different number of optimizers.
+
+    >>> from quorem import QR, Embedding
+    >>> from quorem.optim import Adagrad, apply_in_backward
+    >>> optimizer, checkpoint = apply_in_backward(Embedding(1000, 16, QR(4)), Adagrad), {}
+    >>> on_save_checkpoint(optimizer, checkpoint)
+    >>> on_load_checkpoint(optimizer, checkpoint)
     """
     every = _listed(optimizers)
     states = checkpoint.get(KEY)

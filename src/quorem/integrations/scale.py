@@ -23,8 +23,18 @@ ID_BYTES = LENGTH_BYTES = 4  # bytes of a row number, and of the length of a bag
 class Machine:
     """GPUs and how they are connected; bandwidths are bytes per second, of one GPU in one direction.
 
-    The default is an NVIDIA H200 in nodes of 8 with a 400 Gb/s network card for each GPU. ``row_bandwidth`` was
-    measured for rows of 256 bytes (docs/benchmarks.md) and is a third of the bandwidth of a copy.
+    The default is an NVIDIA H200 in nodes of 8 with a 400 Gb/s network card for each GPU.
+
+    Args:
+        memory: bytes of memory of a GPU.
+        row_bandwidth: bandwidth of reading single rows; the default was measured for rows of 256 bytes
+            (docs/benchmarks.md), and is a third of the bandwidth of a copy.
+        gpus_per_node: number of GPUs in a node.
+        node_bandwidth: bandwidth to the other GPUs of the node.
+        network_bandwidth: bandwidth to GPUs of other nodes.
+
+    >>> Machine(memory=80e9).gpus_per_node
+    8
     """
 
     memory: float = 141e9

@@ -12,11 +12,13 @@ range is spread over one code less, and the zero point rounded up: so every numb
 ends of the range, and its mean is the number itself.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BITS = (8, 4)
+BITS: tuple[Literal[8, 4], ...] = (8, 4)
 SMALLEST_SCALE = 2.0**-24  # the smallest float16
 
 

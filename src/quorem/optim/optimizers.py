@@ -27,7 +27,7 @@ from .row_optimizer import RowOptimizer, table_extents
 
 
 class SGD(RowOptimizer):
-    """``torch.optim.SGD``.
+    """``torch.optim.SGD`` on the dense gradient, at the cost of the touched rows.
 
     With momentum or weight decay a dense step moves every row. Here rows without a gradient lag behind; a row is
     brought up to date when it is next read or updated (docs/optimizers.md).

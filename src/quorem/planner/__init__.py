@@ -14,7 +14,7 @@ How a budget becomes a plan, and the file of each step:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ def plan(
     optimizer: Optimizer | None = "adagrad",
     frequencies: Mapping[str, Tensor] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
-    bits: Sequence[int] | None = None,
+    bits: Sequence[Literal[8, 4]] | None = None,
 ) -> Plan:
     """Choose a scheme for each table, so that all tables fit a budget and lose as little quality as possible.
 
@@ -94,7 +94,7 @@ def plan_modules(
     optimizer: Optimizer | None,
     frequencies: Mapping[str, Tensor] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
-    bits: Sequence[int] | None = None,
+    bits: Sequence[Literal[8, 4]] | None = None,
     reserved: int = 0,
     rule: Rule = Rule(),  # noqa: B008 - frozen
 ) -> Plan:

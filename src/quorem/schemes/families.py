@@ -46,7 +46,7 @@ class Composed(Scheme):
     Args:
         operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
             keeps them apart.
-        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
 
@@ -76,7 +76,7 @@ class QR(Composed):
             low ids are frequent) or ``"quotient"`` (the order of the public reference code).
         operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
             keeps them apart.
-        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
 
@@ -107,8 +107,8 @@ class EqualTables(Composed):
 
     Args:
         num_partitions: number of partitions, hence of tables.
-        num_rows: rows to spend over all tables; the fewest that cover the ids where absent.
-        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions.
+        num_rows: rows of all tables together; if None, the fewest that keep all ids apart.
+        num_collisions: instead of ``num_rows``: as many rows as hashing with so many collisions has.
         operation: as in ``Composed``.
         dims: as in ``Composed``.
         permute: as in ``Composed``.
@@ -151,12 +151,12 @@ class GeneralizedQR(EqualTables):
 
     Args:
         num_partitions: number of partitions, hence of tables.
-        num_rows: rows to spend over all tables, split as evenly as can be; the fewest that cover the ids where absent.
-        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions,
-            ``ceil(n / num_collisions)``, or the fewest that cover the ids where those are more.
+        num_rows: rows of all tables together, split evenly; if None, the fewest that keep all ids apart.
+        num_collisions: instead of ``num_rows``: ``ceil(n / num_collisions)`` rows, as many as hashing has, or the
+            fewest that keep all ids apart if that is more.
         operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
             keeps them apart.
-        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
 
@@ -181,12 +181,12 @@ class ChineseRemainder(EqualTables):
 
     Args:
         num_partitions: number of partitions, hence of tables.
-        num_rows: rows to spend over all tables, split as evenly as can be; the fewest that cover the ids where absent.
-        num_collisions: instead of ``num_rows``, spend the rows of hashing with so many collisions,
-            ``ceil(n / num_collisions)``, or the fewest that cover the ids where those are more.
+        num_rows: rows of all tables together, split evenly; if None, the fewest that keep all ids apart.
+        num_collisions: instead of ``num_rows``: ``ceil(n / num_collisions)`` rows, as many as hashing has, or the
+            fewest that keep all ids apart if that is more.
         operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
             keeps them apart.
-        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
 
@@ -210,7 +210,7 @@ class Custom(Composed):
         check: raise unless the partitions are complementary.
         operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
             keeps them apart.
-        dims: widths of the tables for ``"concat"``; split evenly where absent.
+        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
         permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
 

@@ -64,7 +64,7 @@ class RunConfig:
     threshold: int = 0
     plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
     unknown: UnknownIds = "error"
-    bits: int | None = None
+    bits: Literal[8, 4] | None = None
     row_dtype: RowDtype = "float32"
     embedding_dim: int = 16
     optimizer: Literal["adagrad", "amsgrad"] = "adagrad"

@@ -51,6 +51,9 @@ class Options:
         report: called a few times per second with the status of the run.
         tensorboard: also write the metrics for TensorBoard, which must be installed.
         keep_model: write the trained model at the end.
+
+    >>> Options(checkpoint_seconds=600).keep_model
+    True
     """
 
     checkpoint_seconds: float = 60.0
@@ -216,6 +219,14 @@ def train_many(
         ValueError: if ``workers`` is below 1, or above 1 though only some runs are in tf32, or there are not as many
             folders as configurations.
         KeyboardInterrupt: if stopped.
+
+    >>> import tempfile
+    >>> from quorem.data import ClickLog, synthesize
+    >>> from quorem.training.model import data_identity
+    >>> log = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=1), 300, tempfile.mkdtemp() + "/log")
+    >>> configs = [RunConfig(data=data_identity(log), batch_size=64, seed=seed) for seed in range(2)]
+    >>> [result["steps"] for result in train_many(configs, log)]
+    [5, 5]
     """
     outs = [None] * len(configs) if outs is None else outs
     with contextlib.suppress(ImportError):  # before threads start: two threads that import it can deadlock

@@ -67,6 +67,14 @@ def load(path: str | Path, model: nn.Module, optimizers: Optimizers = ()) -> int
         FileNotFoundError: if the folder has no complete checkpoint.
         ValueError: if a weight, or the state of a fused optimizer, is missing or has another size, or if ids of a table
             now read different rows.
+
+    >>> import tempfile
+    >>> from quorem import EmbeddingCollection, Table
+    >>> saved, loaded = (EmbeddingCollection([Table("user", 1000, 16)]) for _ in range(2))
+    >>> folder = tempfile.mkdtemp()
+    >>> save(folder, saved)
+    >>> load(folder, loaded), torch.equal(loaded.dense(0), saved.dense(0))
+    (0, True)
     """
     if not (Path(path) / ".metadata").exists():
         raise FileNotFoundError(f"{path} has no complete checkpoint: .metadata is missing")
