@@ -23,9 +23,7 @@ Ids = Annotated[
         " without a vocabulary."
     ),
 ]
-IdBits = Annotated[
-    int | None, typer.Option(min=32, max=62, help="With --ids raw: tables of 2^this ids (by default 40).")
-]
+IdBits = Annotated[int | None, typer.Option(min=32, max=62, help="With --ids raw: tables of 2^this ids; default 40.")]
 Buckets = Annotated[int | None, typer.Option(min=1, help="Hashed ids of each feature, with --ids hash.")]
 Vocabulary = Annotated[
     Literal["all", "train"], typer.Option(help="Tokens of all days, or of the training days and one for unknown ones.")

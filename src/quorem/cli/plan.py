@@ -32,9 +32,7 @@ def plan(
     dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
     row_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
-        typer.Option(
-            help="Dtype of rows in training, for prepared data; auto: bfloat16 where float32 rows are too few."
-        ),
+        typer.Option(help="Dtype of rows in training, for prepared data; auto: bfloat16 if float32 rows are too few."),
     ] = "auto",
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Also print what full tables and the plan cost on so many GPUs.")
