@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .checks import BagMode, InvalidIdMode, check_bag_mode, check_ids, check_offsets, check_sample_weights
 from .embeddings import Embedding
 from .id_rules import UnknownIds
-from .ops.rows import bag_and_feature
+from .ops.rows import IdBatch, bag_and_feature
 from .schemes import Ranks, RawCounts, Scheme
 
 
@@ -120,9 +120,8 @@ class EmbeddingBag(Embedding):
         if self.mode == "max":
             pooled = self._max(input, starts)
         else:
-            pooled = self._bag(input, starts, weights, self.mode == "mean")
-        vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
-        return pooled.view(starts.shape[0] - 1, *vectors, self.embedding_dim)
+            pooled = self._lookup(IdBatch(input, starts, weights, self.mode == "mean"))
+        return pooled.view(starts.shape[0] - 1, *self.vector_shape)
 
     def _max(self, ids: Tensor, starts: Tensor) -> Tensor:
         """Compose the vectors, then take the maximum of each bag; there is no fused op for it.
@@ -130,10 +129,11 @@ class EmbeddingBag(Embedding):
         Among equal values, the first one receives the gradient.
         """
         position = torch.arange(ids.shape[0], device=ids.device)
-        valid, within = position < starts[-1], self._within(ids[:, None], None)[:, 0]  # of no bag: past the last offset
+        valid = position < starts[-1]  # an id at or past the last offset is in no bag
+        within = self._within(ids[:, None], None)[:, 0]
         if self.padding[0] is not None:
             valid = valid & (within != self.padding[0])
-        vectors = self._lookup(torch.where(valid, ids, 0)[:, None]).flatten(1)
+        vectors = self._lookup(IdBatch(torch.where(valid, ids, 0)[:, None])).flatten(1)
         valid = valid & (within >= 0) & (within < self.num_embeddings)  # on a CPU, the lookup has raised otherwise
         bag = bag_and_feature(ids, starts, self.spans)[0]
         bags = bag[:, None].expand(vectors.shape)

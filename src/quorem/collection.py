@@ -19,6 +19,7 @@ from .checks import (
 )
 from .growth import grow_
 from .id_rules import UnknownIds
+from .ops.rows import IdBatch
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
 from .stored import TableOptions
@@ -172,7 +173,7 @@ class EmbeddingCollection(Tables):
                 raise ValueError(f"ids has shape {tuple(ids.shape)} but must be [B, {features}] without offsets")
             if per_sample_weights is not None:
                 raise ValueError("per_sample_weights must be None without offsets")
-            out = self._lookup(ids)
+            out = self._lookup(IdBatch(ids))
         else:
             if ids.dim() != 1:
                 raise ValueError(f"ids has shape {tuple(ids.shape)} but must be 1-D with offsets")
@@ -182,7 +183,7 @@ class EmbeddingCollection(Tables):
             if per_sample_weights is not None:
                 check_sample_weights(per_sample_weights, ids, "ids")
                 per_sample_weights = per_sample_weights.to(self.dtype)
-            out = self._bag(ids, offsets, per_sample_weights, self.mode == "mean")
+            out = self._lookup(IdBatch(ids, offsets, per_sample_weights, self.mode == "mean"))
         if not self._one_width:
             return out.flatten(1)
         shape = (out.shape[0], len(self.embedding_dims), self.embedding_dims[0])

@@ -11,6 +11,7 @@ from .composed_weight import ComposedWeight
 from .fit import fit_
 from .growth import grow_
 from .id_rules import UnknownIds
+from .ops.rows import IdBatch
 from .schemes import Full, Scheme, check_scheme
 from .schemes.frequency import Ranks, RawCounts, check_ranking
 from .stored import TableOptions
@@ -84,6 +85,7 @@ class Embedding(Tables):
             [table], sparse=sparse, on_invalid_id=on_invalid_id, init_std=init_std, device=device, dtype=dtype
         )
         self.num_embeddings, self.embedding_dim, self.scheme = num_embeddings, embedding_dim, spec.scheme
+        self.vector_shape = spec.vector_shape
         self.padding_idx = self.padding_ids[0]
 
     @property
@@ -165,7 +167,7 @@ class Embedding(Tables):
         return torch.cat(scores, 1).view(*queries.shape[:-1], self.num_embeddings)
 
     def _score(self, queries: Tensor, ids: Tensor) -> Tensor:
-        vectors = self._lookup(ids[:, None]).view(len(ids), self.embedding_dim)
+        vectors = self._lookup(IdBatch(ids[:, None])).view(len(ids), self.embedding_dim)
         return queries @ vectors.T
 
     def forward(self, input: Tensor) -> Tensor:
@@ -180,8 +182,7 @@ class Embedding(Tables):
         """
         input = self._signed(input)
         check_ids(input, "input")
-        vectors = (self.specs[0].num_vectors,) if self.specs[0].operation == "feature" else ()
-        return self._lookup(input.reshape(-1, 1)).view(*input.shape, *vectors, self.embedding_dim)
+        return self._lookup(IdBatch(input.reshape(-1, 1))).view(*input.shape, *self.vector_shape)
 
     def row_numbers(self, input: Tensor) -> Tensor:
         """The rows of ``stored`` whose sum is the vector of each id, ``[..., K]``; -1 where there is no row.

@@ -85,6 +85,15 @@ def load_tables(
     tables.register_integers()
 
 
+def entry_name(kind: str, table: str, part: int | str) -> str:
+    """The name of one tensor of a table: ``kind.table.part``, without ``table`` if the table has no name.
+
+    >>> entry_name("tables", "user", 0), entry_name("ranks", "", "hot")
+    ('tables.user.0', 'ranks.hot')
+    """
+    return f"{kind}.{table}.{part}" if table else f"{kind}.{part}"
+
+
 class Names:
     """An object whose every attribute is the object itself.
 
@@ -144,7 +153,7 @@ def has_extra_state(tables: "StoredTables") -> bool:
 def ranks(tables: "StoredTables") -> dict[str, Tensor]:
     """The lists of hot and cold ids by name, for tables that were given frequencies."""
     return {
-        f"ranks.{name}.{kind}" if name else f"ranks.{kind}": ids
+        entry_name("ranks", name, kind): ids
         for name, lists in zip(tables.names, tables.ranks_of, strict=True)
         if lists is not None
         for kind, ids in lists._asdict().items()

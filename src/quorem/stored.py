@@ -224,7 +224,7 @@ class StoredTables(nn.Module):
             values = saved.whole(self.live_stored)
         for name, extents in zip(self.names, self.extents, strict=True):
             for j, extent in enumerate(extents):
-                yield f"tables.{name}.{j}" if name else f"tables.{j}", extent.of(values)
+                yield saved.entry_name("tables", name, j), extent.of(values)
         for name, extents in self.pools.items():
             for j, extent in enumerate(extents):
                 yield f"pools.{name}.{j}", extent.of(values)

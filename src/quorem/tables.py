@@ -85,37 +85,29 @@ class Tables(StoredTables):
         reads = lookup_reads(ids, self.layout)
         return torch.where(reads.valid[..., None] & reads.used, reads.rows, -1)
 
-    def _lookup(self, ids: Tensor) -> Tensor:
-        """Composed vectors ``[B, S, W]`` of ``ids`` ``[B, F]``."""
-        stored = self.live_stored
-        if ids.device != stored.device:
-            check_device(stored, self.ids_argument, ids)
+    def _lookup(self, batch: IdBatch) -> Tensor:
+        """Composed vectors ``[B, S, W]`` of a batch; those of a bag are pooled."""
+        stored, ids, offsets = self.live_stored, batch.ids, batch.offsets
+        if offsets is not None or ids.device != stored.device:
+            check_device(stored, self.ids_argument, *batch[:3])
         if "id_rules" in self._buffers:
-            ids = self._within(ids, None)
+            ids = self._within(ids, offsets)
+            batch = batch._replace(ids=ids)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
-        batch, options = IdBatch(ids), self._read_options()
-        out = autograd.lookup(batch, stored, self.layout, self.updates, options, sparse=self.sparse, invalid=invalid)
+        groups, options = self._path_networks() if self._modules else (), self._read_options()
+        if offsets is not None and sum(len(group.members) for group in groups) == len(self.features):
+            with torch.no_grad():  # _path_bag has the gradients of all features
+                out = autograd.lookup(batch, stored, self.layout, self.updates, options, invalid=invalid)
+        else:
+            sparse = self.sparse
+            out = autograd.lookup(batch, stored, self.layout, self.updates, options, sparse=sparse, invalid=invalid)
         if invalid is not None:
             self._report_invalid()
-        if self._modules:
-            for group in self._path_networks():
+        for group in groups:
+            if offsets is None:
                 out = group.transform(out, ids, self.layout.ranks)
-        return out
-
-    def _bag(self, ids: Tensor, offsets: Tensor, sample_weights: Tensor | None, mean: bool) -> Tensor:
-        """Pooled vectors ``[B, S, W]`` of jagged ``ids`` ``[V]`` with ``offsets`` ``[F * B + 1]``; composed first."""
-        stored = self.live_stored
-        check_device(stored, self.ids_argument, ids, offsets, sample_weights)
-        batch = IdBatch(self._within(ids, offsets), offsets, sample_weights, mean)
-        inputs = (batch, stored, self.layout, self.updates, self._read_options())
-        invalid = self.invalid_ids if self._counts_invalid(ids) else None
-        transformed = sum(len(group.members) for group in self._path_networks())  # _path_bag has their gradients
-        with torch.set_grad_enabled(torch.is_grad_enabled() and transformed < len(self.features)):
-            out = autograd.lookup(*inputs, sparse=self.sparse, invalid=invalid)
-        if invalid is not None:
-            self._report_invalid()
-        for group in self._path_networks():  # the op pooled untransformed rows: replace its output
-            out = out.index_copy(1, group.columns, self._path_bag(group, batch))
+            else:  # the op pooled rows that were not transformed: replace its output
+                out = out.index_copy(1, group.columns, self._path_bag(group, batch))
         return out
 
     def _path_bag(self, group: PathNetworks, batch: IdBatch) -> Tensor:

@@ -46,12 +46,6 @@ class TorchRecCollection:
         pooled = isinstance(self.module, POOLED)
         return self.module.embedding_bag_configs() if pooled else self.module.embedding_configs()
 
-    def leave_out(self) -> None:
-        """Set ``reason`` of the tables' groups if the collection cannot be replaced."""
-        if reason := _reason(self):
-            for group in self.groups.values():
-                group.reason = group.reason or reason
-
     def reason_against(self, choice: ChosenScheme, spec: TableSpec) -> str:
         """Why TorchRec's kernels do not support a choice for one of the tables; empty if they do."""
         if choice.dtype not in (None, next(iter(self.groups.values())).first.weight.dtype):
@@ -61,12 +55,39 @@ class TorchRecCollection:
         return ""
 
     def replacement(self, fit: bool) -> Ours | None:
-        """quorem's collection in place of TorchRec's; None if no table is composed.
+        """quorem's collection in place of TorchRec's, with full tables where there is no choice; None if all are full.
 
         Args:
             fit: whether rows are fitted to the tables; else they are drawn with the deviation of the table.
         """
-        return _composed(self, fit) if any(group.choice is not None for group in self.groups.values()) else None
+        module, groups = self.module, self.groups
+        if all(group.choice is None for group in groups.values()):
+            return None
+        tables = []
+        for config in self.configs:
+            group = groups[config.name]
+            size = (config.num_embeddings, config.embedding_dim)
+            scheme = Full() if group.choice is None else group.choice.scheme
+            counts = group.counts if group.choice is not None and group.choice.ranked else None
+            tables.append(Table(config.name, *size, scheme, features=tuple(config.feature_names), frequencies=counts))
+        first = next(iter(groups.values())).first.weight
+        options: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
+        new: Ours
+        if isinstance(module, POOLED):
+            options |= {"mode": self.configs[0].pooling.value.lower(), "is_weighted": module.is_weighted()}
+            new = integration.EmbeddingBagCollection(tables, **options)
+        else:
+            new = integration.EmbeddingCollection(tables, **options)
+        if not first.is_meta:
+            single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
+            fill_(single, groups, fit)
+            integration.copy_state_(new, single)
+        frozen = {name for name, group in groups.items() if not group.first.weight.requires_grad}
+        for parameter, rows in table_rows(new).items():
+            if frozen and all(part.split(".")[1] in frozen for part in rows if part.startswith("tables.")):
+                new.get_parameter(parameter).requires_grad_(False)
+        keep_(module, new)
+        return new
 
     def entries(self, new: Ours | None, kind: Optimizer | None) -> list[Entry]:
         """What was done with each table; ``new`` is quorem's collection, or None if there is none."""
@@ -110,7 +131,9 @@ def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRec
         for name, module in table_modules(collection.module).items():
             collection.groups[name] = by_module[id(module)]
             by_module[id(module)].collection = collection
-        collection.leave_out()
+        reason = _reason(collection)
+        for group in collection.groups.values():
+            group.reason = group.reason or reason
     return list(collections.values())
 
 
@@ -147,36 +170,6 @@ def _reason(collection: TorchRecCollection) -> str:
     if isinstance(module, UNPOOLED) and module.need_indices():
         return "its collection returns the ids too (need_indices)"
     return ""
-
-
-def _composed(collection: TorchRecCollection, fit: bool) -> Ours:
-    """quorem's collection in place of TorchRec's; tables without a choice stay full."""
-    module, groups = collection.module, collection.groups
-    tables = []
-    for config in collection.configs:
-        group = groups[config.name]
-        size = (config.num_embeddings, config.embedding_dim)
-        scheme = Full() if group.choice is None else group.choice.scheme
-        counts = group.counts if group.choice is not None and group.choice.ranked else None
-        tables.append(Table(config.name, *size, scheme, features=tuple(config.feature_names), frequencies=counts))
-    first = next(iter(groups.values())).first.weight
-    options: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
-    new: Ours
-    if isinstance(module, POOLED):
-        options |= {"mode": collection.configs[0].pooling.value.lower(), "is_weighted": module.is_weighted()}
-        new = integration.EmbeddingBagCollection(tables, **options)
-    else:
-        new = integration.EmbeddingCollection(tables, **options)
-    if not first.is_meta:
-        single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
-        fill_(single, groups, fit)
-        integration.copy_state_(new, single)
-    frozen = {name for name, group in groups.items() if not group.first.weight.requires_grad}
-    for parameter, rows in table_rows(new).items():
-        if frozen and all(part.split(".")[1] in frozen for part in rows if part.startswith("tables.")):
-            new.get_parameter(parameter).requires_grad_(False)
-    keep_(module, new)
-    return new
 
 
 def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:

@@ -63,9 +63,18 @@ def quantize(rows: Tensor, bits: int, noise: Tensor | None = None) -> Tensor:
 
 def dequantize(rows: Tensor, width: int, bits: int) -> Tensor:
     """The numbers ``[..., W]``, float32, of rows as bytes."""
-    *_, size = rows.shape
-    codes, scale, zero = rows.split([size - 4, 2, 2], -1)
+    codes, scale, zero = fields_of(rows)
+    return (unpacked(codes, width, bits).float() - zero.float()) * scale.float()
+
+
+def fields_of(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes, the scale (float16) and the zero point (int16) of rows as bytes."""
+    codes, scale, zero = rows.split([rows.shape[-1] - 4, 2, 2], -1)
+    return codes, scale.contiguous().view(torch.float16), zero.contiguous().view(torch.int16)
+
+
+def unpacked(codes: Tensor, width: int, bits: int) -> Tensor:
+    """The codes ``[..., W]``, one to a byte."""
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    numbers = codes[..., :width].float() - zero.contiguous().view(torch.int16).float()
-    return numbers * scale.contiguous().view(torch.float16).float()
+    return codes[..., :width]

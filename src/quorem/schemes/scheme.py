@@ -76,6 +76,11 @@ class TableSpec:
         return len(self.partitions) if self.operation == "feature" else 1
 
     @property
+    def vector_shape(self) -> tuple[int, ...]:
+        """Shape of what an id gives: ``[K, D]`` for feature generation, ``[D]`` otherwise."""
+        return (self.num_vectors, self.embedding_dim) if self.operation == "feature" else (self.embedding_dim,)
+
+    @property
     def path_sizes(self) -> tuple[int, ...]:
         """Number of networks at each level of a path (section 4.1); empty for other schemes."""
         return () if self.hidden is None else tuple(p.size for p in self.partitions[1:])

@@ -16,11 +16,11 @@ from ..data.folder import file_name
 from ..data.prepared import Prepared
 from ..hashing import mixed_ids
 from ..partitions import ExplicitPartition
+from ..saved import entry_name
 from ..schemes import QR, ChineseRemainder, Full, GeneralizedQR, Hash, HotCold, Pool, TableSpec
 from ..schemes import Path as PathScheme
 from ..schemes.frequency import places
 from ..store import model_file
-from ..store.description import map_name
 from ..tables import Tables
 from ..tensor_file import TensorFile
 from ..training.model import data_identity
@@ -139,15 +139,15 @@ def _model(path: Path, verify: bool, prepared: Prepared | None) -> dict[str, Any
 
 def _table(tables: Tables, t: int, sizes: Mapping[str, int], prepared: Prepared | None) -> dict[str, Any]:
     spec, name = tables.specs[t], tables.names[t]
-    dot = f".{name}" if name else ""
     row_bytes = tables.stored.shape[1] * tables.stored.itemsize
     stored = sum(extent.rows * extent.pitch for extent in tables.extents[t]) * row_bytes
-    maps = {map_name(tables, t, j): p.index for j, p in enumerate(spec.partitions) if isinstance(p, ExplicitPartition)}
+    pairs = enumerate(spec.partitions)
+    maps = {entry_name("maps", name, j): p.index for j, p in pairs if isinstance(p, ExplicitPartition)}
     if (ranks := tables.ranks_of[t]) is not None:
-        maps |= {f"ranks{dot}.{kind}": ids for kind, ids in ranks._asdict().items()}
+        maps |= {entry_name("ranks", name, kind): ids for kind, ids in ranks._asdict().items()}
     map_bytes = sum(ids.nbytes for ids in maps.values())
     networks = (spec.num_parameters - sum(r * w for r, w in spec.shapes)) * tables.dtype.itemsize
-    entries = [*(f"tables{dot}.{j}" for j in range(len(tables.extents[t]))), *maps]
+    entries = [*(entry_name("tables", name, j) for j in range(len(tables.extents[t]))), *maps]
     distinct = num_distinct(spec)
     memory = stored + map_bytes + networks
     return {

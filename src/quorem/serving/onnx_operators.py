@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import hashing
-from ..ops.codes import code_bytes
+from ..ops.codes import fields_of
 from ..tables import Tables
 from .groups import JoinedTables
 from .onnx_graph import Graph, Operand, Value
@@ -83,15 +83,14 @@ class GraphOperators:
     def _dequantized(self, rows: JoinedTables, row: Value, with_nan: bool) -> Value:
         """Dequantized rows. Codes, scales and zero points become separate weights: a graph cannot reinterpret bytes."""
         graph, width, bits = self.graph, self.width, self.bits
-        size = code_bytes(width, bits)
-        pieces = [table.view(len(table), rows.pitch, size + 4) for table in rows.tables]
-        parts = [piece[..., :size].contiguous() for piece in pieces]
-        codes = graph.weight(f"{rows.name}_codes", [*parts, parts[0][:1]] if with_nan else parts)
-        scales = [piece[..., size : size + 2].contiguous().view(torch.float16) for piece in pieces]
-        zeros = [piece[..., size + 2 :].contiguous().view(torch.int16).to(torch.uint8) for piece in pieces]
+        pieces = [fields_of(table.unflatten(1, (rows.pitch, -1))) for table in rows.tables]
+        codes, scales = [piece[0].contiguous() for piece in pieces], [piece[1] for piece in pieces]
+        zeros, size = [piece[2].to(torch.uint8) for piece in pieces], codes[0].shape[2]
         if with_nan:
-            scales, zeros = [*scales, torch.full_like(scales[0][:1], torch.nan)], [*zeros, zeros[0][:1]]
-        code = graph.cast(graph.op("Gather", codes, row, axis=0), graph.compute)  # [N, G, pitch, bytes]
+            codes, zeros = [*codes, codes[0][:1]], [*zeros, zeros[0][:1]]
+            scales = [*scales, torch.full_like(scales[0][:1], torch.nan)]
+        code = graph.op("Gather", graph.weight(f"{rows.name}_codes", codes), row, axis=0)
+        code = graph.cast(code, graph.compute)  # [N, G, pitch, bytes]
         if bits == 4:
             high = graph.op("Floor", code / 16.0)
             low = code - high * 16.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..hashing import mixed_ids
-from ..ops.codes import code_bytes
+from ..ops.codes import fields_of, unpacked
 from .groups import JoinedTables
 
 
@@ -32,20 +32,16 @@ class QuantizedRows(nn.Module):
 
     def __init__(self, rows: JoinedTables, width: int, bits: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.width, self.bits, size = width, bits, code_bytes(width, bits)
-        pieces = torch.cat(rows.tables).unflatten(1, (rows.pitch, size + 4))
-        scales = pieces[..., size : size + 2].contiguous().view(torch.float16).to(dtype)
-        zeros = pieces[..., size + 2 :].contiguous().view(torch.int16).to(dtype)
-        self.codes = nn.Parameter(pieces[..., :size].contiguous(), requires_grad=False)
-        self.scales, self.zeros = nn.Parameter(scales, requires_grad=False), nn.Parameter(zeros, requires_grad=False)
+        self.width, self.bits = width, bits
+        codes, scales, zeros = fields_of(torch.cat(rows.tables).unflatten(1, (rows.pitch, -1)))
+        self.codes = nn.Parameter(codes.contiguous(), requires_grad=False)
+        self.scales = nn.Parameter(scales.to(dtype), requires_grad=False)
+        self.zeros = nn.Parameter(zeros.to(dtype), requires_grad=False)
 
     def forward(self, row: Tensor) -> Tensor:
         """The dequantized rows at ``row``."""
-        codes = self.codes[row]
-        if self.bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-        numbers = (codes[..., : self.width].to(self.scales.dtype) - self.zeros[row]) * self.scales[row]
-        return numbers.flatten(-2)
+        codes = unpacked(self.codes[row], self.width, self.bits).to(self.scales.dtype)
+        return ((codes - self.zeros[row]) * self.scales[row]).flatten(-2)
 
 
 class TensorOperators:

@@ -66,5 +66,4 @@ def output_shape(tables: Tables) -> list[int]:
     if isinstance(tables, EmbeddingCollection):
         dims = tables.embedding_dims
         return [len(dims), dims[0]] if len(set(dims)) == 1 else [sum(dims)]
-    spec = tables.specs[0]
-    return [spec.num_vectors, spec.embedding_dim] if spec.operation == "feature" else [spec.embedding_dim]
+    return list(tables.specs[0].vector_shape)

@@ -18,6 +18,7 @@ from ..operations import OPERATIONS, Operation, widths
 from ..ops.codes import code_bytes
 from ..partitions import ExplicitPartition, Partition
 from ..renumbering import Permutation
+from ..saved import entry_name
 from ..schemes import QR, AnyPartition, Composed, Custom, EqualTables, HotCold, Path, Pool, Scheme, TableSpec
 from ..tables import Tables
 
@@ -43,13 +44,13 @@ class Known(Scheme):
 
 def of_table(tables: Tables, t: int) -> dict[str, Any]:
     """The description of one table of a module, as JSON values."""
-    spec, padding = tables.specs[t], tables.padding_ids[t]
+    spec, name = tables.specs[t], tables.names[t]
     return {
-        "name": tables.names[t],
+        "name": name,
         "features": tables.features_of(t),
         "num_embeddings": spec.num_embeddings,
         "embedding_dim": spec.embedding_dim,
-        "padding_idx": padding,
+        "padding_idx": tables.padding_ids[t],
         "raw_ids": tables.raw_ids[t],
         "unknown": tables.unknown[t],
         "num_hot": spec.num_hot,
@@ -59,26 +60,21 @@ def of_table(tables: Tables, t: int) -> dict[str, Any]:
         "operation": spec.operation,
         "permutation": None if spec.permutation is None else [spec.permutation.multiplier, spec.permutation.shift],
         "partitions": [
-            {"stride": p.stride, "size": p.size} if isinstance(p, Partition) else {"map": map_name(tables, t, j)}
+            {"stride": p.stride, "size": p.size} if isinstance(p, Partition) else {"map": entry_name("maps", name, j)}
             for j, p in enumerate(spec.partitions)
         ],
         "dims": [width for _, width in spec.shapes],
     }
 
 
-def map_name(tables: Tables, t: int, partition: int) -> str:
-    """The name of an index map in the file."""
-    return f"maps.{tables.names[t]}.{partition}" if tables.names[t] else f"maps.{partition}"
-
-
 def maps_of(tables: Tables) -> dict[str, Tensor]:
     """The index maps of a module's tables, by name; int32 if the buckets fit."""
     maps = {}
-    for t, spec in enumerate(tables.specs):
+    for name, spec in zip(tables.names, tables.specs, strict=True):
         for j, partition in enumerate(spec.partitions):
             if isinstance(partition, ExplicitPartition):
                 fits = partition.size <= torch.iinfo(torch.int32).max
-                maps[map_name(tables, t, j)] = partition.index.to(torch.int32) if fits else partition.index
+                maps[entry_name("maps", name, j)] = partition.index.to(torch.int32) if fits else partition.index
     return maps
 
 
@@ -126,7 +122,8 @@ def table_spec(
         raise ValueError(f"dims ({str(dims)[:80]}) of table {name!r} must be the widths of its stored tables")
     rows = [num_own] * len(own_widths) + [p.size for p in stored]
     for j, (size, width) in enumerate(zip(rows, dims, strict=True)):
-        _check_shape(table_name(name, j), shapes.get(table_name(name, j), ()), size, width, bits)
+        entry = entry_name("tables", name, j)
+        _check_shape(entry, shapes.get(entry, ()), size, width, bits)
     pair = values.get("permutation")
     if pair is not None and (not isinstance(pair, list) or len(pair) != 2 or not num_composed):
         raise ValueError(f"permutation ({str(pair)[:80]}) of table {name!r} must be null or two integers")
@@ -169,11 +166,6 @@ def _fits(composing: Scheme | Pool, partitions: tuple[AnyPartition, ...], operat
     if isinstance(composing, Custom):
         return bool(partitions)
     return closed and len(partitions) == 1 + isinstance(composing, QR)
-
-
-def table_name(name: str, j: int) -> str:
-    """The name of a stored table in a ``state_dict``."""
-    return f"tables.{name}.{j}" if name else f"tables.{j}"
 
 
 def _of_scheme(scheme: Scheme | Pool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..embeddings import Embedding
 from ..models import DCN, DLRM, DeepFM
 from ..ops.layout import pool_key
 from ..quantize import quantize_
+from ..saved import entry_name
 from ..saved_paths import network_layers
 from ..schemes import Ranks, TableSpec
 from ..tables import Tables
@@ -92,7 +93,7 @@ class Loader:
             raise ValueError(f"table ({name!r}) of {self.file.path} {rule}")
         if tables.bits:
             quantize_(module, cast(Literal[8, 4], tables.bits))
-        stored = [self.prefix + description.table_name(name, j) for j in range(len(tables.extents[t]))]
+        stored = [self.prefix + entry_name("tables", name, j) for j in range(len(tables.extents[t]))]
         if in_pool:
             key = pool_key(tables.pools, tables.specs[t])
             stored += [f"{self.prefix}pools.{key}.{j}" for j in range(len(spec.partitions) if spec.num_composed else 0)]
@@ -183,8 +184,7 @@ class Loader:
             return None
         if not spec.num_own:
             raise ValueError(f"ranked (true) must be false for table {entry['name']!r}: it has no hot ids and no rest")
-        prefix = f"{self.prefix}ranks.{entry['name']}." if entry["name"] else f"{self.prefix}ranks."
-        names = [prefix + kind for kind in Ranks._fields]
+        names = [self.prefix + entry_name("ranks", entry["name"], kind) for kind in Ranks._fields]
         if self.verify:
             self.file.verify(names)
         return Ranks(*(self.file.tensor(name) for name in names))
