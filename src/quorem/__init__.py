@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import a submodule, or ``quorem.api`` for one of its names, which all become ordinary attributes then."""
+        """Import a submodule; or import ``quorem.api``, after which all its names are ordinary attributes."""
         if name == "__all__" or not name.startswith("_"):
             if find_spec(f".{name}", __name__) is not None:
                 return import_module(f".{name}", __name__)

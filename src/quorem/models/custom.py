@@ -27,7 +27,7 @@ def is_custom(network: str) -> bool:
 def pinned(network: str) -> str:
     """The name with a digest of the file, ``FILE.py:FUNCTION#DIGEST``; names of shipped networks as they are.
 
-    A run that was begun with one text of the file does not go on with another.
+    A run is not resumed if the file has changed.
 
     Raises:
         OSError: if the file cannot be read.
@@ -43,7 +43,7 @@ def load(network: str) -> Callable[..., nn.Module]:
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if the name is none, or the file has changed since it was pinned, does not run, or has no such
+        ValueError: if it is no such name, or the file has changed since it was pinned, does not run, or has no such
             function.
     """
     match = CUSTOM_NETWORK.fullmatch(network)

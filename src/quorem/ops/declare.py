@@ -192,10 +192,10 @@ def is_eager() -> bool:
 
 
 def _direct_device(args: tuple[Any, ...]) -> Any:
-    """``cpu`` or ``gpu``, if its kernels may be called without the dispatcher: plain tensors, and nothing looks on.
+    """``cpu`` or ``gpu``, if its kernels may be called without the dispatcher: for plain tensors, if ``is_eager``.
 
-    It runs for every op, so it is written for speed. Of the tensors only the first may be one of a batch of tensors,
-    which has no storage: a gradient in ``torch.autograd.grad(is_grads_batched=True)``.
+    It runs for every op, so it is written for speed. Only the first tensor may be a batched one, which
+    has no storage: a gradient in ``torch.autograd.grad(is_grads_batched=True)``.
     """
     if not is_eager() or (type(args[0]) is Tensor and not _has_storage(args[0])):
         return None

@@ -150,7 +150,7 @@ def _refuse_create_graph() -> None:
 
 
 def _times_written(read: Read) -> int:
-    """How often the tensors of a read have been written into, in all; for those of inference mode it is not counted."""
+    """How often the tensors of a read have been written into in total; inference mode does not count writes."""
     total = 0
     for tensor in read.batch[:3] if isinstance(read, Lookup) else (read,):
         if tensor is not None and not tensor.is_inference():

@@ -85,6 +85,6 @@ def _levels(state: MomentumSGDState) -> int:
 
 
 def _run(level: Tensor, step: Tensor, state: MomentumSGDState) -> Tensor:
-    """Where the product of the run of ``1 << level`` steps is that ``step + 1`` belongs to."""
+    """The position in ``state.products`` of the run of ``1 << level`` steps to which ``step + 1`` belongs."""
     history = history_of(state)
     return 2 * history - ((2 * history) >> level) + (step >> level) % (history >> level)

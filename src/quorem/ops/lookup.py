@@ -14,7 +14,7 @@ from .rows import IdBags, IdBatch, Reads, batch_reads, invalid_ids, raise_out_of
 
 
 class CodeOptions(TypedDict, total=False):
-    """Where rows are stored in 8 or 4 bits a number (``codes``): how they are read. Empty where they are not."""
+    """How rows of 8 or 4 bits a number are read (``codes``); empty if rows are numbers."""
 
     width: int  # numbers of a row
     bits: int

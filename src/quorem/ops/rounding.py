@@ -1,7 +1,7 @@
 """Stochastic rounding of rows in half precision or 8 bits: up or down at random, with the number itself as the mean.
 
 An update smaller than half the distance between two numbers that a row can hold would be lost if it were rounded to the
-nearest; rounded at random it arrives in the mean. The random bits of a number follow from a seed, the step, and its
+nearest; rounded at random it is not lost on average. The random bits of a number follow from a seed, the step, and its
 position in ``stored``. So every device draws the same bits, and a run that is resumed continues with the same bits.
 """
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .unique import compiled
 
-PER_RUN = 4  # entries of a list for each entry of its index, which takes a byte for each
+PER_RUN = 4  # list entries for each entry of the index, which so takes about one byte for each of the list
 
 
 class Index(NamedTuple):

@@ -3,9 +3,9 @@
 A word of the lowest level stands for 32 ids: its low half has a bit for each id that is in the list, its high half the
 number of entries before. So one word says whether an id is in the list and how many entries are below it. Where few
 ids are in a list, there are more levels: a word of a higher level has a bit for each of 32 words of the level below
-that is not empty, and only those are stored; its high half is where the first of them is. If the words of an id are
-not stored, the bits of the last word before that give the position of the next one, before which all entries below the
-id are. The truth is the search in ``rows``.
+that is not empty, and only those are stored; its high half is where the first of them is. If the word of an id is not
+stored, the search goes on in the next stored word: all entries below the id lie before it. The truth is the search in
+``rows``.
 """
 
 from math import inf

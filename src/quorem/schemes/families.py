@@ -72,8 +72,8 @@ class QR(Composed):
 
     Args:
         num_collisions: ids that share a row of the large table, which has ``ceil(n / num_collisions)`` rows.
-        large: the partition with the large table: ``"remainder"`` (the default, and better where
-            low ids are frequent) or ``"quotient"`` (the order of the public reference code).
+        large: the partition with the large table: ``"remainder"`` (better where low ids are frequent) or
+            ``"quotient"`` (as in the public reference code).
         operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
             keeps them apart.
         dims: widths of the tables for ``"concat"``; if None, the width is split evenly.

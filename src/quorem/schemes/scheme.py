@@ -1,9 +1,4 @@
-"""The base class of schemes, the spec of a table, and the full table (sections 2 to 4).
-
-A scheme says how one table of ``n`` categories and width ``D`` is stored. It is an immutable value.
-``scheme.spec(n, d)`` gives the partitions, shapes and parameter count for one table without allocating anything;
-modules are built from the spec.
-"""
+"""The base class of schemes, the spec of a table, and the full table (sections 2 to 4)."""
 
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import pairwise

@@ -94,7 +94,7 @@ def block_of(area, K):
 
 @inner
 def init_part(kind, area, K, W, k, num_rows, start):
-    """Fill the header of part ``k`` for its capacity, with memory from ``start`` on; where that ends."""
+    """Fill the header of part ``k`` for its capacity, with memory from ``start`` on; returns where that ends."""
     capacity, entries = header(area, K, CAPACITY, k), 64
     while entries < 2 * capacity:
         entries *= 2

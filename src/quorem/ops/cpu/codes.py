@@ -57,9 +57,9 @@ def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: 
 def _scales(builder: Any, ends: Any, shape: ir.Type) -> Any:
     """The scale in every lane.
 
-    It is loaded together with the two bytes before it. Alone, x86 would load it into a register whose other bytes stay,
-    and so wait for what was computed there before. Together with the zero point, the compiler would make one load of
-    this one and of the next, and take a detour by an integer register.
+    It is loaded together with the two bytes before it. Alone it would fill a part of a register, and x86 would wait for
+    whatever wrote the rest. If it were loaded with the zero point, the compiler would merge both loads and go through
+    an integer register.
     """
     before = builder.sub(ends, _INT64(2))
     both = builder.load(pointer(builder, 16, before, _INT64(0), ir.VectorType(ir.HalfType(), 2)), align=2)

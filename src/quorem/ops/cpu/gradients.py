@@ -4,8 +4,8 @@ One slot at a time. Each distinct row that the slot's ids read gets an index, in
 gradients are added up under that index. So the sums take no more memory than the batch needs. An index is found by the
 row itself if the table has no more rows than the batch has ids, else by a hash table.
 
-The gradients of a row are always added in one order, slot after slot and then that of the batch, whatever the number of
-threads: same bits every time.
+The gradients of a row are always added in the same order: slot by slot, and within a slot in the order of the batch. So
+the bits do not depend on the number of threads.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 @inner
 def _positions(rows, n, positions):
-    """Fill ``positions`` with those of the ``n`` rows of a block that are none (-1) left out; how many there are."""
+    """Fill ``positions`` with the positions of the block's ``n`` rows that are not -1; returns how many there are."""
     count = 0
     for i in range(n):  # without branches, which could not be predicted
         put(INT64, positions, count, i)

@@ -104,7 +104,7 @@ def _sum_parts(
     parts_taken: int,
     threads: int,
 ) -> None:
-    """Sum the gradients of some parts and use the sums, on as many threads; 0 is for one, all slots at once."""
+    """Sum the gradients of some parts and use the sums; 0 threads mean one thread and all slots at once."""
     slots, partitions, _ = layout.parts.shape
     largest = 1 if parts_taken == PRIVATE_PARTS else sharing.largest_group
     shares = -(-2 * threads * largest // slots) if threads > 1 else 1  # threads that share the rows of a unit

@@ -37,7 +37,7 @@ def lookup(
         return NotImplemented
     dtype = wanted = codes.get("dtype", stored.dtype)
     if codes and wanted is torch.float64:
-        dtype = torch.float32  # which kernels write of codes
+        dtype = torch.float32  # what kernels write if rows are codes
     shape = (inputs.size, layout.parts.shape[0], codes.get("width", stored.shape[1]))
     out = in_huge_pages(stored.new_empty(shape, dtype=dtype))
     status = _write_vectors(inputs, layout, out) if batch.offsets is None else _write_pooled(inputs, layout, out)

@@ -10,7 +10,7 @@ from .unique import distinct
 
 
 def unique_by_segment(values: Tensor, bounds: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
-    """As ``ops.unique.unique_by_segment``, of contiguous int64 values; distinct ones in the order of their first."""
+    """As ``ops.unique.unique_by_segment``, of contiguous int64 values, in order of first appearance."""
     edges = np.asarray(bounds, np.int64)
     uniques, inverse = torch.empty_like(values), torch.empty_like(values)
     counts = np.empty(len(edges) - 1, np.int64)

@@ -214,7 +214,10 @@ def _search_words(source, start, n, ids, places):
 
 @inner
 def _place_in_word(word, number, stored):
-    """Twice the entries or words before ``number``, plus 1 if it is listed; ``stored`` is 0 if ``word`` is the next."""
+    """Twice the number of entries (or stored words) before ``number``, plus 1 if ``number`` has a bit in ``word``.
+
+    ``stored`` is 0 if the word of ``number`` is not stored, and ``word`` is the first one after it.
+    """
     digit = number & 31
     return 2 * ((word >> 32) + num_bits(word & ((stored << digit) - stored))) + (stored & (word >> digit))
 

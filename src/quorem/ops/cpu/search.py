@@ -12,7 +12,7 @@ def count_below(ordered, starts, shift, ids, below, inside):
     Args:
         ordered: rising ids [H].
         starts: where each run of ``2**shift`` ids begins in ``ordered``, and where the last one ends.
-        shift: of a run.
+        shift: a run has ``2**shift`` ids.
         ids: [N], none below zero.
         below: [N].
         inside: bool [N].

@@ -20,7 +20,7 @@ def num_bits(x):
 def below(ids, listed, maps, start, LEVELS: tl.constexpr):
     """How many entries of a list are below each id, and whether the id is in it; the words are at ``start``.
 
-    If the words of an id are not stored, the position is that of the next one, before which all entries below it are.
+    If the word of an id is not stored, the next stored word is taken: all entries below the id lie before it.
     """
     position = start.to(tl.int64) + (ids >> (DIGIT_BITS * LEVELS))
     inside = listed
