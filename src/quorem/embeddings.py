@@ -114,25 +114,24 @@ class Embedding(Tables):
             if not self.is_full() or self.bits:
                 self._set_weight(param)
                 return
-            if param is None or param.shape != self.live_stored.shape:
-                self._refuse_weight(param)
+            self._check_weight(param)
             name = "stored"
         super().register_parameter(name, param)
 
     def _set_weight(self, value: Tensor | None) -> None:
-        shape = (self.num_embeddings, self.embedding_dim)
-        if not isinstance(value, Tensor) or value.shape != shape:
-            self._refuse_weight(value)
-        elif self.is_full() and not self.bits:
+        value = self._check_weight(value)
+        if self.is_full() and not self.bits:
             with torch.no_grad():
                 self.stored.copy_(value)
         else:
             self.fit_(value.detach().to(self.stored.device))
 
-    def _refuse_weight(self, value: Tensor | None) -> None:
+    def _check_weight(self, value: Tensor | None) -> Tensor:
         n, d = self.num_embeddings, self.embedding_dim
-        got = type(value).__name__ if not isinstance(value, Tensor) else tuple(value.shape)
-        raise ValueError(f"weight ({got}) must be a table [{n}, {d}]")
+        if not isinstance(value, Tensor) or value.shape != (n, d):
+            got = type(value).__name__ if not isinstance(value, Tensor) else tuple(value.shape)
+            raise ValueError(f"weight ({got}) must be a table [{n}, {d}]")
+        return value
 
     def score(self, queries: Tensor, block: int = 2**16) -> Tensor:
         """``queries @ weight.T`` without the full table in memory: vectors are composed a block of ids at a time.

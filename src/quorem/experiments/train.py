@@ -71,7 +71,7 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, An
     try:
         values = json.loads(text)
         if isinstance(values, dict) and "format" not in values:
-            return {"plan": {name: schemes.from_json(json.dumps(scheme)) for name, scheme in values.items()}}
+            return {"plan": {name: schemes.from_dict(scheme) for name, scheme in values.items()}}
         plan = Plan.from_json(text)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(

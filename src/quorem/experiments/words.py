@@ -126,7 +126,7 @@ def scheme(config: Mapping[str, Any]) -> str:
         bits = f", {config['bits']} bits" if config.get("bits") else ""
         return f"plan of {len(plan)} tables, {full} of them full{bits}"
     try:
-        text = repr(schemes.from_json(json.dumps(description)))
+        text = repr(schemes.from_dict(description))
     except (TypeError, ValueError, KeyError):
         text = json.dumps(description)
     return text if len(text) <= 120 else text[:119] + "…"

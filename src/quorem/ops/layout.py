@@ -37,6 +37,7 @@ NO_PADDING = -1
 NO_RANKS = -1  # in HOT and COLD: ids are in order of frequency, so there is no list to search
 UNUSED = -1  # in BASE: this slot has fewer than K partitions
 CLOSED_FORM = -1  # in MAP: the bucket is (number // stride) % size, not an entry of ``maps``
+UNUSED_PART = (1, 1, UNUSED, 1, CLOSED_FORM)
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,9 @@ def build(
             slots.append(slot)
             parts.append(slot_parts)
     most = max(map(len, parts))
-    unused = [1, 1, UNUSED, 1, CLOSED_FORM]
     layout = Layout(
         slots=torch.tensor(slots, device="cpu"),
-        parts=torch.tensor([p + [unused] * (most - len(p)) for p in parts], device="cpu"),
+        parts=torch.tensor([p + [[*UNUSED_PART]] * (most - len(p)) for p in parts], device="cpu"),
         maps=maps.tensor(),
         spans=torch.tensor(spans, device="cpu"),
         ranks=lists.tensor(),

@@ -242,7 +242,7 @@ class Plan(Mapping[str, Scheme]):
     def to_json(self) -> str:
         """The plan as JSON text."""
         tables = [
-            {**vars(table), "scheme": json.loads(schemes.to_json(table.scheme)), "dtype": dtype_name(table.dtype)}
+            {**vars(table), "scheme": schemes.to_dict(table.scheme), "dtype": dtype_name(table.dtype)}
             for table in self.tables
         ]
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tables", "pools")}
@@ -288,7 +288,7 @@ class Candidate(NamedTuple):
 def _table_from(entry: Any) -> PlannedTable:
     if not isinstance(entry, dict):
         raise TypeError(f"a table ({entry!r}) must be an object")
-    scheme = schemes.from_json(json.dumps(entry["scheme"]))
+    scheme = schemes.from_dict(entry["scheme"])
     if entry["dtype"] not in ROW_DTYPES:
         raise ValueError(f"dtype ({entry['dtype']!r}) must be one of {', '.join(map(repr, ROW_DTYPES))}")
     return PlannedTable(**{**entry, "scheme": scheme, "dtype": ROW_DTYPES[entry["dtype"]]})

@@ -18,7 +18,7 @@ from .families import (
 )
 from .frequency import HotCold, Pool, Ranks, RawCounts
 from .scheme import AnyPartition, Full, Scheme, TableSpec, check_scheme
-from .text import SCHEMES, from_json, to_json
+from .text import SCHEMES, from_dict, from_json, to_dict, to_json
 
 __all__ = [
     "Activation",
@@ -41,6 +41,8 @@ __all__ = [
     "Scheme",
     "TableSpec",
     "check_scheme",
+    "from_dict",
     "from_json",
+    "to_dict",
     "to_json",
 ]

@@ -1,6 +1,7 @@
 """Schemes as JSON."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,14 +19,25 @@ def to_json(scheme: Scheme) -> str:
     >>> to_json(QR(num_collisions=60, operation="add"))
     '{"scheme": "QR", "operation": "add", "num_collisions": 60}'
     """
-    return json.dumps(_as_dict(scheme))
+    return json.dumps(to_dict(scheme))
 
 
-def _as_dict(scheme: Any) -> dict[str, Any]:
+def to_dict(scheme: Scheme | Pool, *, with_partitions: bool = True) -> dict[str, Any]:
+    """The scheme as JSON values, without options at their defaults.
+
+    Args:
+        scheme: the scheme, or the pool of a ``HotCold`` scheme.
+        with_partitions: whether the partitions of ``Custom`` are included; its index maps may be long.
+
+    >>> to_dict(QR(num_collisions=60))
+    {'scheme': 'QR', 'num_collisions': 60}
+    """
     options = {f.name: getattr(scheme, f.name) for f in fields(scheme) if getattr(scheme, f.name) != f.default}
-    if "cold" in options:
-        options["cold"] = _as_dict(scheme.cold)
-    if isinstance(scheme, Custom):
+    if isinstance(scheme, HotCold):
+        options["cold"] = to_dict(scheme.cold, with_partitions=with_partitions)
+    if not with_partitions:
+        options.pop("partitions", None)
+    elif isinstance(scheme, Custom):
         options["partitions"] = [
             {"stride": p.stride, "size": p.size} if isinstance(p, P.Partition) else {"index": p.index.tolist()}
             for p in scheme.partitions
@@ -42,22 +54,39 @@ def from_json(text: str) -> Scheme:
     >>> from_json('{"scheme": "Path", "hidden": [64, 32]}')
     Path(num_collisions=4, hidden=(64, 32))
     """
-    scheme: Scheme = _from_dict(json.loads(text), text)
+    return from_dict(json.loads(text))
+
+
+def from_dict(values: Any, partitions: Sequence[AnyPartition] | None = None) -> Scheme:
+    """The scheme that ``to_dict`` gave as JSON values.
+
+    Args:
+        values: the JSON values.
+        partitions: the partitions of ``Custom``, if ``values`` were made without them.
+
+    Raises:
+        TypeError: if an option is missing or of the wrong type.
+        ValueError: if the values are not a scheme.
+
+    >>> from_dict({"scheme": "QR", "num_collisions": 60})
+    QR(num_collisions=60)
+    """
+    scheme: Scheme = _from_dict(values, partitions, SCHEMES)
     return scheme
 
 
-def _from_dict(options: Any, text: str, inside: bool = False) -> Any:
-    known: dict[str, Any] = {**SCHEMES, **({"Pool": Pool} if inside else {})}
-    if not isinstance(options, dict) or options.get("scheme") not in tuple(known):
-        raise ValueError(f"scheme JSON ({text[:80]!r}) must be an object whose 'scheme' is one of {', '.join(known)}")
-    options = dict(options)
+def _from_dict(values: Any, partitions: Sequence[AnyPartition] | None, known: Mapping[str, Any]) -> Any:
+    if not isinstance(values, dict) or values.get("scheme") not in tuple(known):
+        text, names = json.dumps(values)[:80], ", ".join(known)
+        raise ValueError(f"scheme JSON ({text!r}) must be an object whose 'scheme' is one of {names}")
+    options = dict(values)
     cls = known[options.pop("scheme")]
     if extra := sorted(set(options) - {f.name for f in fields(cls)}):
         raise ValueError(f"{cls.__name__} has no option {', '.join(extra)}")
     if cls is Custom:
-        options["partitions"] = [_partition(entry) for entry in options.get("partitions", ())]
+        options["partitions"] = partitions or [_partition(entry) for entry in options.get("partitions", ())]
     if "cold" in options:
-        options["cold"] = _from_dict(options["cold"], text, inside=True)
+        options["cold"] = _from_dict(options["cold"], partitions, {**SCHEMES, "Pool": Pool})
     return cls(**options)
 
 

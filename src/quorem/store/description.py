@@ -5,9 +5,8 @@ other sizes for the scheme, and opening it needs no search for sizes. Index maps
 file.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -56,7 +55,7 @@ def of_table(tables: Tables, t: int) -> dict[str, Any]:
         "num_hot": spec.num_hot,
         "num_rest": spec.num_rest,
         "ranked": tables.ranks_of[t] is not None,
-        "scheme": _of_scheme(spec.scheme),
+        "scheme": schemes.to_dict(spec.scheme, with_partitions=False),
         "operation": spec.operation,
         "permutation": None if spec.permutation is None else [spec.permutation.multiplier, spec.permutation.shift],
         "partitions": [
@@ -103,7 +102,7 @@ def table_spec(
     if operation not in OPERATIONS:
         raise ValueError(f"operation ({operation!r}) of table {name!r} must be one of {', '.join(OPERATIONS)}")
     partitions = tuple(_partition(entry, num_composed, maps) for entry in taken(values, "partitions", list))
-    scheme = _scheme(taken(values, "scheme", dict), partitions)
+    scheme = schemes.from_dict(values.get("scheme"), partitions or (Partition(1, 1),))
     composing = scheme.cold if isinstance(scheme, HotCold) else scheme
     pool = composing if isinstance(composing, Pool) and num_composed else None
     if (num_hot, num_rest) != (getattr(scheme, "num_hot", 0), getattr(scheme, "num_rest", 0)):
@@ -166,32 +165,6 @@ def _fits(composing: Scheme | Pool, partitions: tuple[AnyPartition, ...], operat
     if isinstance(composing, Custom):
         return bool(partitions)
     return closed and len(partitions) == 1 + isinstance(composing, QR)
-
-
-def _of_scheme(scheme: Scheme | Pool) -> dict[str, Any]:
-    if isinstance(scheme, Custom | HotCold | Pool):
-        options = {f.name: getattr(scheme, f.name) for f in fields(scheme) if f.name not in ("partitions", "cold")}
-        if isinstance(scheme, HotCold):
-            options["cold"] = _of_scheme(scheme.cold)
-        return {"scheme": type(scheme).__name__, **options}
-    return dict(json.loads(schemes.to_json(scheme)))
-
-
-def _scheme(values: dict[str, Any], partitions: tuple[AnyPartition, ...]) -> Scheme:
-    """The scheme that ``_of_scheme`` wrote; ``Custom``, also within ``HotCold``, gets the table's partitions."""
-    options = {name: value for name, value in values.items() if name != "scheme"}
-    try:
-        if values.get("scheme") == "Custom":
-            return Custom(partitions or (Partition(1, 1),), **options)
-        if values.get("scheme") == "HotCold":
-            cold = taken(options, "cold", dict)
-            if cold.get("scheme") == "Pool":
-                pool = {name: value for name, value in cold.items() if name != "scheme"}
-                return HotCold(**(options | {"cold": Pool(**pool)}))
-            return HotCold(**(options | {"cold": _scheme(cold, partitions)}))
-        return schemes.from_json(json.dumps(values))
-    except TypeError as error:  # an option has the wrong type or an unknown name
-        raise ValueError(str(error)) from None
 
 
 def _partition(entry: Any, n: int, maps: Mapping[str, Tensor]) -> AnyPartition:

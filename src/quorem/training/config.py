@@ -124,13 +124,13 @@ class RunConfig:
         earlier versions, which did not have these options, keep their keys.
         """
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        options["scheme"] = json.loads(schemes.to_json(self.scheme))
+        options["scheme"] = schemes.to_dict(self.scheme)
         for name, usual in (("unknown", "error"), ("bits", None), ("row_dtype", "float32")):
             if options[name] == usual:
                 del options[name]
         plan = options.pop("plan")
         if plan is not None:
-            options["plan"] = {name: json.loads(schemes.to_json(scheme)) for name, scheme in plan}
+            options["plan"] = {name: schemes.to_dict(scheme) for name, scheme in plan}
         return json.dumps(options, sort_keys=True)
 
     @classmethod
@@ -146,9 +146,9 @@ class RunConfig:
         if extra := set(options) - {f.name for f in fields(cls)}:
             raise ValueError(f"RunConfig has no option {', '.join(sorted(extra))}")
         if "scheme" in options:
-            options["scheme"] = schemes.from_json(json.dumps(options["scheme"]))
+            options["scheme"] = schemes.from_dict(options["scheme"])
         if isinstance(plan := options.get("plan"), dict):
-            options["plan"] = {name: schemes.from_json(json.dumps(scheme)) for name, scheme in plan.items()}
+            options["plan"] = {name: schemes.from_dict(scheme) for name, scheme in plan.items()}
         return cls(**options)
 
     def key(self) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import layout as column
-from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, Layout
+from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, UNUSED_PART, Layout
 from ..per_tensor import PerTensor
 from ..rows import accumulator
 from ..words import with_words
@@ -171,7 +171,7 @@ def _own_and_composed(slots: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
     """Of each slot, base and pitch ``[S, 2]`` of the rows that ids have of their own, and other parts ``[S, K, 5]``."""
     has_own = slots[:, column.OWN] > 0
     own = parts[:, 0, [column.BASE, column.PITCH]] * has_own[:, None]
-    unused = torch.tensor([1, 1, UNUSED, 1, CLOSED_FORM], device="cpu").expand(len(parts), 1, -1)
+    unused = torch.tensor(UNUSED_PART, device="cpu").expand(len(parts), 1, -1)
     composed = torch.where(has_own[:, None, None], torch.cat([parts[:, 1:], unused], 1), parts)
     most = int((composed[..., column.BASE] != UNUSED).sum(1).max())
     return own, composed[:, : max(most, 1)]
