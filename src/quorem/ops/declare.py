@@ -126,7 +126,7 @@ _CATCHING_UP = ("catch_up_", "rows_catch_up_")
 _are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 _len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 _profiler_enabled = torch._C._autograd._profiler_enabled
-_get_tracing_state, _has_storage = torch._C._get_tracing_state, torch._C._has_storage
+_is_tracing, _has_storage = torch._C._is_tracing, torch._C._has_storage
 _catching_up = threading.RLock()
 
 
@@ -188,7 +188,7 @@ def is_eager() -> bool:
     """Whether ops run one by one, and nothing has to see them: no compiler, transform, mode, profiler or tracer."""
     if torch.compiler.is_compiling() or _are_functorch_transforms_active() or _len_torch_dispatch_stack():
         return False
-    return not _profiler_enabled() and _get_tracing_state() is None
+    return not _profiler_enabled() and not _is_tracing()
 
 
 def _direct_device(args: tuple[Any, ...]) -> Any:
@@ -218,7 +218,7 @@ def _direct_device(args: tuple[Any, ...]) -> Any:
                 return None
             else:
                 device = cpu
-        elif isinstance(arg, Tensor):
+        elif not isinstance(arg, tuple) and isinstance(arg, Tensor):  # the first test is much faster
             return None
     return device
 

@@ -115,7 +115,7 @@ class _Collected(torch.autograd.Function):
         if (ddp := active_ddp()) is not None:
             collector.join_replicas(ddp)
         ctx.collected = collector, read, collector.stored._version, _times_written(read)
-        out: Tensor = vectors.view_as(vectors) if isinstance(vectors, Tensor) else vectors()
+        out: Tensor = vectors() if callable(vectors) else vectors.view_as(vectors)
         return out
 
     @staticmethod

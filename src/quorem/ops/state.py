@@ -181,6 +181,8 @@ class DeviceScalar:
 
     def set(self, value: float | Tensor) -> Tensor:
         """Set it to ``value``, and return the tensor."""
+        if value is self._value:  # a learning rate is usually the same object in every step
+            return self.tensor
         if isinstance(value, Tensor):
             self._value = None
             self.tensor.copy_(value.squeeze())
