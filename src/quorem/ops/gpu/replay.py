@@ -90,9 +90,10 @@ def catch_up_kernel(
             valid = is_valid(i, slot)
             number, is_own = number_of(tl.where(valid, i, 0), slot, maps, OWNED, LEVELS)
             row, used = row_of(number, is_own, slot, part_at(parts, pair), k, maps, OWNED)
-            if has_own and k == 1:
-                own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
-                row, used = tl.where(is_own, own_row, row), used | own_used
+            if OWNED:
+                if has_own and k == 1:
+                    own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
+                    row, used = tl.where(is_own, own_row, row), used | own_used
             valid = if_used(used, valid, OWNED)
     else:
         n = (tl.program_id(0) - reading).to(tl.int64) * N + tl.arange(0, N)
