@@ -90,7 +90,7 @@ def catch_up_kernel(
             valid = is_valid(i, slot)
             number, is_own = number_of(tl.where(valid, i, 0), slot, maps, OWNED, LEVELS)
             row, used = row_of(number, is_own, slot, part_at(parts, pair), k, maps, OWNED)
-            if OWNED:
+            if OWNED:  # noqa: SIM102  # joined by `and`, it would be compiled where no id has a row of its own
                 if has_own and k == 1:
                     own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
                     row, used = tl.where(is_own, own_row, row), used | own_used
