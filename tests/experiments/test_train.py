@@ -235,3 +235,4 @@ def test_a_folder_of_another_run_is_refused_in_one_line(log, tmp_path):
         run = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, "--max-rows", 64, "--seed", seed)
         assert run.exit_code == code
     assert run.stderr == f"quorem: {tmp_path / 'run'} holds another run: seed is 0 there and 1 here\n"
+    assert "is finished" not in run.stdout

@@ -89,7 +89,7 @@ def predict(
     rate = done.rows / max(done.seconds, 1e-9)
     typer.echo(f"{out}: {done.rows:,} rows, {rate:,.0f} rows/s")
     if done.malformed:
-        typer.echo(f"{done.malformed:,} malformed lines were left out")
+        typer.echo(f"malformed lines left out: {done.malformed:,}")
     for name, count in done.unknown.items():
         taken = {"rest": "given the row of the rest", "hash": "hashed onto composed ids"}
         what = taken.get(scorer.encoder.policies.get(name, ""), "taken for missing ones")

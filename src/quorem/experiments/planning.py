@@ -98,5 +98,5 @@ def search(
     for rule, loss in losses.items():
         about = f"pool of at most {rule.pool_share:.0%} of the rows, {rule.kept_per_row:g} ids a row"
         about += f", seen more than {rule.rarely} time{'s' * (rule.rarely > 1)}"
-        console.print(f"  {about}: validation log loss {loss:.5f}")
+        console.print(f"  {about}: validation log loss {loss:.5f}", soft_wrap=True)
     return plans[min(losses, key=losses.__getitem__)]

@@ -162,9 +162,7 @@ def _run(
     finished = (out / "result.json").exists()
     for line in header(config, prepared, device):
         console.print(line, soft_wrap=True)
-    if finished:
-        console.print(f"{out} is finished: nothing is trained again.", soft_wrap=True)
-    elif hint := busy_hint(device, execution.threads):
+    if not finished and (hint := busy_hint(device, execution.threads)):
         console.print(hint, soft_wrap=True)
     compiled_before = cpu.compile_seconds()
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
@@ -174,6 +172,8 @@ def _run(
         except KeyboardInterrupt:
             message = f"interrupted; the same command goes on from the checkpoint in {out}"
             raise KeyboardInterrupt(message) from None
+    if finished:
+        console.print(f"{out} is finished: nothing is trained again.", soft_wrap=True)
     for split in ("validation", "test"):
         console.print(words.metrics(split, result[split]), soft_wrap=True)
     if not finished:
