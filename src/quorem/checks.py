@@ -1,7 +1,7 @@
 """Checks of arguments. Each raises a TypeError or ValueError whose message says what the argument must be."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -70,6 +70,12 @@ def check_unique(kind: str, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"{kind} of tables ({', '.join(map(repr, repeated))}) must be unique")
+
+
+def check_mapping(argument: str, value: Any) -> None:
+    """``value`` must be a mapping from names of tables, or None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{argument} ({type(value).__name__}) must be a mapping from names of tables")
 
 
 def check_unsupported(max_norm: float | None, scale_grad_by_freq: bool) -> None:

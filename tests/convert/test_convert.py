@@ -243,7 +243,11 @@ def test_a_table_that_is_assigned_is_fitted():
         (lambda: compress_(Recommender(), {"users": QR(4)}), ValueError, r"scheme_or_plan \('users'\)"),
         (lambda: compress_(Recommender(), 3), TypeError, r"scheme_or_plan \(int\)"),
         (lambda: compress_(Recommender(), QR(4), frequencies={"x": torch.ones(3)}), ValueError, r"frequencies \('x'\)"),
+        (lambda: compress_(Recommender(), QR(4), frequencies=[1]), TypeError, r"frequencies \(list\) must be a mapping"),
+        (lambda: compress_(Recommender(), QR(4), filter_fn="user"), TypeError, r"filter_fn \('user'\) must be a function"),
         (lambda: compress_(3, QR(4)), TypeError, r"model \(int\)"),
+        (lambda: decompress_(3), TypeError, r"model \(int\)"),
+        (lambda: decompress_(Embedding(9, 4, Full())), TypeError, "cannot be replaced in place"),
     ],
 )
 def test_errors(make, error, message):

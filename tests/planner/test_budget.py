@@ -1,6 +1,8 @@
 """Budgets as people write them."""
 
+import numpy as np
 import pytest
+import torch
 
 from quorem.planner.budget import parse_bytes, show_bytes
 
@@ -15,6 +17,7 @@ from quorem.planner.budget import parse_bytes, show_bytes
         ("7B", 7),
         ("0.1TB", 10**11),
         (" 3mb ", 3 * 10**6),
+        (np.int64(7), 7),
     ],
 )
 def test_budgets(text: str, size: int) -> None:
@@ -28,7 +31,7 @@ def test_budgets_that_are_none(text: str) -> None:
 
 
 def test_budgets_of_the_wrong_kind() -> None:
-    for wrong in (1.5, True, None):
+    for wrong in (1.5, torch.tensor(1.5), True, None):
         with pytest.raises(TypeError, match=r"budget \(.*\) must be a number of bytes, or a string such as '512MB'"):
             parse_bytes(wrong)
     for wrong in (0, -5, "0MB"):

@@ -264,6 +264,12 @@ def test_refusals() -> None:
         plan(SMALL, "1MB", frequencies={"b": torch.ones(3)})
     with pytest.raises(ValueError, match=r"dtypes \(\(torch.int16,\)\) must be one or more of"):
         plan(SMALL, "1MB", dtypes=(torch.int16,))
+    with pytest.raises(TypeError, match=r"dtypes \(torch.float32\) must be a sequence, such as \(torch.float32,\)"):
+        plan(SMALL, "1MB", dtypes=torch.float32)
+    with pytest.raises(TypeError, match=r"bits \(8\) must be a sequence, such as \(8,\)"):
+        plan(SMALL, "1MB", bits=8)
+    with pytest.raises(TypeError, match=r"frequencies \(Tensor\) must be a mapping from names of tables"):
+        plan(SMALL, "1MB", frequencies=torch.ones(3))
 
 
 def test_the_names_are_public() -> None:

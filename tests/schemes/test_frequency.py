@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -238,6 +239,13 @@ def test_counts_of_any_dtype(dtype):
     often = RawCounts(torch.tensor([5, 6, 7]).repeat(20), torch.tensor([115, 120, 110]).repeat(20).to(dtype))
     module = Embedding(2**20, D, scheme, frequencies=often, raw_ids=True)
     assert sorted(module.ranks_of[0].hot.tolist()) == sorted(mixed_id(i, 2**20) for i in (5, 6))
+
+
+def test_counts_in_an_array_that_runs_backwards():
+    counts = np.arange(N)[::-1]
+    with torch.device("meta"):  # of no concern to counts
+        module = Embedding(N, D, HotCold(3, cold=QR(4)), frequencies=counts)
+    assert module.ranks_of[0].hot.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 7, 12])

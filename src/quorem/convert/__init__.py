@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bags import EmbeddingBag
-from ..checks import check_int
+from ..checks import check_int, check_mapping
 from ..embeddings import Embedding
 from ..optimizer_names import Optimizer, check_optimizer
 from ..schemes import Full, Scheme
@@ -76,15 +76,13 @@ def compress_(
     >>> model[0].num_parameters, report.swapped
     (40064, ['0'])
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model ({type(model).__name__}) must be an nn.Module")
+    _check_model(model, nn.Embedding | nn.EmbeddingBag)
     if (scheme_or_plan is None) == (budget is None):
         raise ValueError("scheme_or_plan or budget must be given, and not both")
-    if isinstance(model, nn.Embedding | nn.EmbeddingBag):
-        raise TypeError(
-            f"model ({type(model).__name__}) must contain embeddings: one alone cannot be replaced in place"
-        )
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(f"filter_fn ({filter_fn!r}) must be a function of a name and a module")
     check_int("threshold", threshold, 0)
+    check_mapping("frequencies", frequencies)
     kind = optimizer_name(optimizer)
     check_optimizer(kind)
     groups = groups_in(model)
@@ -117,12 +115,16 @@ def decompress_(model: nn.Module) -> Report:
     Returns:
         A report of what was done with each table.
 
+    Raises:
+        TypeError: if ``model`` is not a module, or is itself an embedding.
+
     >>> from quorem import QR
     >>> model = nn.Sequential(nn.Embedding(10_000, 16))
     >>> _ = compress_(model, QR(num_collisions=4))
     >>> decompress_(model).swapped, model[0].weight.shape
     (['0'], torch.Size([10000, 16]))
     """
+    _check_model(model, Embedding)
     report = Report()
     weights: dict[Tensor, nn.Parameter] = {}
     modules: dict[nn.Module, nn.Module] = {}
@@ -164,6 +166,14 @@ def decompress_(model: nn.Module) -> Report:
         report.entries += torchrec.decompress(model, modules)
     report.references += swap_(model, modules, weights)
     return report
+
+
+def _check_model(model: Any, embeddings: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model ({type(model).__name__}) must be an nn.Module")
+    if isinstance(model, embeddings):
+        kind = type(model).__name__
+        raise TypeError(f"model ({kind}) must contain embeddings: one alone cannot be replaced in place")
 
 
 @dataclass

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_mapping
 from ..collection import Table
 from ..ops.codes import BITS
 from ..optimizer_names import Optimizer, check_optimizer
@@ -81,6 +82,10 @@ def plan(
     >>> plan(tables, "16MB", frequencies={name: count.long() for name, count in visits.items()})["user"]
     HotCold(num_hot=...)
     """
+    check_mapping("frequencies", frequencies)
+    for name, options in (("dtypes", dtypes), ("bits", bits)):
+        if options is not None and not isinstance(options, Sequence):
+            raise TypeError(f"{name} ({options}) must be a sequence, such as ({options},)")
     modules = modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
     if not modules:
         raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")

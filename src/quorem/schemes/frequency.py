@@ -10,6 +10,7 @@ frequency, the ids of a table fall into three ranges, which two integers describ
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -272,7 +273,7 @@ def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Te
     """Check ``frequencies`` ``[n]``, and move it to the CPU."""
     if not isinstance(frequencies, Tensor):
         try:
-            frequencies = torch.as_tensor(frequencies)
+            frequencies = torch.from_numpy(np.array(frequencies))
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"{name} ({type(frequencies).__name__}) must be a tensor of numbers") from None
     if frequencies.dtype in (torch.bool, torch.complex64, torch.complex128):
