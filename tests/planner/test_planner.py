@@ -1,5 +1,6 @@
 """Plans: what they predict is what is allocated, what they lose falls with the budget, and nothing grows."""
 
+import re
 import warnings
 
 import pytest
@@ -181,6 +182,7 @@ def test_the_scheme_follows_from_the_budget() -> None:
 def test_tables_too_small_to_shrink_stay_full() -> None:
     """QR(2) of 5 ids stores 3 + 2 rows; of 4 ids nothing stores fewer, D = 1 or not."""
     tables = [Table(f"{n}x{d}", n, d) for n in range(1, 9) for d in (1, 16)]
+    tables += [Table("large", 100_000, 16)]  # without it, the layout of two stored tables an id is not worth its bytes
     with pytest.raises(ValueError, match="must be at least") as refusal:
         plan(tables, 1, optimizer=None)
     least = plan(tables, int(str(refusal.value).split("at least ")[1].split()[0]), optimizer=None)
@@ -196,6 +198,19 @@ def test_a_single_table_uses_its_budget() -> None:
         budget = int(share * 64e6)
         planned = plan([Table("t", 10**6, 16)], budget, optimizer=None)
         assert planned.bytes > 0.85 * budget
+
+
+@pytest.mark.parametrize("sizes", [[(20, 2)], [(2, 1), (7, 1)], [(20, 2), (19, 2)]])
+def test_tiny_tables_fit_though_layouts_take_most_of_the_bytes(sizes: list[tuple[int, int]]) -> None:
+    tables = [Table(f"t{i}", *size) for i, size in enumerate(sizes)]
+    whole = plan(tables, "1MB").bytes
+    for budget in range(whole - 200, whole, 8):
+        try:
+            assert plan(tables, budget).bytes <= budget
+        except ValueError as error:
+            least = int(re.search(r"must be at least (\d+) bytes", str(error))[1])
+            assert budget < least <= whole and plan(tables, least).bytes <= least
+    assert plan(tables, whole).bytes == whole
 
 
 def test_frequencies_say_which_rows_are_worth_keeping() -> None:

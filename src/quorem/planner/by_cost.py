@@ -22,14 +22,19 @@ def plan_by_cost(stored: StoredModules, budget: int) -> Candidate:
     """
     choices = all_choices(_traffic_of(stored.tables))
     bytes_ = choices.rows * stored.row[choices.table] + choices.tables * stored.table_state[choices.table]
-    corners = hulls(choices.table, bytes_, choices.cost)
-    table, sizes = choices.table[corners], bytes_[corners]
-    smallest = np.flatnonzero(np.diff(table, prepend=-1))
-    shared = sum(stored.shared(choices.tables[corners[smallest]]))
-    least = shared + int(sizes[smallest].sum())
-    if least > budget:
-        return Candidate(None, least)
-    taken = corners[allocate(table, sizes, choices.cost[corners], budget - shared)]
+    leasts, fitting = [], []
+    for most in np.unique(choices.tables):  # the layout grows with the most stored tables that an id reads
+        allowed = np.flatnonzero(choices.tables <= most)
+        corners = allowed[hulls(choices.table[allowed], bytes_[allowed], choices.cost[allowed])]
+        table, sizes = choices.table[corners], bytes_[corners]
+        starts = np.flatnonzero(np.diff(table, prepend=-1))
+        shared = sum(stored.shared(np.maximum.reduceat(choices.tables[corners], starts)))
+        leasts.append(shared + int(sizes[starts].sum()))
+        if leasts[-1] <= budget:
+            fitting.append(corners[allocate(table, sizes, choices.cost[corners], budget - shared)])
+    if not fitting:
+        return Candidate(None, min(leasts))
+    taken = min(fitting, key=lambda corners: float(choices.cost[corners].sum()))
     entries = []
     for t, i in enumerate(taken.tolist()):
         m = stored.module_of[t]
@@ -37,7 +42,7 @@ def plan_by_cost(stored: StoredModules, budget: int) -> Candidate:
         cost = float(choices.cost[i]) + ROUNDING_COST * is_narrowed
         size = (int(choices.rows[i]), int(choices.tables[i]))
         entries.append(stored.planned_table(t, choices.scheme(i), *size, cost=cost, why=choices.why(i)))
-    return Candidate(stored.plan(entries, budget, choices.tables[taken]), least)
+    return Candidate(stored.plan(entries, budget, choices.tables[taken]), min(leasts))
 
 
 def _traffic_of(tables: Sequence[TableToPlan]) -> PlannedTraffic:

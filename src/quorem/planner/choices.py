@@ -1,7 +1,7 @@
 """The choices that the planner has for each table: the rows, and the expected cost in quality.
 
 Each *means* is a function that returns the choices for all tables at once, so that ten thousand tables are planned in
-about a second. To give the planner another kind of choice, add its function to ``MEANS``.
+a few seconds. To give the planner another kind of choice, add its function to ``MEANS``.
 
 The cost of a choice is the share of the traffic that goes to ids which are not the most frequent id of their row in the
 largest table: only the small tables tell these ids apart. Where frequencies are not known, ids are assumed to be in
