@@ -163,6 +163,14 @@ def test_a_tied_head_is_saved_moved_and_trained_once():
     assert torch.equal(other.double().loss(ids), model.double().loss(ids))
 
 
+def test_the_report_says_that_a_tied_head_scores_padding_as_zeros():
+    model = nn.ModuleDict({"words": nn.Embedding(1000, 8, padding_idx=3), "head": nn.Linear(8, 1000, bias=False)})
+    model["head"].weight = model["words"].weight
+    report = compress_(model, QR(4))
+    assert any("composed table, where padding (3) is zeros" in line for line in report.references)
+    assert not model["head"](torch.ones(8))[3].any()
+
+
 def test_writes_into_weight_data_raise_and_filters_by_class_do_not_match():
     model = Initialized()
     compress_(model, QR(4))

@@ -175,6 +175,9 @@ def test_a_module_gives_its_table_and_options() -> None:
         Embedding.from_pretrained(torch.nn.ReLU())
     with pytest.raises(ValueError, match=r"embeddings has shape \(3,\) but must be 2-D"):
         table.fit_(torch.ones(3))
+    for wrong in (torch.ones(N, D).to_sparse(), torch.ones(N, D, dtype=torch.complex64)):
+        with pytest.raises(TypeError, match=r"embeddings \(torch.*\) must be a dense tensor of real numbers"):
+            table.fit_(wrong)
 
 
 @pytest.mark.parametrize("module", [Embedding, EmbeddingBag])

@@ -203,9 +203,11 @@ def _replace(
     report.entries.sort(key=lambda entry: order[entry.name])
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module.weight in new.by_weight:
-            new.modules[module] = TiedLinear(new.by_weight[module.weight], module.bias)
+            embedding = new.by_weight[module.weight]
+            new.modules[module] = TiedLinear(embedding, module.bias)
             keep_(module, new.modules[module])
-            report.references.append(f"{name} is tied to an embedding: it scores by the composed table")
+            padding = "" if embedding.padding_idx is None else f", where padding ({embedding.padding_idx}) is zeros"
+            report.references.append(f"{name} is tied to an embedding: it scores by the composed table{padding}")
     parameters = {weight: embedding.stored for weight, embedding in new.by_weight.items()}
     report.references += swap_(model, new.modules, parameters)
     return report, new
