@@ -1,7 +1,8 @@
 """Budgets in bytes, as people write them."""
 
 import re
-from numbers import Integral
+
+import numpy as np
 
 UNITS = {"": 1, "b": 1} | {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)}
 UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)}
@@ -17,7 +18,7 @@ def parse_bytes(budget: int | str) -> int:
     >>> parse_bytes("512MB"), parse_bytes("1.5 GiB"), parse_bytes(4096)
     (512000000, 1610612736, 4096)
     """
-    if isinstance(budget, bool) or not isinstance(budget, Integral | str):
+    if isinstance(budget, bool) or not isinstance(budget, int | np.integer | str):
         raise TypeError(f"budget ({budget!r}) must be a number of bytes, or a string such as '512MB'")
     if not isinstance(budget, str):
         size = int(budget)
