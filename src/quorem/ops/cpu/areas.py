@@ -9,9 +9,9 @@ The sums of one slot lie in an *area*. It starts with a header of six integers f
     TABLE       where ``table`` int32 [P_k] starts: one plus the index, by row or by hash
     SUMS        where ``sums`` [N_k, W] start: gradients by index, float32 or float64
 
-Then come, for the ids of a block, their rows int64 [K + 2, 64], as ``block_rows`` gives them; and for those that read
-a row, the indices of their rows, int64 [K, 64], their positions in the block, int64 [64], and where their gradients
-start, int64 [64]. Then come the above of all parts.
+Then come, for the ids of a block, their rows int64 [K + 2, BLOCK], as ``block_rows`` gives them; and for those that
+read a row, the indices of their rows, int64 [K, BLOCK], their positions in the block, int64 [BLOCK], and where their
+gradients start, int64 [BLOCK]. Then come the above of all parts.
 
 Slots that share rows (a pool, a table of several features) add to one place: the part of the first slot that reads
 them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` says who owns what.

@@ -24,7 +24,7 @@ KINDS = {
     torch.float16: np.int16(0),
 }
 CODE_KINDS = {8: np.uint8(0), 4: np.int8(0)}  # of quantized rows, by their bits
-MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 512 bytes for each partition
+MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 1 KB for each partition
 COPIED_BY_FEATURE = 1 << 20  # bytes of ids from which on they are copied by feature, as gradients are summed
 _NO_CODES = CodeOptions()
 

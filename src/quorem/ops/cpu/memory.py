@@ -61,13 +61,13 @@ def num_bits(typing: Any, number: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Prefetch the cache line at ``address``."""
+    """Prefetch the cache line at ``address`` into the second cache, which waits for more lines at once than the first."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
         declared = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], declared)
-        builder.call(function, [pointer, _INT32(0), _INT32(3), _INT32(1)])
+        builder.call(function, [pointer, _INT32(0), _INT32(2), _INT32(1)])  # read, second cache, data
         return context.get_dummy_value()
 
     return types.void(types.int64), build

@@ -38,6 +38,7 @@ from .memory import INT32, INT64, item, num_bits, prefetch, put
 from .source import BLOCK, has_both, id_item, num_hot, num_numbers, part_item, partitions_of, slot_item
 
 _EXACT = 2**52
+_FEW_WORDS = 512  # of a list, which are not prefetched
 _FACTOR_1, _FACTOR_2, _FACTOR_3 = (np.uint64(factor) for factor in MIXING_FACTORS)
 
 
@@ -73,7 +74,7 @@ def block_rows(source, s, first, n, begin, end, rows):
 def prefetch_words(source, s, first, n):
     """Prefetch the words in which ``block_rows`` will search the same ids, unless they are few."""
     shift = DIGIT * source.levels
-    if source.levels == 0 or slot_item(source, s, HOT) < 0 or slot_item(source, s, LIMIT) >> shift < BLOCK * BLOCK:
+    if source.levels == 0 or slot_item(source, s, HOT) < 0 or slot_item(source, s, LIMIT) >> shift < _FEW_WORDS:
         return
     words = source.words + item(INT64, source.word_slots, s * SLOT_COLUMNS + HOT) * 8
     step = source.entry_stride
@@ -201,9 +202,9 @@ def _search_words(source, start, n, ids, places):
     """``_search`` in the words at ``start``, one word a level."""
     shift = DIGIT * (source.levels - 1)
     for i in range(n):
-        x = max(item(INT64, ids, i), 0)
-        word = item(INT64, source.words, start + (x >> (shift + DIGIT)))
-        put(INT64, places, i, _place_in_word(word, x >> shift, 1))
+        put(INT64, places, i, item(INT64, source.words, start + (max(item(INT64, ids, i), 0) >> (shift + DIGIT))))
+    for i in range(n):  # apart from the above, so that it runs in vector instructions
+        put(INT64, places, i, _place_in_word(item(INT64, places, i), item(INT64, ids, i) >> shift, 1))
     while shift > 0:
         shift -= DIGIT
         for i in range(n):

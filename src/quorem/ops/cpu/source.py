@@ -28,7 +28,7 @@ from .compiled import inner, kernel
 from .memory import INT32, INT64, item
 
 VALID, INVALID_IDS, MISFIT = range(3)  # what a kernel returns: the last if the layout names rows that do not exist
-BLOCK = 64  # ids at a time: all their rows are prefetched before the first is used
+BLOCK = 128  # ids at a time: all their rows are prefetched before the first is used
 
 
 class Source(NamedTuple):
