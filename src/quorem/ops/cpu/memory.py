@@ -61,7 +61,7 @@ def num_bits(typing: Any, number: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Prefetch the cache line at ``address`` into the second cache, which waits for more lines at once than the first."""
+    """Prefetch the cache line at ``address`` into the second cache, which takes more lines at once than the first."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
