@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import init
-from .ops.layout import Extent, pool_key
+from .ops.layout import pool_key
 from .partitions import Partition, is_complementary
 from .renumbering import Mixing
 from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
@@ -106,7 +106,7 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
     if spec.pool is not None and grown.num_composed != spec.num_composed:
         _check_pool(tables, t, grown, title)
     tables.updates.flush_()
-    old = [*tables.extents, *tables.pools.values()]
+    old = tables.all_extents
     specs, stored = tables.specs, tables.stored
     tables.specs = (*specs[:t], grown, *specs[t + 1 :])
     try:
@@ -115,10 +115,10 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
     except BaseException:  # there is no memory for so many rows
         tables.specs = specs
         raise
-    new = [*storage.extents, *storage.pools.values()]
+    tables.extents, tables.pools = storage.extents, storage.pools
     with torch.no_grad():
         new_rows = torch.empty(len(stored), dtype=torch.int64, device="cpu")  # new position of each old row
-        for before, after in zip(_flat(old), _flat(new), strict=True):
+        for before, after in zip(old, tables.all_extents, strict=True):
             count = before.rows * before.pitch
             new_rows[before.base : before.base + count] = torch.arange(after.base, after.base + count, device="cpu")
             after.of(rows)[: before.rows] = before.of(stored)
@@ -129,7 +129,6 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
         # A graph from before keeps the accumulator of the old shape alive; torch drops it if the dtype changes.
         stored.data = torch.empty(0, dtype=torch.complex64, device=stored.device)
         stored.data = rows
-    tables.extents, tables.pools = storage.extents, storage.pools
     tables.register_integers()
     if optimizer is not None:
         move_state_(optimizer, stored, new_rows.to(stored.device))
@@ -164,10 +163,6 @@ def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
         raise ValueError(
             f"pool {name!r} has room for {room - before} more cold ids, not {after - before}{title}; {ANY}"
         )
-
-
-def _flat(extents: Sequence[Sequence[Extent]]) -> list[Extent]:
-    return [extent for group in extents for extent in group]
 
 
 def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:

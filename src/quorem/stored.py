@@ -151,6 +151,11 @@ class StoredTables(nn.Module):
         one_row = spec.permutation is None and spec.partitions == naive(spec.num_embeddings)
         return one_row and spec.operation != "feature" and not spec.num_own  # feature has an extra dimension
 
+    @property
+    def all_extents(self) -> list[Extent]:
+        """Where every stored table lies in ``stored``: those of the tables, then those of the pools."""
+        return [extent for group in (*self.extents, *self.pools.values()) for extent in group]
+
     def features_of(self, table: int) -> list[str]:
         """The features that read a table."""
         return [name for name, t in zip(self.features, self.table_of, strict=True) if t == table]

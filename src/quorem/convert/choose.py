@@ -114,8 +114,7 @@ def state_bytes(module: Embedding, kind: Optimizer | None) -> int:
     rows, width = module.stored.shape
     storage = TrainedStorage((width,), (1,), module.stored.dtype, module.sparse, kind)
     rate = storage.rate(width)
-    stored = len(module.extents[0]) + sum(map(len, module.pools.values()))
-    return rows * rate.row_state + stored * rate.table_state + storage.shared_state()
+    return rows * rate.row_state + len(module.all_extents) * rate.table_state + storage.shared_state()
 
 
 def size_of(module: nn.Module) -> int:

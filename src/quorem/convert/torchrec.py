@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules import embedding_modules as stock
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 from ..collection import EmbeddingCollection, Table
 from ..integrations import torchrec as integration
@@ -40,12 +39,6 @@ class TorchRecCollection:
     parent: nn.Module
     groups: dict[str, WeightGroup] = field(default_factory=dict)
 
-    @property
-    def configs(self) -> list[Any]:
-        """TorchRec's configs of the tables."""
-        pooled = isinstance(self.module, POOLED)
-        return self.module.embedding_bag_configs() if pooled else self.module.embedding_configs()
-
     def reason_against(self, choice: ChosenScheme, spec: TableSpec) -> str:
         """Why TorchRec's kernels do not support a choice for one of the tables; empty if they do."""
         if choice.dtype not in (None, next(iter(self.groups.values())).first.weight.dtype):
@@ -64,7 +57,8 @@ class TorchRecCollection:
         if all(group.choice is None for group in groups.values()):
             return None
         tables = []
-        for config in self.configs:
+        configs = configs_of(module)
+        for config in configs:
             group = groups[config.name]
             size = (config.num_embeddings, config.embedding_dim)
             scheme = Full() if group.choice is None else group.choice.scheme
@@ -74,7 +68,7 @@ class TorchRecCollection:
         options: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
         new: Ours
         if isinstance(module, POOLED):
-            options |= {"mode": self.configs[0].pooling.value.lower(), "is_weighted": module.is_weighted()}
+            options |= {"mode": configs[0].pooling.value.lower(), "is_weighted": module.is_weighted()}
             new = integration.EmbeddingBagCollection(tables, **options)
         else:
             new = integration.EmbeddingCollection(tables, **options)
@@ -137,6 +131,13 @@ def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRec
     return list(collections.values())
 
 
+def configs_of(collection: Any) -> list[Any]:
+    """The configs of the tables of TorchRec's collection, or of the full tables that quorem's collection stands for."""
+    pooled = isinstance(collection, POOLED | integration.EmbeddingBagCollection)
+    configs: list[Any] = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
+    return configs
+
+
 def table_modules(collection: Any) -> nn.ModuleDict:
     """The ``nn.EmbeddingBag`` or ``nn.Embedding`` of each table of TorchRec's collection, by the table's name."""
     tables: nn.ModuleDict = collection.embedding_bags if isinstance(collection, POOLED) else collection.embeddings
@@ -145,7 +146,7 @@ def table_modules(collection: Any) -> nn.ModuleDict:
 
 def _reason(collection: TorchRecCollection) -> str:
     """Why a collection cannot be replaced; empty if it can."""
-    module, configs, parent = collection.module, collection.configs, type(collection.parent)
+    module, configs, parent = collection.module, configs_of(collection.module), type(collection.parent)
     if type(module) not in (POOLED, UNPOOLED):
         return f"its collection is a {type(module).__name__}"
     if parent.__module__.startswith("torchrec.modules."):
@@ -228,22 +229,14 @@ def _plain(module: Any) -> nn.Module:
     """TorchRec's collection with the full tables that are equivalent to quorem's."""
     first = next(module.parameters())
     dense = {} if first.is_meta else integration.to_collection(module).to_dense()
-    options = [
-        {
-            "name": table.name,
-            "num_embeddings": table.num_embeddings,
-            "embedding_dim": table.embedding_dim,
-            "feature_names": list(table.features),
-            "data_type": DATA_TYPES[first.dtype],
-        }
-        for table in module.tables
-    ]
+    configs = configs_of(module)
+    for config in configs:
+        config.data_type = DATA_TYPES[first.dtype]
     new: Any
     if isinstance(module, integration.EmbeddingBagCollection):
-        configs = [EmbeddingBagConfig(**option, pooling=PoolingType(module.mode.upper())) for option in options]
         new = POOLED(configs, is_weighted=module.rows.weighted, device=torch.device("meta"))
     else:
-        new = UNPOOLED([EmbeddingConfig(**option) for option in options], device=torch.device("meta"))
+        new = UNPOOLED(configs, device=torch.device("meta"))
     new._device = first.device
     for name, embedding in table_modules(new).items():
         if name in dense:

@@ -28,14 +28,17 @@ class Shards(NamedTuple):
     locations: Mapping[str, PartLocation]
 
 
-def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[str, int]) -> Shards:
+def balanced_shards(features: Sequence[Feature], id_lists: Tensor, tables: Sequence[Table], num_shards: int) -> Shards:
     """Divide the parts of the features among tables of each width that are read about equally often.
 
     Args:
         features: the features of a collection.
+        id_lists: the lists of hot and cold ids.
+        tables: the tables, by whose frequencies reads are estimated.
         num_shards: the most tables of one width; there are fewer if there are fewer parts, since a part is not split.
-        distinct: how many distinct rows of each part a batch reads.
     """
+    check_int("num_shards", num_shards)
+    distinct = distinct_rows(features, id_lists, tables, NOMINAL_BATCH, {})
     by_width: dict[int, dict[str, Part]] = {}
     for f in features:
         widths = [f.stored[0].width] * len(f.parts) if f.merged else [table.width for table in f.stored]
@@ -43,18 +46,12 @@ def shards_of(features: Sequence[Feature], num_shards: int, distinct: Mapping[st
             by_width.setdefault(width, {})[part.name] = part
     groups, locations = [], {}
     for group, (width, parts) in enumerate(by_width.items()):
-        tables: list[list[Part]] = [[] for _ in range(min(num_shards, len(parts)))]
-        loads = [0] * len(tables)
+        parts_of: list[list[Part]] = [[] for _ in range(min(num_shards, len(parts)))]
+        loads = [0] * len(parts_of)
         for part in sorted(parts.values(), key=lambda part: -distinct[part.name]):
             shard = loads.index(min(loads))
-            locations[part.name] = PartLocation(group, shard, sum(other.num_rows for other in tables[shard]))
+            locations[part.name] = PartLocation(group, shard, sum(other.num_rows for other in parts_of[shard]))
             loads[shard] += distinct[part.name]
-            tables[shard].append(part)
-        groups.append(tuple(StoredTable(f"rows{width}:{s}", width, tuple(t)) for s, t in enumerate(tables)))
+            parts_of[shard].append(part)
+        groups.append(tuple(StoredTable(f"rows{width}:{s}", width, tuple(t)) for s, t in enumerate(parts_of)))
     return Shards(tuple(groups), locations)
-
-
-def balanced_shards(features: Sequence[Feature], id_lists: Tensor, tables: Sequence[Table], num_shards: int) -> Shards:
-    """``shards_of`` the features of the tables; ``id_lists`` has the lists of hot and cold ids."""
-    check_int("num_shards", num_shards)
-    return shards_of(features, num_shards, distinct_rows(features, id_lists, tables, NOMINAL_BATCH, {}))

@@ -306,5 +306,5 @@ def empty_state(p: Tensor) -> Tensor:
 def table_extents(p: Tensor) -> Tensor:
     """The first row of each table in ``p``, rising, and its pitch, int64 ``[T, 2]``."""
     tables = module_of(p)
-    extents = [] if tables is None else [e for group in (*tables.extents, *tables.pools.values()) for e in group]
-    return torch.tensor([[e.base, e.pitch] for e in extents] or [[0, 1]], device=p.device)
+    extents = [[0, 1]] if tables is None else [[e.base, e.pitch] for e in tables.all_extents]
+    return torch.tensor(extents, device=p.device)

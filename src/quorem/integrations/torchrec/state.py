@@ -260,7 +260,7 @@ def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Na
         if isinstance(tables, Tables):
             (stored,) = tables.parameters(recurse=False)
             names = tuple(f"{name}.{table}" if name else table for table, _ in tables.named_tables())
-            extents = [extent for group in (*tables.extents, *tables.pools.values()) for extent in group]
+            extents = tables.all_extents
             named[stored] = Named(stored.shape, names, partial(_cut_extents, extents), extents)
     for prefix, layer in _network_layers(model):
         group, parameter, counts = f"{prefix}{layer.name}", layer.parameter, list(layer.counts.values())
