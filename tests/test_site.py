@@ -14,7 +14,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("index", "tutorial", "results", "benchmarks", "kernels", "reference/schemes", "reference/commands")
+REFERENCE = ("schemes", "pipeline", "integrations", "commands")
+PAGES = ("index", "tutorial", "results", "benchmarks", "kernels", "ids", *(f"reference/{name}" for name in REFERENCE))
 
 
 @pytest.fixture(scope="module")

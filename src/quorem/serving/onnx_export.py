@@ -27,14 +27,12 @@ def export_onnx(
 ) -> None:
     """Write a model as an ONNX graph of plain operators (opset 18), for any batch size.
 
-    ==================== ========================================================= ===========================
-    model                inputs                                                    outputs
-    ==================== ========================================================= ===========================
-    Embedding            input ``[N]``                                             vectors ``[N, D]``
-    EmbeddingBag         input ``[B, L]``, or jagged: input ``[V]``, offsets       vectors ``[B, D]``
-    EmbeddingCollection  ids ``[B, F]``, or jagged: ids ``[V]``, offsets           vectors, as the module gives
-    DLRM, DCN, DeepFM    dense ``[B, num_dense]``, then as the collection          logits, probabilities ``[B]``
-    ==================== ========================================================= ===========================
+    | model                 | inputs                                                  | outputs                       |
+    |-----------------------|---------------------------------------------------------|-------------------------------|
+    | `Embedding`           | `input [N]`                                             | `vectors [N, D]`              |
+    | `EmbeddingBag`        | `input [B, L]`; jagged: `input [V]`, `offsets`          | `vectors [B, D]`              |
+    | `EmbeddingCollection` | `ids [B, F]`; jagged: `ids [V]`, `offsets`              | `vectors`, as the module's    |
+    | `DLRM, DCN, DeepFM`   | `dense [B, num_dense]`, then as the collection          | `logits, probabilities [B]`   |
 
     Ids are int64. Vectors of bags are composed, then pooled; ``offsets`` is as in the module's ``forward``. Tables in
     half precision are stored so, but computation and outputs are in float32 (float64 for float64 tables).
