@@ -198,6 +198,6 @@ def test_half_precision(shards: Any) -> None:
 def test_the_install_line_of_the_document_is_that_of_the_makefile() -> None:
     root = Path(__file__).parents[1]
     (version,) = re.findall(r"^TORCHREC := (\S+)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    line = f'pip install "quorem[torchrec-cpu]" && pip install --no-deps {version} '
+    line = f'pip install ".[torchrec-cpu]" && pip install --no-deps {version} '
     assert line in (root / "docs" / "torchrec.md").read_text(encoding="utf-8")
     assert f"--no-deps {version}" in Path(integration.__file__).read_text(encoding="utf-8")
