@@ -1,5 +1,11 @@
 """Compositional embeddings using complementary partitions: embedding tables that fit.
 
+    modules      Embedding, EmbeddingBag, EmbeddingCollection of Tables
+    schemes      Full, Hash, QR, GeneralizedQR, ChineseRemainder, Custom, Path, HotCold, Pool
+    your model   compress_, decompress_, plan, quantize_
+    training     optim.Adagrad and others, optim.apply_in_backward, models.DLRM and others
+    files, ids   save, load, hash_strings
+
 ``quorem.api``, and torch with it, is imported when one of its names is first used, so ``quorem --help`` loads neither.
 
 >>> import quorem, torch
