@@ -39,4 +39,7 @@ def _options(
 
 def main() -> None:
     """Run the command; Ctrl-C exits with 130."""
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:  # before a command runs, while its options are read
+        sys.exit(130)

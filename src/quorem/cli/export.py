@@ -45,6 +45,8 @@ def export(
         )
     if model.is_dir() and not (model / MODEL).exists():
         raise ValueError(f"{model} has no {MODEL}: it is no finished run, or did not keep its model")
+    if format == "safetensors" and (unknown != "nan" or jagged or sample_weights):
+        raise ValueError("--unknown, --jagged and --sample-weights are for graphs, not for --format safetensors")
     if jagged is None:
         jagged = model.is_dir() and table is None and format != "safetensors" and _has_bags(model)
     module = load(model / MODEL if model.is_dir() else model, table=table)

@@ -194,9 +194,10 @@ class Folder:
             raise OSError(errno.ENOSPC, message, str(self.partial)) from error
 
     def _disk_full_message(self) -> str:
-        needed = f", about {self.bytes_needed():,} are needed in all" if self.bytes_needed is not None else ""
-        free = shutil.disk_usage(self.partial).free
-        return f"disk full: {self._num_bytes():,} bytes were written, {free:,} are free{needed}"
+        needed = 0 if self.bytes_needed is None else self.bytes_needed()
+        written, free = self._num_bytes(), shutil.disk_usage(self.partial).free
+        in_all = f", about {needed:,} are needed in all" if needed > written + free else ""  # else it is not known
+        return f"disk full: {written:,} bytes were written, {free:,} are free{in_all}"
 
     def _num_bytes(self) -> int:
         """Bytes written so far."""
