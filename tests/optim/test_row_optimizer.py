@@ -9,7 +9,7 @@ from optimizers import CLASSES, NAMES, batches, collection, loss_of, oracle, run
 from torch import nn
 
 import quorem
-from quorem import optim
+from quorem import QR, Embedding, optim
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +249,7 @@ def test_row_sums_of_another_shape_are_refused():
     elementwise, by_row = optim.Adagrad(module.parameters()), optim.RowWiseAdagrad(module.parameters())
     run(module, elementwise, 1)
     by_row.load_state_dict(elementwise.state_dict())
-    with pytest.raises(ValueError, match=r"sum \(\d+, 4\) must hold one number for each"):
+    with pytest.raises(ValueError, match=r"sum \(\d+, 4\) of the optimizer's state must be \(\d+,\)"):
         run(module, by_row, 1)
 
 
@@ -272,3 +272,36 @@ def test_other_sparse_gradients_are_refused():
     p.grad = torch.sparse_coo_tensor([[1]], [1.0], (5,), check_invariants=True)
     with pytest.raises(ValueError, match=r"shape \(5,\) with a sparse gradient must be 2-D"):
         optim.SGD([p]).step()
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "LazyAdam"])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_state_of_another_table_is_refused(name: str, in_backward: bool) -> None:
+    kind, options = getattr(optim, name), {"momentum": 0.9} if name == "SGD" else {}
+    full = torch.nn.Embedding(400, 4)
+    truth = kind.torch_class(full.parameters(), **options)
+    table = Embedding(400, 4, QR(4), sparse=not in_backward)
+    make = optim.apply_in_backward if in_backward else lambda table, kind, **options: kind([table.stored], **options)
+    optimizer = make(table, kind, **options)
+    full(torch.arange(3)).sum().backward()
+    truth.step()
+    optimizer.load_state_dict(truth.state_dict())
+    with pytest.raises(
+        ValueError, match=r"\(400, 4\) of the optimizer's state must be \(104, 4\), as the table's rows"
+    ):
+        table(torch.arange(3)).sum().backward()
+        optimizer.step()
+
+
+def test_a_weight_decay_that_is_set_later_is_refused() -> None:
+    table = Embedding(40, 4, QR(4))
+    optimizer = optim.apply_in_backward(table, optim.Adam)
+    table(torch.arange(3)).sum().backward()
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match=r"weight_decay \(0.1\) must be 0 for tables"):
+        table(torch.arange(3)).sum().backward()
+
+
+def test_a_rounding_seed_is_an_integer() -> None:
+    with pytest.raises(TypeError, match=r"rounding_seed \(0.5\) must be an integer"):
+        optim.apply_in_backward(Embedding(40, 4, QR(4)), optim.SGD, rounding_seed=0.5)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..checks import check_int
 from ..ops.in_backward import Collector, Step
 from ..ops.state import DeviceScalar
 from ..saved import is_sharded
@@ -62,6 +63,8 @@ def apply_in_backward(
         raise TypeError(f"optimizer_class ({optimizer_class!r}) must be a class of quorem.optim")
     if not isinstance(module, nn.Module):
         raise TypeError(f"module ({type(module).__name__}) must be an nn.Module: its tables are found by themselves")
+    if rounding_seed is not None:
+        check_int("rounding_seed", rounding_seed, -(2**63))
     if clip_value is not None and not clip_value > 0:
         raise ValueError(f"clip_value ({clip_value}) must be positive")
     if isinstance(loss_scale, Tensor) and loss_scale.numel() != 1:

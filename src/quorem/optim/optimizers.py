@@ -161,9 +161,10 @@ class RowWiseAdagrad(Adagrad):
         total = self.state.get(p, {}).get("sum")  # one number a row if it was loaded after steps in backward
         return super()._is_by_row(p) or (total is not None and total.dim() < p.dim())
 
+    def _state_shape(self, p: Tensor) -> torch.Size:
+        return p.shape[:1]
+
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        if state["sum"].shape != p.shape[:1]:
-            raise ValueError(f"sum {tuple(state['sum'].shape)} must hold one number for each of the {len(p)} rows")
         return RowWiseAdagradState(state["sum"], state["step"], table_extents(p))
 
 

@@ -132,6 +132,10 @@ class RowOptimizer(torch.optim.Optimizer):
         zeros = {name: in_huge_pages(empty_state(p)).zero_() for name in self._averages(group)}
         return {"step": torch.tensor(0, device="cpu"), **zeros}
 
+    def _state_shape(self, p: Tensor) -> torch.Size:
+        """The shape of each average of ``p``."""
+        return empty_state(p).shape
+
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         """The rule's state, made from the optimizer's state of ``p``."""
         row_state: State = TYPES_OF_RULE[self.rule][0](
@@ -142,7 +146,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
         """The rule of ``p``; made from the optimizer's state if there is none yet with the group's constants."""
         constants, row_rule = self._constants(group, p), self._row_rules.get(p)
-        if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device):
+        decays = group["weight_decay"] and not self.decays_rows  # set since the last step, and refused
+        if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device) or decays:
             self._check_rows(group, p)
             updates = updates_of(p) or Updates(p)
             updates.flush_()  # rows may lag behind under other constants or another optimizer
@@ -150,7 +155,11 @@ class RowOptimizer(torch.optim.Optimizer):
             if not state or any(state.get(name) is None for name in averages):
                 known = {name: value for name, value in state.items() if value is not None}
                 state.update({**self._initial_state(group, p), **known})
+            shape = self._state_shape(p)
             for name, value in state.items():
+                if name in averages and value.shape != shape:
+                    rule = f"must be {tuple(shape)}, as the table's rows: it was saved under another scheme or size"
+                    raise ValueError(f"{name} {tuple(value.shape)} of the optimizer's state {rule}")
                 if name == "step" or name in averages:
                     dtype = torch.int64 if name == "step" else accumulator(p)
                     state[name] = torch.as_tensor(value, dtype=dtype, device=p.device)
