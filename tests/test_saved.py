@@ -189,6 +189,18 @@ def test_another_scheme(saved: Embedding, match: str, strict: bool) -> None:
     assert torch.equal(module.stored, before)
 
 
+def test_tables_without_rows_to_load_may_have_another_scheme() -> None:
+    def module(scheme: QR) -> EmbeddingCollection:
+        return EmbeddingCollection([Table("a", N, D, QR(4)), Table("b", N, D, scheme)])
+
+    saved, loaded = fill_(module(QR(4))), module(QR(4, operation="add"))
+    state = saved.state_dict()
+    for name in [name for name in state if name.startswith("tables.b.")]:
+        del state[name]
+    assert loaded.load_state_dict(state, strict=False).missing_keys == ["tables.b.0", "tables.b.1"]
+    assert torch.equal(loaded.to_dense()["a"], saved.to_dense()["a"])
+
+
 @pytest.mark.parametrize("names", ["ba", "b"])
 def test_tables_of_a_pool_keep_their_order(names: str) -> None:
     def module(names: str) -> EmbeddingCollection:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Path, Table
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, HotCold, Path, Table
 
 IDS = torch.tensor([[7, 0, 59], [59, 31, 12]])
 BAG_IDS, OFFSETS = torch.tensor([4, 7, 59, 12, 7, 7, 33]), torch.tensor([0, 0, 3, 6])
@@ -277,6 +277,13 @@ def test_double_backward_by_name() -> None:
         (first,) = torch.autograd.grad(vectors.pow(3).sum(), m.stored, create_graph=True)
         first.pow(2).sum().backward()
     assert_same_gradients(module, twin)
+
+
+@pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
+def test_networks_of_cold_ids_that_are_listed_compile(kind: type[Embedding]) -> None:
+    scheme = HotCold(5, cold=Path(4, (3,)), num_rest=9, force=True)
+    module = fill_(kind(N, D, scheme, frequencies=torch.arange(N) % 7))
+    check_same(module, torch.compile(module, fullgraph=True, backend="aot_eager"), (IDS,))
 
 
 def test_networks_of_unlike_shape_in_one_collection_compile() -> None:

@@ -64,7 +64,7 @@ def load_tables(
     stored = tables.live_stored
     assign = local_metadata.get("assign_to_params_buffers", False) and len(rows) == len(views)
     assign = assign and not is_sharded(stored)
-    wrong = wrong_shapes(targets, values) or _wrong_meanings(tables, prefix, local_metadata)
+    wrong = wrong_shapes(targets, values) or _wrong_meanings(tables, prefix, rows, local_metadata)
     if stored.is_meta and rows and not assign:
         wrong.append(f"{prefix}stored is on the meta device: it takes every table at once, and with assign=True")
     error_msgs += wrong
@@ -176,17 +176,22 @@ def wrong_shapes(views: Mapping[str, Tensor], values: Mapping[str, Any]) -> list
     ]
 
 
-def _wrong_meanings(tables: "StoredTables", prefix: str, local_metadata: Mapping[str, Any]) -> list[str]:
+def _wrong_meanings(
+    tables: "StoredTables", prefix: str, rows: Mapping[str, Tensor], local_metadata: Mapping[str, Any]
+) -> list[str]:
+    """An error message for each table of which ``rows`` are loaded that mean something else in the checkpoint."""
     bits = local_metadata.get("bits", tables.bits)
     if bits != tables.bits:
         return [f"{prefix}tables hold numbers of {bits} bits in the checkpoint and of {tables.bits} here"]
+    pairs = zip(tables.names, tables.extents, strict=True)
+    absent = {name for name, extents in pairs if extents and f"{prefix}tables{'.' * bool(name)}{name}.0" not in rows}
     wrong = []
     for kind, meanings in (("meanings", meanings_of(tables)), ("pool_numbers", pool_numbers_of(tables))):
         saved = local_metadata.get(kind, {})
         wrong += [
             f"{prefix}tables{'.' * bool(name)}{name} holds {saved[name]} in the checkpoint and {meaning} here"
             for name, meaning in meanings.items()
-            if saved.get(name, meaning) != meaning
+            if saved.get(name, meaning) != meaning and name not in absent
         ]
     return wrong
 

@@ -142,7 +142,7 @@ def _places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
 def _search(ids: Tensor, start: Tensor, length: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
     """How many entries of a rising list in ``ranks`` are below each id, and whether the id is in it; by bisection."""
     low, high = torch.zeros_like(ids), torch.zeros_like(ids) + length
-    for _ in range(int(length.max()).bit_length() if length.numel() else 0):
+    for _ in range(len(ranks).bit_length()):  # a number that compilers know
         middle = (low + high) // 2
         entry = ranks[(start + middle).clamp(0, len(ranks) - 1)]
         right = (low < high) & (entry < ids)
