@@ -154,7 +154,7 @@ def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
     sharing = tables.pool_members(pool_key(tables.pools, grown))
     before = sum(tables.specs[s].num_composed for s in sharing)
     after = before - tables.specs[t].num_composed + grown.num_composed
-    room, name = 2 ** Mixing.covering(max(before, 2)).bits, grown.pool.name
+    room, name = 2 ** Mixing.covering(before).bits, grown.pool.name
     if t != sharing[-1]:
         raise ValueError(
             f"pool {name!r} numbers the cold ids of its tables in order: only the last can grow{title}; {ANY}"

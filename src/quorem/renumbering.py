@@ -82,7 +82,7 @@ class Mixing:
         >>> Mixing.covering(1000)
         Mixing(bits=10)
         """
-        return cls(max(1, (check_int("n", n, 1) - 1).bit_length()))
+        return cls(max(1, (check_int("n", n, 0) - 1).bit_length()))
 
     def __call__(self, ids: Tensor) -> Tensor:
         return mixed_numbers(int64("ids", ids), torch.tensor(self.bits, device=ids.device))

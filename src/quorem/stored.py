@@ -193,7 +193,7 @@ class StoredTables(nn.Module):
         """The number of a table's first cold id in its pool, and the bijection that the pool applies to numbers."""
         counts = {t: self.specs[t].num_composed for t in self.pool_members(pool_key(self.pools, self.specs[table]))}
         first = sum(count for t, count in counts.items() if t < table)
-        return first, Mixing.covering(max(sum(counts.values()), 2))
+        return first, Mixing.covering(sum(counts.values()))
 
     def start_std(self, members: Sequence[int]) -> float | None:
         """The standard deviation of initial vectors, or None for the default, which depends on the number of ids.

@@ -114,7 +114,7 @@ def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: 
     if spec.pool is None:
         return replace(target, rows=cold)
     partitions = tuple(Partition(1, len(table)) for table in tables[spec.num_own > 0 :])
-    return replace(target, rows=cold, partitions=partitions, permutation=Mixing.covering(max(len(cold), 2)))
+    return replace(target, rows=cold, partitions=partitions, permutation=Mixing.covering(len(cold)))
 
 
 @contextmanager

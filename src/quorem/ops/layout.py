@@ -200,7 +200,7 @@ def _pools_of(specs: Sequence[TableSpec], width: int, free: _FreeRows) -> dict[s
         assert pool is not None
         extents = tuple(free.take(rows, d // width) for rows in pool.sizes(num_cold))
         key = f"{name}.{d}" if names.count(name) > 1 else name
-        pools[key] = _StoredPool(extents, offsets, Mixing.covering(max(num_cold, 2)).bits)
+        pools[key] = _StoredPool(extents, offsets, Mixing.covering(num_cold).bits)
     return pools
 
 

@@ -301,7 +301,7 @@ def fewest_pool_rows(num_cold: int) -> int:
     >>> fewest_pool_rows(10_000)
     257
     """
-    return _fewest_rows(Mixing.covering(max(num_cold, 2)).bits)
+    return _fewest_rows(Mixing.covering(num_cold).bits)
 
 
 @lru_cache(maxsize=64)

@@ -59,7 +59,7 @@ class Pool:
         Raises:
             ValueError: if the rows are too few for each cold id to have a combination of its own.
         """
-        space = 2 ** Mixing.covering(max(num_cold, 2)).bits
+        space = 2 ** Mixing.covering(num_cold).bits
         sizes = coprime_sizes_for_rows(self.num_rows, self.num_partitions)
         try:
             P.chinese_remainder(space, sizes)
