@@ -52,7 +52,5 @@ def first_row(rows: int, total: int) -> int:
         first = min(rank % size * block, total)
         if rows == min(block, total - first):
             return first
-    warnings.warn(
-        f"rank {rank} has {rows} of {total} rows, but which is not known: they start as the first", stacklevel=2
-    )
+    warnings.warn(f"rank {rank} has {rows} of {total} rows, unknown which: initialized as the first", stacklevel=2)
     return 0
