@@ -84,7 +84,7 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
     """
     needed = weights(model)
     for prefix, layer in _network_layers(model):
-        if prefix + layer.name in sizes:  # saved by group, as before 0.2
+        if prefix + layer.name in sizes:  # saved by group, as earlier versions did
             needed = {key: value for key, value in needed.items() if key.removeprefix(prefix) not in layer.counts}
             needed[prefix + layer.name] = layer.parameter.detach()
     if any(name.startswith("optimizer.") for name in sizes):
@@ -245,7 +245,7 @@ def _network_layers(model: nn.Module) -> Iterator[tuple[str, NetworkLayer]]:
 
 
 def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Named]:
-    """The names in every parameter; networks that were ``saved`` by group, as before 0.2, have the group's name."""
+    """The names in every parameter; networks that were ``saved`` by group have the group's name."""
     module = get_unwrapped_module(model)
     named: dict[Tensor, Named] = {}
     by_name = dict(model.named_parameters())
