@@ -12,7 +12,7 @@ from .replay import Averages, History, catch_up_row
 from .rounding import Rounding, store_rounded
 from .vector import accumulator, load, maximum, over_columns, splat, sqrt, store, total
 
-AHEAD = 8  # how many rows ahead state is prefetched
+AHEAD = 32  # how many rows ahead state is prefetched
 
 
 class GradientOptions(NamedTuple):
