@@ -89,10 +89,10 @@ class Tables(StoredTables):
         """Composed vectors ``[B, S, W]`` of a batch; those of a bag are pooled."""
         stored, ids, offsets = self.live_stored, batch.ids, batch.offsets
         if offsets is not None or ids.device != stored.device:
-            check_device(stored, self.ids_argument, *batch[:3])
+            check_device(stored, self.ids_argument, ids, offsets, batch.sample_weights)
         if "id_rules" in self._buffers:
             ids = self._within(ids, offsets)
-            batch = batch._replace(ids=ids)
+            batch = IdBatch(ids, offsets, batch.sample_weights, batch.mean)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
         groups, options = self._path_networks() if self._modules else (), self._read_options()
         if offsets is not None and sum(len(group.members) for group in groups) == len(self.features):
