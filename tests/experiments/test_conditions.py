@@ -92,6 +92,7 @@ def test_every_figure_says_its_rows_and_the_papers():
     assert '<p class="trained">trained on 1,200 rows, 1 epoch, batch 128</p>' in text
     assert "mult is best. The paper trained on one epoch of 39.3 million rows." in text
     assert "39.3 million" not in html([sweep(name="mine", paper="")])
+    assert markdown(figure([])) == "No point of this figure is trained yet.\n"
     assert markdown(sweep()).endswith("otherwise Adagrad.\nTrained on 1,200 rows, 1 epoch, batch 128.\n")
 
 

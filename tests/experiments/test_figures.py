@@ -140,6 +140,20 @@ def test_other_files_are_refused(tmp_path, kind, name, text):
 
 
 @pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"series": 3}, r"series \(3\) must be text"),
+        ({"x": "four"}, r"x \('four'\) of point 'mult' must be a finite number, or None"),
+        ({"x": float("nan")}, r"x \(nan\) of point 'mult' must be a finite number"),
+        ({"options": None}, r"options \(None\) of point 'mult' must be a mapping"),
+    ],
+)
+def test_points_are_checked(fields, match):
+    with pytest.raises(ValueError, match=match):
+        Point(**{"series": "mult", "x": 4, "options": {}, **fields})
+
+
+@pytest.mark.parametrize(
     ("options", "match"),
     [
         ({"name": "a/b"}, r"name \('a/b'\) must be letters"),

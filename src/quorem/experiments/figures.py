@@ -6,6 +6,7 @@ A point is one setting of one network, trained several times with each optimizer
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,9 @@ class Point:
         options: options of the run, such as ``{"network": "dcn", "scheme": QR(4)}``.
         data: folder of prepared data, if it is not that of the sweep.
 
+    Raises:
+        ValueError: if one of the first three is something else.
+
     >>> from quorem import QR
     >>> Point(series="mult", x=4, options={"network": "dcn", "scheme": QR(4)}).options["scheme"]
     QR(num_collisions=4)
@@ -89,6 +93,15 @@ class Point:
     x: float | None
     options: Mapping[str, Any]
     data: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields: a point that could not be drawn is not trained."""
+        if not isinstance(self.series, str):
+            raise ValueError(f"series ({self.series!r}) must be text")
+        if self.x is not None and not (isinstance(self.x, int | float) and math.isfinite(self.x)):
+            raise ValueError(f"x ({self.x!r}) of point {self.series!r} must be a finite number, or None")
+        if not isinstance(self.options, Mapping):
+            raise ValueError(f"options ({self.options!r}) of point {self.series!r} must be a mapping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +242,6 @@ class FigurePlan:
             runs = [[RunConfig.from_json(json.dumps(run)) for run in p["runs"]] for p in values["points"]]
             if not all(isinstance(about, dict) for about in values["made"]["datasets"].values()):
                 raise TypeError("made.datasets must hold objects")
-            for point in points:
-                if not isinstance(point.series, str) or not isinstance(point.x, int | float | None):
-                    raise TypeError(f"series ({point.series!r}) must be text and x ({point.x!r}) a number")
             return cls(axes=Axes(**values["axes"]), made=values["made"], points=points, runs=runs)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a plan: {error}") from None

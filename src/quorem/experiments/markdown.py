@@ -13,6 +13,8 @@ def markdown(figure: Figure) -> str:
     The cells have the parameters if the figure is about parameters. Otherwise they have the loss that the figure draws,
     and the size if sizes differ within a column.
     """
+    if not figure.points:
+        return "No point of this figure is trained yet.\n"
     axes, text = figure.axes, []
     for network, results in grouped(figure.points, lambda point: point.network).items():
         xs: list[float | None] = [*sorted({point.x for point in results if point.x is not None})]
