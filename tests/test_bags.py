@@ -101,7 +101,7 @@ def test_ids_out_of_range(case: str, mode: str, bad: int) -> None:
         (lambda: EmbeddingBag(N, D, QR(4), mode="max", sparse=True), ValueError, r"sparse \(True\) must be False"),
         (lambda: EmbeddingBag(N, D, QR(4), max_norm=2), ValueError, r"max_norm \(2\) must be None"),
         (lambda: EmbeddingBag(N, D, QR(4), scale_grad_by_freq=True), ValueError, r"scale_grad_by_freq \(True\)"),
-        (lambda: EmbeddingBag(N, D, QR(4), padding_idx=N), ValueError, r"padding_idx \(60\) must be within"),
+        (lambda: EmbeddingBag(N, D, QR(4), padding_idx=N), ValueError, r"padding_idx \(60\) must be in \[-60, 59\]"),
         (lambda: EmbeddingBag.from_pretrained(torch.zeros(9, 2), mode="min"), ValueError, r"mode \('min'\) must"),
         (
             lambda: EmbeddingBag.from_pretrained(torch.zeros(9, 2), mode="max", sparse=True),

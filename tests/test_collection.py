@@ -239,6 +239,7 @@ def named(*a: torch.Tensor) -> dict[str, object]:
         (lambda: TWO(named(IDS[None], OFFSETS[:2])), ValueError, r"ids\['a'\]\[0\] has shape \(1, 3\) but"),
         (lambda: TWO(named(IDS[:1], OFFSETS[:2].float())), TypeError, r"ids\['a'\]\[1\] dtype \(torch"),
         (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
+        (lambda: EmbeddingCollection(Table("a", 9, 4)), TypeError, r"tables \(Table\) must be a sequence of Table"),
         (lambda: EmbeddingCollection([("a", 9)]), TypeError, r"tables \(\('a', 9\)\) must be Table objects"),
         (lambda: EmbeddingCollection([EQUAL[0]] * 2), ValueError, r"names of tables \('a'\) must be unique"),
         (lambda: EmbeddingCollection(EQUAL, mode="max"), ValueError, r"mode \('max'\) must be one of 'mean', 'sum'"),

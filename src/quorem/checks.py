@@ -58,11 +58,7 @@ def check_padding(padding_idx: int | None, n: int) -> int | None:
     """``padding_idx`` must be within the table; returns it counted from the front."""
     if padding_idx is None:
         return None
-    if isinstance(padding_idx, bool) or not hasattr(padding_idx, "__index__"):
-        raise TypeError(f"padding_idx ({padding_idx!r}) must be an int or None")
-    if not -n <= padding_idx < n:
-        raise ValueError(f"padding_idx ({padding_idx}) must be within num_embeddings ({n})")
-    return int(padding_idx) % int(n)
+    return check_int("padding_idx", padding_idx, -n, n - 1) % n
 
 
 def check_unique(kind: str, names: Sequence[str]) -> None:

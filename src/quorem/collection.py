@@ -1,6 +1,6 @@
 """``EmbeddingCollection``: the tables of all features of a model, looked up in one op."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -109,6 +109,9 @@ class EmbeddingCollection(Tables):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if not isinstance(tables, Iterable):
+            raise TypeError(f"tables ({type(tables).__name__}) must be a sequence of Table objects")
+        tables = list(tables)
         if not tables:
             raise ValueError("tables must hold at least one Table")
         for table in tables:

@@ -156,6 +156,8 @@ class Embedding(Tables):
             raise ValueError("raw_ids (True) must be False: score goes over all ids of the table")
         if self.specs[0].operation == "feature":
             raise ValueError("operation ('feature') must be another: score needs one vector an id")
+        if not isinstance(queries, Tensor):
+            raise TypeError(f"queries ({type(queries).__name__}) must be a Tensor")
         if queries.dim() == 0 or queries.shape[-1] != self.embedding_dim:
             shape = tuple(queries.shape)
             raise ValueError(f"queries has shape {shape} but must end with embedding_dim ({self.embedding_dim})")

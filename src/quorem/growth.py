@@ -142,7 +142,8 @@ def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimize
     if len(tables.updates.modules) > 1:
         raise ValueError(f"stored must belong to one module: {len(tables.updates.modules)} share it")
     if optimizer is not None:
-        if not any(p is tables.stored for group in optimizer.param_groups for p in group["params"]):
+        groups = getattr(optimizer, "param_groups", ())
+        if not any(p is tables.stored for group in groups for p in group["params"]):
             raise ValueError(f"optimizer ({type(optimizer).__name__}) must be one that updates this module")
     elif tables.updates.lagging is not None or tables.updates.collector is not None:
         raise ValueError("optimizer (None) must be the one that updates this module's rows, whose state follows")

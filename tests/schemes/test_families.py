@@ -242,6 +242,7 @@ def test_numpy_integers_are_integers() -> None:
         (lambda: QR(operation="max"), ValueError, r"operation \('max'\) must be one of 'concat', 'add', 'mult'"),
         (lambda: QR(large="both"), ValueError, r"large \('both'\) must be one of 'remainder', 'quotient'"),
         (lambda: QR(operation="concat", dims=(0, 4)), ValueError, r"dims \(0\) must be at least 1"),
+        (lambda: QR(operation="concat", dims=8), TypeError, r"dims \(8\) must be a tuple of widths"),
         (lambda: QR(permute=-1), ValueError, r"permute \(-1\) must be at least 0"),
         (lambda: QR(permute=True), TypeError, r"permute \(True\) must be an int"),
         (lambda: QR(force=1), TypeError, r"force \(1\) must be a bool"),

@@ -63,7 +63,7 @@ class Composed(Scheme):
         super().__post_init__()
         check_choice("operation", self.operation, Operation)
         if self.dims is not None:
-            object.__setattr__(self, "dims", tuple(check_int("dims", width, 1) for width in self.dims))
+            _set_widths(self, "dims")
 
 
 @dataclass(frozen=True, repr=False)
@@ -273,15 +273,21 @@ class Path(Scheme):
         super().__post_init__()
         set_int(self, "num_collisions", 1)
         set_int(self, "num_partitions", 2)
-        if not isinstance(self.hidden, list | tuple):
-            raise TypeError(f"hidden ({self.hidden!r}) must be a tuple of widths, such as (64,)")
-        object.__setattr__(self, "hidden", tuple(check_int("hidden", width, 1) for width in self.hidden))
+        _set_widths(self, "hidden")
         check_choice("activation", self.activation, Activation)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainder, then the digits of the quotient."""
         m = ceil_div(n, self.num_collisions)
         return P.generalized_quotient_remainder(n, (m, *balanced_sizes(ceil_div(n, m), self.num_partitions - 1)))
+
+
+def _set_widths(scheme: Scheme, name: str) -> None:
+    """Check an option of a frozen scheme that holds widths, and convert it to a tuple of plain ints."""
+    widths = getattr(scheme, name)
+    if not isinstance(widths, list | tuple):
+        raise TypeError(f"{name} ({widths!r}) must be a tuple of widths, such as (64,)")
+    object.__setattr__(scheme, name, tuple(check_int(name, width, 1) for width in widths))
 
 
 @lru_cache(maxsize=64)
