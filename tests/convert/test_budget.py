@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, Full, HotCold, Plan, compress_, optim, plan
+from quorem import QR, Embedding, Full, HotCold, Plan, compress_, optim, plan, quantize_
 
 
 class Model(nn.Module):
@@ -155,3 +155,13 @@ def test_subclasses_attributes_and_hooks() -> None:
     with pytest.raises(ValueError, match=r"optimizer \('lion'\) must be None or one of"):
         compress_(Model(), budget="1MB", optimizer="lion")
     assert Full() not in compress_(Model(), QR(4)).left.values()
+
+
+def test_rows_that_a_plan_has_in_8_bits_are_float_until_they_are_quantized() -> None:
+    model = nn.ModuleDict({"user": nn.Embedding(5000, 16), "day": nn.Embedding(40, 16)})
+    planned = plan(model, "60kB", dtypes=(torch.float32, torch.int8))
+    assert {table.dtype for table in planned.tables} == {torch.int8}
+    assert compress_(model, planned).swapped == ["user", "day"]
+    assert model["user"].stored.dtype == torch.float32
+    tables = quantize_(model)
+    assert sum(t.nbytes for t in (*tables.parameters(), *tables.buffers())) == planned.bytes - planned.state_bytes

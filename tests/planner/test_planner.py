@@ -260,6 +260,10 @@ def test_quorem_modules_and_mappings() -> None:
     assert set(plan(mapping, "100kB")) == {"user", "item", "day"}
     meta = nn.Embedding(10**9, 64, device="meta")
     assert plan(meta, "1GB").bytes <= 10**9
+    unknown = Embedding(300, 8, Full(), unknown="hash")
+    assert plan(unknown, "100kB", optimizer=None).bytes == size_of(tensors_of(unknown))
+    with pytest.raises(ValueError, match=r"model_or_tables \(Embedding\) must hold an embedding table"):
+        plan(quorem.quantize_(unknown), "100kB")
 
 
 def test_refusals() -> None:

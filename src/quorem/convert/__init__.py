@@ -52,6 +52,7 @@ def compress_(
     Args:
         model: the model; works on the meta device too.
         scheme_or_plan: one scheme for all tables, or a mapping of module name to scheme, such as a ``quorem.plan``.
+            Rows that a plan has in int8 keep their dtype until ``quantize_``.
         budget: instead of ``scheme_or_plan``, bytes that all tables and their optimizer state may take, as a number or
             a string such as "2GB"; tables that cannot be replaced count too.
         threshold: tables of at most this many ids stay as they are.

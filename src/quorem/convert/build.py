@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..bags import EmbeddingBag
@@ -17,7 +18,8 @@ def composed_module(module: Any, group: WeightGroup, fit: bool, shared: Embeddin
     weight, choice = module.weight, group.choice
     assert choice is not None
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
-    options |= {"device": weight.device, "dtype": choice.dtype or weight.dtype}
+    dtype = weight.dtype if choice.dtype in (None, torch.int8) else choice.dtype  # quantize_ makes rows of 8 bits
+    options |= {"device": weight.device, "dtype": dtype}
     if choice.ranked:
         options["frequencies"] = group.counts
     if not fit and not weight.is_meta:

@@ -98,7 +98,7 @@ def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             weight = module.weight
             tables = [TableToPlan(path or "embedding", module.num_embeddings, module.embedding_dim)]
-        elif isinstance(module, Tables) and all(isinstance(spec.scheme, Full) for spec in module.specs):
+        elif isinstance(module, Tables) and not module.bits and all(isinstance(s.scheme, Full) for s in module.specs):
             weight, tables = module.stored, []
             for t, (name, spec) in enumerate(zip(module.names, module.specs, strict=True)):
                 full_name = ".".join(filter(None, (path, name))) or "embedding"
@@ -106,7 +106,8 @@ def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
                 tables.append(TableToPlan(full_name, *size, module.table_of.count(t)))
         else:
             continue
-        modules.setdefault(id(weight), Module(tuple(tables), weight.dtype, module.sparse))
+        has_id_rules = hasattr(module, "id_rules")
+        modules.setdefault(id(weight), Module(tuple(tables), weight.dtype, module.sparse, has_id_rules))
     return list(modules.values())
 
 
