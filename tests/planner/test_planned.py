@@ -40,8 +40,17 @@ def test_a_plan_is_a_mapping_that_prints_and_saves() -> None:
 )
 def test_a_damaged_plan_is_refused(change, message: str) -> None:
     values = json.loads(plan(SMALL, "300kB").to_json())
+    del values["checksum"]
     change(values)
     with pytest.raises(ValueError, match=message):
         Plan.from_json(json.dumps(values))
     with pytest.raises(ValueError, match="is not a plan"):
         Plan.from_json("{")
+
+
+def test_a_plan_has_a_checksum() -> None:
+    text = plan(SMALL, "300kB").to_json()
+    damaged = text.replace('"budget": 300000', '"budget": 300001')
+    assert damaged != text
+    with pytest.raises(ValueError, match="is not a plan: it differs from its checksum"):
+        Plan.from_json(damaged)

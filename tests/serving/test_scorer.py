@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -164,6 +165,8 @@ def test_values_and_lines_that_cannot_be_scored(folder: Path, tmp_path: Path) ->
             predict(Scorer(folder / "run"), tmp_path / "rows.csv", tmp_path / out)
         with pytest.raises(ValueError, match=r"user \('nobody'\) is not in the vocabulary"):
             predict(Scorer(folder / "run"), tmp_path / "rows.csv", tmp_path / out, max_malformed=3)
+    with pytest.raises(ValueError, match=r"separator \(''\) must be one ASCII character"):
+        predict(Scorer(folder / "run"), tmp_path / "rows.csv", tmp_path / "scores.csv", separator="")
     assert set(tmp_path.iterdir()) == before
     scorer = Scorer(folder / "run", unknown="missing")
     done = predict(scorer, tmp_path / "rows.csv", tmp_path / "scores.csv", max_malformed=3)
@@ -240,7 +243,10 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"unknown \('rest'\) must be 'error' or 'missing'"):
         quorem.load(folder / "run", unknown="rest")
     (tmp_path / "run" / "result.json").touch()
-    (tmp_path / "run" / "model.safetensors").touch()
+    shutil.copy(folder / "run" / "model.safetensors", tmp_path / "run")
+    shutil.copy(folder / "run" / "encoding.safetensors", tmp_path / "run")
+    with pytest.raises(ValueError, match=r"encoding.safetensors is of other data \([0-9a-f]+\) than the run"):
+        quorem.load(tmp_path / "run")
     for text, reason in (("[]", "configuration JSON"), ('{"data": 3}', r"data \(3\) must be a str")):
         (tmp_path / "run" / "run.json").write_text(text)
         with pytest.raises(ValueError, match=f"run.json is damaged: {reason}"):

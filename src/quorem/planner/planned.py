@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import schemes
+from .. import files, schemes
 from ..checks import FLOAT_DTYPES, check_int, check_unique, dtype_name
 from ..collection import Table
 from ..ops.codes import BITS
@@ -240,21 +240,21 @@ class Plan(Mapping[str, Scheme]):
         return applied
 
     def to_json(self) -> str:
-        """The plan as JSON text."""
+        """The plan as JSON text, with a checksum."""
         tables = [
             {**vars(table), "scheme": schemes.to_dict(table.scheme), "dtype": dtype_name(table.dtype)}
             for table in self.tables
         ]
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tables", "pools")}
         options["pools"] = [vars(pool) for pool in self.pools]
-        return json.dumps({"format": FORMAT, "version": 1, **options, "tables": tables}, indent=1)
+        return json.dumps(files.sealed({"format": FORMAT, "version": 1, **options, "tables": tables}), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The plan that ``to_json`` wrote.
+        """The plan that ``to_json`` wrote. Text that was edited must have no ``checksum``.
 
         Raises:
-            ValueError: if the text is not a plan.
+            ValueError: if the text is not a plan, or differs from its checksum.
 
         >>> from quorem import Table, plan
         >>> wished = plan([Table("user", 1_000_000, 16), Table("day", 7, 16)], "16MB")
@@ -262,12 +262,8 @@ class Plan(Mapping[str, Scheme]):
         True
         """
         try:
-            options = json.loads(text)
-            if (
-                not isinstance(options, dict)
-                or options.pop("format", None) != FORMAT
-                or options.pop("version", None) != 1
-            ):
+            options = files.unsealed(json.loads(text))
+            if options.pop("format", None) != FORMAT or options.pop("version", None) != 1:
                 raise ValueError(f"it must be an object of format {FORMAT!r}, version 1")
             tables = tuple(_table_from(entry) for entry in options.pop("tables"))
             pools = tuple(PlannedPool(**entry) for entry in options.pop("pools", ()))

@@ -107,8 +107,12 @@ def _rows(
 ) -> Iterator[ParsedRows]:
     encoding = scorer.encoding
     features = (tuple(encoding.dense), tuple(encoding.categorical), tuple(encoding.bags))
-    separators = (separator or encoding.separator, multi_separator or encoding.multi_separator)
-    columns = Columns(None, *features, None, *separators)
+    columns = Columns(
+        None,
+        *features,
+        separator=encoding.separator if separator is None else separator,
+        multi_separator=encoding.multi_separator if multi_separator is None else multi_separator,
+    )
     of_criteo = columns.all == shape.COLUMN_NAMES[1:] and source.suffix != ".parquet"
     if of_criteo and not set(columns.all) <= set(column_names(source, columns.separator)):
         return criteo.read_features(source, malformed, BLOCK_BYTES)

@@ -59,6 +59,10 @@ class Scorer:
                 raise FileNotFoundError(f"{self.path} has no {name}: {reason}")
         self.config = read_config(self.path / "run.json")
         self.encoding, self._texts = read_encoding(self.path / ENCODING, verify=verify)
+        if self.encoding.data != self.config.data:
+            raise ValueError(
+                f"{self.path / ENCODING} is of other data ({self.encoding.data}) than the run ({self.config.data})"
+            )
         model = read_model(self.path, self.config, len(self.encoding.dense), verify=verify)
         self.model: nn.Module = model.requires_grad_(False).eval()
         self._unknown = unknown
