@@ -174,7 +174,8 @@ def test_missing_file_is_named(tmp_path):
         ({"buckets": 10}, r"buckets \(10\) must be given with ids='hash'"),
         ({"ids": "hash", "buckets": 0}, r"buckets \(0\) must be in"),
         ({"ids": "hash", "buckets": 5, "vocabulary": "train"}, r"vocabulary \('train'\) must be 'all'"),
-        ({"days": 1}, r"days \(1\) must be at least 2"),
+        ({"days": 1}, r"days \(1\) must be in \[2, 100000\]"),
+        ({"days": 2**70}, r"days \(\d+\) must be in \[2, 100000\]"),
         ({"max_malformed": -1}, r"max_malformed \(-1\) must be at least 0"),
     ],
 )

@@ -64,8 +64,7 @@ class PrepareConfig(ids.IdConfig):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        if self.days < 2:
-            raise ValueError(f"days ({self.days}) must be at least 2")
+        shape.check_days(self.days)
         if self.max_malformed < 0:
             raise ValueError(f"max_malformed ({self.max_malformed}) must be at least 0")
         for name, kind in {"transform": self.transform, **self.transforms}.items():

@@ -17,6 +17,7 @@ NUM_TOKENS = (
 )
 CARDINALITIES = tuple(n + 1 for n in NUM_TOKENS)
 NUM_ROWS = 45_840_617
+MOST_DAYS = 100_000
 
 
 def scaled_cardinalities(scale: float, least: int = 100) -> tuple[int, ...]:
@@ -51,16 +52,21 @@ def day_split(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = 
     """Rows ``[start, stop)`` of each split: the last day is halved into validation and test (section 5.2).
 
     Raises:
-        ValueError: if ``days`` is below 2.
+        ValueError: if ``days`` is not in ``[2, 100000]``.
 
     >>> day_split(45_840_617)["train"], day_split(80_000, days=5)["test"]
     ((0, 39291958), (72000, 80000))
     """
-    if days < 2:
-        raise ValueError(f"days ({days}) must be at least 2")
+    check_days(days)
     last = day_starts(num_rows, days, times)[-2]
     middle = _at_change(last + -(-(num_rows - last) // 2), last, num_rows, times)
     return {"train": (0, last), "validation": (last, middle), "test": (middle, num_rows)}
+
+
+def check_days(days: int) -> None:
+    """Raise ValueError unless a log can have so many days; the first row of each is stored."""
+    if not 2 <= days <= MOST_DAYS:
+        raise ValueError(f"days ({days}) must be in [2, {MOST_DAYS}]")
 
 
 def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | None) -> int:
