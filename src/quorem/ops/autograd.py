@@ -64,10 +64,10 @@ def lookup(
     if collector is not None:
         read = Lookup(batch, layout)
         if weights is None or not _differentiated(weights, eager=eager):
-            return collector.read(partial(call, "lookup", *args, **options), read)
+            return collector.read(partial(call, "lookup", *args, eager=eager, **options), read)
         return collector.read(_Lookup.apply(*batch, stored.detach(), *layout, None, options["names"], False), read)
     if "bits" in options or not _differentiated(stored, weights, eager=eager):
-        return call("lookup", *args, **options)
+        return call("lookup", *args, eager=eager, **options)
     is_sparse = sparse and _may_be_sparse()
     function = _Lookup.apply
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():

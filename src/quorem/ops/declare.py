@@ -130,13 +130,13 @@ _is_tracing, _has_storage = torch._C._is_tracing, torch._C._has_storage
 _catching_up = threading.RLock()
 
 
-def call(name: str, *args: Any, **options: Any) -> Any:
+def call(name: str, *args: Any, eager: bool | None = None, **options: Any) -> Any:
     """Run the kernel ``name``, with an ``IdBatch``, ``Layout``, ``State`` and ``Constants`` whole.
 
     The device's kernel is called at once, since the dispatcher takes time; but not where a compiler, a transform, a
-    mode, a tracer or a profiler has to see the op.
+    mode, a tracer or a profiler has to see the op. ``eager`` is ``is_eager()``, if known.
     """
-    device = _direct_device(args)
+    device = _direct_device(args) if (is_eager() if eager is None else eager) else None
     kernel = None if device is None else device.kernels().get(name)
     if kernel is not None and device is cpu and name in _CATCHING_UP:
         kernel = _alone(kernel)
@@ -192,12 +192,12 @@ def is_eager() -> bool:
 
 
 def _direct_device(args: tuple[Any, ...]) -> Any:
-    """``cpu`` or ``gpu``, if its kernels may be called without the dispatcher: for plain tensors, if ``is_eager``.
+    """``cpu`` or ``gpu``, if its kernels can take the tensors without the dispatcher: all are plain ones of it.
 
     It runs for every op, so it is written for speed. Only the first tensor may be a batched one, which
     has no storage: a gradient in ``torch.autograd.grad(is_grads_batched=True)``.
     """
-    if not is_eager() or (type(args[0]) is Tensor and not _has_storage(args[0])):
+    if type(args[0]) is Tensor and not _has_storage(args[0]):
         return None
     device = None
     for arg in args:
