@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from .replicas import active_ddp, mean_of_replicas
 from .updates import Lookup, Read, RowRule, joined, update_
 
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+
 
 class Step(NamedTuple):
     """What the optimizer wants of the next step."""
@@ -65,7 +67,7 @@ class Collector:
         if current is None:
             current = _Pass(self, version)
             passes[task] = weakref.ref(current, lambda _: passes.pop(task, None))
-            torch.autograd.Variable._execution_engine.queue_callback(current)
+            _queue_callback(current)
         self.check(version)
         current.reads.append((read, grad))
 
@@ -102,7 +104,7 @@ class _Pass:
             with torch.no_grad():
                 reads = [mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
             # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
-            torch.autograd.Variable._execution_engine.queue_callback(partial(setattr, collector.stored, "grad", None))
+            _queue_callback(partial(setattr, collector.stored, "grad", None))
         step = collector.next_step()
         if step.maximize:
             reads = [(read, -grad) for read, grad in reads]
@@ -114,21 +116,22 @@ class _Collected(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
         if (ddp := active_ddp()) is not None:
             collector.join_replicas(ddp)
-        ctx.collected = collector, read, collector.stored._version, _times_written(read)
-        out: Tensor = vectors() if callable(vectors) else vectors.view_as(vectors)
+        computed_here = callable(vectors)
+        ctx.collected = collector, read, collector.stored._version, _times_written(read), computed_here
+        out: Tensor = vectors() if computed_here else vectors.view_as(vectors)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
-        collector, read, version, times_written = ctx.collected
+        collector, read, version, times_written, computed_here = ctx.collected
         if times_written != _times_written(read):
             raise RuntimeError(
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
         collector.collect(read, grad, version)
-        return None, grad if ctx.needs_input_grad[1] else None, None, None
+        return None, None if computed_here else grad, None, None
 
 
 def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
