@@ -184,7 +184,7 @@ def _wrong_meanings(
     if bits != tables.bits:
         return [f"{prefix}tables hold numbers of {bits} bits in the checkpoint and of {tables.bits} here"]
     pairs = zip(tables.names, tables.extents, strict=True)
-    absent = {name for name, extents in pairs if extents and f"{prefix}tables{'.' * bool(name)}{name}.0" not in rows}
+    absent = {name for name, extents in pairs if extents and prefix + entry_name("tables", name, 0) not in rows}
     wrong = []
     for kind, meanings in (("meanings", meanings_of(tables)), ("pool_numbers", pool_numbers_of(tables))):
         saved = local_metadata.get(kind, {})

@@ -124,9 +124,10 @@ def _source(
     dtypes = slots.dtype == parts.dtype == maps.dtype == spans.dtype == torch.int64
     if not dtypes or ranks.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
-    tensors = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
+    slots_address = slots.data_ptr()
+    tensors = (slots_address, parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
     sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0], ranks.shape[0], int(ranks.dtype == torch.int64))
-    words, searched = None, (0, tensors[0], 0)
+    words, searched = None, (0, slots_address, 0)
     if ranks.shape[0]:
         words = words_on_cpu(layout)
         searched = (words.maps.data_ptr(), words.slots.data_ptr(), words.levels)
