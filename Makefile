@@ -4,7 +4,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 WORKERS ?= 2
 TRITON ?= 3.9.0
 PYTEST_ARGS ?=
-HUNTS ?= damage kills lookups steps
+HUNTS ?= budgets damage kills lookups steps
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ TORCHREC := torchrec==1.8.0
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install test triton hunt lint format demo bench docs dist clean
+.PHONY: help install test triton hunt lint format demo serve bench docs dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,7 +58,19 @@ format: install ## rewrite the code in the project's format
 demo: install ## show the library at work
 	$(BIN)/quorem demo
 
-bench: install ## measure speed and memory
+serve: build/serve/model.onnx ## serve a model of made-up clicks on port 8000; docs/serve.md has a request for it
+	$(BIN)/python examples/serve.py build/serve/model.onnx
+
+build/serve/model.onnx: | install
+	rm -rf build/serve && mkdir -p build/serve
+	cd build/serve && export PATH=$(CURDIR)/$(BIN):$$PATH \
+		&& quorem synthesize clicks.csv --rows 20000 \
+		&& quorem prepare table clicks.csv data --label click --vocabulary train \
+		&& quorem train --data data --budget 500kB --out run \
+		&& quorem export run --bits 8 --out model.onnx
+
+bench: install ## run the CPU kernels' tests, then measure speed and memory
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "kernels(device='cpu')" tests
 	$(BIN)/quorem bench
 
 docs: install ## make the site of the documents: build/site/index.html

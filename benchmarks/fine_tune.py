@@ -8,7 +8,7 @@ is written after each: the same command goes on with the parts that it lacks. ``
 A DLRM with ``nn.Embedding`` tables is trained on the first 90% of the rows. Then ``compress_`` with ``fit=True``, the
 counts of the training rows as ``frequencies``, and the optimizer: the test loss right after, and after the last 10%.
 Beside it, the same model compressed before it is trained: after the first 10% of the rows, and after all. The full
-model, which is not compressed, after 90% and all. The data are those of ``criteo_sample.py``: 80,000 rows in time
+model, which is not compressed, after 90% and all. The data are the first 80,000 rows of the log in time
 order, of which 64,000 train; D = 16, batch 128, Adagrad 0.01.
 """
 
@@ -29,9 +29,9 @@ from quorem.data.batches import Batch
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
+from quorem.files.provenance import commit, versions
 from quorem.models import DLRM
-from quorem.provenance import commit, versions
-from quorem.schemes import Scheme
+from quorem.paper.schemes import Scheme
 
 DIM, BATCH, LR, SHARE = 16, 128, 0.01, 0.1
 SCHEMES: dict[str, Scheme] = {

@@ -22,9 +22,9 @@ import result_file
 import torch
 
 from quorem import Embedding, schemes
+from quorem.files.provenance import commit, versions
 from quorem.fit import fit_
-from quorem.provenance import commit, versions
-from quorem.schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
+from quorem.paper.schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
 
 CASES: tuple[tuple[Scheme, bool], ...] = (
     (Hash(4), False),

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quorem
-from quorem.provenance import commit, versions
+from quorem.files.provenance import commit, versions
 
 IDS, DIM, BATCH, LENGTH = 50_000, 32, 256, 8
 SCHEME = quorem.QR(4, operation="add")
@@ -242,6 +242,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
         "swapped": report.swapped,
         "left": report.left,
         "references": report.references,
+        "outdated": report.outdated,
     }
 
 

@@ -16,7 +16,7 @@ import result_file
 import torch
 
 from quorem import Table, plan
-from quorem.provenance import commit, versions
+from quorem.files.provenance import commit, versions
 
 
 def drawn_tables(number: int, most: int) -> list[Table]:

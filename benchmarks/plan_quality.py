@@ -2,8 +2,6 @@
 
     quorem prepare criteo PATH/train.txt.gz DATA --days 5
     python benchmarks/plan_quality.py DATA --out benchmarks/results/plan_quality.json --workers 16
-    python benchmarks/plan_quality.py DATA --out benchmarks/results/plan_row_dtypes.json --workers 16 \
-        --sizes 4 16 60 250 --seeds 12 --settings full "plan in bfloat16" "plan in int8"
 
 At a 4th, 16th, 60th, 250th and 1000th of what full tables take: tables hashed alike; the quotient-remainder trick on
 all tables alike, down to the smallest that it can be; and the plan of ``quorem plan DATA``, by the counts of the
@@ -31,12 +29,12 @@ from table_bytes import table_bytes
 from quorem import QR, Full, Hash, Table, plan, quantize_
 from quorem.data.prepared import Prepared
 from quorem.experiments import planning
+from quorem.files.provenance import commit, versions
+from quorem.paper.schemes import Scheme
 from quorem.planner import Plan, Rule, modules_of
 from quorem.planner.counted import plan_counted
 from quorem.planner.footprint import StoredModules
 from quorem.planner.modules import with_frequencies
-from quorem.provenance import commit, versions
-from quorem.schemes import Scheme
 from quorem.training.config import RunConfig
 from quorem.training.feed import Feed
 from quorem.training.loop import evaluate
@@ -45,7 +43,7 @@ from quorem.training.trial import Trial
 
 SIZES = (4, 16, 60, 250, 1000)
 D = 16
-ROW_DTYPES = ("float32", "bfloat16", "int8")  # of rows in training; the last two where --settings names them
+ROW_DTYPES = ("float32", "bfloat16")  # of rows in training; the last where --settings names it
 SLACK = 1.01  # what collisions, which are whole numbers, may take more than the plan
 
 

@@ -35,7 +35,7 @@ from quorem.data.batches import Batch
 from quorem.data.shape import day_split, scaled_cardinalities
 from quorem.data.synthetic import ClickLog
 from quorem.experiments.bench import facts
-from quorem.schemes.frequency import comes_by_frequency
+from quorem.paper.schemes.frequency import comes_by_frequency
 from quorem.training.config import RunConfig
 from quorem.training.metrics import Evaluation
 from quorem.training.trial import Trial, capturing

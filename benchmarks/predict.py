@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 import quorem
-from quorem.data.criteo import prepare_criteo, read_features
+from quorem.data.criteo import prepare_criteo, read_criteo
+from quorem.data.malformed import Malformed
 from quorem.data.prepare import PrepareConfig
 from quorem.data.raw import write_raw
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
-from quorem.data.text import Malformed
+from quorem.data.text import TextFile
 from quorem.serving.predict import predict
 from quorem.serving.scorer import BATCH_ROWS, Scorer
 from quorem.training.config import RunConfig
@@ -55,8 +56,12 @@ def measure(folder: Path, rows: int, scale: float, repeat: int) -> dict[str, Any
         note(f"predict {title}", lambda scorer=scorer: predict(scorer, folder / "log.txt", folder / "scores.csv"))
         note(f"model {title}", lambda scorer=scorer: scorer.probabilities(batch), len(batch))
         note(f"lookup {title}", lambda scorer=scorer: lookup(scorer, batch), len(batch))
-    frames = [rows.frame for rows in read_features(folder / "log.txt", Malformed("log.txt", 0))]
-    note("read", lambda: [None for _ in read_features(folder / "log.txt", Malformed("log.txt", 0))])
+
+    def read() -> list[Any]:
+        return [rows.frame for rows in read_criteo(TextFile(folder / "log.txt"), Malformed("log.txt", 0))]
+
+    frames = read()
+    note("read", read)
     note("encode", lambda: [scorer.encoder(frame) for frame in frames])
     note("floor", products(scorer.model), BATCH_ROWS)
     return result

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from quorem.provenance import commit, versions
+from quorem.files.provenance import commit, versions
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:

@@ -4,7 +4,8 @@
 
 DLRM with 26 features of Criteo's cardinalities, scaled, rows in 8 bits, exported to ONNX. The server is one process
 with one thread of ONNX Runtime; the clients are threads of another process on the same machine, each with one
-connection that sends a request when it has the answer to the last. ``in_process`` is the same session without HTTP.
+connection that sends a request when it has the answer to the last. A request has rows of raw values, 13 numbers and 26
+ids. ``in_process`` is the session alone on encoded rows, without HTTP and JSON.
 """
 
 import http.client
@@ -26,10 +27,10 @@ import result_file
 import torch
 
 import quorem
-from quorem.data.shape import CATEGORICAL_NAMES, scaled_cardinalities
+from quorem.data.shape import CATEGORICAL_NAMES, DENSE_NAMES, scaled_cardinalities
 from quorem.experiments.bench.grid import draw_ids
-from quorem.provenance import commit, versions
-from quorem.serving.onnx_export import export_onnx
+from quorem.files.provenance import commit, versions
+from quorem.serving.named import export_named
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "serve.py"
 CASES = ((1, 1), (1, 4), (32, 1), (32, 4), (1024, 1))  # rows of a request, clients
@@ -53,7 +54,8 @@ def measure(path: Path, seconds: float, scale: float) -> dict[str, Any]:
     sizes = scaled_cardinalities(scale)
     tables = [quorem.Table(name, n, 16, quorem.QR(4)) for name, n in zip(CATEGORICAL_NAMES, sizes, strict=True)]
     model = quorem.quantize_(quorem.models.DLRM(quorem.EmbeddingCollection(tables)), 8)
-    export_onnx(model, path)
+    export_named(model, path)
+    write_rules(path.with_suffix(".json"), sizes)
     result = {"scale": scale, "ids": sum(sizes), "bytes": path.stat().st_size, "seconds": seconds, "cases": []}
     port = free_port()
     server = subprocess.Popen([sys.executable, str(EXAMPLE), str(path), "--port", str(port)])
@@ -92,9 +94,22 @@ def wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
     raise SystemExit("the server did not start")
 
 
+def write_rules(path: Path, sizes: Any) -> None:
+    """The rules by which the server encodes rows; the values of made-up columns are the ids themselves."""
+    categorical = [
+        {"name": name, "size": size, "multi": False, "unknown": None}
+        for name, size in zip(CATEGORICAL_NAMES, sizes, strict=True)
+    ]
+    dense = [{"name": name, "transform": "signed_log"} for name in DENSE_NAMES]
+    rules = {"jagged": False, "dense": dense, "categorical": categorical, "ids": "none", "first_token": 0}
+    path.write_text(json.dumps(rules | {"missing": [""], "missing_id": 0, "missing_number": 0.0}), encoding="utf-8")
+
+
 def request(rows: int, sizes: Any, seed: int) -> bytes:
     dense = torch.rand(rows, 13, generator=torch.Generator().manual_seed(seed)).tolist()
-    return json.dumps({"dense": dense, "ids": draw_ids("zipf", sizes, rows, seed).tolist()}).encode()
+    ids = draw_ids("zipf", sizes, rows, seed).tolist()
+    names = (*DENSE_NAMES, *CATEGORICAL_NAMES)
+    return json.dumps([dict(zip(names, [*d, *i], strict=True)) for d, i in zip(dense, ids, strict=True)]).encode()
 
 
 def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
@@ -120,17 +135,18 @@ def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> dict[s
         thread.start()
     for thread in threads:
         thread.join()
-    return summary(
-        [each for own in latencies for each in own], time.perf_counter() - began, len(json.loads(bodies[0])["ids"])
-    )
+    return summary([each for own in latencies for each in own], time.perf_counter() - began, len(json.loads(bodies[0])))
 
 
 def in_process(path: Path, bodies: list[bytes], seconds: float) -> dict[str, Any]:
-    """The same rows by the session alone, arrays made before."""
+    """The same rows by the session alone, encoded before."""
     scorer = session(path)
-    values = [json.loads(body) for body in bodies]
     inputs = [
-        {"dense": np.asarray(each["dense"], np.float32), "ids": np.asarray(each["ids"], np.int64)} for each in values
+        {
+            "dense": np.array([[row[name] for name in DENSE_NAMES] for row in json.loads(body)], np.float32),
+            "ids": np.array([[row[name] for name in CATEGORICAL_NAMES] for row in json.loads(body)], np.int64),
+        }
+        for body in bodies
     ]
     latencies, began = [], time.perf_counter()
     while time.perf_counter() - began < seconds or not latencies:

@@ -29,10 +29,9 @@ from serve import session
 import quorem
 from quorem.data.shape import CATEGORICAL_NAMES, scaled_cardinalities
 from quorem.experiments.bench.grid import draw_ids
+from quorem.files.provenance import commit, versions
 from quorem.ops.codes import code_bytes
-from quorem.provenance import commit, versions
-from quorem.serving.onnx_export import export_onnx
-from quorem.serving.onnx_graph import OPSET
+from quorem.serving.named import export_named
 
 BATCHES = (1, 32, 1024)
 WIDTH, COLLISIONS = 16, 4
@@ -68,7 +67,7 @@ def lookups(folder: Path, scale: float, repeat: int) -> list[dict[str, Any]]:
         module = quorem.EmbeddingCollection(tables)
         if bits == 8:
             quorem.quantize_(module, 8)
-        export_onnx(module, folder / "exported.onnx")
+        export_named(module, folder / "exported.onnx")
         onnx.save(by_hand(module), folder / "by_hand.onnx")
         sessions = {name: session(folder / f"{name}.onnx") for name in ("exported", "by_hand")}
         for batch in BATCHES:
@@ -136,7 +135,7 @@ def by_hand(module: quorem.EmbeddingCollection) -> onnx.ModelProto:
         [helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["batch", features, WIDTH])],
         [numpy_helper.from_array(values, name) for name, values in weights.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from quorem.optimizer_names import Optimizer
+from quorem.paper.schemes import TableSpec
 from quorem.planner.footprint import TrainedStorage
-from quorem.schemes import TableSpec
 
 
 def table_bytes(specs: Sequence[TableSpec], optimizer: Optimizer) -> int:

@@ -36,9 +36,9 @@ import quorem
 from quorem.data.shape import CARDINALITIES
 from quorem.data.synthetic import ClickLog
 from quorem.experiments import words
+from quorem.files.provenance import commit, versions
 from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
-from quorem.provenance import commit, versions
 
 D, RANKS, TIMES, KEPT_FULL = 16, 2, 16, 4096
 COUNTED, BLOCK = 2_000_000, 100_000  # rows of the log that the plan counts, and those drawn at a time

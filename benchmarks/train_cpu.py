@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quorem import QR, Full, models, optim
-from quorem.collection import EmbeddingCollection
 from quorem.data.batches import Batch
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
-from quorem.schemes import Scheme
+from quorem.modules.collection import EmbeddingCollection
+from quorem.paper.schemes import Scheme
 from quorem.training.config import RunConfig
 from quorem.training.tables import tables_of
 from quorem.training.trial import Trial

@@ -27,7 +27,7 @@ def main() -> dict[str, float]:
     after = train(model, optimizer, steps=100)
     losses["right after"], losses["trained on"] = after[0], after[-1]
     print(", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
-    quorem.decompress_(model)  # and back to nn.Embedding, if need be
+    quorem.decompress_(model, optimizer=optimizer)  # and back to nn.Embedding, if need be
     return losses
 
 

@@ -1,22 +1,24 @@
-"""Scores of an exported DLRM behind HTTP: ONNX Runtime, Starlette and uvicorn.
+"""Scores of raw rows behind HTTP: an exported run, ONNX Runtime, Starlette and uvicorn.
 
     pip install "quorem[serve]"
-    quorem export runs/first --format onnx --bits 8 --out model.onnx
+    quorem export runs/first --bits 8 --out model.onnx                  # and model.json, by which rows are encoded
     python examples/serve.py model.onnx --port 8000
-    curl http://127.0.0.1:8000/score -d '{"dense": [[0.5, ...]], "ids": [[17, ...]]}'
+    curl http://127.0.0.1:8000/score -d '[{"price": 2.5, "user": "u7", "tags": "red|small"}]'
 
-The answer is ``{"probabilities": [0.21]}``, with null for a row whose score is NaN: it has an id that its table does
-not have. Ids are those of the data (docs/serve.md); a model with raw ids takes ``quorem.hash_strings`` of the tokens.
-The process needs neither torch nor quorem. For more cores start more processes behind a balancer, one thread each.
+The body is a row (an object of column -> value) or a list of rows; values are as in a CSV file, or JSON's own. The
+answer is ``{"probabilities": [0.21]}``, with null for a score that is NaN. The process needs neither torch nor quorem.
+For more cores start more processes behind a balancer, one thread each.
 """
 
 import argparse
 import math
+import os
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import uvicorn
+from encode_row import encode, read_rules
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -26,65 +28,38 @@ from starlette.routing import Route
 MOST_ROWS = 65_536  # of a request
 
 
-class Model:
-    """An exported network."""
+def rows_of(body: Any) -> list[dict[str, Any]]:
+    """The rows of a request.
 
-    def __init__(self, path: str, threads: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.widths = {given.name: given.shape[-1] for given in self.session.get_inputs()}
-        if self.widths.keys() != {"dense", "ids"}:
-            raise SystemExit(f"{path} takes {', '.join(self.widths)} and must take dense and ids: export a DLRM")
-
-    def inputs(self, body: Any) -> dict[str, np.ndarray]:
-        """The arrays of a request.
-
-        Raises:
-            ValueError: if they are not what the network takes.
-        """
-        if not isinstance(body, dict) or body.keys() != self.widths.keys():
-            raise ValueError("the body must be an object of dense and ids")
-        arrays = {"dense": np.asarray(body["dense"], np.float32), "ids": int64(body["ids"])}
-        for name, array in arrays.items():
-            if array.ndim != 2 or array.shape[1] != self.widths[name] or len(array) > MOST_ROWS:
-                raise ValueError(
-                    f"{name} has shape {array.shape} and must be rows of {self.widths[name]}, at most {MOST_ROWS}"
-                )
-        if len(arrays["dense"]) != len(arrays["ids"]):
-            raise ValueError("dense and ids must have as many rows")
-        return arrays
-
-    def probabilities(self, inputs: dict[str, np.ndarray]) -> list[float | None]:
-        """One a row; None where it is NaN."""
-        (scores,) = self.session.run(["probabilities"], inputs)
-        return [None if math.isnan(score) else score for score in scores.tolist()]
+    Raises:
+        ValueError: if it has another form.
+    """
+    rows = body if isinstance(body, list) else [body]
+    if not rows or len(rows) > MOST_ROWS or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"the body must be a row (an object of column -> value), or a list of 1 to {MOST_ROWS} rows")
+    return rows
 
 
-def int64(values: Any) -> np.ndarray:
-    """Nested lists of integers as an array; unsigned ones, which raw ids may be, by their bits."""
-    ids = np.asarray(values)
-    if ids.dtype == np.int64:
-        return ids
-    ids = np.asarray(values, object)
-    if not all(type(i) is int and -(2**63) <= i < 2**64 for i in ids.flat):
-        raise ValueError("ids must be integers of 64 bits")
-    return np.array([i % 2**64 for i in ids.flat], np.uint64).view(np.int64).reshape(ids.shape)
-
-
-def app(path: str, threads: int = 1) -> Starlette:
+def app(path: str | os.PathLike[str], threads: int = 1, unknown: str = "error") -> Starlette:
     """The service of one model: POST /score, GET /health."""
-    model = Model(path, threads)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    rules = read_rules(Path(path).with_suffix(".json"))
+    columns = [column["name"] for column in rules["dense"] + rules["categorical"]]
+
+    def probabilities(body: Any) -> list[float | None]:
+        (scores,) = session.run(["probabilities"], encode(rules, rows_of(body), unknown))
+        return [None if math.isnan(score) else score for score in scores.tolist()]
 
     async def score(request: Request) -> JSONResponse:
         try:
-            inputs = model.inputs(await request.json())
-        except (ValueError, TypeError, RecursionError) as error:
+            return JSONResponse({"probabilities": await run_in_threadpool(probabilities, await request.json())})
+        except (ValueError, RecursionError) as error:
             return JSONResponse({"error": str(error)}, 400)
-        return JSONResponse({"probabilities": await run_in_threadpool(model.probabilities, inputs)})
 
     async def health(request: Request) -> JSONResponse:
-        return JSONResponse({"inputs": model.widths})
+        return JSONResponse({"columns": columns})
 
     return Starlette(routes=[Route("/score", score, methods=["POST"]), Route("/health", health)])
 
@@ -92,12 +67,13 @@ def app(path: str, threads: int = 1) -> Starlette:
 def main() -> None:
     """Serve until stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a network that quorem export wrote")
+    parser.add_argument("model", help="a run that quorem export wrote; its rules (.json) are beside it")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime")
+    parser.add_argument("--unknown", choices=["error", "missing"], default="error", help="values training never saw")
     options = parser.parse_args()
-    service = app(options.model, options.threads)
+    service = app(options.model, options.threads, options.unknown)
     uvicorn.run(service, host=options.host, port=options.port, log_level="warning", access_log=False)
 
 

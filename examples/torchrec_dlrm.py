@@ -9,12 +9,14 @@ torchrun ends the others. docs/torchrec.md explains the parts.
 """
 
 import argparse
+import gc
 import json
 import logging
 import os
 import shutil
 import warnings
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -171,12 +173,19 @@ def main() -> None:
     backend = "nccl" if arguments.device == "cuda" else "gloo"
     if arguments.device == "cuda":
         torch.cuda.set_device(device_of(arguments))
+    # The group's threads must end before Python does: one that then asked for Python's lock would abort the process. So
+    # nothing may keep the group: the functions of this module have it as a default if it is imported later.
+    import_module("torch.distributed.nn")
     dist.init_process_group(backend, timeout=timedelta(seconds=60))  # a rank that hangs ends the others
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if arguments.batch % ranks:
-        parser.error(f"--batch ({arguments.batch}) must be a multiple of the number of ranks ({ranks})")
-    train(arguments, *sharded(arguments), rank=rank, ranks=ranks)
-    dist.destroy_process_group()
+    try:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        if arguments.batch % ranks:
+            parser.error(f"--batch ({arguments.batch}) must be a multiple of the number of ranks ({ranks})")
+        train(arguments, *sharded(arguments), rank=rank, ranks=ranks)
+        dist.barrier()  # no rank leaves while another still needs it
+    finally:
+        gc.collect()  # the model holds the group
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

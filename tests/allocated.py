@@ -13,10 +13,7 @@ OPTIMIZERS = {
     "adam": optim.Adam,
     "amsgrad": optim.AMSGrad,
     "adamw": optim.AdamW,
-    "momentum_sgd": optim.SGD,
-    "decayed_sgd": optim.SGD,
 }
-OPTIONS = {"momentum_sgd": {"momentum": 0.9}, "decayed_sgd": {"weight_decay": 1e-3}}
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:

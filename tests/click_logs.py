@@ -1,6 +1,5 @@
 """Hand-made Criteo files, and what preparing them must give, worked out line by line in plain Python."""
 
-import json
 import math
 import os
 import random
@@ -95,12 +94,3 @@ def assert_prepared(prepared, lines: list[str]) -> None:
 def folder_bytes(path: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {p.relative_to(path).as_posix(): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
-
-
-def as_version_1(path: Path) -> None:
-    """Turn a prepared folder into one that an earlier version wrote: no checksums, counts as int64."""
-    meta = json.loads((path / "meta.json").read_text())
-    del meta["checksums"], meta["checksum"]
-    (path / "meta.json").write_text(json.dumps({**meta, "format_version": 1}))
-    for file in (path / "counts").iterdir():
-        np.save(file, np.load(file).astype(np.int64))

@@ -11,16 +11,11 @@ os.environ["QUOREM_FAST_LAUNCH"] = "0"  # which would load what was compiled ont
 import torch
 import triton
 from gpu_cases import batch, collection, gradient, jagged, rule_state, scalar
-from torch import nn
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import quorem
-from quorem import optim
-from quorem.dense import foreach
-from quorem.dense.step import FusedStep
-from quorem.models import DCN, DLRM
 from quorem.ops.gpu import gradients, lookup, path, replay, rules
 from quorem.ops.rows import IdBatch
 
@@ -114,27 +109,10 @@ def compile_paths() -> None:
     path.path_backward(vectors, *inputs, *lists, **options)
 
 
-def compile_dense() -> None:
-    foreach.on_gpu = lambda tensor: True
-    for make in (
-        lambda: DLRM(nn.Identity(), embedding_dims=(4, 4), num_dense=3, bottom=(5,), top=(6,)),
-        lambda: DCN(nn.Identity(), embedding_dims=(4, 4), num_dense=3, deep=(6,), num_cross=2),
-    ):
-        model = make()
-        step = FusedStep(model, torch.optim.Adam(model.parameters(), amsgrad=True))
-        step(torch.randn(9, 3), torch.randn(9, 8), torch.zeros(9), torch.zeros((), dtype=torch.float64))
-    for number in (2, 5):
-        parameters = [nn.Parameter(torch.ones(3)) for _ in range(number)]
-        for p in parameters:
-            p.grad = torch.ones_like(p)
-        optim.AMSGrad(parameters).step()
-
-
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.__getitem__ = compile_only
     compile_tables()
     compile_frequency()
     compile_paths()
-    compile_dense()
     print(triton.__version__, *sorted(compiled), sep="\n")

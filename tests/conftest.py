@@ -1,5 +1,6 @@
 """Settings every test runs under."""
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: `pytest -m gpu` where there is one"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # quantize_ and compress_ search all live objects for optimizers: those of pytest would take seconds
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from oracles import CASES
 from torch import Tensor
 
 from quorem.fit import fit_
-from quorem.operations import OPERATIONS
-from quorem.schemes import TableSpec
+from quorem.paper.operations import OPERATIONS
+from quorem.paper.schemes import TableSpec
 
 FITTED = {name: scheme for name, scheme in CASES.items() if not name.startswith(("path", "hot", "pool"))}
 

@@ -4,7 +4,7 @@ import torch
 from oracles import CASES, D, N, fill_
 
 from quorem import QR, ChineseRemainder, Custom, EmbeddingCollection, GeneralizedQR, HotCold, Pool, Table, quantize_
-from quorem.partitions import ExplicitPartition
+from quorem.paper.partitions import ExplicitPartition
 
 COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(0))
 FEATURES = 16

@@ -11,8 +11,8 @@ from quorem.ops.declare import OPS
 from quorem.ops.gradients import dense_gradient
 from quorem.ops.layout import build
 from quorem.ops.rows import IdBatch, accumulator
-from quorem.partitions import ExplicitPartition, Partition
-from quorem.schemes.frequency import rank
+from quorem.paper.partitions import ExplicitPartition, Partition
+from quorem.paper.schemes.frequency import rank
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 CAR = Custom((ExplicitPartition([0, 1, 1, 0, 2, 2, 3, 3]), Partition(1, 2)), operation="add", check=False, force=True)
@@ -136,7 +136,7 @@ def check(case: Case, batch: IdBatch) -> None:
 
 
 # The rules with fused versions.
-RULES = tuple(rule for rule in state.TYPES_OF_RULE if rule not in ("momentum_sgd", "adamw"))
+RULES = tuple(rule for rule in state.RULES if rule != "adamw")
 LR = torch.tensor(0.05, dtype=torch.float64)
 
 
@@ -153,8 +153,6 @@ def fresh(rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99)) -> tu
         tables = [*case.storage.extents, *case.storage.pools.values()]
         extents = torch.tensor([[e.base, e.pitch] for table in tables for e in table])
         return state.RowWiseAdagradState(averages[0][:, 0].clone(), step, extents), state.AdagradConstants(0.01, 1e-10)
-    if rule.startswith("lazy"):
-        return state.LazyAdamState(*averages[:2], step, largest), state.LazyAdamConstants(*betas, 1e-8)
     constants = replay.adam_constants(*betas, 1e-8, stored.dtype, rule == "amsgrad")
     last = torch.zeros(len(stored), dtype=torch.int32)
     history = replay.empty_history(stored.device, constants, stored.dtype)

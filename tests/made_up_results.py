@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from quorem.experiments.figures import Axes, Figure, Result
-from quorem.schemes import QR, Full, Scheme, to_json
+from quorem.paper.schemes import QR, Full, Scheme, to_json
 
 DATA = {"name": "made-up", "identity": "1", "rows": {"train": 1200, "test": 100}, "cardinalities": [30, 1000]}
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import quorem
-from quorem.partitions import ExplicitPartition, Partition
-from quorem.schemes import Scheme
-from quorem.tables import Tables
+from quorem.modules.lookup import Tables
+from quorem.paper.partitions import ExplicitPartition, Partition
+from quorem.paper.schemes import Scheme
 
 N, D = 60, 12  # ids and width of every case: 12 splits evenly over 1 to 4 tables
 OPERATIONS = ("concat", "add", "mult", "feature")
@@ -57,8 +57,9 @@ def fill_(module: Tables, seed: int = 0) -> Tables:
     """Give every parameter random values of order one."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in module.parameters():
-            shrink = math.sqrt(parameter.shape[1]) if parameter.dim() == 3 else 1.0
+        for name, parameter in module.named_parameters():
+            is_matrix = parameter.dim() == 3 or name.startswith("projections")
+            shrink = math.sqrt(parameter.shape[-2]) if is_matrix else 1.0
             parameter.copy_(torch.randn(parameter.shape, generator=draw) / shrink)
     return module
 
@@ -87,7 +88,8 @@ def dense_by_hand(module: Tables, feature: int = 0) -> Tensor:
         if spec.hidden is not None:
             x = path_by_hand(module, feature, x, buckets[1:])
         vectors.append(x)
-    return torch.stack(vectors)
+    dense = torch.stack(vectors)
+    return dense @ module.projections[module.narrow.index(feature)] if feature in module.narrow else dense
 
 
 def vectors_of(operation: str, rows: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,5 @@
 """Read the page that the report writes."""
 
-import json
 from html.parser import HTMLParser
 
 
@@ -22,6 +21,9 @@ class Reader(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
 
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
@@ -33,11 +35,3 @@ class Reader(HTMLParser):
 
     def having(self, **wanted):
         return [a for _, a in self.tags if all(w in (a.get(k.rstrip("_")) or "").split() for k, w in wanted.items())]
-
-
-def plots_of(text):
-    return json.loads(Reader(text).scripts["plots"])
-
-
-def traces_of(plot, role="line"):
-    return [trace for trace in plot["data"] if trace["meta"]["role"] == role]

@@ -63,7 +63,7 @@ def test_the_source_distribution_has_what_the_tests_need(dist: Path) -> None:
         "tests/test_docs.py",
         "src/quorem/api.py",
     }
-    assert needed | {"examples/quickstart.ipynb", "benchmarks/result_tables/files.py"} <= names
+    assert needed | {"examples/quickstart.ipynb", "benchmarks/result_tables.py"} <= names
 
 
 def test_readme_runs_from_the_wheel(python: Path, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""What the tables of the documents say, the code, the tests and the result files say too."""
+"""What the tables of the documents say, the code, the tests and the result files say too; links lead somewhere."""
 
 import ast
 import importlib.util
-import json
 import re
 import sys
 from functools import lru_cache
@@ -13,6 +12,68 @@ import pytest
 import quorem
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+
+# Not by sys.path: other files of benchmarks/ have the names of folders of tests/.
+spec = importlib.util.spec_from_file_location("result_tables", ROOT / "benchmarks" / "result_tables.py")
+result_tables = sys.modules["result_tables"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(result_tables)
+TABLES, results, medians = result_tables.TABLES, result_tables.results, result_tables.medians
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_document_shows_the_results(name: str) -> None:
+    """If not: python benchmarks/show_results.py"""
+    document, table = TABLES[name]
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert text.split(f"<!-- {name} -->\n")[1].split(f"<!-- /{name} -->\n")[0] == table()
+
+
+def prose() -> list[tuple[str, str]]:
+    """Document, and words with figures that it must hold."""
+    serving, hunts = results("serving"), {name: results(f"hunt/{name}") for name in ("damage", "kills", "steps")}
+    rates, guarded = serving["predict"]["rows_per_second"], [case["ratio"] for case in serving["onnx"]]
+    full, tuned, *_ = results("fine_tune")["rows"]
+    rows = medians("h200_full")
+    composed = [
+        us / rows[mode, dim, batch, provider, "Full()", graph]
+        for (mode, dim, batch, provider, scheme, graph), us in rows.items()
+        if (mode, provider, scheme) == ("forward", "fused", "QR(4)")
+    ]
+    eager = {
+        row["thread"]: row["median_us"]
+        for row in results("eager")["rows"]
+        if [row[key] for key in ("provider", "dim", "ids", "batch")] == ["fused", 16, "zipf", 2048]
+    }
+    steps = medians("h200")
+    return [
+        ("docs/benchmarks.md", f"take {min(composed):.2f} to {max(composed):.2f} times as long"),
+        ("docs/benchmarks.md", f"from {eager['engine']:.0f} to {eager['caller']:.0f} us"),
+        ("docs/kernels.md", f"four in {steps['step', 16, 128, 'fused', 'QR(4)', 1]:.1f} us"),
+        ("docs/compress.md", f"{tuned['fitted at 100%']['mean']:.4f} against {tuned['scratch at 100%']['mean']:.4f}"),
+        ("docs/compress.md", f"full tables {full['at 100%']['mean']:.4f}"),
+        ("docs/serve.md", f"scores {rates['predict int8']:,} rows a second"),
+        ("docs/serve.md", f"would allow {rates['floor']:,}."),
+        ("docs/serve.md", f"{min(guarded):.1f} to {max(guarded):.1f} times as long"),
+        ("docs/reliability.md", f"{hunts['damage']['files']:,} damaged files"),
+        ("docs/reliability.md", f"{hunts['kills']['kills']} processes killed"),
+        ("docs/reliability.md", f"{hunts['steps']['steps']:,} steps of drawn optimizers"),
+    ]
+
+
+@pytest.mark.parametrize(("document", "words"), prose())
+def test_prose_has_the_figures_of_the_files(document: str, words: str) -> None:
+    assert words in " ".join((ROOT / document).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_lines_are_short(path: Path) -> None:
+    """Rows of tables cannot be broken; docs/results/ is written by commands."""
+    text = path.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text)
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    long = [line for line in text.splitlines() if len(line) > 120 and not re.match(r"\s*\|", line)]
+    assert long == [] or "results" in path.relative_to(ROOT).parts
 
 
 @lru_cache
@@ -33,37 +94,24 @@ def names_in(path: Path) -> frozenset[str]:
 
 
 PAPER = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-CODE = sorted(set(re.findall(r"`([\w/]+\.py):(\w[\w.]*)`", PAPER)))
-TESTS = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAPER)))
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)(::?)(\w[\w.]*)`", PAPER)))  # file:code, file::test
 
 
-@pytest.mark.parametrize(("file", "name"), CODE)
-def test_code_named_in_the_paper_table_exists(file: str, name: str) -> None:
-    assert name in names_in(ROOT / "src" / "quorem" / file)
-
-
-@pytest.mark.parametrize(("file", "name"), TESTS)
-def test_test_named_in_the_paper_table_exists(file: str, name: str) -> None:
-    assert name in names_in(ROOT / "tests" / file)
+@pytest.mark.parametrize(("file", "colons", "name"), NAMED)
+def test_code_and_tests_named_in_the_paper_table_exist(file: str, colons: str, name: str) -> None:
+    assert name in names_in(ROOT / ("tests" if colons == "::" else "src/quorem") / file)
 
 
 def test_the_paper_table_names_nothing_else_as_code() -> None:
-    """A reference with a typing error in its form would escape the checks above."""
-    files = {f"`{reference}`" for reference in re.findall(r"`([^`]*\.py[^`]*)`", PAPER)}
-    checked = {f"`{file}:{name}`" for file, name in CODE} | {f"`{file}::{name}`" for file, name in TESTS}
-    assert files <= checked
+    """A reference with a typing error in its form would escape the check above."""
+    assert set(re.findall(r"`([^`]*\.py[^`]*)`", PAPER)) <= {"".join(parts) for parts in NAMED}
 
 
-@pytest.mark.parametrize(
-    "item",
-    [f"equation {i}" for i in (1, 6, 7)]
-    + ["equations 2 and 3", "equations 4 and 5", "equations 8 and 9", "equations 10 to 13"]
-    + ["algorithm 1", "algorithm 2", "definition 1", "definitions 2 to 4", "theorem 1", "table 1"]
-    + [f"figure {i}" for i in range(1, 8)]
-    + [f"family {i}" for i in range(1, 5)],
-)
-def test_the_paper_table_has_every_numbered_item(item: str) -> None:
-    assert item in PAPER
+def test_the_paper_table_has_every_numbered_item() -> None:
+    items = ["equation 1,", "equations 2 and 3", "equations 4 and 5", "equation 6", "equation 7", "equations 8 and 9"]
+    items += ["equations 10 to 13", "algorithm 1", "algorithm 2", "definition 1", "definitions 2 to 4", "theorem 1"]
+    items += ["table 1", *(f"figure {i}" for i in range(1, 8)), *(f"family {i}" for i in range(1, 5))]
+    assert [item for item in items if item not in PAPER] == []
 
 
 def readme_schemes() -> list[tuple[int, int, list[str]]]:
@@ -82,25 +130,3 @@ def test_readme_says_what_each_scheme_stores(n: int, d: int, row: list[str]) -> 
         f"{spec.num_parameters:,}",
         f"{spec.compression:,.0f}x",
     ]
-
-
-@pytest.mark.parametrize(
-    "path", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: path.relative_to(ROOT).as_posix()
-)
-def test_links_lead_to_files(path: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
-
-
-def test_initialization_shows_the_study() -> None:
-    """The document's tables are those that the study's command prints from its results."""
-    pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
-    path = ROOT / "benchmarks" / "start_study.py"
-    spec = importlib.util.spec_from_file_location("start_study", path)
-    study = importlib.util.module_from_spec(spec)
-    sys.modules["start_study"] = study  # its dataclasses look themselves up there
-    spec.loader.exec_module(study)
-    results = json.loads((ROOT / "benchmarks" / "results" / "start_study.json").read_text(encoding="utf-8"))
-    text = (ROOT / "docs" / "appendix" / "start_study.md").read_text(encoding="utf-8")
-    shown = text.split("<!-- start_study -->\n")[1].split("<!-- /start_study -->")[0]
-    assert shown == study.table(results)

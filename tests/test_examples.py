@@ -35,7 +35,6 @@ def test_compress_and_finetune():
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
 def test_lightning_module():
-    pytest.importorskip("lightning", reason="pip install lightning")
     straight, resumed = example("lightning_module").main()
     for (name, expected), (_, got) in zip(straight.named_parameters(), resumed.named_parameters(), strict=True):
         assert torch.equal(got, expected), name
@@ -46,4 +45,9 @@ def test_torch_rechub():
     pytest.importorskip("torch_rechub", reason="pip install --no-deps torch-rechub; pip install pandas scikit-learn")
     report, losses = example("rechub_deepfm").main()
     assert report.bytes_after + report.state_bytes <= 4e6 and losses[-1] < losses[0]
-    assert not any("not free" in line for line in report.references)
+    assert not report.outdated and not any("not free" in line for line in report.references)
+
+
+def test_sequential():
+    before, after = example("sequential").main(steps=30)
+    assert after > before + 0.3

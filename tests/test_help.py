@@ -2,9 +2,7 @@
 
 import doctest
 import inspect
-import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -26,7 +24,6 @@ from quorem.integrations import dlrm, lightning, scale
 from quorem.serving.inspection import inspect as inspect_file
 from quorem.serving.predict import predict
 from quorem.serving.scorer import Scorer
-from quorem.serving.torch_export import compile_program, export_program, write_program
 from quorem.training.config import RunConfig
 from quorem.training.loop import Options, train, train_many
 
@@ -57,8 +54,8 @@ PUBLIC |= {
 PUBLIC |= {
     owner.__name__: owner for owner in (data.Prepared, data.synthesize, prepare_criteo, prepare_table, write_raw)
 }
-PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, export_program, inspect_file)}
-PUBLIC |= {owner.__name__: owner for owner in (compile_program, write_program, lightning.callback)}
+PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, inspect_file)}
+PUBLIC |= {owner.__name__: owner for owner in (lightning.callback,)}
 PUBLIC |= {owner.__name__: owner for owner in (lightning.on_save_checkpoint, lightning.on_load_checkpoint)}
 PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, scale.estimate, scale.Machine, Axes, Point)}
 PUBLIC |= {owner.__name__: owner for owner in (IdConfig, PrepareConfig, data.ClickLog, RunConfig, Options, train_many)}
@@ -83,7 +80,7 @@ def test_every_argument_is_explained(name: str) -> None:
         (quorem.quantize_, "bits", (8, 4)),
         (quorem.load, "unknown", ("error", "missing")),
         (quorem.models.build, "preset", ("text", "table1")),
-        (RunConfig, "optimizer", ("adagrad", "amsgrad")),
+        (RunConfig, "optimizer", ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw")),
         (RunConfig, "precision", ("float32", "tf32", "bfloat16")),
         (IdConfig, "ids", ("appearance", "frequency", "hash", "raw")),
     ],
@@ -113,8 +110,3 @@ def test_the_example_of_a_callback_for_lightning(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["lightning.pytorch.callbacks"].Callback = object  # type: ignore[attr-defined]
     run_example(lightning.callback)
-
-
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: g++, or CXX")
-def test_the_example_of_a_compiled_program() -> None:
-    run_example(compile_program)

@@ -127,7 +127,7 @@ def test_a_refused_group_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
-@pytest.mark.parametrize("name", ["Adagrad", "RowWiseAdagrad", "LazyAdam", "AMSGrad", "SGD"])
+@pytest.mark.parametrize("name", ["Adagrad", "RowWiseAdagrad", "Adam", "AMSGrad", "SGD"])
 def test_optimizers_survive_that_a_model_becomes_double(name, in_backward):
     """The rest is then trained in float64, from the state that there is."""
     table = Embedding(100, 8, QR(4), sparse=not in_backward)

@@ -36,7 +36,7 @@ def test_every_public_name_is_an_attribute():
     assert "quorem" in top_level_modules(f"import quorem\n{names}\n{star}")
 
 
-@pytest.mark.parametrize("module", ["init", "tables", "optim"])
+@pytest.mark.parametrize("module", ["paper.init", "modules.lookup", "optim"])
 def test_a_module_can_be_imported_first(module):
     """Whatever ``quorem.api`` would have imported before it."""
     assert "torch" in top_level_modules(f"import quorem.{module}\nimport torch")

@@ -26,8 +26,8 @@ def pins() -> dict[str, str]:
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
-def test_runtime_dependencies_are_torch_and_numpy():
-    assert PYPROJECT["project"]["dependencies"] == ["torch>=2.11", "numpy>=1.26"]
+def test_runtime_dependencies_are_torch_numpy_and_safetensors():
+    assert PYPROJECT["project"]["dependencies"] == ["torch>=2.11", "numpy>=1.26", "safetensors>=0.5"]
 
 
 def test_constraints_pin_the_direct_dependencies_and_nothing_else():
@@ -47,7 +47,8 @@ def test_the_version_is_that_of_the_project():
 WITHOUT = """
 import sys
 
-MISSING = {"polars", "plotly", "selenium", "torchrec", "fbgemm_gpu", "uvicorn", "nbformat", "tensorboard", "hatchling"}
+MISSING = {"polars", "selenium", "torchrec", "fbgemm_gpu", "uvicorn", "nbformat", "tensorboard", "hatchling"}
+MISSING |= {"accelerate", "lightning", "transformers"}
 
 
 class Finder:
@@ -69,3 +70,17 @@ def test_all_tests_are_collected_where_optional_packages_are_missing(tmp_path: P
     assert done.returncode == 0, done.stdout[-3000:]
     skipped = re.findall("^SKIPPED.*", done.stdout, re.M)
     assert skipped and all(": pip install" in line or "make install" in line for line in skipped)
+
+
+def test_workflows_run_targets_that_exist():
+    """Continuous integration elsewhere does what ``.ci/run`` does here."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    called = re.findall(r"run: make (\w+)", workflow)
+    assert set(called) <= targets
+    here = re.findall(r"^make (\w+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.M)
+    assert set(here) <= set(called)
+
+
+def test_the_citation_has_the_version_of_the_project():
+    assert f"\nversion: {quorem.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

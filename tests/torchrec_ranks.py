@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import quorem
 from quorem.integrations import torchrec as integration
-from quorem.partitions import ExplicitPartition, Partition
+from quorem.paper.partitions import ExplicitPartition, Partition
 
 N, D, B = 90, 16, 4
 TINY = 2  # ids of the table that is replicated

@@ -4,7 +4,7 @@
     schemes      Full, Hash, QR, GeneralizedQR, ChineseRemainder, Custom, Path, HotCold, Pool
     your model   compress_, decompress_, plan, quantize_
     training     optim.Adagrad and others, optim.apply_in_backward, models.DLRM and others
-    files, ids   save, load, hash_strings
+    files, ids   save, load, export, hash_strings
 
 ``quorem.api``, and torch with it, is imported when one of its names is first used, so ``quorem --help`` loads neither.
 

@@ -1,16 +1,32 @@
 """The public names of ``quorem``. This module, and torch with it, is imported when one of them is first used."""
 
-from . import hashing, init, models, operations, optim, partitions, schemes
-from .bags import EmbeddingBag
-from .collection import EmbeddingCollection, Table
+from . import models, optim
 from .convert import compress_, decompress_
-from .embeddings import Embedding
-from .hashing import hash_strings
+from .files.saved_model import save
+from .modules.bag import EmbeddingBag
+from .modules.collection import EmbeddingCollection, Table
+from .modules.cross_entropy import cross_entropy
+from .modules.embedding import Embedding
+from .modules.quantize import quantize_
+from .paper import hashing, init, operations, partitions, schemes
+from .paper.cooccurrence import order_by_cooccurrence
+from .paper.hashing import hash_strings
+from .paper.schemes import (
+    QR,
+    ChineseRemainder,
+    Custom,
+    Full,
+    GeneralizedQR,
+    Hash,
+    HotCold,
+    Path,
+    Pool,
+    Scheme,
+    TableSpec,
+)
 from .planner import Plan, plan
-from .quantize import quantize_
-from .schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Path, Pool, Scheme, TableSpec
+from .serving.export import export
 from .serving.loading import load
-from .store.model_file import save
 
 __all__ = [
     "Embedding",
@@ -33,9 +49,12 @@ __all__ = [
     "plan",
     "Plan",
     "quantize_",
+    "cross_entropy",
+    "order_by_cooccurrence",
     "hash_strings",
     "save",
     "load",
+    "export",
     "partitions",
     "operations",
     "hashing",

@@ -109,12 +109,22 @@ def check_ids(ids: Tensor, argument: str) -> None:
         raise TypeError(f"{argument} dtype ({ids.dtype}) must be torch.int32 or torch.int64")
 
 
+def is_exporting() -> bool:
+    """Whether ``torch.export`` traces. The compiler of torch 2.11 takes ``is_exporting()`` of torch to be true."""
+    return torch.compiler._is_exporting_flag
+
+
 def check_offsets(offsets: Tensor, num_ids: int, name: str = "offsets") -> Tensor:
-    """``offsets`` must start at 0, not decrease, and end within the ids; returns them as int64."""
+    """``offsets`` must start at 0, not decrease, and end within the ids; returns them as int64.
+
+    Exported programs cannot raise: ``modules.plain`` gives NaN.
+    """
     check_ids(offsets, name)
     if offsets.dim() != 1:
         raise ValueError(f"{name} has shape {tuple(offsets.shape)} but must be 1-D")
     offsets = offsets.long()
+    if is_exporting():
+        return offsets
     if offsets.device.type == "cpu" and torch.compiler.is_compiling():
         torch._assert_async((offsets[:1] == 0).all(), f"{name}[0] must be 0")
         rising = offsets == offsets.cummax(0).values  # diff would make the compiler require three offsets or more

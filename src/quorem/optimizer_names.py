@@ -1,22 +1,8 @@
-"""The optimizers that plans and estimates know by name, and how much state each keeps; imports no torch."""
+"""The names of the optimizers, for the command line, which imports no torch; ``ops.state.RULES`` says what each is."""
 
 from typing import Literal, get_args
 
-Optimizer = Literal[
-    "sgd",
-    "decayed_sgd",
-    "momentum_sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "adam",
-    "amsgrad",
-    "adamw",
-    "lazy_adam",
-    "lazy_amsgrad",
-]
-# How many numbers the optimizer keeps for each weight; row-wise Adagrad keeps one for each row of them instead.
-AVERAGES = {"sgd": 0, "decayed_sgd": 0, "momentum_sgd": 1, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}
-AVERAGES |= {"amsgrad": 3, "adamw": 2, "lazy_adam": 2, "lazy_amsgrad": 3}
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
 
 
 def check_optimizer(optimizer: str | None) -> None:

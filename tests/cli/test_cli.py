@@ -1,6 +1,8 @@
 """The ``quorem`` command: small runs, its exit codes, and its message where the extra is missing."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -81,13 +83,13 @@ def test_help_is_quick_because_it_loads_nothing_heavy():
     done = python(
         "import sys\nsys.argv = ['quorem', '--help']\nfrom quorem.cli import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'numpy', 'numba', 'polars', 'matplotlib', 'plotly'} & set(sys.modules)))"
+        "print(sorted({'torch', 'numpy', 'numba', 'polars', 'matplotlib'} & set(sys.modules)))"
     )
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def test_interrupt_exits_with_130_and_no_traceback():
-    pytest.importorskip("plotly", reason='the demo needs Plotly: pip install "quorem[report]"')
+    pytest.importorskip("matplotlib", reason='the demo needs matplotlib: pip install "quorem[report]"')
     done = python(
         "import os, signal, sys\n"
         "from quorem import cli\n"
@@ -108,7 +110,10 @@ def test_missing_extra_is_one_line(package):
     assert done.stderr == 'quorem: the command needs typer and rich: pip install "quorem[cli]"\n'
 
 
-def test_training_does_not_need_safetensors():
-    """Checkpoints and models are in its format, and written and read by ``tensor_file``."""
-    done = python("import sys\nsys.modules['safetensors'] = None\nimport quorem.training.loop, quorem.store")
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_help_for_a_reader_that_has_left_ends_quietly(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "quorem", *arguments], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.returncode == -signal.SIGPIPE and not done.stderr

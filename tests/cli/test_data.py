@@ -54,7 +54,7 @@ def test_malformed_lines_are_shown(raw, tmp_path):
     assert "malformed lines left out: 1, the first: 101: 2 fields where 40 are expected" in done.output
     refused = quorem("prepare", "criteo", raw, tmp_path / "out", "--max-malformed", 0, "--overwrite")
     assert refused.exit_code == 1
-    assert "more than max_malformed (0): line 101" in refused.output
+    assert "more than the 0 that may be left out (max_malformed=, --max-malformed): line 101" in refused.output
 
 
 def test_existing_folder_is_refused_in_one_line(raw, tmp_path):
@@ -123,6 +123,27 @@ def test_synthesize(tmp_path):
     assert prepared.all.ids.tolist() == log.draw(0, 3000).batch.ids.tolist()
     best = json.loads((tmp_path / "out" / "meta.json").read_text())["bayes_log_loss"]["test"]
     assert f"best log loss of any model on the test rows: {best:.5f}" in done.output
+
+
+@pytest.mark.parametrize("name", ["log.txt", "log.txt.gz", "log.parquet"])
+def test_synthesize_makes_no_folder_with_the_name_of_a_file(name, tmp_path):
+    done = quorem("synthesize", tmp_path / name, "--rows", 500)
+    assert done.exit_code == 1 and not (tmp_path / name).exists()
+    assert f"{name}) must be a folder or a .csv file: --raw writes text of Criteo's form" in done.output
+
+
+def test_labels_and_missing_values_in_other_words(tmp_path):
+    rows = "rating,user,price\n" + "5,a,?\n3,b,NA\n4,c,2\n" * 20
+    (tmp_path / "t.csv").write_text(rows)
+    columns = ["--label", "rating", "--positive", ">=4", "--categorical", "user", "--dense", "price"]
+    done = quorem(
+        "prepare", "table", tmp_path / "t.csv", tmp_path / "out", *columns, "--missing", "?", "--missing", "NA"
+    )
+    assert done.exit_code == 0, done.output
+    assert "dense features: 1; categorical ones: 1 with 4 ids" in done.output
+    assert Prepared(tmp_path / "out").all.labels.tolist() == [1, 0, 1] * 20
+    refused = quorem("prepare", "table", tmp_path / "t.csv", tmp_path / "again", "--label", "rating")
+    assert "line 2: rating ('5') must be 0 or 1, or true or false, unless positive= (--positive)" in refused.output
 
 
 def test_synthesize_raw_then_prepare(tmp_path):

@@ -65,15 +65,18 @@ def test_errors_are_a_line(model: quorem.models.DLRM, tmp_path: Path) -> None:
     quorem.save(model, tmp_path / "model")
     (tmp_path / "other").write_text("nothing")
     for arguments, message in [
-        ((tmp_path / "other", "--out", tmp_path / "out"), "other is cut off"),
-        ((tmp_path, "--out", tmp_path / "out"), "has no model.safetensors: it is no finished run"),
-        ((tmp_path / "model", "--table", "shoe", "--out", tmp_path / "out"), "table ('shoe') of"),
-        ((tmp_path / "model", "--sample-weights", "--out", tmp_path / "out"), "sample_weights (True) must be False"),
+        ((tmp_path / "other", "--out", tmp_path / "out.onnx"), "other is damaged"),
+        ((tmp_path, "--out", tmp_path / "out.onnx"), "has no model.safetensors: it is no finished run"),
+        ((tmp_path / "model", "--table", "shoe", "--out", tmp_path / "out.onnx"), "table ('shoe') of"),
         (
-            (tmp_path / "model", "--format", "safetensors", "--unknown", "zeros", "--out", tmp_path / "out"),
+            (tmp_path / "model", "--sample-weights", "--out", tmp_path / "out.onnx"),
+            "sample_weights (True) must be False",
+        ),
+        (
+            (tmp_path / "model", "--format", "safetensors", "--unknown", "zeros", "--out", tmp_path / "out.onnx"),
             "--unknown, --jagged and --sample-weights are for graphs",
         ),
     ]:
         done = CliRunner().invoke(app, ["export", *map(str, arguments)])
         assert done.exit_code == 1 and message in done.output and "Traceback" not in done.output
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.onnx").exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, Full, HotCold, Plan, compress_, optim, plan, quantize_
+from quorem import QR, Embedding, Full, HotCold, Plan, compress_, optim, plan
 
 
 class Model(nn.Module):
@@ -53,7 +53,7 @@ def test_what_is_allocated_fits_the_budget(name: str, kind: type[torch.optim.Opt
     optimizer = kind(model.parameters(), lr=0.01)
     report = compress_(model, budget=budget, optimizer=optimizer)
     assert report.swapped[:2] == ["user", "friend"] and {"day", "norm"} <= set(report.left)
-    assert ("item" in report.swapped) == (share < 0.5)
+    assert "item" in report.swapped
     assert model.friend.stored is model.user.stored
     assert 0.8 * budget < report.bytes_after + report.state_bytes <= budget
     assert 0.8 * budget < allocated(model, optimizer) <= budget
@@ -100,7 +100,7 @@ def test_one_name_of_a_shared_weight_is_enough() -> None:
         assert model.friend.padding_idx == 0 and model.user.padding_idx is None
     with pytest.raises(ValueError, match="must have one scheme for user, friend: they share a weight"):
         compress_(Model(), {"user": QR(4), "friend": QR(5)})
-    report = compress_(Model(), QR(4), filter_fn=lambda name, module: name != "friend")
+    report = compress_(Model(), QR(4), filter_fn=lambda module, name: name != "friend")
     assert report.left["user"] == "friend, which has the same weight: filter_fn left it out"
 
 
@@ -117,14 +117,16 @@ def test_frequencies_are_weights_of_a_plan_and_ranks_of_a_scheme() -> None:
 
 def test_memory_is_freed_and_nothing_else_is_reported() -> None:
     model = Model()
-    assert compress_(model, budget="900kB").references == []
+    padding = "friend: the vector of padding_idx (0) was not zero and is zero now"
+    assert compress_(model, budget="900kB").references == [padding]
     held = [model]
     kept = Model()
     weights = {"mine": kept.user.weight}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = compress_(kept, QR(4), threshold=10_000)
-    assert len(report.references) == 1 and "the old weight of user" in report.references[0]
+    assert report.references == [padding] and len(report.outdated) == 1
+    assert "the old table of user: something outside the model (dict) holds it" in str(report).splitlines()[0]
     assert weights and held
 
 
@@ -150,18 +152,8 @@ def test_subclasses_attributes_and_hooks() -> None:
     assert compress_(nn.Sequential(nn.Embedding(99, 4)), QR(4, operation="feature")).left["0"].startswith("feature")
     with pytest.raises(TypeError, match=r"optimizer \(int\) must be an optimizer, its name, or None"):
         compress_(Model(), QR(4), optimizer=3)
-    with pytest.raises(ValueError, match=r"optimizer \(LBFGS\) must be one of SGD, Adagrad"):
-        compress_(Model(), QR(4), optimizer=torch.optim.LBFGS(Model().parameters()))
+    with pytest.raises(ValueError, match=r"optimizer \(LBFGS\) must be one whose state can be counted"):
+        compress_(Model(), budget="1MB", optimizer=torch.optim.LBFGS(Model().parameters()))
     with pytest.raises(ValueError, match=r"optimizer \('lion'\) must be None or one of"):
         compress_(Model(), budget="1MB", optimizer="lion")
     assert Full() not in compress_(Model(), QR(4)).left.values()
-
-
-def test_rows_that_a_plan_has_in_8_bits_are_float_until_they_are_quantized() -> None:
-    model = nn.ModuleDict({"user": nn.Embedding(5000, 16), "day": nn.Embedding(40, 16)})
-    planned = plan(model, "60kB", dtypes=(torch.float32, torch.int8))
-    assert {table.dtype for table in planned.tables} == {torch.int8}
-    assert compress_(model, planned).swapped == ["user", "day"]
-    assert model["user"].stored.dtype == torch.float32
-    tables = quantize_(model)
-    assert sum(t.nbytes for t in (*tables.parameters(), *tables.buffers())) == planned.bytes - planned.state_bytes

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from quorem import QR, ChineseRemainder, Embedding, EmbeddingBag, HotCold, compress_, optim
-from quorem.schemes import Scheme
+from quorem.paper.schemes import Scheme
 
 N, D = 60, 4
 SCHEMES = [QR(4), QR(4, operation="add"), QR(4, operation="concat"), ChineseRemainder(3), HotCold(9, cold=QR(3))]
@@ -24,7 +24,7 @@ def step(module: nn.Module, ids: Tensor, optimizer: torch.optim.Optimizer) -> No
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_state_is_what_the_rows_would_have(kind: type[torch.optim.Optimizer], scheme: Scheme) -> None:
     """A table that is composed, and the composed module, see the same gradients at a learning rate of zero."""
@@ -43,7 +43,7 @@ def test_state_is_what_the_rows_would_have(kind: type[torch.optim.Optimizer], sc
         torch.testing.assert_close(other.state[model[0].stored][name], value, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [optim.Adagrad, optim.LazyAdam, optim.RowWiseAdagrad])
+@pytest.mark.parametrize("kind", [optim.Adagrad, optim.RowWiseAdagrad])
 def test_tables_with_sparse_gradients(kind: type[optim.RowOptimizer]) -> None:
     model = nn.Sequential(nn.Embedding(N, D, sparse=True))
     optimizer = kind(model.parameters(), lr=0.1)
@@ -62,5 +62,7 @@ def test_a_state_that_cannot_be_converted_is_refused() -> None:
     model = nn.Sequential(EmbeddingBag(N, D, QR(4)), nn.Embedding(N, D))
     optimizer = torch.optim.Adagrad(model[1].parameters())
     optimizer.state[model[1].weight]["rotation"] = torch.zeros(D, D)
-    with pytest.raises(ValueError, match=r"state 'rotation' has shape \(4, 4\): there is no way to convert it"):
+    with pytest.raises(
+        ValueError, match=r"Adagrad\) has the state 'rotation' \(4, 4\) of a table \(60, 4\), which cannot"
+    ):
         compress_(model, QR(4), optimizer=optimizer)

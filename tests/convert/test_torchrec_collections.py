@@ -161,7 +161,7 @@ def test_an_optimizer_goes_on_with_the_new_parameters() -> None:
     report = quorem.compress_(model, SUMS, threshold=10, fit=True, optimizer=optimizer)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in model.parameters()}
-    assert "the optimizer held 3 tables of a collection: given the stored rows" in report.references
+    assert "Adagrad now has the rows of 3 tables of a collection" in report.references
     rows = optimizer.state[model.sparse.bags.embedding_bags["user"].weight]["sum"]
     remainders, quotients = torch.zeros(150, 8), torch.zeros(4, 8)
     remainders.index_add_(0, torch.arange(600) % 150, state)

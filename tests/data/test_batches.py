@@ -14,11 +14,11 @@ import torch
 from click_logs import random_lines
 
 import quorem
-from quorem import files
 from quorem.data.batches import Bags, Batch
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
+from quorem.files import atomic as files
 
 ROWS = 100
 
@@ -170,18 +170,18 @@ def damage_meta(change):
         (lambda p: (p / "meta.json").unlink(), FileNotFoundError, "not a folder of prepared data"),
         (lambda p: (p / "meta.json").write_text('{"for'), ValueError, r"meta\.json is damaged"),
         (lambda p: (p / "meta.json").write_text("[]"), ValueError, "must be of format 'quorem-prepared'"),
-        (damage_meta(lambda m: m.update(format_version=99)), ValueError, "has format version 99"),
+        (damage_meta(lambda m: m.update(format_version=99)), ValueError, r"format_version \(99\) must be 3"),
         (damage_meta(lambda m: m.update(num_rows=101)), ValueError, r"\(100,\) but meta\.json says uint8 \(101,\)"),
-        (damage_meta(lambda m: m.update(num_rows=-1)), ValueError, "meta.json is damaged: num_rows must be an integer"),
-        (damage_meta(lambda m: m.update(dense=[3])), ValueError, "meta.json is damaged: dense must be a list of names"),
-        (damage_meta(lambda m: m.update(categorical=[])), ValueError, "categorical must be a list of names"),
-        (damage_meta(lambda m: m.update(bags=["C99"])), ValueError, "bags must be names of categorical"),
-        (damage_meta(lambda m: m["cardinalities"].pop()), ValueError, "cardinalities must be a number of ids for each"),
+        (damage_meta(lambda m: m.update(num_rows=-1)), ValueError, "meta.json is damaged: num_rows .* must be"),
+        (damage_meta(lambda m: m.update(dense=[3])), ValueError, "meta.json is damaged: dense.* must be"),
+        (damage_meta(lambda m: m.update(categorical=[])), ValueError, "categorical must be names"),
+        (damage_meta(lambda m: m.update(bags=["C99"])), ValueError, "bags names of categorical"),
+        (damage_meta(lambda m: m["cardinalities"].pop()), ValueError, "cardinalities must be integers"),
         (damage_meta(lambda m: m["split"].update(test=[90, 200])), ValueError, "split must be the rows of train, val"),
-        (damage_meta(lambda m: m.update(config=1)), ValueError, "config must be an object"),
-        (damage_meta(lambda m: m.update(first_token_id="1")), ValueError, "first_token_id must be an integer or null"),
-        (damage_meta(lambda m: m.update(checksums={"a": 1})), ValueError, "checksums must be an object of text"),
-        (damage_meta(lambda m: m.pop("split")), ValueError, r"meta\.json is damaged: 'split' is missing"),
+        (damage_meta(lambda m: m.update(config=1)), ValueError, "config .* must be an object"),
+        (damage_meta(lambda m: m.update(first_token_id="1")), ValueError, "first_token_id .* must be an integer"),
+        (damage_meta(lambda m: m.update(checksums={"a": 1})), ValueError, "checksums.a .* must be a string"),
+        (damage_meta(lambda m: m.pop("split")), ValueError, r"meta\.json is damaged: split is missing"),
         (damage_meta(lambda m: m["checksums"].pop("labels.npy")), ValueError, r"has no checksum of labels\.npy"),
         (damage_meta(lambda m: m["checksums"].update({"labels.npy": ""})), ValueError, "another number of blocks"),
     ],

@@ -1,11 +1,10 @@
 """Damage to prepared data is told before it is trained on, whichever byte it is in."""
 
 import random
-import warnings
 
 import numpy as np
 import pytest
-from click_logs import as_version_1, folder_bytes
+from click_logs import folder_bytes
 from runs_of_training import small_log, small_run
 
 from quorem.data import checksums
@@ -13,6 +12,7 @@ from quorem.data.checksums import BlockChecksums, CheckedArray, of_bytes
 from quorem.data.folder import Folder
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
+from quorem.files import atomic as files
 from quorem.training.loop import train
 from quorem.training.model import data_identity
 
@@ -92,19 +92,6 @@ def test_nothing_damaged_is_trained_on(tmp_path, shuffle):
         train(config, damaged)
 
 
-def test_data_of_an_earlier_version_are_read_with_a_word(tmp_path):
-    log = small_log(tmp_path / "log", 1000)
-    identity, counts = data_identity(log), log.frequencies("C1")
-    as_version_1(log.path)
-    with pytest.warns(UserWarning, match="was prepared by an earlier version and has no checksums"):
-        old = Prepared(log.path)
-    assert data_identity(old) == identity
-    assert old.frequencies("C1").tolist() == counts.tolist()
-    assert train(small_run(old), old)["test"] == train(small_run(log), log)["test"]
-    with pytest.raises(ValueError, match="has no checksums"):
-        old.verify()
-
-
 def test_the_identity_covers_every_row(tmp_path):
     """Also those of long logs, and the values of dense features."""
 
@@ -119,7 +106,8 @@ def test_the_identity_covers_every_row(tmp_path):
             folder.save_counts("c", np.array([1, 1]))
             split = {"train": [0, 10], "validation": [10, 20], "test": [20, 200_000]}
             columns = {"dense": ["d"], "categorical": ["c"], "bags": [], "cardinalities": [2], "first_token_id": None}
-            folder.commit({"num_rows": 200_000, **columns, "split": split, "config": {}})
+            others = {"label": "y", "day_starts": [], "null_id": 0, "unknown_id": None, "config": {}, "versions": {}}
+            folder.commit({"num_rows": 200_000, **columns, "split": split, **others})
         return data_identity(Prepared(tmp_path / name))
 
     assert identity("a") == identity("b")
@@ -129,13 +117,13 @@ def test_the_identity_covers_every_row(tmp_path):
 @pytest.mark.parametrize(("file", "message"), [("labels.npy", "has a label 255"), ("categorical.npy", "has id")])
 def test_a_label_or_an_id_out_of_range_is_refused(tmp_path, file, message):
     log = small_log(tmp_path / "log", 1000)
-    as_version_1(log.path)  # which no checksum guards
     array = np.load(log.path / file)
     array.flat[5] = 255 if file == "labels.npy" else 10**6
     np.save(log.path / file, array)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        damaged = Prepared(log.path)
+    meta = files.read_json(log.path / "meta.json")
+    meta["checksums"][file] = of_bytes(array.data.cast("B"))  # as if it had been written so
+    files.write_json(log.path / "meta.json", meta)
+    damaged = Prepared(log.path)
     with pytest.raises(ValueError, match=message):
         train(small_run(damaged), damaged)
 

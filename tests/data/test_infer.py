@@ -6,16 +6,23 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
 
-from quorem.data.columns import infer_columns, separator_of
+from quorem.data.infer import ROWS, infer
+from quorem.data.source import open_source
 from quorem.data.table import prepare_table
+
+
+def infer_columns(path, names=None):
+    source = open_source(path)
+    return infer(source.first_rows(names or list(source.schema), ROWS))
 
 
 def test_columns_are_taken_for_what_they_look_like(tmp_path):
     rows = [
-        f"{k % 3 > 0},{k},{k / 4},{k * 7},{k},{k:05},{k % 5},word{k % 6},{'a|b' if k % 2 else 'c'},,x|{k}"
+        f"{k % 3 > 0},{k},{k / 4},{k * 7},{k},{k:05},{k % 5},word{k % 6},{'a|b' if k % 2 else 'c'},NA,x|{k}"
+        f",2024-01-{1 + k % 28:02}"
         for k in range(100)
     ]
-    header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare"
+    header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare,when"
     (tmp_path / "t.csv").write_text("\n".join([header, *rows]).replace("x|7", "x/7") + "\n")
     inferred = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv")}
     assert inferred == {
@@ -29,6 +36,7 @@ def test_columns_are_taken_for_what_they_look_like(tmp_path):
         "shop": ("category", "text"),
         "tags": ("list", "50% of the texts have '|' in them"),
         "nothing": ("none", "no value in the first 100,000 rows"),
+        "when": ("none", "times: --time when splits the rows by them"),
         "rare": ("list", "89% of the texts have '|' in them"),
     }
     result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", time="row")
@@ -57,17 +65,17 @@ def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
 
 
 def test_what_spoils_a_column_of_numbers_is_named(tmp_path):
-    (tmp_path / "t.csv").write_text("x,name\n" + "n/a,2\n" + "1.5,b\n" * 3)
+    (tmp_path / "t.csv").write_text("x,name\n" + "??,2\n" + "1.5,b\n" * 3)
     number, name = infer_columns(tmp_path / "t.csv")
-    assert number.reason == "text: 75% are numbers, but not 'n/a'; empty fields are missing numbers"
+    assert number.reason == "text: 75% are numbers, but not '??'; if that is a missing number: --missing"
     assert (name.kind, name.reason) == ("category", "text")
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_separator_is_the_one_that_makes_the_label_a_column(tmp_path, separator):
     (tmp_path / "t.csv").write_text(separator.join(["y", "x,z;" if separator == "|" else "x"]) + "\n")
-    assert separator_of(tmp_path / "t.csv", "y") == separator
-    assert separator_of(tmp_path / "t.csv", "nothing") == ","
+    assert open_source(tmp_path / "t.csv", label="y").separator == separator
+    assert open_source(tmp_path / "t.csv", label="nothing").separator == ","
 
 
 def test_a_file_in_another_encoding_is_refused(tmp_path):

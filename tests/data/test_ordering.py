@@ -53,7 +53,7 @@ def test_times_of_a_parquet_file(tmp_path):
     pl.DataFrame({"y": [0, 1, 0, 1], "c": ["a", "b", "c", "d"], "when": when}).write_parquet(tmp_path / "t.parquet")
     result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["c"], time="when")
     assert result.vocabulary("c") == [None, "b", "d", "a"]
-    assert result.meta["malformed"]["first"] == [[3, "when is not a time"]]
+    assert result.meta["malformed"]["first"] == [[3, "when is missing"]]
 
 
 def test_a_single_time_is_split_by_rows(tmp_path):

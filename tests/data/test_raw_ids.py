@@ -104,7 +104,7 @@ def test_a_run_scores_tokens_that_no_row_had(hot: int, folder: Path, tmp_path: P
     expected = dataclasses.asdict(scorer.evaluate(data))
     assert dataclasses.asdict(evaluation.compute()) == pytest.approx(expected, rel=1e-5)
     rows = {"price": [1.0] * 3, "user": ["never seen", "nor this", None], "item": ["x", "x", None], "tags": [[]] * 3}
-    assert scorer(rows).shape == (3,) and scorer.encoder.unknown_counts["user"] == 0
+    assert scorer(rows).shape == (3,) and scorer.encoder.unseen_counts["user"] == 0
     batch = scorer.encoder(rows)
     assert len(scorer.model.embeddings(*batch.jagged(data.names))[:, 0].unique(dim=0)) == 3
 

@@ -14,8 +14,10 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import polars as pl
 import torch
 
-from quorem.data.columns import Columns, choose_columns, infer_columns
+from quorem.data.columns import Columns, choose_columns
+from quorem.data.infer import infer
 from quorem.data.prepare import PrepareConfig
+from quorem.data.source import open_source
 from quorem.data.table import prepare_table
 
 FOUR_DAYS = PrepareConfig(ids="appearance", days=4)
@@ -80,7 +82,7 @@ def test_transforms_of_dense_features(transform, tmp_path):
 def test_what_a_float32_does_not_hold_is_malformed(tmp_path):
     config = PrepareConfig(ids="appearance", days=4, transform="none")
     result = prepared(tmp_path, CSV + "1,x,1e39,u1,a,s\n", config=config)
-    assert result.meta["malformed"]["first"] == [[7, "price is too large for float32"]]
+    assert result.meta["malformed"]["first"] == [[7, "price (1e+39) must be at most 3.403e+38, as float32"]]
 
 
 def test_a_stray_quote_is_a_character(tmp_path):
@@ -124,7 +126,69 @@ def test_labels_in_other_words(tmp_path, words):
 def test_wrong_labels_are_malformed(tmp_path):
     bad = "".join(f"{label},x,1,u,t,s\n" for label in ("2", "yes", "nan", "t"))
     result = prepared(tmp_path, CSV + bad, config=FOUR_DAYS)
-    assert result.meta["malformed"]["first"] == [[k, "click is neither 0 nor 1"] for k in (7, 8, 9, 10)]
+    first = result.meta["malformed"]["first"]
+    rule = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
+    assert first == [
+        [7, f"click ('2') {rule}"],
+        [8, f"click ('yes') {rule}"],
+        [9, "click is missing"],
+        [10, first[3][1]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("positive", "labels", "expected"),
+    [
+        ("yes", ["yes", "no", " yes", "Yes"], [1, 0, 1, 0]),
+        ("4", ["4", "4.0", "5", "x"], [1, 1, 0, 0]),
+        (">=4", ["4", "3.9", "5", "-7"], [1, 0, 1, 0]),
+        ("> 4", ["4", "3.9", "5", "-7"], [0, 0, 1, 0]),
+        ("<=-1.5", ["-1.5", "-1", "-2", "0"], [1, 0, 1, 0]),
+        ("<0", ["0", "-0.5", "1", "2"], [0, 1, 0, 0]),
+    ],
+)
+def test_any_label_with_the_value_that_is_a_click(tmp_path, positive, labels, expected):
+    text = "rating,user\n" + "".join(f"{label},u{k}\n" for k, label in enumerate(labels))
+    columns = {"label": "rating", "dense": [], "categorical": ["user"], "multi": [], "positive": positive}
+    result = prepared(tmp_path, text, **columns)
+    assert result.all.labels.tolist() == expected
+    assert result.meta["positive"] == positive
+    pl.read_csv(tmp_path / "table.csv").write_parquet(tmp_path / "t.parquet")
+    columns = {"label": "rating", "categorical": ["user"], "positive": positive}
+    assert prepare_table(tmp_path / "t.parquet", tmp_path / "p", **columns).all.labels.tolist() == expected
+
+
+def test_a_label_that_a_bound_cannot_judge_and_a_click_that_never_comes(tmp_path):
+    columns = {"label": "rating", "dense": [], "categorical": ["user"], "multi": []}
+    text = "rating,user\n5,a\ngood,b\nNA,c\n"
+    result = prepared(tmp_path, text, **columns, positive=">3")
+    expected = [[3, "rating ('good') must be a number"], [4, "rating is missing"]]
+    assert result.meta["malformed"]["first"] == expected
+    with pytest.raises(ValueError, match=r"positive \('Good'\) must be a value of rating, which has '5', 'good', 'NA'"):
+        prepared(tmp_path, text, **columns, positive="Good", overwrite=True)
+
+
+MISSING_CSV = "click,price,user,tags\n1,NA,NA,a|NA\n0,inf,null,\n1,nan,nan,null\n0,2,u,b\n1,-inf,?,a|?\n"
+
+
+def test_words_for_missing_values(tmp_path):
+    columns = {"categorical": ["user", "tags"], "config": PrepareConfig(ids="appearance", transform="none")}
+    result = prepared(tmp_path, MISSING_CSV, **columns)
+    assert result.all.dense[:, 0].tolist() == [0, 0, 0, 2, 0]
+    assert result.vocabulary("user") == [None, "u", "?"]
+    assert result.all.bags["tags"].offsets.tolist() == [0, 2, 2, 2, 3, 5]
+    assert result.vocabulary("tags") == [None, "a", "b", "?"]
+    result = prepared(tmp_path, MISSING_CSV, **columns, missing=["?"], overwrite=True)
+    assert result.vocabulary("user") == [None, "null", "nan", "u"]  # the row of "NA" is malformed
+    assert result.meta["malformed"]["first"] == [[2, "price ('NA') must be a number"]]
+
+
+def test_numbers_that_are_not_finite_are_missing(tmp_path):
+    frame = pl.DataFrame({"y": [1, 1, 0], "c": ["a", "b", "c"], "x": [math.inf, math.nan, -2.0]})
+    frame.write_parquet(tmp_path / "t.parquet")
+    columns = {"label": "y", "dense": ["x"], "categorical": ["c"], "config": PrepareConfig(transform="none")}
+    data = prepare_table(tmp_path / "t.parquet", tmp_path / "out", **columns)
+    assert data.all.dense[:, 0].tolist() == [0, 0, -2]
 
 
 def test_other_separators(tmp_path):
@@ -150,7 +214,7 @@ def test_parquet(tmp_path):
 
 
 def test_parquet_in_several_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("quorem.data.table.PARQUET_ROWS", 1)
+    monkeypatch.setattr("quorem.data.source.PARQUET_ROWS", 1)
     monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 2)
     parquet(tmp_path / "t.parquet")
     check_contents(prepare_table(tmp_path / "t.parquet", tmp_path / "out", config=FOUR_DAYS, **COLUMNS))
@@ -180,22 +244,19 @@ def test_column_names_may_be_anything(tmp_path):
 
 def test_malformed_lines_of_a_csv(tmp_path):
     lines = CSV.splitlines(keepends=True)
-    bad = ["1,x,2,u\n", "1,x,abc,u,t,s\n", '2,x,1,u,"quoted, comma",s\n', "1,x,inf,u,t,s\n"]
+    bad = ["1,x,2,u\n", "1,x,abc,u,t,s\n", '2,x,1,u,"quoted, comma",s\n']
     config = FOUR_DAYS
     result = prepared(tmp_path, "".join([*lines[:3], *bad, *lines[3:]]), config=config)
-    assert result.meta["malformed"]["count"] == 4
-    assert result.meta["malformed"]["first"] == [
-        [4, "4 fields where 6 are expected"],
-        [5, "price is not a number"],
-        [6, "click is neither 0 nor 1"],
-        [7, "price is not finite"],
-    ]
+    assert result.meta["malformed"]["count"] == 3
+    (*first, (number, reason)) = result.meta["malformed"]["first"]
+    assert first == [[4, "4 fields where 6 are expected"], [5, "price ('abc') must be a number"]]
+    assert number == 6 and reason.startswith("click ('2') must be 0 or 1, or true or false")
     check_contents(result)
 
 
 def test_malformed_rows_of_a_parquet(tmp_path):
     pl.DataFrame({"y": [0, 5, 1], "c": ["a", "b", "c"]}).write_parquet(tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"t\.parquet has 1 malformed rows so far.*row 2: y is neither 0 nor 1"):
+    with pytest.raises(ValueError, match=r"t\.parquet has 1 malformed rows so far.*row 2: y \(5\) must be 0 or 1"):
         strict = PrepareConfig(max_malformed=0)
         prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["c"], config=strict)
 
@@ -274,7 +335,7 @@ def test_a_table_without_categories_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"t\.csv has no column that looks like categories"):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y")
     with pytest.raises(ValueError, match=r"t\.csv has no column z; it has y, x"):
-        infer_columns(tmp_path / "t.csv", ["z"])
+        open_source(tmp_path / "t.csv").first_rows(["z"], 9)
 
 
 def test_names_of_columns_are_shown_in_one_line(tmp_path):
@@ -337,17 +398,15 @@ def test_a_missing_label_is_malformed(tmp_path, kind):
 
 def test_columns_to_infer_are_those_that_nothing_names(tmp_path):
     (tmp_path / "t.csv").write_text("y,user,tags\n" + "0,a,p|q\n1,b,p\n" * 40)
-    named = Columns("y", (), ())
-    chosen = choose_columns(tmp_path / "t.csv", named, drop=["user"])
+    named, table = Columns("y", (), ()), open_source(tmp_path / "t.csv")
+    chosen = choose_columns(table, named, drop=["user"])
     assert (chosen.columns.categorical, chosen.columns.bags) == (("tags",), ("tags",))
     with pytest.raises(ValueError, match="no column that looks like categories"):
-        choose_columns(tmp_path / "t.csv", named, drop=["user", "tags"])
+        choose_columns(table, named, drop=["user", "tags"])
     with pytest.raises(ValueError, match=r"drop \(user\) must not name columns that are used"):
-        choose_columns(tmp_path / "t.csv", Columns("y", (), ("user",)), drop=["user"])
+        choose_columns(table, Columns("y", (), ("user",)), drop=["user"])
     with pytest.raises(ValueError, match=r"multi \(tags\) must be among the categorical columns"):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", multi=["tags"])
-    with pytest.raises(ValueError, match=r"separator \('::'\) must be one ASCII character"):
-        Columns("y", (), (), separator="::")
 
 
 def test_columns_of_a_type_that_has_no_place_are_refused(tmp_path):
@@ -359,6 +418,35 @@ def test_columns_of_a_type_that_has_no_place_are_refused(tmp_path):
         prepare_table(*where, label="y", categorical=["span"])
     with pytest.raises(ValueError, match=r"lists is List\(Int64\) but must hold numbers, dates or times"):
         prepare_table(*where, label="y", categorical=["user"], time="lists")
+
+
+def test_a_file_is_read_once(tmp_path, monkeypatch):
+    """Also if separator, columns and their kinds are found out from its first rows."""
+    opened = []
+    monkeypatch.setattr(
+        "builtins.open", lambda *args, _open=open, **options: (opened.append(args[0]), _open(*args, **options))[1]
+    )
+    result = prepared(tmp_path, CSV.replace(",", ";"), label="click", dense=[], categorical=[], multi=[])
+    assert result.num_rows == 4
+    assert opened.count(tmp_path / "table.csv") == 1
+
+
+ISO_TIMES = [
+    "2024-03-01",
+    "2024-03-01 06:30",
+    "2024-03-01T07:00:00Z",
+    "2024-03-01T10:00:00+02:00",
+    "2024-03-01 08:30:00.5",
+]
+
+
+def test_iso_times_in_a_csv_are_times(tmp_path):
+    text = "y,user,when\n" + "".join(f"{k % 2},u{k},{when}\n" for k, when in reversed([*enumerate(ISO_TIMES)]))
+    columns = {"label": "y", "dense": [], "categorical": ["user"], "multi": []}
+    result = prepared(tmp_path, text + "1,u9,yesterday\n", **columns, time="when")
+    assert [result.vocabulary("user")[k] for k in result.all.ids[:, 0].tolist()] == [f"u{k}" for k in range(5)]
+    rule = "must be a number, or an ISO date or time"
+    assert result.meta["malformed"]["first"] == [[7, f"when ('yesterday') {rule}"]]
 
 
 @pytest.mark.parametrize("kind", ["text", "duration", "time of day", "zoned"])
@@ -401,7 +489,7 @@ def test_columns_that_cannot_be_stored(tmp_path):
             prepare_table(tmp_path / "t.csv", tmp_path / "out", label="click", categorical=[name])
     with pytest.raises(ValueError, match=r"names of columns \('two.nlines'\) must be .* of one line"):
         prepare_table(tmp_path / "t.csv", tmp_path / "out", label="click")
-    unnamed = infer_columns(tmp_path / "t.csv", [""])
+    unnamed = infer(open_source(tmp_path / "t.csv").first_rows([""], 9))
     assert [(column.kind, column.reason) for column in unnamed] == [("none", "it has no name")]
     assert os.listdir(tmp_path) == ["t.csv"]
 
@@ -412,7 +500,7 @@ def test_files_of_other_kinds(tmp_path):
     rows.write_ipc(tmp_path / "t.arrow")
     for name, kind in (("t.pq", "a Parquet"), ("t.arrow", "an Arrow")):
         with pytest.raises(ValueError, match=rf"{name} is {kind} file, but must be CSV, or Parquet with a name"):
-            infer_columns(tmp_path / name)
+            open_source(tmp_path / name)
     rows.clear().write_parquet(tmp_path / "none.parquet")
     with pytest.raises(ValueError, match=r"none.parquet has no rows"):
         prepare_table(tmp_path / "none.parquet", tmp_path / "out", label="click")

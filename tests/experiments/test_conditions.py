@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-pytest.importorskip("plotly", reason='needs Plotly: pip install "quorem[report]"')
+pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[report]"')
 
 from made_up_results import DATA, figure, result, sweep
 
 from quorem.experiments.conditions import Conditions, all_conditions, conditions_of, file_names, split
 from quorem.experiments.figures import Figure
 from quorem.experiments.markdown import markdown
-from quorem.experiments.report.document import html, sections
+from quorem.experiments.report.page import html, sections
 from quorem.experiments.report.tradeoff import winners
 
 LIMITS = {"max_rows": 300, "epochs": 2, "batch_size": 64}
@@ -65,7 +65,7 @@ def test_a_figure_along_the_rows_stays_whole_and_names_no_best():
     shown = figure(points, name="rows", x_label="rows")
     assert split(shown) == [shown]
     text = html([shown])
-    assert "Here, the best" not in text and "What a byte buys" not in text
+    assert "Best of these runs" not in text and "What a byte buys" not in text
     assert "trained on 100 rows, 1 epoch, batch 128; 200 rows, 1 epoch, batch 128" in text
     level = dataclasses.replace(shown, points=[*points, result("full", None)])
     assert len(split(level)) == 3  # a level is drawn across all x
@@ -99,7 +99,7 @@ def test_every_figure_says_its_rows_and_the_papers():
 def test_the_best_carries_the_tie_rule_of_the_winners():
     def best(*points):
         text = html([figure(list(points))])
-        return text[text.index("<h4>Here, the best") : text.index('<div class="drawn">')]
+        return text[text.index("<h4>Best of these runs") : text.index('<div class="drawn">')]
 
     near = (result("add", 1, loss=0.4500, sd=0.001), result("mult", 1, loss=0.4515, sd=0.001))
     assert winners(near)[0].clear is False and "add at threshold 1, test 0.45000 ± 0.00100; ties with mult" in best(

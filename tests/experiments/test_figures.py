@@ -1,5 +1,8 @@
 """Each figure asks for what the paper describes, and runs that figures share are the same runs."""
 
+import dataclasses
+import json
+
 import pytest
 import torch
 
@@ -9,7 +12,8 @@ from quorem.experiments import budgets, figure4, figure5, figure6, figure7, plan
 from quorem.experiments.budgets import rows_of
 from quorem.experiments.figures import Axes, Figure, FigurePlan, Point, Result
 from quorem.experiments.settings import Study
-from quorem.schemes import QR, Full, Hash, Path
+from quorem.files.atomic import write_json
+from quorem.paper.schemes import QR, Full, Hash, Path
 from quorem.training.config import RunConfig
 
 STUDY = Study(cardinalities=CARDINALITIES, num_rows=39_291_958)
@@ -125,7 +129,7 @@ def test_figures_and_plans_survive_their_files(tmp_path):
     assert Figure.read(tmp_path / "f.json") == figure
     run = RunConfig(data="log")
     plan = FigurePlan(
-        axes=figure4.AXES, made={"datasets": {}}, points=[Point(series="a", x=1, options={})], runs=[[run]]
+        axes=figure4.AXES, made={"datasets": {"log": {}}}, points=[Point(series="a", x=1, options={})], runs=[[run]]
     )
     plan.write(tmp_path / "p.json")
     assert FigurePlan.read(tmp_path / "p.json") == plan
@@ -169,21 +173,44 @@ def test_axes_are_checked(options, match):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"test_mean": "0.5"}, r"test_mean \('0.5'\) must be a number"),
-        ({"trials": "3"}, r"trials \('3'\) must be an integer"),
-        ({"failed": None}, r"failed \('None'\) must be an integer"),
-        ({"bytes": []}, r"bytes \('\[\]'\) must be an integer"),
-        ({"series": 3}, r"series \('3'\) must be text"),
-        ({"config": []}, r"config \('\[\]'\) must be an object"),
-        ({"curve": [[1, 0.5]]}, r"curve \('\[1, 0.5\]'\) must be rows of three numbers"),
-        ({"others": {"adagrad": 3}}, "others must hold objects"),
+        ({"test_mean": "0.5"}, r"points\[0\].test_mean \('0.5'\) must be a number"),
+        ({"trials": "3"}, r"points\[0\].trials \('3'\) must be an integer"),
+        ({"failed": None}, r"points\[0\].failed \(None\) must be an integer"),
+        ({"series": 3}, r"points\[0\].series \(3\) must be a string"),
+        ({"config": []}, r"points\[0\].config \(\[\]\) must be an object"),
+        ({"curve": [[1, 0.5]]}, r"points\[0\]: curve \(\[1, 0.5\]\) must have rows of three numbers"),
+        ({"others": {"adagrad": 3}}, r"points\[0\].others.adagrad \(3\) must be an object"),
     ],
 )
 def test_fields_of_the_wrong_type_are_refused(tmp_path, change, match):
-    figure = Figure(axes=figure5.AXES, made={}, points=[result(**change)])
-    figure.write(tmp_path / "f.json")
+    path = tmp_path / "f.json"
+    Figure(axes=figure5.AXES, made={}, points=[result()]).write(path)
+    values = json.loads(path.read_text())
+    values["points"][0] |= change
+    path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match=rf"f.json does not hold a figure: {match}"):
-        Figure.read(tmp_path / "f.json")
+        Figure.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"format": "other"}, r"format \('other'\) must be 'quorem-plan-1'"),
+        ({"made": {"datasets": {"log": 3}}}, "made.datasets must be an object of objects"),
+        ({"made": {"datasets": {}}}, "point 'a' must have runs on data of made.datasets"),
+        ({"points": [{"series": "a", "x": 1, "runs": []}]}, "point 'a' must have runs on data of made.datasets"),
+    ],
+)
+def test_plans_that_could_not_be_drawn_are_refused(tmp_path, change, match):
+    point = {"series": "a", "x": 1, "runs": [json.loads(RunConfig(data="log").to_json())]}
+    made = {"datasets": {"log": {}}}
+    values = {"format": "quorem-plan-1", "axes": dataclasses.asdict(figure4.AXES), "made": made, "points": [point]}
+    path = tmp_path / "p.json"
+    write_json(path, values)
+    FigurePlan.read(path)
+    write_json(path, values | change)
+    with pytest.raises(ValueError, match=rf"p.json does not hold a plan: {match}"):
+        FigurePlan.read(path)
 
 
 def test_plans_take_the_bytes_of_their_share():

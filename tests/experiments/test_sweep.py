@@ -13,8 +13,8 @@ import pytest
 from runs_of_training import small_log, small_run
 
 from quorem.experiments import sweep
-from quorem.files import LockedError
-from quorem.schemes import Full
+from quorem.files.atomic import LockedError
+from quorem.paper.schemes import Full
 from quorem.training import clock
 from quorem.training.run import RunFolder, read_result
 
@@ -284,7 +284,7 @@ def test_a_full_disk_ends_the_sweep_with_its_reason(log, tmp_path):
 def full(*_):
     raise OSError(28, "No space left on device")
 
-sweep.write = sys.modules["quorem.files"].write = full
+sweep.write = sys.modules["quorem.files.atomic"].write = full
 """
     process = start(log, tmp_path / "runs", 2, before=full)
     _, err = process.communicate(timeout=120)

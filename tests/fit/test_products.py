@@ -9,7 +9,7 @@ from oracles import N
 
 from quorem import QR, ChineseRemainder, Embedding, GeneralizedQR, HotCold
 from quorem.fit import fit_, products
-from quorem.schemes import Scheme
+from quorem.paper.schemes import Scheme
 
 
 @pytest.mark.parametrize(("m", "q"), [(15, 4), (200, 150), (6, 10)])

@@ -9,7 +9,7 @@ from oracles import CASES, D, N
 from torch import Tensor
 
 from quorem import QR, ChineseRemainder, GeneralizedQR
-from quorem.schemes import Scheme
+from quorem.paper.schemes import Scheme
 
 
 @pytest.mark.parametrize("frequencies", [None, uneven(N) + 1e-3], ids=["even", "uneven"])

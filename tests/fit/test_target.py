@@ -9,7 +9,7 @@ from oracles import D, N
 
 import quorem.fit.target
 from quorem import QR, Custom, Hash
-from quorem.partitions import Partition
+from quorem.paper.partitions import Partition
 
 
 @pytest.mark.parametrize("operation", ["add", "mult"])

@@ -47,7 +47,7 @@ import typer
 from hunt.damages import DAMAGES, EXECUTED
 from runs_of_training import StopAt, small_log, small_run
 
-from quorem import EmbeddingCollection, HotCold, Pool, Table, files, quantize_, schemes, tensor_file
+from quorem import EmbeddingCollection, HotCold, Pool, Table, quantize_, schemes
 from quorem.cli.errors import plain_errors
 from quorem.data.encoding import read_encoding
 from quorem.data.prepare import PrepareConfig
@@ -57,8 +57,10 @@ from quorem.data.synthetic import ClickLog
 from quorem.data.table import prepare_table
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
+from quorem.files import atomic as files
+from quorem.files import tensors as tensor_file
+from quorem.files.saved_model import load, save
 from quorem.models import DLRM
-from quorem.store.model_file import load, save
 from quorem.training import run, trained
 from quorem.training.config import RunConfig
 from quorem.training.loop import train

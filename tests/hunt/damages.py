@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from quorem import files, tensor_file
+from quorem.files import atomic as files
+from quorem.files import tensors as tensor_file
 
 EXECUTED = Path(tempfile.gettempdir()) / f"quorem-hunt-{os.getpid()}"  # is there if a file made its reader run code
 WRONG = [None, True, -1, 0.5, 1e308, 10**400, 2**40, 2**62, "", "x", [], {}, [1], {"a": 1}, "é\0"]
@@ -85,20 +86,18 @@ def change_header(data: bytes, rng: random.Random) -> bytes:
     length = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8 : 8 + length])
-        metadata = header["__metadata__"]
-        del metadata["header_checksum"]
+        values = files.unsealed(json.loads(header["__metadata__"][tensor_file.METADATA]))
     except (ValueError, TypeError, KeyError):
         return change_json(data, rng)
-    if "description" in metadata and rng.random() < 0.7:
-        description = json.loads(metadata["description"])
-        change_value(description, rng)
-        metadata["description"] = json.dumps(description)
+    if rng.random() < 0.7:
+        change_value(values["description"], rng)
     else:
         change_value(header, rng)
-    metadata = header.get("__metadata__")
-    if isinstance(metadata, dict):
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        metadata["header_checksum"] = tensor_file._header_checksum(entries, metadata)
+        for name, fact in values["tensors"].items():
+            if isinstance(entry := header.get(name), dict):
+                fact[:2] = entry.get("dtype"), entry.get("shape")
+    if isinstance(header.get("__metadata__"), dict):
+        header["__metadata__"][tensor_file.METADATA] = json.dumps(files.sealed(values))
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % rng.choice([1, 64]))
     return len(text).to_bytes(8, "little") + text + data[8 + length :]

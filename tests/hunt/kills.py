@@ -29,14 +29,14 @@ from click_logs import random_lines
 from matplotlib.image import imread
 from runs_of_training import small_log, small_run
 
-from quorem import files
 from quorem.data.criteo import prepare_criteo
 from quorem.data.folder import replaced
 from quorem.data.prepared import Prepared
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
 from quorem.experiments.report import page
-from quorem.schemes import QR
+from quorem.files import atomic as files
+from quorem.paper.schemes import QR
 from quorem.training import checkpoint, run
 from quorem.training.loop import Options, train
 from quorem.training.trained import MODEL

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hunt import damage, damages, lookups, steps
+from hunt import budgets, damage, damages, lookups, steps
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "hunt"
 
@@ -43,6 +43,11 @@ def test_drawn_lookups_are_torchs():
     counts = lookups.hunt(10_000, seed=7)
     assert counts["bad"] == []
     assert counts["lookups"] >= 10_000 and counts["refused"] == counts["modules"]
+
+
+def test_budgets_of_drawn_models_hold():
+    counts = budgets.hunt(40, seed=7)
+    assert counts["bad"] == [] and counts["outcomes"]["compressed"] >= 10
 
 
 def test_drawn_steps_are_torchs():

@@ -1,107 +1,96 @@
-"""Checkpoints of PyTorch Lightning, by a trainer that calls the same hooks in the same order."""
+"""Compressed models under Lightning's own Trainer: trained, saved, loaded and resumed."""
 
-import copy
 import sys
-import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("lightning", reason='needs lightning: pip install "quorem[dev]"')
+
 import torch
+from foreign_model import batch, check_tool, empty, facts_of, trained
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
+from torch.utils.data import DataLoader
 
-from quorem import QR, Embedding
 from quorem.integrations import lightning
-from quorem.optim import AMSGrad, apply_in_backward
+from quorem.optim import Adam, AMSGrad, apply_in_backward
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
 
 
-class Network(nn.Module):
-    """What a ``LightningModule`` would be."""
+class Module(LightningModule):
+    """A model whose tables are updated by an optimizer that Lightning knows, or within the backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, in_backward: bool = False) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.table, self.top = Embedding(60, 8, QR(4)), nn.Linear(8, 1)
-        self.table_optimizer = apply_in_backward(self.table, AMSGrad, lr=0.05)
-        self.optimizer = torch.optim.Adam(self.top.parameters(), lr=0.05)
+        self.model = model
+        self.tables = apply_in_backward(model, AMSGrad, lr=0.05) if in_backward else None
 
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return self.model(*batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return Adam(self.model.top.parameters() if self.tables else self.model.parameters(), lr=0.05)
+
+
+class WithHooks(Module):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        lightning.on_save_checkpoint(self.table_optimizer, checkpoint)
+        lightning.on_save_checkpoint(self.tables, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        lightning.on_load_checkpoint(self.table_optimizer, checkpoint)
+        lightning.on_load_checkpoint(self.tables, checkpoint)
 
 
-def fit(network: Network, steps: range) -> None:
-    for step in steps:
-        ids = torch.randint(0, 60, (4,), generator=torch.Generator().manual_seed(step))
-        network.optimizer.zero_grad()
-        network.top(network.table(ids)).square().mean().backward()
-        network.optimizer.step()
+def fit(module: Module, folder: Path, epochs: int, resume: Path | None = None, more: Sequence[Any] = ()) -> None:
+    """Train, with a checkpoint after each epoch."""
+    keep = ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+    trainer = Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[keep, *more], **QUIET)
+    trainer.fit(module, DataLoader([batch(step) for step in range(3)], batch_size=None), ckpt_path=resume)
 
 
-def saved(network: Network, hooks: Any, path: Path) -> None:
-    """Weights, callbacks, optimizers, then the hook of the module."""
-    checkpoint = {"state_dict": network.state_dict()}
-    if hooks is not None and hooks is not network:
-        hooks.on_save_checkpoint(None, network, checkpoint)
-    checkpoint["optimizer_states"] = [network.optimizer.state_dict()]
-    if hooks is network:
-        network.on_save_checkpoint(checkpoint)
-    torch.save(checkpoint, path)
+def save(model: nn.Module, folder: Path) -> None:
+    fit(Module(model), folder, 1)
 
 
-def resumed(network: Network, hooks: Any, path: Path) -> None:
-    """The hook of the module, weights, callbacks, then optimizers."""
-    checkpoint = torch.load(path, weights_only=True)
-    if hooks is network:
-        network.on_load_checkpoint(checkpoint)
-    network.load_state_dict(checkpoint["state_dict"])
-    if hooks is not None and hooks is not network:
-        hooks.on_load_checkpoint(None, network, checkpoint)
-    network.optimizer.load_state_dict(checkpoint["optimizer_states"][0])
+def load(model: nn.Module, folder: Path) -> nn.Module:
+    return Module.load_from_checkpoint(folder / "epoch=0.ckpt", model=model, weights_only=True).model
 
 
-@pytest.fixture(params=["hooks", "callback"])
-def keep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What keeps the state of a network: its own hooks, or a callback."""
-    if request.param == "hooks":
-        return lambda network: network
-    names = ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks")
-    modules = {name: types.ModuleType(name) for name in names}
-    modules[names[-1]].Callback = type("Callback", (), {})
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return lambda network: lightning.callback(lambda module: module.table_optimizer)
+def test_models_come_back_in_a_process_without_data(tmp_path: Path) -> None:
+    check_tool(__file__, save, tmp_path)
 
 
-def test_a_resumed_run_goes_on_with_the_state_of_the_tables(keep: Any, tmp_path: Path) -> None:
-    whole, stopped = Network(), Network()
-    fit(whole, range(12))
-    fit(stopped, range(6))
-    saved(stopped, keep(stopped), tmp_path / "run.ckpt")
-    again, forgetful = Network(), Network()
-    resumed(again, keep(again), tmp_path / "run.ckpt")
-    resumed(forgetful, None, tmp_path / "run.ckpt")
-    for network in (again, forgetful):
-        fit(network, range(6, 12))
-    torch.testing.assert_close(again.table.to_dense(), whole.table.to_dense())
-    assert (forgetful.table.to_dense() - whole.table.to_dense()).abs().max() > 1e-3
+@pytest.mark.parametrize("kind", ["qr", "counts"])
+@pytest.mark.parametrize("way", ["configure_optimizers", "hooks", "callback"])
+def test_training_is_resumed(way: str, kind: str, tmp_path: Path) -> None:
+    make = WithHooks if way == "hooks" else Module
+    more = [lightning.callback(lambda module: module.tables)] if way == "callback" else []
+    whole = make(trained(kind, tmp_path), way != "configure_optimizers")
+    fit(whole, tmp_path, 3, more=more)
+    resumed = make(empty(kind, tmp_path), way != "configure_optimizers")
+    fit(resumed, tmp_path / "again", 3, tmp_path / "epoch=0.ckpt", more)
+    assert resumed.trainer.global_step == 9
+    for name, value in facts_of(whole.model).items():
+        assert torch.equal(facts_of(resumed.model)[name], value), name
 
 
-def test_checkpoints_without_the_state_are_refused() -> None:
-    network, checkpoint = Network(), {}
+def test_checkpoints_without_the_state_are_refused(tmp_path: Path) -> None:
+    tables, checkpoint = apply_in_backward(trained("qr", tmp_path), AMSGrad, lr=0.05), {}
     with pytest.raises(ValueError, match="must hold 'quorem_table_optimizers'"):
-        lightning.on_load_checkpoint(network.table_optimizer, checkpoint)
-    lightning.on_save_checkpoint([network.table_optimizer], checkpoint)
-    other = copy.deepcopy(checkpoint)
-    other[lightning.KEY] *= 2
+        lightning.on_load_checkpoint(tables, checkpoint)
+    lightning.on_save_checkpoint([tables], checkpoint)
+    checkpoint[lightning.KEY] *= 2
     with pytest.raises(ValueError, match="state of 2 optimizers of tables but must have 1"):
-        lightning.on_load_checkpoint(network.table_optimizer, other)
+        lightning.on_load_checkpoint(tables, checkpoint)
 
 
 def test_without_lightning_there_is_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="needs PyTorch Lightning"):
-        lightning.callback(Network().table_optimizer)
+        lightning.callback([])

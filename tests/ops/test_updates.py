@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from optimizers import CLASSES, SIZES, batches, collection, loss_of, run, twin, use
+from optimizers import CLASSES, RATES, SIZES, batches, collection, loss_of, oracle, run, twin, use
 from torch.func import functional_call
 
 import quorem
@@ -66,6 +66,42 @@ def test_threads_that_read_move_each_row_once(name, way):
             assert torch.equal(out, expected)
         alone.updates.flush_()
         assert torch.equal(module.stored, alone.stored)
+
+
+@pytest.mark.parametrize("way", ["sparse", "in backward"])
+@pytest.mark.parametrize("name", [*CLASSES, "AdamW"])
+def test_a_thread_that_evaluates_does_not_disturb_one_that_trains(name, way):
+    """Lookups, whole tables and copies, all the while; the oracle trains whole tables, alone."""
+    module = collection(sparse=way == "sparse")
+    dense = twin(module)
+    kind, rate = getattr(optim, name), RATES.get(name, 5e-3)
+    ours = kind(module.parameters(), lr=rate) if way == "sparse" else optim.apply_in_backward(module, kind, lr=rate)
+    theirs = torch.optim.AdamW(dense.parameters(), lr=rate) if name == "AdamW" else oracle(name, dense, rate)
+    done, failures = threading.Event(), []
+
+    @torch.no_grad()
+    def evaluate(seed):
+        draw = torch.Generator().manual_seed(seed)
+        while not done.is_set():
+            try:
+                module(torch.stack([torch.randint(0, n, (50,), generator=draw) for n in SIZES], 1))
+                module.to_dense() if seed else module.stored.detach().clone()
+            except Exception as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=evaluate, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        run(module, ours, 40)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    run(dense, theirs, 40)
+    assert not failures
+    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-10)
 
 
 def test_a_copy_is_up_to_date_and_has_updates_of_its_own():

@@ -71,7 +71,7 @@ def test_words_are_kept_until_lists_change() -> None:
 
 
 def test_lookups_follow_lists_that_are_replaced() -> None:
-    """By ``load_state_dict`` is no case: it refuses other lists. ``to_empty`` and a reset make the lists anew."""
+    """By ``to_empty`` and a reset, by writing into them, and by ``load_state_dict``."""
     module, ids = table(num_rest=100), torch.arange(N)
     expected = module(ids)
     rows = module.stored.detach().clone()
@@ -82,6 +82,9 @@ def test_lookups_follow_lists_that_are_replaced() -> None:
     module.ranks.copy_(other.ranks)
     other.stored.data.copy_(rows)
     assert torch.equal(module(ids), other(ids)) and not torch.equal(module(ids), expected)
+    third = table(seed=2, num_rest=100)
+    module.load_state_dict(third.state_dict())
+    assert torch.equal(module(ids), third(ids)) and not torch.equal(module(ids), other(ids))
 
 
 def test_lists_that_do_not_rise_have_no_words() -> None:

@@ -271,6 +271,48 @@ def test_no_step_without_a_gradient_for_the_tables():
     same(module, dense, 0)
 
 
+class Weighted(torch.nn.Module):
+    """A table that is read in bags with weights, another one, and a layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bag = quorem.EmbeddingBag(30, 4, quorem.QR(4), mode="sum", dtype=torch.float64)
+        self.other = quorem.Embedding(30, 4, quorem.QR(4), dtype=torch.float64)
+        self.top = torch.nn.Linear(4, 1, dtype=torch.float64)
+        self.weights = torch.nn.Parameter(torch.rand(3, 2, dtype=torch.float64))
+
+    def forward(self):
+        ids = torch.tensor([[1, 2], [3, 4], [5, 5]])
+        return self.top(self.bag(ids, per_sample_weights=self.weights) * self.other(ids[:, 0])).square().sum()
+
+
+@pytest.mark.parametrize("ask", ["grad", "backward"])
+@pytest.mark.parametrize("name", ["top.weight", "weights", "other.stored"])
+def test_only_tables_that_a_pass_was_asked_for_move(name, ask):
+    model, dense = Weighted(), Weighted()
+    optimizers = [optim.apply_in_backward(table, optim.SGD, lr=0.1) for table in (model.bag, model.other)]
+    theirs = torch.optim.SGD(dense.other.parameters(), lr=0.1)
+    wanted, expected = (dict(m.named_parameters())[name] for m in (model, dense))
+    if ask == "grad" and name == "other.stored":
+        with pytest.raises(RuntimeError, match=r"autograd\.grad must not be asked for the gradient of a table that"):
+            torch.autograd.grad(model(), wanted)
+    elif ask == "grad":
+        torch.testing.assert_close(torch.autograd.grad(model(), wanted), torch.autograd.grad(dense(), expected))
+    else:
+        model().backward(inputs=[wanted])
+        dense().backward(inputs=[expected])
+        if name == "other.stored":
+            theirs.step()
+        else:
+            torch.testing.assert_close(wanted.grad, expected.grad)
+    for (key, value), other in zip(model.named_parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=0, atol=1e-12, msg=lambda m, key=key: f"{key}: {m}")
+    model().backward()  # and all of them where none is named
+    assert not torch.equal(model.bag.stored, dense.bag.stored)
+    assert len(optimizers) == 2
+
+
 def test_empty_batches_are_steps():
     module, optimizer, _, _ = pair("Adam")
     module(torch.zeros(0, 5, dtype=torch.int64)).sum().backward()

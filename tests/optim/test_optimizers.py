@@ -139,13 +139,6 @@ def test_on_a_gpu(name):
             torch.testing.assert_close(table, expected, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_lazy_adam_is_sparse_adam():
-    module, other = collection(), collection()
-    run(module, optim.LazyAdam(module.parameters(), lr=0.01), 30)
-    run(other, torch.optim.SparseAdam(other.parameters(), lr=0.01), 30)
-    torch.testing.assert_close(module.stored, other.stored, rtol=0, atol=1e-12)
-
-
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(NAMES),

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign_model import KINDS, batch, trained
 from oracles import fill_
 from typer.testing import CliRunner
 
-from quorem import QR, EmbeddingCollection, Table, quantize_, save
+from quorem import QR, EmbeddingCollection, HotCold, Table, export, quantize_, save
 from quorem.cli import app
 from quorem.models import DLRM
+from quorem.serving.named import export_named
 
 N, D = 60, 8
 FRESH = """
@@ -25,6 +27,11 @@ model = torch._inductor.aoti_load_package(sys.argv[1])
 for inputs, expected in torch.load(sys.argv[2]):
     torch.testing.assert_close(model(*inputs)["logits"], expected, equal_nan=True)
 """
+
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: g++, or CXX"
+)
 
 
 def network() -> DLRM:
@@ -40,7 +47,7 @@ def loads_a_package_of_torch_alone(folder: Path) -> bool:
     return subprocess.run([sys.executable, "-c", code, package], capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: g++, or CXX")
+@needs_compiler
 def test_a_compiled_network_runs_where_quorem_cannot_be_imported(tmp_path: Path) -> None:
     model, cases = network(), []
     for rows in (1, 2, 33):
@@ -60,6 +67,47 @@ def test_a_compiled_network_runs_where_quorem_cannot_be_imported(tmp_path: Path)
     if run.returncode == -signal.SIGSEGV and not loads_a_package_of_torch_alone(tmp_path):
         pytest.skip("needs a torch that can load a package of torch alone: pip install torch==2.13.0")
     assert run.returncode == 0, run.stderr
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_anyones_model(kind: str, tmp_path: Path) -> None:
+    """A model of torch.nn with QR, with a plan by counts, and quantized."""
+    model = trained(kind, tmp_path).eval()
+    export(model, batch(0), tmp_path / "model.pt2", format="aot-inductor")
+    package = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))
+    for rows in (64, 1):
+        users, items = (ids[:rows] for ids in batch(1))
+        torch.testing.assert_close(package(users, items), model(users, items).detach())
+    assert package(torch.tensor([3000, 2999]), items.expand(2, -1).contiguous()).isnan().tolist() == [True, False]
+
+
+@needs_compiler
+@pytest.mark.parametrize("features", [3, 6, 7])
+def test_a_jagged_collection_keeps_every_row(features: int, tmp_path: Path) -> None:
+    """The batch size is computed from the length of the offsets, and must not be rounded down."""
+    tables = [Table(f"table {i}", N, D, QR(4)) for i in range(features)]
+    module = fill_(EmbeddingCollection(tables, mode="sum"))
+    export_named(module, tmp_path / "model.pt2", format="aot-inductor", jagged=True)
+    model = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))
+    for rows in (1, 2, 3, 5, 6, 7, 11, 49):
+        offsets = torch.arange(0, 2 * features * rows + 1, 2)
+        ids = torch.randint(0, N, (int(offsets[-1]),))
+        torch.testing.assert_close(model(ids, offsets)["vectors"], module(ids, offsets).detach())
+
+
+@needs_compiler
+@pytest.mark.parametrize("bits", [0, 8])
+def test_a_jagged_network_keeps_every_row(bits: int, tmp_path: Path) -> None:
+    tables = [Table("user", N, D, QR(4)), Table("item", N, D, HotCold(5, cold=QR(4), num_rest=9)), Table("day", 7, D)]
+    embeddings = fill_(EmbeddingCollection(tables, mode="mean"))
+    model = DLRM(quantize_(embeddings, bits) if bits else embeddings, num_dense=3, bottom=(8,), top=(6,))
+    export_named(model, tmp_path / "model.pt2", format="aot-inductor", jagged=True)
+    package = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))
+    for rows in (1, 2, 3, 11):
+        offsets, dense = torch.arange(0, 2 * 3 * rows + 1, 2), torch.rand(rows, 3)
+        ids = torch.randint(0, 7, (int(offsets[-1]),))
+        torch.testing.assert_close(package(dense, ids, offsets)["logits"], model(dense, ids, offsets).detach())
 
 
 def test_a_name_that_the_loader_would_refuse(tmp_path: Path) -> None:

@@ -8,15 +8,25 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hot_cold_cases import FEATURES, hot_and_cold, several_widths
+from hot_cold_cases import COUNTS, FEATURES, hot_and_cold, several_widths
 from oracles import CASES, FEW, TOLERANCE, D, N, bags_by_torch, dense_by_hand, fill_, twin_of
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, Table, quantize_
+from quorem import (
+    QR,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    GeneralizedQR,
+    HotCold,
+    Pool,
+    Table,
+    quantize_,
+)
 from quorem import Path as PathScheme
 from quorem.models import DCN, DLRM, DeepFM
-from quorem.serving.onnx_export import export_onnx
-from quorem.serving.onnx_graph import OPSET
+from quorem.serving.named import export_named
 
 UNKNOWN = [-1, -N, -(2**63), N, N + 1, 2**31, 2**40, 2**62, 2**63 - 1]  # ids that a table of N ids does not have
 
@@ -32,10 +42,10 @@ def run(path: Path, **inputs: Tensor) -> dict[str, Tensor]:
 
 
 def exported(model: nn.Module, path: Path, **options: object) -> Path:
-    export_onnx(model, path, **options)
+    export_named(model, path, **options)
     onnx.checker.check_model(str(path), full_check=True)
     graph = onnx.load(str(path), load_external_data=False)
-    assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", OPSET)]
+    assert [opset.domain for opset in graph.opset_import] == [""] and not graph.functions
     assert {node.domain for node in graph.graph.node} == {""}
     assert {weight.name for weight in graph.graph.initializer} <= {
         name for node in graph.graph.node for name in node.input
@@ -49,36 +59,37 @@ def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.flo
     torch.testing.assert_close(actual.double(), expected.double(), rtol=close, atol=close, equal_nan=True)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_scheme_and_ids_that_it_does_not_have(case: str, tmp_path: Path) -> None:
-    module = fill_(Embedding(N, D, replace(CASES[case], permute=2), padding_idx=7))
-    path = exported(module, tmp_path / "table.onnx")
-    known, unknown = torch.arange(N), torch.tensor(UNKNOWN)
-    dense = dense_by_hand(twin_of(module))
-    vectors = run(path, input=torch.cat([known, unknown]))["vectors"]
-    assert_near(vectors[:N], dense)
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_schemes_and_ids_that_they_do_not_have(bits: int, tmp_path: Path) -> None:
+    """One of each kind; test_torch_export.py has every scheme in the operators that are exported."""
+    names = FEW if bits == 0 else ("qr-mult", "qr-feature")
+    tables = [Table(name, N, D, replace(CASES[name], permute=2), padding_idx=7) for name in names]
+    module = fill_(EmbeddingCollection(tables))
+    expected = torch.cat([dense_by_hand(twin_of(module), t).flatten(1) for t in range(len(tables))], 1)
+    if bits:
+        quantize_(module, bits)
+        expected = module(torch.arange(N)[:, None].expand(N, len(tables))).flatten(1)
+    path = exported(module, tmp_path / "tables.onnx")
+    ids = torch.cat([torch.arange(N), torch.tensor(UNKNOWN)])[:, None].expand(-1, len(tables)).contiguous()
+    vectors = run(path, ids=ids)["vectors"].flatten(1)
+    assert_near(vectors[:N], expected)
     assert vectors[N:].isnan().all()
-    assert run(path, input=known[:0])["vectors"].shape == (0, *dense.shape[1:])
+    assert run(path, ids=ids[:0])["vectors"].shape[0] == 0
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_every_scheme_in_few_bits(bits: int, tmp_path: Path) -> None:
-    ids = torch.cat([torch.arange(N), torch.tensor(UNKNOWN)])
-    for scheme in CASES.values():
-        module = quantize_(fill_(Embedding(N, D, scheme, padding_idx=7)), bits)
-        export_onnx(module, tmp_path / "table.onnx")
-        vectors = run(tmp_path / "table.onnx", input=ids)["vectors"]
-        assert_near(vectors[:N], module(ids[:N]))
-        assert vectors[N:].isnan().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("case", FEW)
-def test_other_dtypes(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    module = fill_(Embedding(N, D, CASES[case], dtype=dtype))
-    vectors = run(exported(module, tmp_path / "table.onnx"), input=torch.arange(N))["vectors"]
-    assert vectors.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert_near(vectors, dense_by_hand(twin_of(module)), torch.float64 if dtype == torch.float64 else torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Vectors have the dtype of the module; numpy has no bfloat16."""
+    tables = [Table(name, N, D, CASES[name]) for name in FEW if name != "path-mlp"]
+    module = fill_(EmbeddingCollection(tables, dtype=dtype))
+    model = DCN(module, num_dense=0, deep=(7,), num_cross=1, dtype=torch.float64)
+    path, ids = exported(model, tmp_path / "model.onnx"), torch.arange(N)[:, None].expand(N, len(tables)).contiguous()
+    logits = run(path, dense=torch.empty(N, 0, dtype=torch.promote_types(dtype, torch.float32)), ids=ids)["logits"]
+    assert_near(logits, model(torch.empty(N, 0, dtype=torch.float64), ids).detach(), torch.float64)
+    if dtype != torch.bfloat16:
+        vectors = run(exported(module, tmp_path / "tables.onnx"), ids=ids)["vectors"]
+        assert vectors.dtype == dtype
+        assert_near(vectors, module(ids).detach(), dtype)
 
 
 def test_unknown_ids_as_zeros(tmp_path: Path) -> None:
@@ -94,8 +105,10 @@ OFFSETS = torch.tensor([0, 4, 4, 7, 9, 11])  # an empty bag, one of padding only
 WEIGHTS = torch.linspace(-1, 2, len(IDS))
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("case", FEW)
+BAGS = [("qr-mult", "sum"), ("path-mlp", "mean"), ("qr-feature", "mean"), ("mixed-mult", "max")]
+
+
+@pytest.mark.parametrize(("case", "mode"), BAGS)
 def test_jagged_bags(case: str, mode: str, tmp_path: Path) -> None:
     module = fill_(EmbeddingBag(N, D, CASES[case], mode=mode, padding_idx=7, include_last_offset=True))
     dense = dense_by_hand(twin_of(module)).float()
@@ -187,6 +200,27 @@ def test_collections(width: int, tmp_path: Path) -> None:
         last += dims
 
 
+def test_wrong_offsets_and_rows_that_are_not_finite(tmp_path: Path) -> None:
+    """A graph cannot raise: offsets that the module refuses give NaN. Padding is not read, whatever its rows hold."""
+    some = [Table("user", N, D, QR(4), padding_idx=7), Table("day", 9, D), Table("item", N, D, QR(3))]
+    module = fill_(EmbeddingCollection(some, mode="sum"))
+    with torch.no_grad():
+        module.tables(0)[0][7] = torch.inf
+    path, ids = exported(module, tmp_path / "tables.onnx", jagged=True), torch.arange(1, 9)
+    for right in ([0, 1, 2, 3, 5, 6, 7], [0, 3, 3, 8], [0]):  # the last has no rows
+        vectors = run(path, ids=ids, offsets=torch.tensor(right))["vectors"]
+        assert_near(vectors, module(ids, torch.tensor(right)).detach())
+    zeros = run(path, ids=torch.tensor([7, 3, 5]), offsets=torch.arange(4))["vectors"][0, 0]
+    assert torch.equal(zeros, torch.zeros(D))
+    for wrong, error in (([0, 1, 2, 3, 5], "multiple of 3"), ([0, 2, 1, 3], "decrease"), ([1, 2, 3, 4], "must be 0")):
+        with pytest.raises(ValueError, match=error):
+            module(ids, torch.tensor(wrong))
+        vectors = run(path, ids=ids, offsets=torch.tensor(wrong))["vectors"]
+        assert len(vectors) == 1 and vectors.isnan().all()
+    with pytest.raises(Exception, match="out of data bounds"):
+        run(path, ids=ids, offsets=torch.tensor([0, 1, 2, 9]))
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_jagged_collections(mode: str, tmp_path: Path) -> None:
     module = fill_(EmbeddingCollection(tables(), mode=mode))
@@ -194,31 +228,35 @@ def test_jagged_collections(mode: str, tmp_path: Path) -> None:
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     sizes = SIZES.repeat_interleave(4).repeat_interleave(lengths)
     ids = (torch.rand(len(sizes), generator=torch.Generator().manual_seed(2), dtype=torch.float64) * sizes).long()
-    path = exported(module, tmp_path / "tables.onnx", jagged=True)
-    assert_near(run(path, ids=ids, offsets=offsets)["vectors"], module(ids, offsets).detach())
-    path = exported(module, tmp_path / "tables.onnx", jagged=True, sample_weights=True)
-    weights = torch.linspace(-1, 1, len(ids))
-    vectors = run(path, ids=ids, offsets=offsets, per_sample_weights=weights)["vectors"]
-    assert_near(vectors, module(ids, offsets, weights).detach())
+    path = exported(module, tmp_path / "tables.onnx", jagged=True, sample_weights=mode == "sum")
+    weights = {"per_sample_weights": torch.linspace(-1, 1, len(ids))} if mode == "sum" else {}
+    vectors = run(path, ids=ids, offsets=offsets, **weights)["vectors"]
+    assert_near(vectors, module(ids, offsets, *weights.values()).detach())
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4])
-def test_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
-    module = hot_and_cold(bits, mode="sum")
+def test_hot_and_cold_ids(tmp_path: Path) -> None:
+    module = hot_and_cold()
     path = exported(module, tmp_path / "tables.onnx")
     ids = torch.arange(N)[:, None].expand(N, FEATURES)  # every id of every table
     vectors = run(path, ids=ids.contiguous())["vectors"]
     assert_near(vectors, module(ids).detach())
     for wrong in UNKNOWN:
         assert run(path, ids=torch.full((2, FEATURES), wrong))["vectors"].isnan().all()
-    path = exported(module, path, jagged=True)
-    offsets = torch.arange(0, N * FEATURES + 1, 3)
-    values = ids.T.reshape(-1)
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_bags_of_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
+    """Two kinds; test_torch_export.py has the others in the operators that are exported."""
+    schemes = [HotCold(5, cold=Pool(40), num_rest=10), HotCold(4, cold=QR(4), num_rest=11, force=True)]
+    some = [Table(str(i), N, D, scheme, frequencies=COUNTS) for i, scheme in enumerate(schemes)]
+    module = fill_(EmbeddingCollection(some, mode="sum"))
+    module = quantize_(module, bits) if bits else module
+    path = exported(module, tmp_path / "tables.onnx", jagged=True)
+    values, offsets = torch.arange(N).repeat(2), torch.arange(0, 2 * N + 1, 3)
     assert_near(run(path, ids=values, offsets=offsets)["vectors"], module(values, offsets).detach())
-    stored = [len(table) for name, table in module.named_tables() if name.startswith("pools.")]
-    weights = {w.name: w for w in onnx.load(str(path)).graph.initializer}
-    suffix = "_codes" if bits else ""
-    assert [weights[f"pool_pool_{j}{suffix}"].dims[0] for j in (0, 1)] == stored  # shared, and there once
+    weights = [tuple(weight.dims) for weight in onnx.load(str(path)).graph.initializer]
+    assert weights.count(tuple(module.stored.shape)) == 1  # every row is there once
+    assert sum(sizes == (31744, 1) for sizes in weights) == bool(bits)  # the scales, too
 
 
 def raw_tables() -> EmbeddingCollection:
@@ -261,20 +299,18 @@ NETWORKS = {
     "dlrm-raw": lambda module: DLRM(module, num_dense=3, bottom=(), top=(6, 5), raw_dense=True),
     "dlrm-no-dense": lambda module: DLRM(module, num_dense=0, top=(6,)),
     "dcn": lambda module: DCN(module, num_dense=3, deep=(7, 5), num_cross=3),
-    "dcn-one": lambda module: DCN(module, num_dense=0, deep=(7,), num_cross=1),
     "deepfm": lambda module: DeepFM(module, num_dense=3, deep=(7, 5)),
-    "deepfm-no-dense": lambda module: DeepFM(module, num_dense=0, deep=(7,)),
 }
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = NETWORKS[name](EmbeddingCollection(tables()))
+    model = NETWORKS[name](EmbeddingCollection(tables()[:3]))
     if isinstance(model, DCN):
         nn.init.normal_(model.cross_bias)
     path = exported(model, tmp_path / "model.onnx")
-    ids, dense = batch(), torch.rand(33, model.num_dense)
+    ids, dense = batch()[:, :3].contiguous(), torch.rand(33, model.num_dense)
     outputs = run(path, dense=dense, ids=ids)
     assert_near(outputs["logits"], model(dense, ids).detach())
     assert_near(outputs["probabilities"], model(dense, ids).sigmoid().detach())
@@ -287,13 +323,13 @@ def test_networks(name: str, tmp_path: Path) -> None:
 
 
 def test_networks_in_half_precision_and_jagged(tmp_path: Path) -> None:
-    model = DLRM(fill_(EmbeddingCollection(tables(), dtype=torch.bfloat16)), num_dense=3, bottom=(8,), top=(6,))
+    model = DLRM(fill_(EmbeddingCollection(tables()[:3], dtype=torch.bfloat16)), num_dense=3, bottom=(8,), top=(6,))
     path = exported(model, tmp_path / "model.onnx", jagged=True)
-    ids, dense = batch(4), torch.rand(4, 3)
+    ids, dense = batch(4)[:, :3], torch.rand(4, 3)
     offsets = torch.arange(ids.numel() + 1)
     logits = run(path, dense=dense, ids=ids.T.flatten(), offsets=offsets)["logits"]
     twin = twin_of(model.embeddings)
-    vectors = twin(ids).float()
+    vectors = twin(ids).bfloat16().float()  # as the module gives them
     assert_near(logits, model.logits(dense, vectors).detach())
 
 
@@ -305,32 +341,28 @@ def test_a_network_around_a_single_table(tmp_path: Path) -> None:
         assert_near(run(path, dense=dense, input=ids)["logits"], network(dense, ids).detach())
 
 
-def test_weights_in_a_file_beside_it(tmp_path: Path) -> None:
-    module = fill_(EmbeddingCollection(tables()))
-    path = exported(module, tmp_path / "tables.onnx", external_bytes=1000)
-    (data,) = tmp_path.glob("tables.onnx.*.data")
-    assert path.stat().st_size < 20_000 < data.stat().st_size
-    ids = batch()
-    assert_near(run(path, ids=ids)["vectors"], module(ids).detach())
-    with torch.no_grad():
-        module.stored.mul_(2)
-    exported(module, path, external_bytes=1000)  # the old data file goes, and only then
-    (other,) = tmp_path.glob("tables.onnx.*.data")
-    assert other != data
-    assert_near(run(path, ids=ids)["vectors"], module(ids).detach())
-    exported(module, path)
-    assert [p.name for p in tmp_path.iterdir()] == ["tables.onnx"]
+def test_weights_in_a_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorem.serving.export.EXTERNAL_BYTES", 1000)
+    some = [Table("user", 9000, D, QR(4)), Table("day", 7, D)]
+    module, ids = fill_(EmbeddingCollection(some)), batch()[:, :2].contiguous()
+    for factor in (1, 2):
+        with torch.no_grad():
+            module.stored.mul_(factor)
+        path = exported(module, tmp_path / "tables.onnx")
+        assert {each.name for each in tmp_path.iterdir()} == {"tables.onnx", "tables.onnx.data"}
+        assert path.stat().st_size < (tmp_path / "tables.onnx.data").stat().st_size
+        assert_near(run(path, ids=ids)["vectors"], module(ids).detach())
 
 
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     table, bag = Embedding(N, D, QR(4)), EmbeddingBag(N, D, QR(4), mode="max")
-    with pytest.raises(ValueError, match=r"unknown \('error'\) must be 'nan' or 'zeros'"):
-        export_onnx(table, tmp_path / "a.onnx", unknown="error")
+    with pytest.raises(ValueError, match=r"unknown \('error'\) must be one of 'nan', 'zeros'"):
+        export_named(table, tmp_path / "a.onnx", unknown="error")
     with pytest.raises(ValueError, match=r"jagged \(True\) must be False for Embedding, which does not pool"):
-        export_onnx(table, tmp_path / "a.onnx", jagged=True)
+        export_named(table, tmp_path / "a.onnx", jagged=True)
     for module in (table, bag, EmbeddingCollection(tables())):
         with pytest.raises(ValueError, match=r"sample_weights \(True\) must be False"):
-            export_onnx(module, tmp_path / "a.onnx", sample_weights=True)
-    with pytest.raises(TypeError, match=r"model \(Linear\) must be an Embedding"):
-        export_onnx(nn.Linear(2, 2), tmp_path / "a.onnx")
+            export_named(module, tmp_path / "a.onnx", sample_weights=True)
+    with pytest.raises(ValueError, match=r"model \(Linear\) has 0 modules of tables but must have one"):
+        export_named(nn.Linear(2, 2), tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())

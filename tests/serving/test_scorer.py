@@ -2,15 +2,18 @@
 
 import dataclasses
 import gzip
+import math
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
+import numpy as np
 import onnxruntime
 import polars as pl
 import torch
@@ -19,14 +22,14 @@ from runs_of_training import small_run
 from typer.testing import CliRunner
 
 import quorem
-from quorem import files
 from quorem.cli import app
 from quorem.data.batches import Batch
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
-from quorem.serving.onnx_export import export_onnx
+from quorem.files import atomic as files
+from quorem.serving.named import export_named
 from quorem.serving.predict import _write_parquet, predict
 from quorem.serving.scorer import Scorer
 from quorem.training.config import RunConfig
@@ -78,6 +81,70 @@ def test_raw_rows_score_as_prepared_rows(folder: Path) -> None:
     assert "run" in repr(scorer) and "dlrm" in repr(scorer)
 
 
+class Pandas:
+    """What a pandas frame offers where pyarrow is missing."""
+
+    def __init__(self, columns: dict[str, list[object]]) -> None:
+        self.columns = columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.array([math.nan if value is None else value for value in self.columns[name]], object)
+
+    def __arrow_c_stream__(self, schema: object = None) -> object:
+        raise ImportError("pyarrow is missing")
+
+
+@pytest.mark.parametrize("reader", ["polars", "text", "pandas"])
+def test_a_frame_straight_from_a_csv_file(reader: str, folder: Path, tmp_path: Path) -> None:
+    table().with_columns(pl.col("tags").list.join("|")).write_csv(tmp_path / "rows.csv")
+    rows = pl.read_csv(tmp_path / "rows.csv", infer_schema=reader != "text")
+    scorer = quorem.load(folder / "run")
+    scores = scorer(Pandas(rows.to_dict(as_series=False)) if reader == "pandas" else rows)
+    torch.testing.assert_close(scores, oracle(folder))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_labelled_file_has_metrics_and_unseen_values(kind: str, folder: Path, tmp_path: Path) -> None:
+    data, scorer = Prepared(folder / "log"), Scorer(folder / "run", unknown="missing")
+    start, stop = data.meta["split"]["test"]
+    rows = table()[start:stop].with_columns(pl.col("tags").list.join("|"))
+    file = tmp_path / f"rows.{kind}"
+    rows.write_csv(file) if kind == "csv" else rows.write_parquet(file)
+    done = predict(scorer, file, tmp_path / "scores.csv", label="click")
+    assert done.metrics is not None and done.unseen == {}
+    expected = dataclasses.asdict(scorer.evaluate(data))
+    assert dataclasses.asdict(done.metrics) == pytest.approx(expected, rel=1e-6)
+    rows.with_columns(user=pl.lit("nobody")).write_csv(tmp_path / "new.csv")
+    command = ["predict", str(folder / "run"), str(tmp_path / "new.csv"), "--out", str(tmp_path / "scores.csv")]
+    shown = CliRunner().invoke(app, [*command, "--unknown", "missing", "--label", "click"])
+    assert shown.exit_code == 0, shown.output
+    assert f"user: {stop - start} values are not in the training rows" in shown.output
+    assert "log loss" in shown.output and "AUC" in shown.output
+    with pytest.raises(ValueError, match="has no column clock"):
+        predict(scorer, file, tmp_path / "scores.csv", label="clock")
+
+
+def test_values_that_only_later_rows_have_are_counted(folder: Path, tmp_path: Path) -> None:
+    """By ``evaluate`` from the prepared data, and by ``predict`` from the file, whatever becomes of them."""
+    rows = table().with_columns(user=pl.when(pl.int_range(pl.len()) >= 650).then(pl.lit("late")).otherwise("user"))
+    rows.write_parquet(tmp_path / "log.parquet")
+    for vocabulary in ("all", "train"):
+        columns = {"label": "click", "dense": ["price"], "categorical": ["user", "item", "tags"]}
+        config = PrepareConfig(vocabulary=vocabulary)
+        data = prepare_table(tmp_path / "log.parquet", tmp_path / "log", **columns, config=config, overwrite=True)
+        start, stop = data.meta["split"]["test"]
+        assert data.unseen("test") == {"user": stop - max(start, 650)}
+        run = tmp_path / vocabulary
+        train(RunConfig(data=data_identity(data), scheme=quorem.QR(4), embedding_dim=4), data, run)
+        done = predict(Scorer(run), tmp_path / "log.parquet", tmp_path / "scores.csv")
+        assert done.unseen == {"user": 50}
+    shown = CliRunner().invoke(app, ["evaluate", str(run), "--split", "test"])
+    assert f"user: {stop - max(start, 650)} values are not in the training rows" in shown.output, shown.output
+
+
 def test_the_metrics_are_those_of_the_run(folder: Path) -> None:
     result = train(quorem.load(folder / "run").config, Prepared(folder / "log"), folder / "run")  # finished: read back
     for split in ("validation", "test"):
@@ -108,7 +175,7 @@ def test_files(kind: str, out: str, folder: Path, tmp_path: Path) -> None:
         file.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
     calls: list[tuple[str, float, int]] = []
     done = predict(Scorer(folder / "run"), file, tmp_path / out, progress=lambda *call: calls.append(call))
-    assert (done.rows, done.malformed, done.unknown) == (ROWS, 0, {}) and calls[-1] == ("score", 1.0, ROWS)
+    assert (done.rows, done.malformed, done.unseen) == (ROWS, 0, {}) and calls[-1] == ("score", 1.0, ROWS)
     scores = pl.read_parquet(tmp_path / out) if out.endswith("parquet") else pl.read_csv(tmp_path / out)
     unit, first = ("row", 1) if kind == "parquet" else ("line", 2)  # a CSV file's first line names its columns
     assert scores.columns == [unit, "probability"]
@@ -117,7 +184,7 @@ def test_files(kind: str, out: str, folder: Path, tmp_path: Path) -> None:
 
 
 def test_small_blocks_change_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorem.data.table.PARQUET_ROWS", 64)
+    monkeypatch.setattr("quorem.data.source.PARQUET_ROWS", 64)
     table().write_parquet(tmp_path / "rows.parquet")
     assert predict(Scorer(folder / "run"), tmp_path / "rows.parquet", tmp_path / "scores.csv").rows == ROWS
     actual = torch.tensor(pl.read_csv(tmp_path / "scores.csv")["probability"].to_list())
@@ -129,15 +196,15 @@ def test_ctrl_c_ends_with_one_line_and_keeps_the_file_from_before(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("quorem.serving.predict.BLOCK_BYTES", 2000)
-    probabilities, calls = Scorer.probabilities, []
+    logits, calls = Scorer.logits_of_rows, []
 
     def interrupted(scorer: Scorer, batch: Batch) -> torch.Tensor:
         calls.append(len(batch))
         if len(calls) == 3:
             signal.raise_signal(signal.SIGINT)
-        return probabilities(scorer, batch)
+        return logits(scorer, batch)
 
-    monkeypatch.setattr(Scorer, "probabilities", interrupted)
+    monkeypatch.setattr(Scorer, "logits_of_rows", interrupted)
     table().drop("tags").with_columns(tags=pl.lit("t1")).write_csv(tmp_path / "rows.csv")
     command = ["predict", str(folder / "run"), str(tmp_path / "rows.csv"), "--out", str(tmp_path / name)]
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
@@ -161,7 +228,7 @@ def test_values_and_lines_that_cannot_be_scored(folder: Path, tmp_path: Path) ->
     (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
     before = set(tmp_path.iterdir())
     for out in ("scores.csv", "scores.parquet"):
-        with pytest.raises(ValueError, match=r"rows.csv has \d malformed lines so far, more than max_malformed \(0\)"):
+        with pytest.raises(ValueError, match=r"rows.csv has \d malformed lines so far, more than the 0 that"):
             predict(Scorer(folder / "run"), tmp_path / "rows.csv", tmp_path / out)
         with pytest.raises(ValueError, match=r"user \('nobody'\) is not in the vocabulary"):
             predict(Scorer(folder / "run"), tmp_path / "rows.csv", tmp_path / out, max_malformed=3)
@@ -170,8 +237,8 @@ def test_values_and_lines_that_cannot_be_scored(folder: Path, tmp_path: Path) ->
     assert set(tmp_path.iterdir()) == before
     scorer = Scorer(folder / "run", unknown="missing")
     done = predict(scorer, tmp_path / "rows.csv", tmp_path / "scores.csv", max_malformed=3)
-    assert (done.rows, done.malformed, done.unknown) == (2, 3, {"user": 1})
-    assert pl.read_csv(tmp_path / "scores.csv")["line"].to_list() == [2, 3]
+    assert (done.rows, done.malformed, done.unseen) == (3, 2, {"user": 1})
+    assert pl.read_csv(tmp_path / "scores.csv")["line"].to_list() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("policy", ["rest", "hash"])
@@ -187,13 +254,13 @@ def test_unknown_values_follow_the_tables(policy: str, folder: Path, tmp_path: P
     rows = {"price": [1.0] * 3, "user": ["user 3", "nobody", "no one"], "item": [4] * 3, "tags": [["t1", "t9"]] * 3}
     scores = scorer(rows)
     assert (scores[1] == scores[2]) == (policy == "rest") and scores[0] != scores[1]
-    assert scorer.encoder.unknown_counts == {"user": 2, "item": 0, "tags": 3}
+    assert scorer.encoder.unseen_counts == {"user": 2, "item": 0, "tags": 3}
     batch = scorer.encoder(rows)
     wide = [-1, -1] if policy == "rest" else (-1 - (quorem.hash_strings(["nobody", "no one"]) & (2**31 - 1))).tolist()
     assert batch.ids[1:, 0].tolist() == wide
     with pytest.raises(ValueError, match=r"item \('77'\) is not in the vocabulary"):
         scorer({**rows, "item": [4, 4, 77]})
-    export_onnx(scorer.model, tmp_path / "model.onnx", jagged=True)
+    export_named(scorer.model, tmp_path / "model.onnx", jagged=True)
     ids, offsets = batch.jagged(data.names)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     inputs = {"dense": batch.dense.numpy(), "ids": ids.long().numpy(), "offsets": offsets.numpy()}
@@ -247,7 +314,7 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
     shutil.copy(folder / "run" / "encoding.safetensors", tmp_path / "run")
     with pytest.raises(ValueError, match=r"encoding.safetensors is of other data \([0-9a-f]+\) than the run"):
         quorem.load(tmp_path / "run")
-    for text, reason in (("[]", "configuration JSON"), ('{"data": 3}', r"data \(3\) must be a str")):
+    for text, reason in (("[]", r"it \(\[\]\) must be an object"), ('{"data": 3}', r"data \(3\) must be a str")):
         (tmp_path / "run" / "run.json").write_text(text)
         with pytest.raises(ValueError, match=f"run.json is damaged: {reason}"):
             quorem.load(tmp_path / "run")

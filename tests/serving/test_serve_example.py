@@ -1,7 +1,7 @@
-"""examples/serve.py on a free port: the scores of the model, null for unknown ids, and 400 for what it cannot take."""
+"""examples/serve.py on a free port: raw rows score as in quorem, and what it cannot take is answered by 400."""
 
 import http.client
-import importlib.util
+import importlib
 import json
 import socket
 import subprocess
@@ -15,33 +15,52 @@ from typing import Any
 import pytest
 
 pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "quorem[serve]"')
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
+import polars as pl
 import torch
 import uvicorn
+from typer.testing import CliRunner
 
 import quorem
-from quorem.serving.onnx_export import export_onnx
+from quorem.cli import app
+from quorem.data.prepare import PrepareConfig
+from quorem.data.table import prepare_table
+from quorem.training.config import RunConfig
+from quorem.training.loop import train
+from quorem.training.model import data_identity
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
-SIZES = (50, 20, 7)
-
-
-def model() -> torch.nn.Module:
-    tables = [quorem.Table(f"t{i}", n, 8, quorem.QR(4)) for i, n in enumerate(SIZES)]
-    torch.manual_seed(0)
-    return quorem.models.DLRM(quorem.EmbeddingCollection(tables), num_dense=4, bottom=(8,), top=(8,)).eval()
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    path = tmp_path_factory.mktemp("serve") / "model.onnx"
-    export_onnx(model(), path)
-    spec = importlib.util.spec_from_file_location("serve_example", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve")
+    clicks = {
+        "click": [i % 3 == 0 for i in range(300)],
+        "price": [i % 50 / 4 for i in range(300)],
+        "user": [f"user {i % 40}" for i in range(300)],
+    }
+    pl.DataFrame(clicks).write_parquet(folder / "clicks.parquet")
+    columns = {"label": "click", "dense": ["price"], "categorical": ["user"], "config": PrepareConfig()}
+    data = prepare_table(folder / "clicks.parquet", folder / "data", **columns)
+    config = RunConfig(data=data_identity(data), scheme=quorem.QR(4), embedding_dim=4, hidden=(8,), bottom=(8,))
+    train(config, data, folder / "run")
+    done = CliRunner().invoke(app, ["export", str(folder / "run"), "--out", str(folder / "model.onnx")])
+    assert done.exit_code == 0, done.output
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def port(run: Path) -> Iterator[int]:
+    sys.path.insert(0, str(EXAMPLE.parent))
+    try:
+        example = importlib.import_module("serve")
+    finally:
+        sys.path.remove(str(EXAMPLE.parent))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(example.app(str(path)), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(example.app(run.parent / "model.onnx"), log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
@@ -58,30 +77,25 @@ def post(port: int, body: Any) -> tuple[int, dict[str, Any]]:
     return answer.status, json.loads(answer.read())
 
 
-def test_scores(port: int) -> None:
-    dense, ids = torch.rand(5, 4), torch.stack([torch.randint(n, (5,)) for n in SIZES], 1)
-    status, answer = post(port, {"dense": dense.tolist(), "ids": ids.tolist()})
+def test_scores(run: Path, port: int) -> None:
+    rows = [{"price": 2.5, "user": "user 7"}, {"price": "0.25", "user": "user 39"}, {"price": None, "user": ""}]
+    status, answer = post(port, rows)
     assert status == 200
-    expected = model()(dense, ids).sigmoid().detach()
+    expected = quorem.load(run)({"price": [2.5, 0.25, None], "user": ["user 7", "user 39", None]})
     torch.testing.assert_close(torch.tensor(answer["probabilities"]), expected)
-    for unknown in (-1, 2**64 - 1):
-        rows = ids.tolist()
-        rows[1][2] = unknown
-        answer = post(port, {"dense": dense.tolist(), "ids": rows})[1]
-        assert [score is None for score in answer["probabilities"]] == [False, True, False, False, False]
+    status, answer = post(port, rows[0])
+    torch.testing.assert_close(torch.tensor(answer["probabilities"]), expected[:1])
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         (b"{", "Expecting"),
-        ([], "must be an object of dense and ids"),
-        ({"dense": [[1, 2, 3, 4]]}, "must be an object of dense and ids"),
-        ({"dense": [[1, 2]], "ids": [[1, 2, 3]]}, "must be rows of 4"),
-        ({"dense": [[1, 2, 3, 4]], "ids": [[1, 2, 3]] * 2}, "as many rows"),
-        ({"dense": [[1, 2, 3, "x"]], "ids": [[1, 2, 3]]}, "could not convert"),
-        ({"dense": [[1, 2, 3, 4]], "ids": [[1, 2, 2**64]]}, "must be integers of 64 bits"),
-        ({"dense": [[1, 2, 3, 4]], "ids": [[1, 2, 2.5]]}, "must be integers of 64 bits"),
+        ([], "must be a row"),
+        ([1], "must be a row"),
+        ({"price": 1}, "the row has no column user"),
+        ({"price": "x", "user": "user 7"}, "price ('x') must be a number"),
+        ({"price": 1, "user": "somebody"}, "user ('somebody') is not in the vocabulary"),
         (b"[" * 10**5, "recursion"),
     ],
 )
@@ -92,8 +106,8 @@ def test_what_it_cannot_take(body: Any, reason: str, port: int) -> None:
 
 def test_it_needs_neither_torch_nor_quorem() -> None:
     lines = [
-        "import runpy, sys",
-        f"runpy.run_path({str(EXAMPLE)!r})",
+        f"import sys; sys.path.insert(0, {str(EXAMPLE.parent)!r})",
+        "import serve",
         "assert 'torch' not in sys.modules and 'quorem' not in sys.modules",
     ]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True)

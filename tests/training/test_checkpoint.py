@@ -11,7 +11,7 @@ import torch
 from runs_of_training import StopAt, small_log, small_run
 from safetensors.torch import load_file, save_file
 
-from quorem import tensor_file
+from quorem.files import tensors as tensor_file
 from quorem.training import checkpoint
 from quorem.training.checkpoint import CorruptCheckpointError
 from quorem.training.loop import train
@@ -37,7 +37,7 @@ def test_the_last_ones_are_kept_in_order_of_steps(tmp_path):
 
 
 def test_other_readers_of_the_format_read_it(tmp_path):
-    every = {f"{dtype}": torch.ones(3, 5, dtype=dtype) for dtype in tensor_file.DTYPE_OF_NAME.values()}
+    every = {f"{dtype}": torch.ones(3, 5, dtype=dtype) for dtype in tensor_file.NAME_OF_DTYPE}
     path = checkpoint.save(tmp_path, 1, every | TENSORS, {})
     read = load_file(path)
     assert read.keys() == every.keys() | TENSORS.keys()
@@ -64,11 +64,13 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     elif how == "text":
         path.write_text("not a checkpoint")
+    elif how == "dtype":
+        path.write_bytes(data.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
     elif how == "header":
         path.write_bytes(data.replace(b"step", b"stop", 1))
 
 
-HOWS = ["cut", "empty", "flipped", "text", "header"]
+HOWS = ["cut", "empty", "flipped", "text", "header", "dtype"]
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -161,4 +163,30 @@ def test_a_run_with_a_checkpoint_of_other_values(name: str, tmp_path: Path) -> N
     meta = whole.meta | {name: {"seconds": "long"} if name == "progress" else None}
     checkpoint.save(saved[1].parent, whole.step, whole.tensors, meta)
     with pytest.raises(CorruptCheckpointError, match=r"the checkpoint of .*run is damaged: .* must be"):
+        train(small_run(log), log, tmp_path / "run")
+
+
+def test_a_tensor_of_another_dtype_is_named(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, TENSORS, {})
+    damage(path, "dtype")
+    with pytest.raises(CorruptCheckpointError, match=r"is damaged: \w+ is I32 \[.*\] and was written as \['F32', "):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [("model.", "dtype"), ("model.", "shape"), ("model.", "missing"), ("dense.", "dtype"), ("dense.", "shape")],
+)
+def test_a_run_with_a_checkpoint_of_other_tensors(part: str, kind: str, tmp_path: Path) -> None:
+    log = small_log(tmp_path / "log", 600)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_run(log), log, tmp_path / "run", stop=StopAt(3))
+    (saved,) = checkpoint.saved(tmp_path / "run" / "checkpoints")
+    whole = checkpoint.load(saved[1])
+    name, tensor = next((n, t) for n, t in whole.tensors.items() if t.dim() == 2 and n.startswith(part))
+    changed = {"dtype": {name: tensor.view(torch.int32)}, "shape": {name: tensor[1:]}, "missing": {}}[kind]
+    tensors = {other: each for other, each in whole.tensors.items() if other != name} | changed
+    checkpoint.save(saved[1].parent, whole.step, tensors, whole.meta)
+    message = "missing in the checkpoint" if kind == "missing" else r"torch\.\w+ \[.*\] in the checkpoint and must be"
+    with pytest.raises(ValueError, match=f"{name} is {message}"):
         train(small_run(log), log, tmp_path / "run")

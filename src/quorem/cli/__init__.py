@@ -3,6 +3,7 @@
 A command imports what it needs when it runs, so that ``quorem --help`` loads neither torch nor anything else heavy.
 """
 
+import signal
 import sys
 from typing import Annotated
 
@@ -39,6 +40,8 @@ def _options(
 
 def main() -> None:
     """Run the command; Ctrl-C exits with 130."""
+    if "--help" in sys.argv and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `quorem train --help | head` ends without a word
     try:
         app()
     except KeyboardInterrupt:  # before a command runs, while its options are read

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..experiments.terminal import terminal
 from .options import Device, Threads, command_line
+from .terminal import terminal
 
 commands = typer.Typer()
 
@@ -31,14 +31,11 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small tables, few samples: only to see that it runs.")
     ] = False,
-    quick_check: Annotated[
-        bool,
-        typer.Option("--quick-check", help="Before measuring compare kernels once instead of running their tests."),
-    ] = False,
     commit: Annotated[str | None, typer.Option(help="For the CSV file, where there is no git.")] = None,
 ) -> None:
     """Measure lookups and training steps against other ways to do them, in one run on the same ids."""
     import torch
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from ..experiments.bench import command, report
     from ..experiments.bench.grid import named_axes
@@ -57,18 +54,30 @@ def bench(
         raise typer.BadParameter(str(error)) from error
     if table is None:
         absent = []
-        rows = command.run(
-            grids,
-            where,
-            name=preset or where.type,
-            out=out,
-            plot=plot,
-            quick=quick,
-            quick_check=quick_check,
-            command=command_line(),
-            commit=commit,
-            console=terminal(stderr=True),
-        )
+        for option, folder in (("out", out), ("plot", plot and plot.parent)):
+            if folder is not None:
+                command.check_folder(option, folder)
+        console = terminal(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("starting", total=None)
+
+            def show(row: report.Row) -> None:
+                what = f"{row.mode} B={row.batch} {row.provider} {'graph' if row.graph else 'eager'}"
+                progress.update(task, description=f"{what}: {row.median_us} us")
+
+            rows = command.run(
+                grids,
+                where,
+                name=preset or where.type,
+                out=out,
+                plot=plot,
+                quick=quick,
+                command=command_line(),
+                commit=commit,
+                say=lambda line: console.print(line, soft_wrap=True),
+                show=show,
+            )
     elif plot is not None:
         report.plot(rows, plot)
     typer.echo(report.tables(rows, value, absent), nl=False)

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..experiments.terminal import terminal
 from .options import Days, Overwrite
+from .terminal import terminal
 
+TEXT_SUFFIXES = (".txt", ".tsv", ".gz", ".parquet")  # names of files; synthesize writes a folder
 commands = typer.Typer()
 prepare = typer.Typer(
     no_args_is_help=True,
@@ -44,7 +45,7 @@ def prepare_criteo(
     overwrite: Overwrite = False,
 ) -> None:
     """The Criteo Kaggle display advertising file."""
-    from ..experiments import preparing
+    from . import preparing
 
     preparing.need_polars()
     from ..data.criteo import prepare_criteo
@@ -65,7 +66,7 @@ def prepare_criteo(
 def prepare_table(
     file: Annotated[Path, typer.Argument(help="CSV with a header line (plain or gzip), or .parquet.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    label: Annotated[str, typer.Option(help="Column of 0 and 1, or of true and false.")],
+    label: Annotated[str, typer.Option(help="Column of 0 and 1, or of true and false; of others with --positive.")],
     categorical: Annotated[
         list[str] | None, typer.Option(help="Columns of categories, with commas between; repeatable.")
     ] = None,
@@ -77,6 +78,13 @@ def prepare_table(
     drop: Annotated[list[str] | None, typer.Option(help="Columns to leave out, likewise.")] = None,
     time: Annotated[
         str | None, typer.Option(help="Column of numbers or ISO times, by which the rows are split.")
+    ] = None,
+    positive: Annotated[
+        str | None, typer.Option(help='The value of the label that is a click, such as yes; or a bound, as in ">=4".')
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="Text of a missing value, besides the empty one; repeatable. By default NA, nan, null, ..."),
     ] = None,
     separator: Annotated[
         str | None,
@@ -99,12 +107,14 @@ def prepare_table(
     overwrite: Overwrite = False,
 ) -> None:
     """Any CSV or Parquet file. Without --dense and --categorical, columns are taken for what they look like."""
-    from ..experiments import preparing
+    from . import preparing
 
     preparing.need_polars()
-    from ..data.columns import Columns, choose_columns, separator_of
+    from ..data.columns import Columns, choose_columns
     from ..data.prepare import PrepareConfig
+    from ..data.source import open_source
     from ..data.table import prepare_columns
+    from ..data.values import MISSING
 
     kinds: list[tuple[str, str, Any]] = [name.rpartition("=") for name in _names(transform)]
     whole = [kind for column, _, kind in kinds if not column] + ["none"] * raw_dense
@@ -119,13 +129,13 @@ def prepare_table(
         transforms={column: kind for column, _, kind in kinds if column},
     )
     console = terminal()
-    if separator is None:
-        separator = separator_of(file, label)
-        if separator != ",":
-            console.print(f"fields are separated by {separator!r}")
+    source = open_source(file, separator, label)
+    if separator is None and source.separator != ",":
+        console.print(f"fields are separated by {source.separator!r}")
     features = (_names(dense), _names(categorical), _names(multi))
-    named = Columns(label, *features, time, separator, multi_separator)
-    chosen = choose_columns(file, named, drop=_names(drop), infer_others=infer)
+    texts = MISSING if missing is None else tuple(missing)
+    named = Columns(label, *features, time, multi_separator, positive, texts)
+    chosen = choose_columns(source, named, drop=_names(drop), infer_others=infer)
     if chosen.inferred:
         preparing.show_inferred(chosen.inferred, console)
     elif chosen.left_out:
@@ -133,7 +143,7 @@ def prepare_table(
         text = f"left out, since no option names them (--infer takes them too): {names}"
         console.print(text, soft_wrap=True)
     with preparing.bar(console) as report:
-        prepared = prepare_columns(file, out, chosen.columns, config, overwrite=overwrite, progress=report)
+        prepared = prepare_columns(source, out, chosen.columns, config, overwrite=overwrite, progress=report)
     preparing.show(prepared, console)
 
 
@@ -157,8 +167,10 @@ def synthesize(
     from ..data.raw import is_csv, write_raw
     from ..data.shape import scaled_cardinalities
     from ..data.synthetic import ClickLog, synthesize
-    from ..experiments import preparing
+    from . import preparing
 
+    if out.suffix in TEXT_SUFFIXES and not (raw or is_csv(out)):
+        raise ValueError(f"out ({out}) must be a folder or a .csv file: --raw writes text of Criteo's form")
     log = ClickLog(cardinalities=scaled_cardinalities(scale), click_rate=click_rate, seed=seed)
     console = terminal()
     with preparing.bar(console) as report:

@@ -1,5 +1,7 @@
 """Errors that a user can fix, and Ctrl-C, are told in one line."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,9 @@ def plain_errors() -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort):  # these are RuntimeErrors
         raise
+    except BrokenPipeError:  # the reader, such as head, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        raise typer.Exit(0) from None
     except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
         typer.echo(f"quorem: {error}", err=True)
         raise typer.Exit(1) from error

@@ -8,17 +8,17 @@ import typer
 commands = typer.Typer()
 
 
-@commands.command(epilog="Example: quorem export model.quorem --format onnx --out model.onnx")
+@commands.command(epilog="Example: quorem export model.quorem --out model.onnx")
 def export(
     model: Annotated[Path, typer.Argument(help="Folder of a finished run, or a file of quorem.save.", exists=True)],
     out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")],
     format: Annotated[
-        Literal["onnx", "torch-export", "aot-inductor", "safetensors"],
+        Literal["onnx", "torch-export", "aot-inductor", "safetensors"] | None,
         typer.Option(
-            help="An ONNX graph, a program for torch.export.load, that program compiled by AOTInductor (needs a C++ "
-            "compiler), or a file for quorem.load."
+            help="An ONNX graph (by default for a file .onnx), a program for torch.export.load (.pt2), that program "
+            "compiled by AOTInductor (needs a C++ compiler), or a file for quorem.load (.safetensors)."
         ),
-    ] = "onnx",
+    ] = None,
     bits: Annotated[Literal["8", "4"] | None, typer.Option(help="Store the rows in 8 or 4 bits a number.")] = None,
     table: Annotated[str | None, typer.Option(help="Export this table of a collection alone.")] = None,
     unknown: Annotated[
@@ -36,46 +36,58 @@ def export(
     ] = False,
 ) -> None:
     """Write a model for a runtime that needs neither quorem nor Python."""
-    from ..store.model_file import load, save
-    from ..training.trained import LAYERS, MODEL
+    from ..files.saved_model import load, save
+    from ..models.network import Network
+    from ..serving.scorer import Scorer
+    from ..training.trained import MODEL
 
-    if (model / LAYERS).exists() and table is None:
-        raise ValueError(
-            f"{model} is a run with a network of your own: export its tables, {model / MODEL}, by themselves"
-        )
     if model.is_dir() and not (model / MODEL).exists():
         raise ValueError(f"{model} has no {MODEL}: it is no finished run, or did not keep its model")
-    if format == "safetensors" and (unknown != "nan" or jagged or sample_weights):
+    rules = out.with_suffix(".json")  # written beside the graph of a run
+    if rules == out:
+        raise ValueError(f"--out ({out}) must not end in .json, which is for the rules of its rows")
+    to_file = format == "safetensors" or (format is None and out.suffix == ".safetensors")
+    if to_file and (unknown != "nan" or jagged or sample_weights):
         raise ValueError("--unknown, --jagged and --sample-weights are for graphs, not for --format safetensors")
-    if jagged is None:
-        jagged = model.is_dir() and table is None and format != "safetensors" and _has_bags(model)
-    module = load(model / MODEL if model.is_dir() else model, table=table)
+    scorer = num_dense = None
+    if model.is_dir() and table is None:
+        scorer = Scorer(model)
+        module, num_dense = scorer.model, len(scorer.encoding.dense)
+        if to_file and not isinstance(module, Network):
+            raise ValueError(f"{model} is a run with a network of your own: a file holds quorem's networks only")
+        jagged = bool(scorer.encoding.bags) if jagged is None else jagged
+    else:
+        module = load(model / MODEL if model.is_dir() else model, table=table)
     if bits is not None:
-        from ..quantize import quantize_
+        from ..modules.quantize import quantize_
 
         quantize_(module, 8 if bits == "8" else 4)
-    written = [out]
-    if format == "safetensors":
+    if to_file:
+        if num_dense is not None and not isinstance(module, Network):
+            raise ValueError(f"{model} is a run with a network of your own, whose code no file holds: export a graph")
         save(module, out)
-    elif format == "onnx":
-        from ..serving.onnx_export import export_onnx
-        from ..serving.onnx_graph import data_files
-
-        export_onnx(module, out, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
-        written += data_files(out)
+        size, written, inputs = out.stat().st_size, "safetensors", ""
     else:
-        from ..serving.torch_export import compile_program, export_program, write_program
+        from ..serving.export import SUFFIXES
+        from ..serving.named import export_named
 
-        program = export_program(module, unknown=unknown, jagged=jagged, sample_weights=sample_weights)
-        (write_program if format == "torch-export" else compile_program)(program, out)
-    size = sum(path.stat().st_size for path in written)
-    inputs = ", bags given by offsets" if jagged else ""
-    typer.echo(f"{out}: {type(module).__name__}, {format}, {size:,} bytes{inputs}")
+        assert format != "safetensors"
+        export_named(
+            module,
+            out,
+            num_dense=num_dense,
+            format=format,
+            unknown=unknown,
+            jagged=bool(jagged),
+            sample_weights=sample_weights,
+        )
+        data = out.with_name(f"{out.name}.data")
+        size = out.stat().st_size + (data.stat().st_size if data.exists() else 0)
+        if scorer is not None:
+            from ..serving.row_rules import write_row_rules
 
-
-def _has_bags(run: Path) -> bool:
-    """Whether the data of a run have columns with several values a row."""
-    from ..data.encoding import read_encoding
-    from ..training.run import ENCODING
-
-    return bool(read_encoding(run / ENCODING, verify=False)[0].bags)
+            write_row_rules(rules, scorer, jagged=bool(jagged))
+        written, inputs = format or SUFFIXES[out.suffix], ", bags given by offsets" if jagged else ""
+    typer.echo(f"{out}: {type(module).__name__}, {written}, {size:,} bytes{inputs}")
+    if scorer is not None and not to_file:
+        typer.echo(f"{rules}: how a row of raw values becomes its inputs (examples/encode_row.py)")

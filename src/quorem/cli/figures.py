@@ -1,12 +1,19 @@
 """``quorem reproduce``, ``quorem sweep`` and ``quorem report``: train many runs, and write a page about them."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..experiments.terminal import terminal
 from .options import Device, command_line, integers
+from .terminal import command, terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from ..experiments.figures import Figure, FigurePlan
 
 commands = typer.Typer()
 
@@ -57,7 +64,7 @@ def reproduce(
     counts = {name: torch.from_numpy(prepared.frequencies(name)) for name in prepared.names if what == "plans"}
     study = Study(
         cardinalities=prepared.cardinalities,
-        num_rows=len(prepared.split("train")),
+        num_rows=len(prepared.split("train", check=False)),
         networks=networks.split(","),
         max_rows=rows,
         collisions=integers("collisions", collisions),
@@ -74,7 +81,7 @@ def reproduce(
         )
         for figure in (reproduce.PAPER.values() if what == "all" else [reproduce.FIGURES[what]])
     ]
-    reproduce.run(plans, out, device=device, workers=workers, train_only=train_only, console=terminal())
+    _run(plans, out, device=device, workers=workers, train_only=train_only)
 
 
 @commands.command(epilog="Example: quorem sweep examples/my_sweep.py --data data/criteo --trials 1")
@@ -92,13 +99,14 @@ def sweep(
     from ..experiments import reproduce
 
     plan = reproduce.from_file(file, data, trials=trials, optimizers=optimizers.split(","), command=command_line())
-    reproduce.run([plan], out, device=device, workers=workers, train_only=train_only, console=terminal())
+    _run([plan], out, device=device, workers=workers, train_only=train_only)
 
 
 @commands.command(epilog="Example: quorem report runs/reproduce")
 def report(
     runs: Annotated[
-        Path, typer.Argument(help="Folder of reproduce, sweep or train, or of figures as JSON.", exists=True)
+        Path,
+        typer.Argument(help="Folder of reproduce, of sweep, of any finished runs, or of figures.", exists=True),
     ],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
     table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
@@ -119,5 +127,61 @@ def report(
 
     if out is None and (runs / "plans").exists():
         reproduce.publish(figures, runs / "results")
+    for figure in figures:
+        if figure.axes.name == "runs":
+            terminal().print(_table_of_runs(figure))
     page(figures, out := out or runs / "report.html")
     typer.echo(out)
+
+
+def _table_of_runs(figure: "Figure") -> "Table":
+    """A line for each setting: its runs, scheme, metrics on the test rows, bytes and time."""
+    from rich.table import Table
+
+    from ..experiments import words
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "network", "scheme", "log loss", "AUC", "tables", "time"):
+        table.add_column(name, justify="left" if name in ("run", "network", "scheme") else "right")
+    for point in sorted(figure.points, key=lambda point: words.or_nan(point.test_mean)):
+        table.add_row(
+            ", ".join(point.runs),
+            words.network(point.network),
+            words.scheme(point.config),
+            words.mean_text(point.test_mean, point.test_sd, point.trials),
+            words.loss(point.auc_mean),
+            words.size(point.embedding_bytes),
+            f"{point.seconds:,.1f} s",
+        )
+    return table
+
+
+def _run(plans: "Sequence[FigurePlan]", out: Path, *, device: str, workers: int | None, train_only: bool) -> None:
+    """Train what the plans need and the folder does not have; then write numbers, pictures and the page."""
+    import os
+
+    from ..experiments import reproduce, sweep
+    from .progress import watching_sweep
+
+    if not train_only:
+        from ..experiments.report import page  # before training, so that a missing library is reported at once
+    console, begun = terminal(), reproduce.begin(plans, out, device)
+    workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
+    try:
+        if begun.runs:
+            with watching_sweep(console, begun) as report:
+                sweep.run(begun, workers=workers, report=report)
+    except KeyboardInterrupt:
+        message = f"interrupted; the same command goes on, and {command('report', out)} shows what is finished"
+        raise KeyboardInterrupt(message) from None
+    if not train_only:
+        figures = reproduce.figures_in(out)
+        reproduce.publish(figures, out / "results")
+        page(figures, out / "report.html")
+        console.print(f"Numbers and pictures: {out / 'results'}", soft_wrap=True)
+        console.print(f"Page: {out / 'report.html'}", soft_wrap=True)
+    if failed := reproduce.failures(begun):
+        reasons = "; ".join(dict.fromkeys(failed))
+        raise RuntimeError(
+            f"{len(failed)} runs failed: {reasons}; details are in {out / 'errors'}, and the same command tries again"
+        )

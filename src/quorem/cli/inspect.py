@@ -1,11 +1,14 @@
 """``quorem inspect``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..experiments.terminal import terminal
+from .terminal import terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 commands = typer.Typer()
 
@@ -23,8 +26,8 @@ def inspect(
     from json import dumps
 
     from ..data.prepared import Prepared
-    from ..experiments import inspecting, preparing
     from ..serving.inspection import inspect
+    from . import preparing
 
     facts = inspect(path, data=data, verify=verify)
     if json:
@@ -36,6 +39,70 @@ def inspect(
         preparing.summary(prepared, console)
         preparing.features(prepared, console)
     else:
-        inspecting.model(facts, console)
+        _print_model(facts, console)
     if verify:
         console.print("every checksum is right")
+
+
+LEAST_WIDTH = 200  # width of the output to a file or a pipe, where nothing should be cut off
+SHORT_DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def _print_model(facts: dict[str, Any], console: "Console") -> None:
+    """Print one line for each table, and the totals."""
+    from rich.table import Table
+
+    from ..experiments.figures import grouped
+    from ..planner.budget import show_bytes
+
+    lines = [
+        f"{facts['path']}: {facts['model']}, {len(facts['tables'])} tables,"
+        f" {show_bytes(facts['bytes_on_disk'])} on disk, {show_bytes(facts['bytes_in_memory'])} in memory"
+        f" (network {show_bytes(facts['network_bytes'])})"
+    ]
+    if facts["kind"] == "run":
+        scores = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in facts["test"].items())
+        lines.append(f"trained on data {facts['data']}; test: {scores}")
+    console.print("\n".join(lines), soft_wrap=True)
+    if not console.is_terminal:
+        console.width = LEAST_WIDTH
+    cells = [_cells(each) for each in facts["tables"]]
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    names = [name for name in cells[0] if any(row[name] for row in cells)]
+    for name in names:
+        table.add_column(name, justify="left" if name == "table" else "right", no_wrap=name != "table")
+    for row in cells:
+        table.add_row(*(row[name] for name in names))
+    console.print(table)
+    for scheme, tables in grouped(facts["tables"], _stored_as).items():
+        console.print(f"{scheme}: {', '.join(each['name'] for each in tables)}", soft_wrap=True)
+    for pool in facts["pools"]:
+        text = f"pool {pool['name']}: {pool['rows']:,} rows, {show_bytes(pool['bytes_in_memory'])}"
+        console.print(text, soft_wrap=True)
+
+
+def _stored_as(table: dict[str, Any]) -> str:
+    options = [table["scheme"]]
+    options += ["raw ids"] * table["raw_ids"] + [f"unknown: {table['unknown']}"] * (table["unknown"] != "error")
+    return ", ".join(options)
+
+
+def _cells(table: dict[str, Any]) -> dict[str, str]:
+    """The cells of a table's line, by column; a column that is empty for all tables is left out."""
+    from ..planner.budget import show_bytes
+
+    traffic = table["traffic"]
+    shares = "" if traffic is None else "/".join(f"{100 * traffic[kind]:.1f}" for kind in ("hot", "cold", "rest"))
+    return {
+        "table": table["name"],
+        "ids": f"{table['ids']:,}",
+        "D": str(table["width"]),
+        "bits": f"{table['bits']}" if table["bits"] < 16 else SHORT_DTYPES.get(table["dtype"], table["dtype"]),
+        "rows": f"{table['rows']:,}",
+        "disk": show_bytes(table["bytes_on_disk"]),
+        "memory": show_bytes(table["bytes_in_memory"]),
+        "maps": show_bytes(table["map_bytes"]) if table["map_bytes"] else "",
+        "smaller": f"{table['compression']:,.{0 if table['compression'] >= 1000 else 2}f}x",
+        "unique": "" if table["unique"] is None else f"{100 * table['unique']:.4g}%",
+        "hot/cold/rest %": shares,
+    }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..experiments.terminal import terminal
 from ..optimizer_names import Optimizer
 from .options import Overwrite
 
@@ -31,7 +30,7 @@ def plan(
     ] = False,
     dim: Annotated[int, typer.Option(min=1, help="Width of a row, for prepared data.")] = 16,
     row_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="Dtype of rows in training, for prepared data; auto: bfloat16 if float32 rows are too few."),
     ] = "auto",
     world_size: Annotated[
@@ -44,17 +43,16 @@ def plan(
     import torch
 
     from .. import planner
-    from ..collection import Table
     from ..data.prepared import Prepared
-    from ..experiments import many_gpus, planning
-    from ..experiments.program import command
-    from ..files import write
+    from ..experiments import planning
+    from ..files.atomic import write
+    from ..modules.collection import Table
+    from . import many_gpus
+    from .terminal import command
 
     if out is not None and out.exists() and not overwrite:
         raise ValueError(f"{out} exists: --overwrite replaces it")
     state = None if serving else optimizer
-    if serving and row_dtype == "int8":
-        raise ValueError("--row-dtype int8 is for training: a plan for --serving chooses the bits of a number")
     if target.suffix == ".py":
         if search:
             raise ValueError("--search needs prepared data to train on, not a model")
@@ -62,15 +60,13 @@ def plan(
             raise ValueError(f"--row-dtype {row_dtype} needs prepared data: a model has the dtypes of its tables")
         planned = planner.plan(model_in(target), budget, optimizer=state)
     else:
-        prepared, console = Prepared(target), terminal()
+        prepared = Prepared(target)
         dtypes = planning.TRIED_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
         if search:
-            planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, console=console)
+            planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, say=typer.echo)
         else:
             planned = planning.plan(prepared, budget, dim, optimizer=state, dtypes=dtypes)
     typer.echo(str(planned))
-    if target.suffix != ".py" and row_dtype == "auto" and (line := planning.eight_bits(prepared, planned, dim)):
-        typer.echo(line)
     if world_size is not None:
         full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
         named = {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}

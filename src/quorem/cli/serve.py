@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..experiments.terminal import terminal
 from .options import Threads
+from .terminal import terminal
 
 if TYPE_CHECKING:
     from ..serving.scorer import Scorer
+    from ..training.metrics import Metrics
 
 commands = typer.Typer()
 
@@ -28,19 +29,14 @@ def evaluate(
     threads: Threads = None,
 ) -> None:
     """Print the metrics of a finished run on its data."""
-    from dataclasses import asdict
-
-    from rich.table import Column, Table
-
     from ..data.prepared import Prepared
 
     scorer = _scorer(run, bits, threads)
-    metrics = scorer.evaluate(Prepared(data if data is not None else scorer.encoding.folder), split)
-    table = Table("metric", Column("value", justify="right"), title=f"{run}, {split}", title_justify="left")
-    for name, value in asdict(metrics).items():
-        text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
-        table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
-    terminal().print(table)
+    prepared = Prepared(data if data is not None else scorer.encoding.folder)
+    _print_metrics(f"{run}, {split}", scorer.evaluate(prepared, split))
+    if split != "train":
+        for name, count in prepared.unseen(split).items():
+            typer.echo(f"{name}: {count:,} values are not in the training rows")
 
 
 @commands.command(epilog="Example: quorem predict runs/first clicks.csv --out scores.csv")
@@ -51,6 +47,7 @@ def predict(
         Path, typer.Option(help="File to write: CSV, or Parquet by its name; one that is there is replaced.")
     ],
     bits: Bits = None,
+    label: Annotated[str | None, typer.Option(help="Column of labels in FILE: print the metrics too.")] = None,
     unknown: Annotated[
         Literal["error", "missing"],
         typer.Option(help="A value that training never saw, if there is no id for such: stop, or take it as missing."),
@@ -65,7 +62,7 @@ def predict(
     threads: Threads = None,
 ) -> None:
     """Write the probability of a click for every row of a file."""
-    from ..experiments import preparing
+    from . import preparing
 
     preparing.need_polars()
     from ..serving.predict import predict
@@ -78,6 +75,7 @@ def predict(
                 scorer,
                 file,
                 out,
+                label=label,
                 separator=separator,
                 multi_separator=multi_separator,
                 max_malformed=max_malformed,
@@ -90,10 +88,22 @@ def predict(
     typer.echo(f"{out}: {done.rows:,} rows, {rate:,.0f} rows/s")
     if done.malformed:
         typer.echo(f"malformed lines left out: {done.malformed:,}")
-    for name, count in done.unknown.items():
-        taken = {"rest": "given the row of the rest", "hash": "hashed onto composed ids"}
-        what = taken.get(scorer.encoder.policies.get(name, ""), "taken for missing ones")
-        typer.echo(f"{count:,} values of {name} were not in the training data and {what}")
+    for name, count in done.unseen.items():
+        typer.echo(f"{name}: {count:,} values are not in the training rows")
+    if done.metrics is not None:
+        _print_metrics(f"{run}, {file}", done.metrics)
+
+
+def _print_metrics(title: str, metrics: "Metrics") -> None:
+    from dataclasses import asdict
+
+    from rich.table import Column, Table
+
+    table = Table("metric", Column("value", justify="right"), title=title, title_justify="left")
+    for name, value in asdict(metrics).items():
+        text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+        table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
+    terminal().print(table)
 
 
 def _scorer(

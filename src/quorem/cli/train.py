@@ -5,23 +5,31 @@ from typing import Annotated, Literal
 
 import typer
 
-from .options import Data, Device, Threads
+from ..optimizer_names import Optimizer
+from .options import Data, Device, Threads, integers
 
 commands = typer.Typer()
 
 
-@commands.command(epilog="Example: quorem train --data data/log --out runs/first --scheme mult --collisions 4")
+@commands.command(epilog="Example: quorem train --data data/log --out runs/first --budget 2MB")
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder of the run; one that was interrupted goes on.")],
     scheme: Annotated[
-        str, typer.Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON.")
-    ] = "mult",
-    collisions: Annotated[int, typer.Option(min=1, help="Ids that share a row, for a scheme given by name.")] = 4,
+        str | None,
+        typer.Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON; by default mult."),
+    ] = None,
+    collisions: Annotated[
+        int | None, typer.Option(min=1, help="Ids that share a row, for a scheme given by name; by default 4.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compress tables even where that does not shrink them, as the paper does.")
     ] = False,
     threshold: Annotated[int, typer.Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Instead of a scheme: bytes of all tables with their state, such as 2MB; plans by counts."),
+    ] = None,
     plan: Annotated[
         str | None, typer.Option(help="Instead of a scheme: the file that quorem plan wrote, or JSON of its schemes.")
     ] = None,
@@ -30,7 +38,7 @@ def train(
         typer.Option(help="Store the rows in 8 or 4 bits a number once trained; by default as the plan says."),
     ] = None,
     row_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "int8"] | None,
+        Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Dtype of the rows in training; by default the plan's, else float32."),
     ] = None,
     unknown: Annotated[
@@ -39,11 +47,20 @@ def train(
     ] = "error",
     network: Annotated[str, typer.Option(help="dlrm, dcn, deepfm, or your own: my_model.py:build.")] = "dlrm",
     preset: Annotated[Literal["text", "table1"], typer.Option(help="As the paper's text or table 1 has it.")] = "text",
+    hidden: Annotated[
+        str | None, typer.Option(help="Widths of the hidden layers, such as 512,256; of DLRM those of its top.")
+    ] = None,
+    bottom: Annotated[str | None, typer.Option(help="Widths of the hidden layers of DLRM's bottom.")] = None,
     dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
-    optimizer: Annotated[Literal["adagrad", "amsgrad"], typer.Option(help="The optimizer.")] = "adagrad",
+    optimizer: Annotated[Optimizer, typer.Option(help="The optimizer.")] = "adagrad",
     lr: Annotated[float | None, typer.Option(help="Learning rate; by default torch's.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 128,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows.")] = 1,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Passes over the training rows; the best by validation loss is kept.")
+    ] = 1,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many epochs without a lower validation loss.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights and of the shuffle.")] = 0,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Train in a random order.")] = False,
     precision: Annotated[Literal["float32", "tf32", "bfloat16"], typer.Option(help="Of matrix products.")] = "float32",
@@ -56,42 +73,43 @@ def train(
     deterministic: Annotated[bool, typer.Option("--deterministic", help="The same bits on a GPU too.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Least time between two checkpoints.")] = 60,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
-    ranks: Annotated[
-        int, typer.Option(min=1, help="Processes that train it together, tables sharded by TorchRec.")
-    ] = 1,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
     from .. import models
     from ..data.prepared import Prepared
-    from ..experiments import train
-    from ..schemes import QR
+    from ..paper.schemes import QR
     from ..training.config import RunConfig
     from ..training.loop import Options
     from ..training.model import data_identity
+    from . import training
 
     prepared = Prepared(data)
-    planned = {} if plan is None else train.plan_from(plan, prepared, dim)
+    planned = {} if plan is None else training.plan_from(plan, prepared, dim)
+    if budget is not None:
+        if plan is not None:
+            raise ValueError("--budget makes a plan: leave out --plan")
+        planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype)
+    if planned and (scheme is not None or collisions is not None or threshold or force):
+        raise ValueError("a plan says how tables are stored: leave out --scheme, --collisions, --threshold and --force")
     bits_after: Literal[8, 4] | None = planned.get("bits") if bits is None else 8 if bits == "8" else 4
-    if ranks > 1 and bits_after:
-        raise ValueError("rows are not quantized on several ranks: train without bits, then quorem evaluate --bits")
-    dtype = row_dtype or planned.get("row_dtype", "float32")
-    if ranks > 1 and dtype != "float32":
-        raise ValueError(f"row_dtype ({dtype!r}) must be 'float32' on several ranks: plan with --row-dtype float32")
     config = RunConfig(
         data=data_identity(prepared),
-        scheme=QR() if plan and scheme == "mult" else train.scheme_from(scheme, collisions, force=force),
+        scheme=QR() if planned else training.scheme_from(scheme or "mult", collisions or 4, force=force),
         threshold=threshold,
         plan=planned.get("plan"),
         bits=bits_after,
-        row_dtype=dtype,
+        row_dtype=row_dtype or planned.get("row_dtype", "float32"),
         unknown=unknown,
         network=models.pinned(network),
         preset=preset,
+        hidden=None if hidden is None else integers("hidden", hidden),
+        bottom=None if bottom is None else integers("bottom", bottom),
         embedding_dim=dim,
         optimizer=optimizer,
         lr=lr,
         batch_size=batch_size,
         epochs=epochs,
+        patience=patience,
         seed=seed,
         shuffle=shuffle,
         precision=precision,
@@ -99,5 +117,5 @@ def train(
         max_rows=rows,
     )
     options = Options(checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
-    execution = train.Execution(device=device, threads=threads, deterministic=deterministic, options=options)
-    train.run(config, prepared, out, execution, ranks)
+    execution = training.Execution(device=device, threads=threads, deterministic=deterministic, options=options)
+    training.run(config, prepared, out, execution)

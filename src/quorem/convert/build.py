@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..bags import EmbeddingBag
-from ..embeddings import Embedding
-from ..init import deviation
-from ..saved_paths import network_layers
+from ..modules.bag import EmbeddingBag
+from ..modules.embedding import Embedding
+from ..paper.init import deviation
 from .groups import WeightGroup
 from .swap import keep_
 
@@ -18,10 +16,10 @@ def composed_module(module: Any, group: WeightGroup, fit: bool, shared: Embeddin
     weight, choice = module.weight, group.choice
     assert choice is not None
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse}
-    dtype = weight.dtype if choice.dtype in (None, torch.int8) else choice.dtype  # quantize_ makes rows of 8 bits
+    dtype = weight.dtype if choice.dtype is None else choice.dtype
     options |= {"device": weight.device, "dtype": dtype}
     if choice.ranked:
-        options["frequencies"] = group.counts
+        options["frequencies"] = "loaded" if choice.waits else group.counts
     if not fit and not weight.is_meta:
         options["init_std"] = deviation(weight)
     is_bag = isinstance(module, nn.EmbeddingBag)
@@ -29,15 +27,15 @@ def composed_module(module: Any, group: WeightGroup, fit: bool, shared: Embeddin
         options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
     kind = EmbeddingBag if is_bag else Embedding
     new = kind(module.num_embeddings, module.embedding_dim, choice.scheme, **options)
-    if shared is not None:
-        new.stored = shared.stored
-        for layer, other in zip(list(network_layers(new)), network_layers(shared), strict=True):
-            setattr(layer.owner, layer.number, other.parameter)
-    elif fit and not weight.is_meta:
+    if shared is None and (fit or new.is_full()) and not weight.is_meta:  # a full table keeps its rows
         fitted = new
         if len({each.padding_idx for each in group.members.values()}) > 1:  # what is padding of one is an id of another
             fitted = kind(module.num_embeddings, module.embedding_dim, choice.scheme, **options | {"padding_idx": None})
-        new.stored = fitted.fit_(weight.detach(), group.counts).stored
+        shared = fitted.fit_(weight.detach(), group.counts)
+    if shared is not None and shared is not new:
+        for name, parameter in list(shared.named_parameters()):
+            owner, _, key = name.rpartition(".")
+            setattr(new.get_submodule(owner), key, parameter)
     new.requires_grad_(weight.requires_grad)
     keep_(module, new)
     return new

@@ -1,19 +1,19 @@
 """How each table of a model will be stored, as the caller asks or by a plan, and how many bytes it will take."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..embeddings import Embedding
+from ..modules.embedding import Embedding
 from ..optimizer_names import Optimizer
+from ..paper.schemes import Full, Scheme
 from ..planner import Plan, joined_modules, modules_of, plan_modules
 from ..planner.budget import parse_bytes
 from ..planner.footprint import TrainedStorage
-from ..schemes import Full, Scheme
+from ..planner.modules import held_by
 from .groups import ChosenScheme, WeightGroup
-
-MOST_TABLES = 4  # the most stored tables of a planned table
 
 
 def choose(
@@ -22,6 +22,8 @@ def choose(
     budget: int | str | None,
     kind: Optimizer | None,
     frequencies: Mapping[str, Tensor],
+    fit: bool,
+    lags: bool,
 ) -> None:
     """Set ``choice`` of each group; or its ``reason``, if it stays as it is."""
     names = [name for group in groups for name in group.members]
@@ -30,10 +32,12 @@ def choose(
             raise ValueError(f"frequencies ({name!r}) must be named as a table of the model: {', '.join(names)}")
     for group in groups:
         group.counts = next((frequencies[name] for name in group.members if name in frequencies), None)
-    choices = _given(scheme_or_plan, groups, names) if budget is None else _planned(groups, budget, kind)
+    choices = _given(scheme_or_plan, groups, names) if budget is None else _planned(groups, budget, kind, lags)
     for group in groups:
         group.reason = group.reason or _reason(group, choices.get(group.name))
         group.choice = None if group.reason else choices[group.name]
+        if group.choice is not None and group.choice.waits and (fit or group.collection is not None):
+            raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
 
 
 def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> dict[str, ChosenScheme]:
@@ -51,33 +55,39 @@ def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> 
     chosen = {name: ChosenScheme(scheme) for name, scheme in scheme_or_plan.items()}
     if isinstance(scheme_or_plan, Plan):
         entries = scheme_or_plan.tables
-        chosen = {entry.name: ChosenScheme(entry.scheme, entry.why, entry.dtype, entry.ranked) for entry in entries}
+        bits = scheme_or_plan.bits is not None
+        chosen = {
+            each.name: ChosenScheme(each.scheme, each.why, each.dtype, each.ranked, will_be_quantized=bits)
+            for each in entries
+        }
     choices: dict[str, ChosenScheme] = {}
     for group in groups:
         named = [chosen[name] for name in group.members if name in chosen]
         if len({choice.scheme for choice in named}) > 1:
             raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
         if named:
-            choices[group.name] = named[0]
-            if isinstance(scheme_or_plan, Plan) and named[0].ranked and group.counts is None:
-                raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
+            waits = isinstance(scheme_or_plan, Plan) and named[0].ranked and group.counts is None
+            choices[group.name] = replace(named[0], waits=waits)
     return choices
 
 
-def _planned(groups: list[WeightGroup], budget: int | str, kind: Optimizer | None) -> dict[str, ChosenScheme]:
+def _planned(
+    groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, lags: bool
+) -> dict[str, ChosenScheme]:
     """Plan the tables that can be replaced, with the part of the budget that the other tables leave."""
     replaceable = [group for group in groups if not group.reason]
-    reserved = sum(sum(kept_bytes(group.first, kind)) for group in groups if group.reason)
-    # Modules that share a weight have a layout each; the plan counts only the layout of the first.
-    extra = [module for group in replaceable for module in list(group.members.values())[1:]]
-    reserved += sum(_storage(module, kind).layout(MOST_TABLES) for module in extra)
+    reserved = sum(sum(kept_bytes(group.first, kind, lags)) for group in groups if group.reason)
     if not replaceable:
         if reserved > (size := parse_bytes(budget)):
-            raise ValueError(f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced")
+            reasons = "; ".join(f"{group.name}: {group.reason}" for group in groups)
+            raise ValueError(
+                f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced ({reasons})"
+            )
         return {}
     counts = {group.name: group.counts for group in replaceable if group.counts is not None}
     collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
-    modules = joined_modules(modules_of({group.name: group.first for group in replaceable}), collections)
+    modules = [held_by(modules_of({g.name: g.first})[0], len(g.members)) for g in replaceable]
+    modules = joined_modules([replace(module, lags=lags) for module in modules], collections)
     planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
     return {table.name: ChosenScheme(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 
@@ -90,18 +100,19 @@ def _reason(group: WeightGroup, choice: ChosenScheme | None) -> str:
     spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
     if spec.operation == "feature":
         return "feature generation gives several vectors an id, which the model does not expect"
-    if choice.dtype in (None, module.weight.dtype):
+    if choice.dtype in (None, module.weight.dtype) and not choice.will_be_quantized:
         if spec.fallback:
             return spec.fallback
-        if isinstance(choice.scheme, Full) and not choice.scheme.force:
+        if isinstance(choice.scheme, Full) and not choice.scheme.force and not spec.is_narrow:
             return choice.why or "the plan keeps it full"
     return "" if group.collection is None else str(group.collection.reason_against(choice, spec))
 
 
-def kept_bytes(module: Any, kind: Optimizer | None) -> tuple[int, int]:
+def kept_bytes(module: Any, kind: Optimizer | None, lags: bool) -> tuple[int, int]:
     """Bytes of a table that stays as it is, and of the optimizer's state for it."""
-    rate = _storage(module, kind).rate(module.embedding_dim)
-    return module.weight.nbytes, module.num_embeddings * rate.row_state
+    storage = replace(_storage(module, kind), lags=lags)
+    rate = storage.rate(module.embedding_dim)
+    return module.weight.nbytes, module.num_embeddings * rate.row_state + rate.table_state + storage.shared_state()
 
 
 def _storage(module: Any, kind: Optimizer | None) -> TrainedStorage:
@@ -109,12 +120,15 @@ def _storage(module: Any, kind: Optimizer | None) -> TrainedStorage:
     return TrainedStorage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
 
 
-def state_bytes(module: Embedding, kind: Optimizer | None) -> int:
-    """Bytes of the state that an optimizer keeps for the stored rows."""
+def state_bytes(module: Embedding, kind: Optimizer | None, lags: bool) -> int:
+    """Bytes of the state that an optimizer keeps for the stored rows, and for networks and matrices."""
     rows, width = module.stored.shape
-    storage = TrainedStorage((width,), (1,), module.stored.dtype, module.sparse, kind)
+    storage = TrainedStorage((width,), (1,), module.stored.dtype, module.sparse, kind, lags=lags)
     rate = storage.rate(width)
-    return rows * rate.row_state + len(module.all_extents) * rate.table_state + storage.shared_state()
+    by_row = rows * rate.row_state + len(module.all_extents) * rate.table_state + storage.shared_state()
+    others = [p for p in module.parameters() if p is not module.stored]
+    dense = TrainedStorage((1,), (1,), module.dtype, False, kind)
+    return by_row + sum(p.numel() * dense.rate(1).row_state + dense.shared_state() for p in others)
 
 
 def size_of(module: nn.Module) -> int:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .. import init
-from ..collection import EmbeddingCollection
 from ..fit import fit_
+from ..modules.collection import EmbeddingCollection
 from ..ops.layout import pool_key
-from ..schemes import HotCold
-from ..schemes.frequency import composed_ids, places
+from ..paper import init
+from ..paper.schemes import HotCold
+from ..paper.schemes.frequency import composed_ids, places
 from .groups import WeightGroup
 
 

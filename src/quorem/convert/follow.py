@@ -1,27 +1,30 @@
-"""Convert an optimizer's state from a full table to the stored rows.
+"""Find the optimizers that hold replaced parameters, give them the new ones, and convert their state.
 
 The gradient of a row is the sum of the gradients of the ids that read it, times the other factors where rows are
 multiplied. So the new average of gradients is the sum of the ids' averages times the factors, and the new average or
 sum of squares is the sum of theirs times the squares of the factors. This is exact if no two ids of a row were in one
-batch, and the fit of the table is exact.
+batch, and the fit of the table is exact. The gradient of a narrow row is that of the vector times the matrix; its
+squares take the squares of the matrix, as if the columns of a gradient were independent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer as TorchOptimizer
 
-from ..embeddings import Embedding
+from ..modules.embedding import Embedding
+from ..modules.holders import held_by, unwrapped
 from ..ops.layout import MULT, OPERATION
 from ..ops.rows import lookup_reads
 from ..optim import AMSGrad, RowOptimizer, RowWiseAdagrad
 from ..optimizer_names import Optimizer
-from ..saved_paths import PathGroups
 
-SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq")
-FIRST = ("exp_avg", "momentum_buffer")
+SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
+FIRST = ("exp_avg", "momentum_buffer", "grad_avg")
 BLOCK_NUMBERS = 2**20  # numbers of a state that are processed at a time
+# The planner's name of a class, or of one that keeps as many numbers for each weight.
 OPTIMIZER_OF_CLASS: dict[str, Optimizer] = {
     "SGD": "sgd",
     "Adagrad": "adagrad",
@@ -30,78 +33,125 @@ OPTIMIZER_OF_CLASS: dict[str, Optimizer] = {
     "SparseAdam": "adam",
     "AMSGrad": "amsgrad",
     "AdamW": "adamw",
-    "LazyAdam": "lazy_adam",
-    "LazyAMSGrad": "lazy_amsgrad",
+    "NAdam": "adam",
+    "RAdam": "adam",
+    "Adamax": "adam",
+    "Adadelta": "adam",
+    "Rprop": "adam",
+    "ASGD": "adagrad",
+    "Muon": "adagrad",
 }
 
 
-def optimizer_name(optimizer: torch.optim.Optimizer | Optimizer | None) -> Optimizer | None:
-    """The planner's name for an optimizer.
+def optimizer_name(optimizer: TorchOptimizer | Optimizer | None) -> Optimizer | None:
+    """The planner's name for an optimizer; None if there is none, or its state is no fixed number of numbers a weight.
 
     Raises:
         TypeError: if it is neither an optimizer nor a name.
-        ValueError: if the state of its class is not known.
     """
     if optimizer is None or isinstance(optimizer, str):
         return optimizer  # checked by the planner
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(optimizer, TorchOptimizer):
         raise TypeError(f"optimizer ({type(optimizer).__name__}) must be an optimizer, its name, or None")
+    optimizer, groups = unwrapped(optimizer), optimizer.param_groups
     kind = type(optimizer).__name__
-    if kind not in OPTIMIZER_OF_CLASS:
-        raise ValueError(f"optimizer ({kind}) must be one of {', '.join(OPTIMIZER_OF_CLASS)}, or be given by name")
-    is_amsgrad = isinstance(optimizer, AMSGrad) or optimizer.defaults.get("amsgrad")
-    if kind == "SGD" and any(group["momentum"] for group in optimizer.param_groups):
-        return "momentum_sgd"
-    if kind == "SGD" and any(group["weight_decay"] for group in optimizer.param_groups):
-        return "decayed_sgd"
-    return "amsgrad" if is_amsgrad and kind != "LazyAMSGrad" else OPTIMIZER_OF_CLASS[kind]
+    if kind in ("SGD", "RMSprop"):
+        numbers = max((kind == "RMSprop") + bool(g["momentum"]) + bool(g.get("centered")) for g in groups)
+        by_number: tuple[Optimizer, ...] = ("sgd", "adagrad", "adam", "amsgrad")
+        return by_number[numbers]
+    is_amsgrad = isinstance(optimizer, AMSGrad) or any(group.get("amsgrad") for group in groups)
+    return "amsgrad" if is_amsgrad else OPTIMIZER_OF_CLASS.get(kind)
 
 
-def follow_(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, Embedding]) -> list[str]:
-    """Replace the old parameters in an optimizer by the new ones, with their state; returns what was done."""
-    done = []
+def check_followed(optimizer: TorchOptimizer, parameters: Iterable[Tensor]) -> None:
+    """Raise ValueError unless an optimizer can be given other parameters in place of these, and its state converted."""
+    kind, held = type(optimizer).__name__, held_by(optimizer, {id(p): p for p in parameters})
+    afterwards = "change the model before the optimizer's first step, or delete it and make it anew afterwards"
+    if isinstance(optimizer, torch.optim.LBFGS) and held and optimizer.state:
+        raise ValueError(f"optimizer ({kind}) has a history over all parameters together: {afterwards}")
+    groups = [id(group["params"]) for group in optimizer.param_groups]
+    for name, value in vars(optimizer).items():
+        if isinstance(value, list) and id(value) not in groups and any(each is p for each in value for p in held):
+            raise ValueError(f"optimizer ({kind}) also holds a table in {name}: {afterwards}")
+    for p in held:
+        for name, value in optimizer.state.get(p, {}).items():
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                continue
+            if name not in (*SQUARES, *FIRST) or value.shape not in (p.shape, p.shape[:1]):
+                raise ValueError(
+                    f"optimizer ({kind}) has the state {name!r} {tuple(value.shape)} of a table {tuple(p.shape)}, which"
+                    f" cannot be converted: {afterwards}"
+                )
+
+
+def has_state(optimizer: TorchOptimizer, p: Tensor) -> bool:
+    """Whether an optimizer has gathered a state for a parameter, beyond the one that it starts with."""
+    values = optimizer.state.get(p, {}).items()
+    return any(name in (*SQUARES, *FIRST) and value is not None and bool(value.any()) for name, value in values)
+
+
+def exchange_(optimizer: TorchOptimizer, targets: Mapping[Tensor, list[Tensor]]) -> dict[Tensor, dict[str, Any]]:
+    """Replace parameters in an optimizer by others, in place; returns the state of those that were replaced."""
+    states: dict[Tensor, dict[str, Any]] = {}
     by_row = optimizer if isinstance(optimizer, RowOptimizer) else None
     if by_row is not None:
         by_row.flush()
+    placed = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for group in optimizer.param_groups:
-        for i, p in enumerate(group["params"]):
-            if p not in new:
+        kept: list[Tensor] = []
+        for p in group["params"]:
+            if p not in targets:
+                kept.append(p)
                 continue
-            module = new[p]
-            state = optimizer.state.pop(p, {})
-            group["params"][i] = module.stored
-            group["params"] += module.paths.parameters() if isinstance(module.paths, PathGroups) else ()
+            states[p] = optimizer.state.pop(p, {})
             if by_row is not None:
                 by_row._row_rules.pop(p, None)
                 by_row._updates.pop(p, None)
-            kept = {name: converted_state(name, value, p, module) for name, value in state.items()}
-            if isinstance(optimizer, RowWiseAdagrad) and "sum" in kept and kept["sum"].dim() == 2:
-                kept["sum"] = kept["sum"].mean(1)
-            if kept:
-                optimizer.state[module.stored] = kept
-            done.append(f"the optimizer held a table {tuple(p.shape)}: given the stored rows, and its state for them")
-    return done
+            kept += [new for new in targets[p] if id(new) not in placed]
+            placed |= set(map(id, targets[p]))
+        group["params"][:] = kept  # in place: LBFGS, for one, keeps the list
+    if type(optimizer) is torch.optim.Adagrad:  # it makes its state in the constructor
+        for new in {id(new): new for p in states for new in targets[p]}.values():
+            optimizer.state[new] = type(optimizer)([new], **optimizer.defaults).state[new]
+    return states
 
 
-def converted_state(name: str, value: Any, weight: Tensor, module: Embedding) -> Any:
-    """One entry of a parameter's state, converted from the table ``weight`` to the stored rows of ``module``."""
+def follow_(optimizer: TorchOptimizer, new: Mapping[Tensor, Embedding]) -> list[str]:
+    """Replace the old parameters in an optimizer by the new ones, with their state; returns what was done."""
+    states = exchange_(optimizer, {old: list(module.parameters()) for old, module in new.items()})
+    for old, state in states.items():
+        start = next((g.get("initial_accumulator_value", 0) for g in optimizer.param_groups), 0)
+        stored = new[old].stored
+        kept = {name: converted_state(name, value, old, new[old], start) for name, value in state.items()}
+        if isinstance(optimizer, RowWiseAdagrad) and "sum" in kept and kept["sum"].dim() == 2:
+            kept["sum"] = kept["sum"].mean(1)
+        if kept:
+            optimizer.state[stored] = kept
+    kind = type(optimizer).__name__
+    return [f"{kind} now has the rows of {len(states)} tables, and their state"] if states else []
+
+
+def converted_state(name: str, value: Any, weight: Tensor, module: Embedding, start: float = 0) -> Any:
+    """One entry of a parameter's state, converted from the table ``weight`` to the stored rows of ``module``.
+
+    ``start`` is what a sum of squares began with.
+    """
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     if value.shape == weight.shape[:1]:  # one number for each row
         value = value[:, None].expand(weight.shape)
-    if value.shape != weight.shape or name not in (*SQUARES, *FIRST):
-        raise ValueError(
-            f"the optimizer's state {name!r} has shape {tuple(value.shape)}: there is no way to convert it"
-        )
     power = 2 if name in SQUARES else 1
-    stored, layout = module.stored.detach(), module.layout
-    total = torch.zeros(stored.shape, dtype=torch.float32, device=stored.device)
+    start = start if name == "sum" else 0
+    stored, layout, matrix = module.stored.detach(), module.layout, module.projection()
+    total = torch.full(stored.shape, start, dtype=torch.float32, device=stored.device)
     multiplied = (layout.slots[:, OPERATION] == MULT)[None, :, None, None]
     for ids in torch.arange(len(weight), device=stored.device).split(max(1, BLOCK_NUMBERS // weight.shape[1])):
         reads = lookup_reads(ids[:, None], layout)
         used = reads.valid[..., None] & reads.used  # [N, S, K]
         factors = torch.where(used[..., None] & multiplied, stored[reads.rows.clamp(min=0)].float(), 1)
-        values = value[ids].float().view(len(ids), reads.rows.shape[1], 1, -1)
+        values = value[ids].float() - start
+        values = values if matrix is None else values @ matrix.detach().float().pow(power).T
+        values = values.view(len(ids), reads.rows.shape[1], 1, -1)
         for k in range(reads.rows.shape[2]):
             others = factors[:, :, [j for j in range(reads.rows.shape[2]) if j != k]].prod(2).pow(power)
             is_read = used[:, :, k]

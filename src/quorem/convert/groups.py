@@ -1,7 +1,10 @@
 """The embeddings of a model, grouped by shared weight, and why some cannot be replaced."""
 
+import dis
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -9,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..checks import FLOAT_DTYPES
-from ..schemes import Scheme
+from ..paper.schemes import Scheme
+from .swap import bound_attributes
 
 TORCH_CLASSES = (nn.Embedding, nn.EmbeddingBag)
 # Methods that a subclass may override: they only initialize the weight, which exists already, or describe the module.
@@ -24,6 +28,8 @@ class ChosenScheme:
     why: str = ""
     dtype: torch.dtype | None = None  # None keeps the dtype of the table
     ranked: bool = True  # whether the ids are ranked by frequencies, if these are given
+    waits: bool = False  # whether the plan ranks ids and no frequencies are given: a state_dict will list the hot ids
+    will_be_quantized: bool = False  # then a full table must be a quorem table too, so that quantize_ finds it
 
 
 @dataclass(eq=False)
@@ -47,6 +53,20 @@ class WeightGroup:
         return self.members[self.name]
 
 
+def check_model(model: Any, embeddings: Any) -> None:
+    """Raise TypeError unless ``model`` is a module that may contain some of ``embeddings``, and is none itself."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model ({type(model).__name__}) must be an nn.Module")
+    if isinstance(model, embeddings):
+        kind = type(model).__name__
+        raise TypeError(f"model ({kind}) must contain embeddings: one alone cannot be replaced in place")
+
+
+def torchrec_tools() -> Any:
+    """The module ``convert.torchrec``; None if TorchRec is not imported, so that no model can contain its modules."""
+    return import_module(".torchrec", __package__) if "torchrec.modules.embedding_modules" in sys.modules else None
+
+
 def groups_in(model: nn.Module) -> list[WeightGroup]:
     """The embeddings of a model, grouped by weight; a shared module is listed once."""
     groups: dict[int, WeightGroup] = {}
@@ -61,16 +81,21 @@ def leave_out(
     model: nn.Module,
     groups: list[WeightGroup],
     threshold: int,
-    filter_fn: Callable[[str, nn.Module], bool] | None,
+    filter_fn: Callable[[nn.Module, str], bool] | None,
 ) -> None:
     """Set ``reason`` of the groups that stay as they are."""
     holders: dict[int, list[tuple[str, nn.Module]]] = {}
+    writers: dict[int, str] = {}
     for name, module in model.named_modules():
+        if assigns := _assigns_data(type(module)):
+            writers |= dict.fromkeys(map(id, module.children()), f"{type(module).__name__}.{assigns[0]}")
         for parameter in module._parameters.values():
             holders.setdefault(id(parameter), []).append((name, module))
     for group in groups:
         for name, module in group.members.items():
             reason = _reason(name, module, threshold, filter_fn) or _holder(module, holders)
+            if not reason and id(module) in writers:
+                reason = f"{writers[id(module)]} assigns to data, and a composed weight has none of its own"
             if reason:
                 group.reason = reason if name == group.name else f"{name}, which has the same weight: {reason}"
                 break
@@ -80,11 +105,13 @@ def _reason(name: str, module: Any, threshold: int, filter_fn: Any) -> str:
     """Why an embedding must not or cannot be replaced; empty if it can."""
     if module.num_embeddings <= threshold:
         return f"{module.num_embeddings} ids are at most the threshold ({threshold})"
-    if filter_fn is not None and not filter_fn(name, module):
+    if filter_fn is not None and not filter_fn(module, name):
         return "filter_fn left it out"
     extra = [n for n, _ in [*module.named_parameters(), *module.named_buffers()] if n != "weight"]
     if parametrize.is_parametrized(module) or extra or "weight" not in module._parameters:
         return f"its weight is parametrized, pruned or joined by others ({', '.join(extra)})"
+    if bound := bound_attributes(module):
+        return f"its {', '.join(bound)} calls the module that it was made for: compress it first"
     methods = _own_methods(type(module))
     if methods:
         return f"{type(module).__name__} has methods of its own ({', '.join(methods)})"
@@ -109,6 +136,19 @@ def _own_methods(kind: type) -> list[str]:
         name for base in bases for name, value in vars(base).items() if callable(value) or isinstance(value, property)
     }
     return sorted(name for name in names - HARMLESS if not name.startswith("__") or name == "__call__")
+
+
+def _assigns_data(kind: type) -> list[str]:
+    """Methods of a class, but not of torch, that assign to ``data``, as in ``self.table.weight.data = values``."""
+    if kind.__module__.split(".")[0] in ("torch", "torchrec", "quorem"):
+        return []
+    codes = {name: getattr(value, "__code__", None) for name, value in vars(kind).items()}
+    return [
+        name
+        for name, code in codes.items()
+        if code is not None and "data" in code.co_names
+        if any(each.opname == "STORE_ATTR" and each.argval == "data" for each in dis.get_instructions(code))
+    ]
 
 
 def _holder(module: Any, holders: dict[int, list[tuple[str, nn.Module]]]) -> str:

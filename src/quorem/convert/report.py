@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from ..paper.schemes import Scheme
 from ..planner.budget import show_bytes
-from ..planner.text import aligned
-from ..schemes import Scheme
+from ..planner.printed import aligned
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Report:
 
     Args:
         entries: what was done with each table.
-        references: other references to replaced objects, updated or not, one sentence each.
+        references: other references to replaced objects that were updated, and what else changed, one sentence each.
+        outdated: what goes on using an old table, one sentence each; printed first.
 
     >>> from torch import nn
     >>> import quorem
@@ -62,6 +63,7 @@ class Report:
 
     entries: list[Entry] = field(default_factory=list)
     references: list[str] = field(default_factory=list)
+    outdated: list[str] = field(default_factory=list)
 
     @property
     def bytes_before(self) -> int:
@@ -92,4 +94,4 @@ class Report:
         head = ("table", "ids", "D", "before", "after", "state", "stored as", "why")
         total = (show_bytes(self.bytes_before), show_bytes(self.bytes_after), show_bytes(self.state_bytes))
         rows = [head, *(entry.cells() for entry in self.entries), ("total", "", "", *total, "", "")]
-        return "\n".join([aligned(rows), *self.references])
+        return "\n".join([*self.outdated, aligned(rows), *self.references])

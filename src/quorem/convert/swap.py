@@ -1,6 +1,8 @@
 """Replace old modules by new ones, wherever they or their parameters are referenced."""
 
+import functools
 import types
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +17,13 @@ HOOKS = (
     "_forward_pre_hooks_with_kwargs",
     "_backward_hooks",
     "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
 )
 DEPTH = 6  # how deep nested containers are searched
+# Optimizers are given their parameters by ``follow``, which converts the state too.
 NEVER_PLAIN = (nn.Module, Tensor, optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
@@ -24,13 +31,39 @@ def keep_(old: nn.Module, new: nn.Module) -> None:
     """Copy to ``new`` the hooks and training mode of ``old``, and the attributes that were added to ``old``."""
     for hooks in HOOKS:
         getattr(new, hooks).update(getattr(old, hooks))
+    for hook in new._load_state_dict_pre_hooks.values():
+        if getattr(hook, "with_module", False):  # it is called with the module that it was registered on
+            hook.module = weakref.ref(new)  # type: ignore[attr-defined]
     new._is_full_backward_hook = old._is_full_backward_hook
     new.training = old.training
     if isinstance(old, nn.Embedding | nn.EmbeddingBag):
-        kind = nn.Embedding if isinstance(old, nn.Embedding) else nn.EmbeddingBag
-        plain = vars(kind(1, 1, device="meta"))
-        for name in vars(old).keys() - plain.keys() - vars(new).keys():
+        for name in added_attributes(old) - vars(new).keys():
             object.__setattr__(new, name, vars(old)[name])
+
+
+def added_attributes(module: nn.Module) -> set[str]:
+    """Names of the attributes of an ``nn.Embedding`` or ``nn.EmbeddingBag`` that a new one does not have."""
+    kind = nn.Embedding if isinstance(module, nn.Embedding) else nn.EmbeddingBag
+    return vars(module).keys() - vars(kind(1, 1, device="meta")).keys()
+
+
+def bound_attributes(module: nn.Module) -> list[str]:
+    """Attributes of a module's instance that call the module itself, such as a ``forward`` that was patched."""
+    names = [name for name in added_attributes(module) if _calls(vars(module)[name], module)]
+    return sorted({"compile()" if name == "_compiled_call_impl" else name for name in names})
+
+
+def _calls(value: Any, module: nn.Module) -> bool:
+    """Whether ``value`` is a function that refers to ``module``: bound to it, partial, or in its closure."""
+    if isinstance(value, functools.partial):
+        return any(part is module or _calls(part, module) for part in (value.func, *value.args))
+    if isinstance(value, types.MethodType):
+        return value.__self__ is module
+    if not isinstance(value, types.FunctionType):
+        return False
+    cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]  # an empty one raises
+    wrapped = vars(value).get("__wrapped__")
+    return any(part is module or _calls(part, module) for part in (*cells, wrapped) if part is not value)
 
 
 def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Tensor, Tensor]) -> list[str]:
@@ -57,7 +90,8 @@ def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: 
                 continue
             if rewritten is not value:
                 object.__setattr__(module, attribute, rewritten)
-            references.append(f"{path + '.' if path else ''}{attribute} held {count} that were replaced: given the new")
+            name = f"{path + '.' if path else ''}{attribute}"
+            references.append(f"{name} referred to {count} replaced modules or weights: it refers to the new ones now")
     return references
 
 
@@ -125,3 +159,19 @@ def out_of_reach(model: nn.Module) -> list[str]:
                     f"{name} holds {count} embeddings that are no submodules: not compressed. Use nn.ModuleDict"
                 )
     return names
+
+
+def computed_before(model: nn.Module, shapes: Mapping[tuple[int, ...], str]) -> list[str]:
+    """Tensors in attributes of modules that may have been computed from a replaced table, in words.
+
+    Args:
+        model: the model.
+        shapes: names of the replaced tables by their shape.
+    """
+    return [
+        f"{path + '.' if path else ''}{attribute} is a tensor of the shape of {shapes[tuple(value.shape)]}: if it was"
+        " computed from the old table, it goes on using it until it is computed again"
+        for path, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, Tensor) and tuple(value.shape) in shapes
+    ]

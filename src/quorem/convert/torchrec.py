@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules import embedding_modules as stock
 
-from ..collection import EmbeddingCollection, Table
 from ..integrations import torchrec as integration
 from ..integrations.torchrec.collections import DATA_TYPES
 from ..integrations.torchrec.collections import Collection as Ours
 from ..integrations.torchrec.names import table_rows
+from ..modules.collection import EmbeddingCollection, Table
 from ..optimizer_names import Optimizer
+from ..paper.schemes import Full, TableSpec
 from ..planner.footprint import TrainedStorage
-from ..schemes import Full, TableSpec
 from .fill import fill_
 from .groups import ChosenScheme, WeightGroup
 from .report import Entry
@@ -43,6 +43,8 @@ class TorchRecCollection:
         """Why TorchRec's kernels do not support a choice for one of the tables; empty if they do."""
         if choice.dtype not in (None, next(iter(self.groups.values())).first.weight.dtype):
             return f"the plan has it in {choice.dtype}, but a collection has one dtype"
+        if spec.is_narrow:
+            return "quorem's collections for TorchRec have no narrow rows"
         if odd := [width for _, width in spec.shapes if width % 4]:
             return f"its parts would be {odd[0]} wide, which is no multiple of 4, as FBGEMM needs it"
         return ""
@@ -90,7 +92,7 @@ class TorchRecCollection:
         for name, group in self.groups.items():
             module, choice = group.first, group.choice
             n, d = module.num_embeddings, module.embedding_dim
-            storage = TrainedStorage((d,), (1,), module.weight.dtype, True, kind)
+            storage = TrainedStorage((d,), (1,), module.weight.dtype, True, kind, lags=False)
             after, state = sizes.get(name, (module.weight.nbytes, n * storage.rate(d).row_state))
             scheme, why = (None, group.reason) if choice is None else (choice.scheme, choice.why)
             entries.append(Entry(group.name, n, d, module.weight.nbytes, after, state, scheme, why))
@@ -189,20 +191,28 @@ def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
                 shapes.append((part.num_rows, spec.embedding_dim))
                 numbers += part.num_rows * spec.embedding_dim
         lists = sum(span[1] for span in (feature.hot, feature.cold) if span is not None) * new.rows.id_lists.itemsize
-        rates = [(rows, TrainedStorage((width,), (1,), dtype, True, kind).rate(width)) for rows, width in shapes]
+        rates = [
+            (rows, TrainedStorage((width,), (1,), dtype, True, kind, lags=False).rate(width)) for rows, width in shapes
+        ]
         sizes[feature.table] = numbers * dtype.itemsize + lists, sum(rows * rate.row_state for rows, rate in rates)
     return sizes
 
 
-def decompress(model: nn.Module, modules: dict[nn.Module, nn.Module]) -> list[Entry]:
-    """Add to ``modules`` TorchRec's collection for each of quorem's; returns what was done with each table."""
+def decompress(
+    model: nn.Module, modules: dict[nn.Module, nn.Module], targets: dict[Tensor, list[Tensor]]
+) -> list[Entry]:
+    """Add to ``modules`` TorchRec's collection for each of quorem's; returns what was done with each table.
+
+    In ``targets`` its tables replace the first parameter of quorem's collection, and the others are replaced by none.
+    """
     entries = []
     for path, module in model.named_modules():
         if not isinstance(module, OURS):
             continue
         sizes, reason = _sizes(module, None), _not_plain(module)
         if not reason:
-            modules[module] = _plain(module)
+            new = modules[module] = _plain(module)
+            targets |= {p: [] if i else list(new.parameters()) for i, p in enumerate(module.parameters())}
         for table in module.tables:
             before, size = sizes[table.name][0], table.num_embeddings * table.embedding_dim
             after = before if reason else size * next(module.parameters()).itemsize

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..embeddings import Embedding
 from ..integrations.torchrec.collections import Collection as Ours
 from ..integrations.torchrec.names import id_lists, table_rows
 from ..integrations.torchrec.state import weights
+from ..modules.embedding import Embedding
 from ..optim import RowOptimizer
-from ..schemes.frequency import Ranks
-from .follow import converted_state
+from ..paper.schemes.frequency import Ranks
+from .follow import converted_state, exchange_
 
 
 def follow_collection_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tensor], new: Ours) -> list[str]:
@@ -20,27 +20,18 @@ def follow_collection_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tenso
 
     The state of a table's rows is computed as in ``follow``; the rows of pools start without state.
     """
-    table_of = {id(weight): name for name, weight in old.items()}
     parameters = dict(new.named_parameters())
-    of_table: dict[str, list[str]] = {name: [] for name in old}  # names of the new parameters of each table
+    targets: dict[Tensor, list[Tensor]] = {weight: [] for weight in old.values()}
     for key, rows in table_rows(new).items():
-        of_table[next(part.split(".")[1] for part in rows if part.startswith("tables."))].append(key)
-    rest = [key for key in parameters if key not in table_rows(new)]  # path networks, which replace no old parameter
-    states, moved = {}, 0
-    for param_group in optimizer.param_groups:
-        kept: list[Tensor] = []
-        for p in param_group["params"]:
-            if id(p) not in table_of:
-                kept.append(p)
-                continue
-            name = table_of[id(p)]
-            states[name] = p, optimizer.state.pop(p, {})
-            kept += [parameters[key] for key in (*of_table[name], *rest)]
-            moved, rest = moved + 1, []
-        param_group["params"] = kept
-    if not moved:
+        targets[old[next(part.split(".")[1] for part in rows if part.startswith("tables."))]].append(parameters[key])
+    first = next((p for group in optimizer.param_groups for p in group["params"] if p in targets), None)
+    if first is None:
         return []
-    done = [f"the optimizer held {moved} tables of a collection: given the stored rows"]
+    # Path networks replace no old parameter.
+    targets[first] += [parameters[key] for key in parameters if key not in table_rows(new)]
+    held = exchange_(optimizer, targets)
+    states = {name: (weight, held[weight]) for name, weight in old.items() if weight in held}
+    done = [f"{type(optimizer).__name__} now has the rows of {len(held)} tables of a collection"]
     if any(state for _, state in states.values()):
         done.append(_move_state_(optimizer, new, states))
     return done

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import files
+from ..files import atomic as files
 
 BLOCK_BYTES = 1 << 22
 DIGITS = 8  # hex digits of a checksum
@@ -61,14 +61,14 @@ class CheckedArray:
     Args:
         path: path of the file, for messages.
         array: the values of the file.
-        checksums: the checksums from ``meta.json``; None for data of an earlier version, which are not checked.
+        checksums: the checksums from ``meta.json``.
     """
 
-    def __init__(self, path: Path, array: NDArray[Any], checksums: str | None) -> None:
-        self.path, self.array, self._checksums = path, array, checksums
+    def __init__(self, path: Path, array: NDArray[Any], checksums: str) -> None:
+        self.path, self.array, self.checksums = path, array, checksums
         self._data = _bytes(array)
         self._is_checked = np.zeros(-(-len(self._data) // BLOCK_BYTES), bool)
-        if checksums is not None and len(checksums) != DIGITS * len(self._is_checked):
+        if len(checksums) != DIGITS * len(self._is_checked):
             raise ValueError(f"{path}: meta.json is damaged: it has checksums of another number of blocks")
 
     def check(self, start: int, stop: int) -> None:
@@ -77,13 +77,13 @@ class CheckedArray:
         Raises:
             ValueError: if a block differs from its checksum.
         """
-        if self._checksums is None or stop <= start:
+        if stop <= start:
             return
         row = self.array[:1].nbytes
         for block in range(start * row // BLOCK_BYTES, -(-stop * row // BLOCK_BYTES)):
             if not self._is_checked[block]:
                 data = self._data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
-                if of_bytes(data) != self._checksums[DIGITS * block : DIGITS * (block + 1)]:
+                if of_bytes(data) != self.checksums[DIGITS * block : DIGITS * (block + 1)]:
                     raise damaged(self.path)
                 self._is_checked[block] = True
 
@@ -91,11 +91,6 @@ class CheckedArray:
     def tensor(self) -> Tensor:
         """The values, in the same memory."""
         return torch.from_numpy(self.array)
-
-    @property
-    def checksums(self) -> str:
-        """The checksums from ``meta.json``; if it has none, computed from the values."""
-        return of_bytes(self._data) if self._checksums is None else self._checksums
 
 
 def damaged(path: Path) -> ValueError:
@@ -105,7 +100,7 @@ def damaged(path: Path) -> ValueError:
     )
 
 
-def checked_bytes(path: Path, checksums: str | None) -> bytes:
+def checked_bytes(path: Path, checksums: str) -> bytes:
     """The bytes of a file.
 
     Raises:
@@ -114,7 +109,7 @@ def checked_bytes(path: Path, checksums: str | None) -> bytes:
     """
     files.check_is_file(path)
     data = path.read_bytes()
-    if checksums is not None and of_bytes(memoryview(data)) != checksums:
+    if of_bytes(memoryview(data)) != checksums:
         raise damaged(path)
     return data
 

@@ -1,7 +1,7 @@
 """``quorem prepare criteo``: the Kaggle display advertising file (section 5.2), plain or gzip."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -9,13 +9,13 @@ import polars as pl
 from . import shape
 from .columns import Columns
 from .folder import Progress
-from .prepare import PrepareConfig, write
+from .malformed import Malformed, ParsedRows
+from .prepare import LABEL, PrepareConfig, write
 from .prepared import Prepared
-from .text import BLOCK_BYTES, Malformed, ParsedRows, TextLayout, blocks, parse
+from .text import BLOCK_BYTES, TextFile, TextLayout, parse
 
 TYPES = {name: pl.String if name in shape.CATEGORICAL_NAMES else pl.Int64 for name in shape.COLUMN_NAMES}
-LAYOUT = TextLayout(shape.COLUMN_NAMES, TYPES)
-COLUMNS = Columns("label", shape.DENSE_NAMES, shape.CATEGORICAL_NAMES)
+COLUMNS = Columns("label", shape.DENSE_NAMES, shape.CATEGORICAL_NAMES, missing=())
 
 
 def prepare_criteo(
@@ -52,22 +52,30 @@ def prepare_criteo(
     """
     source, config = Path(raw), config or PrepareConfig()
     malformed = Malformed(str(source), config.max_malformed)
-    rows = (parse(block, LAYOUT, malformed) for block in blocks(source, size=block_bytes))
+    rows = read_criteo(TextFile(source, block_bytes), malformed)
     write(source, Path(out), COLUMNS, rows, malformed, config, overwrite=overwrite, progress=progress)
     return Prepared(out)
 
 
-def read_features(
-    raw: str | os.PathLike[str], malformed: Malformed, block_bytes: int = BLOCK_BYTES
-) -> Iterator[ParsedRows]:
-    """The rows of a file in Criteo's format, with or without labels, a block at a time, for an ``Encoder``.
+def read_criteo(text: TextFile, malformed: Malformed) -> Iterator[ParsedRows]:
+    """The rows of a file in Criteo's format, a block at a time, for ``write`` or an ``Encoder``.
+
+    Labels are in the column ``LABEL``, which is absent if the lines have no labels. A missing label is 0.
 
     Raises:
-        ValueError: if the file is empty, damaged, or has more malformed lines than the limit.
+        ValueError: if the file is damaged, or has more malformed lines than the limit.
     """
-    source, layout = Path(raw), LAYOUT
-    for block in blocks(source, size=block_bytes):
-        if block.first_line == 1 and block.data.partition(b"\n")[0].count(b"\t") == len(shape.COLUMN_NAMES) - 2:
-            layout = TextLayout(shape.COLUMN_NAMES[1:], {name: TYPES[name] for name in shape.COLUMN_NAMES[1:]})
-        rows = parse(block, layout, malformed)
-        yield rows._replace(frame=rows.frame.select(shape.COLUMN_NAMES[1:]))
+    is_labelled, label = has_labels(text), pl.col("label")
+    names: Sequence[str] = shape.COLUMN_NAMES if is_labelled else shape.COLUMN_NAMES[1:]
+    for rows in parse(text.chunks(), TextLayout(names, {name: TYPES[name] for name in names}), malformed):
+        if not is_labelled:
+            yield rows
+            continue
+        checked = malformed.filtered(rows, "label", "must be 0 or 1", (label != 0) & (label != 1))
+        frame = checked.frame.select(*names[1:], label.fill_null(0).cast(pl.UInt8).alias(LABEL))
+        yield checked._replace(frame=frame)
+
+
+def has_labels(text: TextFile) -> bool:
+    """Whether the lines of a file in Criteo's format begin with a label, judged by the first."""
+    return text.head.data.partition(b"\n")[0].count(b"\t") != len(shape.COLUMN_NAMES) - 2

@@ -6,13 +6,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from .malformed import Malformed, ParsedRows
 from .meta import TRANSFORMS
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
 class Dense:
-    """Turns columns of numbers into an array, applying a transform to each; a missing number becomes 0.
+    """Turns columns of numbers into an array, applying a transform to each; a missing or infinite number becomes 0.
 
     Args:
         names: names of the columns.
@@ -36,6 +37,7 @@ class Dense:
         if strangers := sorted(set(transforms) - set(names)):
             raise ValueError(f"transforms ({', '.join(strangers)}) must be of dense columns ({', '.join(names)})")
         self.kinds = {name: transforms.get(name, transform) for name in names}
+        self._untransformed = [name for name, kind in self.kinds.items() if kind == "none"]
         self.clipped: dict[str, int] = {}  # how many numbers below 0 became 0, by column
 
     def array(self, frame: pl.DataFrame) -> NDArray[np.float32]:
@@ -43,7 +45,7 @@ class Dense:
         if not self.kinds:
             return np.empty((frame.height, 0), np.float32)
         names = list(self.kinds)
-        values = frame.select(pl.col(names).cast(pl.Float64).fill_nan(None).fill_null(0)).to_numpy(order="c")
+        values = frame.select(_number(name).fill_null(0).alias(name) for name in names).to_numpy(order="c")
         kinds = np.array(list(self.kinds.values()))
         for name, below in zip(names, np.count_nonzero(values < 0, axis=0).tolist(), strict=True):
             if below and self.kinds[name] == "log":
@@ -54,16 +56,31 @@ class Dense:
             values[:, kinds == kind] = transformed(values[:, kinds == kind], kind)
         return values.astype(np.float32)
 
-    def malformed(self, frame: pl.DataFrame) -> dict[str, pl.Expr]:
-        """Conditions for rows with a number that float32 cannot represent, by the reason to report."""
-        reasons = {}
-        for name, kind in self.kinds.items():
-            if frame[name].dtype.is_float():
-                reasons[f"{name} is not finite"] = pl.col(name).is_infinite()
-            if kind == "none":
-                size = pl.col(name).cast(pl.Float64).abs().fill_nan(None)
-                reasons[f"{name} is too large for float32"] = size > LARGEST
-        return reasons
+    def checked(self, rows: ParsedRows, malformed: Malformed) -> ParsedRows:
+        """The rows whose numbers float32 can represent; the others are added to ``malformed``.
+
+        Raises:
+            ValueError: if too many are malformed.
+        """
+        for name in self._untransformed:
+            rows = malformed.filtered(rows, name, f"must be at most {LARGEST:.4g}, as float32", _is_large(name))
+        return rows
+
+    def check(self, frame: pl.DataFrame) -> None:
+        """Raise ValueError if float32 cannot represent a number."""
+        for name in self._untransformed:
+            if len(large := frame.filter(_is_large(name))):
+                raise ValueError(f"{name} ({large[name][0]}) must be at most {LARGEST:.4g}, as float32")
+
+
+def _is_large(name: str) -> pl.Expr:
+    return _number(name).abs() > LARGEST
+
+
+def _number(name: str) -> pl.Expr:
+    """A column of numbers; those that are not finite are missing."""
+    number = pl.col(name).cast(pl.Float64)
+    return pl.when(number.is_finite()).then(number)
 
 
 def transformed(numbers: NDArray[np.float64], kind: str) -> NDArray[np.float64]:

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..hashing import hash_strings
+from ..paper.hashing import hash_strings
 from .batches import Bags, Batch
 from .dense import Dense
 from .encoding import Encoding
-from .ids import NULL, category_text, check_category, crc32, raw_ids
+from .ids import NULL, crc32, raw_ids
 from .prepared import unescaped
+from .values import category_lists, category_text, check_category
 
 
 class UnknownTokenError(ValueError):
@@ -68,11 +69,14 @@ class Encoder:
     Args:
         encoding: the encoding of the prepared data.
         texts: the bytes of each vocabulary, by column.
-        unknown: how a token that is not in the vocabulary is treated: ``"error"``, or ``"missing"``, as a missing value
-            that is counted in ``unknown_counts``. If the data have an id for unknown tokens, they get that id instead.
+        unknown: how a token that is not in the vocabulary is treated: ``"error"``, or ``"missing"``, as a missing
+            value. If the data have an id for unknown tokens, they get that id instead.
         policies: ``"rest"`` or ``"hash"`` for columns whose tables accept unknown ids (``id_rules``), by name. Unknown
             tokens of these columns get negative ids: -1 for ``"rest"``, and ``-1 - h`` for ``"hash"``, where h is the
             low 31 bits of ``hash_strings``.
+
+    ``unseen_counts`` has, for each column, how many values so far did not occur in the training rows. Hashed and raw
+    ids do not tell.
 
     Raises:
         ValueError: if ``unknown`` has another value, or a vocabulary has the wrong size.
@@ -90,7 +94,7 @@ class Encoder:
             raise ValueError(f"unknown ({unknown!r}) must be 'error' or 'missing'")
         self.encoding, self.unknown, self.policies = encoding, unknown, dict(policies or {})
         self.dense = Dense(encoding.dense, "none", encoding.transforms)
-        self.unknown_counts: dict[str, int] = dict.fromkeys(encoding.categorical, 0)
+        self.unseen_counts: dict[str, int] = dict.fromkeys(encoding.categorical, 0)
         with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
             built = pool.map(lambda text: Vocabulary(text, encoding.first_token), texts.values())
             self.vocabularies = dict(zip(texts, built, strict=True))
@@ -102,31 +106,19 @@ class Encoder:
         """The rows as a batch whose labels are all 0.
 
         Args:
-            rows: values by column: strings or numbers, or lists of them in columns with several values per row; None
-                if a value is missing. Other columns are ignored. Or a data frame (Polars, Arrow, pandas).
+            rows: values by column: strings or numbers; in columns with several values per row lists of them, or strings
+                that are split as when the data were prepared; None if a value is missing. Other columns are ignored.
+                Or a data frame (Polars, Arrow, pandas).
 
         Raises:
             TypeError: if ``rows`` is neither a mapping nor a data frame.
             ValueError: if a column is missing or has values of the wrong type.
             UnknownTokenError: if a value is not in the vocabulary, with ``unknown="error"``.
         """
-        if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pl.DataFrame):
-            rows = pl.DataFrame(rows)
-        if not isinstance(rows, Mapping | pl.DataFrame):
-            raise TypeError(f"rows ({type(rows).__name__}) must be a mapping of columns, or a data frame")
         columns = [*self.encoding.dense, *self.encoding.categorical]
-        if missing := [name for name in columns if name not in rows]:
-            raise ValueError(f"rows have no column {', '.join(missing)}")
-        if isinstance(rows, pl.DataFrame):
-            frame = rows.select(columns)
-        else:
-            frame = _frame({name: rows[name] for name in columns})
-        for name in self.encoding.dense:
-            if not (frame[name].dtype.is_numeric() or frame[name].dtype in (pl.Boolean, pl.Null)):
-                raise ValueError(f"{name} is {frame[name].dtype} but must be numeric")
-        for reason, condition in self.dense.malformed(frame).items():
-            if frame.select(condition.fill_null(False).any()).item():
-                raise ValueError(reason)
+        frame = _frame(rows, columns)
+        frame = frame.with_columns(_numbers(frame[name], self.encoding.missing) for name in self.encoding.dense)
+        self.dense.check(frame)
         dense = self.dense.array(frame)
         single = [name for name in self.encoding.categorical if name not in self.encoding.bags]
         wide = self.encoding.ids == "raw" or (self.encoding.ids == "none" and len(self.policies) > 0)
@@ -140,10 +132,8 @@ class Encoder:
     def _bags(self, name: str, values: pl.Series) -> Bags:
         if values.dtype == pl.Null:  # no row has a value
             values = values.cast(pl.List(pl.String))
-        if isinstance(values.dtype, pl.Array):
-            values = values.cast(pl.List(values.dtype.inner))
-        if values.dtype != pl.List:
-            raise ValueError(f"{name} is {values.dtype} but must hold lists")
+        separator, missing = self.encoding.multi_separator, tuple(self.encoding.missing)
+        values = values.to_frame().select(category_lists(values, separator, missing)).to_series()
         lengths = values.list.len().fill_null(0).cast(pl.Int64).to_numpy()
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         inner = values.filter(values.list.len().fill_null(0) > 0).explode()
@@ -154,7 +144,7 @@ class Encoder:
         check_category(values)
         if self.encoding.ids == "none":
             return self._given_ids(name, values)
-        text = pl.select(category_text(pl.lit(values), values.dtype)).to_series()
+        text = pl.select(category_text(pl.lit(values), values.dtype, tuple(self.encoding.missing))).to_series()
         is_missing = text.is_null().to_numpy()
         if self.encoding.ids == "raw":
             return np.where(is_missing, NULL, raw_ids(text))
@@ -164,12 +154,14 @@ class Encoder:
             return np.where(is_missing, np.int32(NULL), hashed)
         ids = self.vocabularies[name].ids(text.fill_null(""), -1)
         ids[is_missing] = NULL
+        is_unknown = ids < 0
+        num_seen = self.encoding.num_seen[self.encoding.categorical.index(name)]
+        self.unseen_counts[name] += int(np.count_nonzero(is_unknown | (ids >= num_seen)))
         if self.encoding.unknown is not None:
-            ids[ids < 0] = self.encoding.unknown
-        elif (is_unknown := ids < 0).any():
+            ids[is_unknown] = self.encoding.unknown
+        elif is_unknown.any():
             policy = self._policy(
                 name,
-                is_unknown,
                 f"{name} ({text[int(np.argmax(is_unknown))]!r}) is not in the vocabulary of the training data:"
                 " unknown='missing' (--unknown missing) takes such values for missing ones; data prepared with"
                 " vocabulary='train' have an id for them",
@@ -190,25 +182,55 @@ class Encoder:
         ids = numbers.cast(pl.Int64, strict=False).fill_null(NULL).to_numpy().copy()
         if is_outside.any():
             first = numbers.filter(pl.Series(is_outside))[0]
-            policy = self._policy(name, is_outside, f"{name} ({first}) must be in [0, {size})")
+            self.unseen_counts[name] += int(np.count_nonzero(is_outside))
+            policy = self._policy(name, f"{name} ({first}) must be in [0, {size})")
             ids[is_outside & ((ids == NULL) | (policy == "missing"))] = NULL if policy == "missing" else -1
         return ids
 
-    def _policy(self, name: str, is_unknown: NDArray[np.bool_], error: str) -> str:
-        """Count unknown values; returns how they are treated: ``"rest"``, ``"hash"`` or ``"missing"``."""
+    def _policy(self, name: str, error: str) -> str:
+        """How unknown values are treated: ``"rest"``, ``"hash"`` or ``"missing"``; raises if they are errors."""
         policy = self.policies.get(name, self.unknown)
         if policy == "error":
             raise UnknownTokenError(error)
-        self.unknown_counts[name] += int(np.count_nonzero(is_unknown))
         return policy
 
 
-def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:
+def _frame(rows: Any, columns: list[str]) -> pl.DataFrame:
+    """The columns of a mapping or a data frame."""
+    if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pl.DataFrame):
+        try:
+            rows = pl.DataFrame(rows)
+        except ImportError:  # pandas needs pyarrow for it
+            rows = {name: [None if value != value else value for value in rows[name].tolist()] for name in rows}
+    if not isinstance(rows, Mapping | pl.DataFrame):
+        raise TypeError(f"rows ({type(rows).__name__}) must be a mapping of columns, or a data frame")
+    if missing := [name for name in columns if name not in rows]:
+        raise ValueError(f"rows have no column {', '.join(missing)}")
+    if isinstance(rows, pl.DataFrame):
+        return rows.select(columns)
     try:
-        return pl.DataFrame({name: pl.Series(name, values, strict=True) for name, values in columns.items()})
+        return pl.DataFrame({name: pl.Series(name, rows[name], strict=True) for name in columns})
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0]  # Polars appends where the error occurred
         raise ValueError(f"rows must be columns of one length and of one type each: {reason}") from None
+
+
+def _numbers(values: pl.Series, missing: list[str]) -> pl.Series:
+    """A column of numbers, which may be written as text, as in a CSV file.
+
+    Raises:
+        ValueError: if a value is not a number.
+    """
+    if values.dtype == pl.String:
+        text = values.str.strip_chars(" ")
+        text = text.set(text.is_in(["", *missing]), None)
+        numbers = text.cast(pl.Float64, strict=False)
+        if len(wrong := text.filter(numbers.is_null() & text.is_not_null())):
+            raise ValueError(f"{values.name} ({wrong[0]!r}) must be a number")
+        return numbers
+    if not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null)):
+        raise ValueError(f"{values.name} is {values.dtype} but must be numeric")
+    return values
 
 
 def _lines(text: Tensor) -> pl.Series:

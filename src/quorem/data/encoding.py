@@ -6,14 +6,15 @@ per line, in order of id. It is read as a memory map. Neither writing nor readin
 
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..tensor_file import FileKind, TensorFile, write_tensors
-from .meta import TRANSFORMS, are_names, are_sizes
+from ..files.checked_json import build
+from ..files.tensors import FileKind, TensorFile, write_tensors
+from .meta import Transform, check_columns
 from .prepared import Prepared
 
 KIND = FileKind("quorem-encoding", 1)
@@ -34,19 +35,39 @@ class Encoding:
     categorical: list[str]
     bags: list[str]  # the categorical columns with several values per row
     cardinalities: list[int]
-    transforms: dict[str, str]  # transform of each dense column
-    ids: str
+    transforms: dict[str, Transform]  # transform of each dense column
+    ids: Literal["vocabulary", "hash", "raw", "none"]
     buckets: int | None
     first_token: int  # id of the first line of a vocabulary
     unknown: int | None  # id of all tokens that are not in the vocabulary; None if there is no such id
-    separator: str = ","  # separator between the fields of the CSV file that was prepared
-    multi_separator: str = "|"  # separator between the values of a multi-valued field
+    num_seen: list[int]  # of each vocabulary: ids from this one on do not occur in the training rows
+    positive: str | None  # which labels are a click
+    missing: list[str]  # texts that stand for a missing value
+    separator: str  # separator between the fields of the CSV file that was prepared
+    multi_separator: str  # separator between the values of a multi-valued field
+
+    def __post_init__(self) -> None:
+        """Check ranges, and that the fields fit together."""
+        check_columns(self.dense, self.categorical, self.bags, self.cardinalities, self.ids == "raw")
+        if sorted(self.transforms) != sorted(self.dense):
+            raise ValueError("transforms must be those of the dense columns")
+        if (self.ids == "hash") != (self.buckets is not None and self.buckets >= 1):
+            raise ValueError(f"buckets ({self.buckets}) must be given with ids 'hash', and only then")
+        if self.first_token not in (0, 1, 2) or self.unknown not in (None, 0, 1, 2):
+            raise ValueError(f"first_token ({self.first_token}) and unknown ({self.unknown}) must be in [0, 2]")
+        if len(self.num_seen) != len(self.cardinalities) * (self.ids == "vocabulary"):
+            raise ValueError(f"num_seen ({self.num_seen}) must be a number of ids for each vocabulary")
+        if len(self.separator) != 1 or len(self.multi_separator) != 1:
+            raise ValueError("separator and multi_separator must be one character each")
 
     @classmethod
     def of(cls, prepared: Prepared, data: str) -> "Encoding":
         """The encoding of prepared data with the identity ``data``."""
         meta, config = prepared.meta, prepared.meta["config"]
-        kind = config.get("ids") if config.get("ids") in ("hash", "raw") else None
+        by_config: dict[str, Literal["hash", "raw"]] = {"hash": "hash", "raw": "raw"}
+        kind = by_config.get(config.get("ids", "")) or ("none" if meta["first_token_id"] is None else "vocabulary")
+        first = meta["first_token_id"] or 0
+        names = prepared.names if kind == "vocabulary" else []  # whose tokens are ordered by training rows
         return cls(
             data=data,
             folder=str(prepared.path.resolve()),
@@ -55,10 +76,13 @@ class Encoding:
             bags=meta["bags"],
             cardinalities=prepared.cardinalities,
             transforms=_transforms(prepared),
-            ids=kind or ("none" if meta["first_token_id"] is None else "vocabulary"),
+            ids=kind,
             buckets=config.get("buckets"),
-            first_token=meta["first_token_id"] or 0,
+            first_token=first,
             unknown=meta.get("unknown_id"),
+            num_seen=[first + int((prepared.frequencies(name)[first:] > 0).sum()) for name in names],
+            positive=meta.get("positive"),
+            missing=meta.get("missing", []),
             separator=meta.get("separator", ","),
             multi_separator=meta.get("multi_separator", "|"),
         )
@@ -88,52 +112,20 @@ def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple
     """
     file = TensorFile(path, KIND)
     try:
-        encoding = _checked(file.description)
+        encoding = build(Encoding, file.description)
         names = encoding.categorical if encoding.ids == "vocabulary" else []
-        if sorted(file.entries) != sorted(names):
+        if sorted(file.tensors) != sorted(names):
             raise ValueError("its vocabularies are not those of its columns")
-        for name, entry in file.entries.items():
-            if entry.dtype != torch.uint8 or len(entry.shape) != 1:
-                raise ValueError(f"the vocabulary of {name} is {entry.dtype} {list(entry.shape)} and must be bytes")
+        for name, text in file.tensors.items():
+            if text.dtype != torch.uint8 or text.dim() != 1:
+                raise ValueError(f"the vocabulary of {name} is {text.dtype} {list(text.shape)} and must be bytes")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file.path} is damaged: {error}") from None
     if verify:
         file.verify()
-    return encoding, {name: file.tensor(name) for name in names}
+    return encoding, {name: file.tensors[name] for name in names}
 
 
-def _checked(values: dict[str, Any]) -> Encoding:
-    encoding = Encoding(**values)
-    if not all(map(are_names, (encoding.dense, encoding.categorical, encoding.bags))):
-        raise ValueError("dense, categorical and bags must be lists of names")
-    sizes, limit = encoding.cardinalities, 2**63 if encoding.ids == "raw" else 2**31
-    if not are_sizes(sizes, limit):
-        raise ValueError(f"cardinalities must be integers in [1, {limit})")
-    if len(sizes) != len(encoding.categorical) or not set(encoding.bags) <= set(encoding.categorical):
-        raise ValueError("cardinalities and bags must be those of categorical")
-    if encoding.ids not in ("vocabulary", "hash", "none", "raw"):
-        raise ValueError("ids must be 'vocabulary', 'hash', 'raw' or 'none'")
-    kinds, known = encoding.transforms, set(TRANSFORMS)
-    if not isinstance(kinds, dict) or sorted(kinds) != sorted(encoding.dense) or not set(kinds.values()) <= known:
-        raise ValueError(f"transforms must be one of {', '.join(sorted(TRANSFORMS))} for each dense column")
-    if (encoding.ids == "hash") != (type(encoding.buckets) is int and encoding.buckets >= 1):
-        raise ValueError("buckets must be given with ids 'hash', and only then")
-    small = (encoding.first_token, 0 if encoding.unknown is None else encoding.unknown)
-    if not all(type(value) is int and 0 <= value <= 2 for value in small):
-        raise ValueError("first_token and unknown must be in [0, 2]")
-    for separator in (encoding.separator, encoding.multi_separator):
-        if not isinstance(separator, str) or len(separator) != 1:
-            raise ValueError("separator and multi_separator must be one character each")
-    if not isinstance(encoding.data, str) or not isinstance(encoding.folder, str):
-        raise ValueError("data and folder must be strings")
-    return encoding
-
-
-def _transforms(prepared: Prepared) -> dict[str, str]:
+def _transforms(prepared: Prepared) -> dict[str, Transform]:
     """The transform of each dense column; the numbers of synthetic data are transformed already."""
-    if "transforms" in prepared.meta:
-        return dict(prepared.meta["transforms"])
-    made_up = "synthetic" in prepared.meta["config"]
-    return dict.fromkeys(
-        prepared.dense_names, "log" if prepared.meta["config"].get("log_dense", not made_up) else "none"
-    )
+    return dict(prepared.meta.get("transforms", dict.fromkeys(prepared.dense_names, "none")))

@@ -1,17 +1,14 @@
 """A folder of arrays that appears under its name only once it is complete.
 
 Everything is written into ``NAME.partial`` beside it, synced, and renamed at the end, so that a run that is killed at
-any moment leaves nothing that looks finished. An overwrite first renames the old folder to ``NAME.replaced``. If the
-run is killed before the new folder has its name, the next run renames the old one back.
+any moment leaves nothing that looks finished. An overwrite first renames the old folder to ``NAME.replaced``. If it is
+killed before the new folder has its name, the next run renames the old one back.
 """
 
-import errno
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,14 +16,11 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .. import files
-from .checksums import BlockChecksums, checked_bytes, of_bytes
-from .meta import FORMAT, FORMAT_VERSION
+from ..files import atomic as files
+from .checksums import BlockChecksums, of_bytes
+from .meta import FORMAT, FORMAT_VERSION, META
 
 LONGEST_NAME = 240  # characters of a file's name without its ending; file systems allow 255 with it
-MARK = ".quorem-partial"  # a file that marks folders that may be removed
-ARRAYS = ("labels.npy", "dense.npy", "categorical.npy")
-FOLDERS = ("bags", "counts", "raw_ids", "vocabulary")
 REORDER_ROWS = 1 << 20  # rows that are copied at a time
 COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # the smallest that holds all counts is used
 
@@ -86,37 +80,28 @@ class Folder:
         self.partial = self.path.with_name(self.path.name + ".partial")
         self.replaced = replaced(self.path)
         self.overwrite = overwrite
-        self.bytes_needed: Callable[[], int] | None = None
         self.arrays: dict[str, ArrayFile] = {}
         self._lock: files.Lock | None = None
 
     def __enter__(self) -> "Folder":
         """Lock the path, check what exists there, and remove what a killed run left."""
-        self._check_target()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         message = f"{self.path} is being written by another run"
         self._lock = files.Lock(self.path.with_name(f".{self.path.name}.lock"), message, remove=True)
         try:
-            self._bring_back()
+            if not self.path.exists() and _is_ours(self.replaced):  # an overwrite was killed between its two renames
+                os.rename(self.replaced, self.path)
             self._check_target()
             for left in (self.partial, self.replaced):
                 if left.exists() and not _is_ours(left):
                     raise FileExistsError(f"{left} exists and was not left by an earlier run: move it away")
-            self.partial.mkdir(exist_ok=True)
-            (self.partial / MARK).touch()
-            _empty(self.partial)
+                _remove(left)
+            self.partial.mkdir()
+            files.write_json(self.partial / META, {"format": FORMAT})  # says whose folder it is
         except BaseException:
             self._lock.release()
             raise
         return self
-
-    def _bring_back(self) -> None:
-        """Undo the first rename of an overwrite that was killed between its two renames."""
-        if not self.path.exists() and self.replaced.exists() and not (self.replaced / MARK).exists():
-            os.rename(self.replaced, self.path)
-            warnings.warn(
-                f"{self.path} is the old data again: an earlier run was stopped while it replaced them", stacklevel=4
-            )
 
     def _check_target(self) -> None:
         if not self.path.exists():
@@ -125,7 +110,8 @@ class Folder:
             raise FileExistsError(f"{self.path} exists: choose another name, or overwrite=True (--overwrite)")
         if not _is_ours(self.path):
             raise FileExistsError(f"{self.path} is not a folder of prepared data and is not overwritten")
-        if not (self.path / MARK).exists() and (strangers := sorted(_names_in(self.path) - _written(self.path))):
+        written = {META, *_read_meta(self.path).get("checksums", ())}
+        if strangers := sorted(_names_in(self.path) - written):
             raise FileExistsError(
                 f"{self.path} is not overwritten: it has {', '.join(strangers[:3])}, which quorem did not write;"
                 " move it away"
@@ -163,56 +149,29 @@ class Folder:
         for array in self.arrays.values():
             array.close()
         checksums = {name: array.checksums.text() for name, array in self.arrays.items()}
-        for name in _names_in(self.partial) - checksums.keys() - {MARK}:
-            checksums[name] = of_bytes(memoryview(checked_bytes(self.partial / name, None)))
+        for name in _names_in(self.partial) - checksums.keys() - {META}:
+            checksums[name] = of_bytes(memoryview((self.partial / name).read_bytes()))
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        files.write_json(self.partial / "meta.json", {**head, **meta, "checksums": dict(sorted(checksums.items()))})
+        files.write_json(self.partial / META, {**head, **meta, "checksums": dict(sorted(checksums.items()))})
         for root, _, names in os.walk(self.partial):
             for name in names:
                 files.sync(Path(root, name))
             files.sync(Path(root))
+        self._check_target()  # someone may have put files there meanwhile
         if self.path.exists():
-            if self.replaced.exists():
-                _remove(self.replaced)
             os.rename(self.path, self.replaced)
-        (self.partial / MARK).unlink()
         os.rename(self.partial, self.path)
         files.sync(self.path.parent)
-        if self.replaced.exists():
-            _remove(self.replaced)
+        _remove(self.replaced)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Remove what was written if the run failed; if the disk is full, say how many bytes are needed."""
-        message = self._disk_full_message() if files.is_disk_full(error) else None
-        if self.partial.exists():
-            _empty(self.partial)
-            (self.partial / MARK).unlink(missing_ok=True)
-            self.partial.rmdir()
+        """Remove what was written if the run failed."""
+        full = files.disk_full(self.partial, "nothing was written") if files.is_disk_full(error) else None
+        _remove(self.partial)
         if self._lock is not None:
             self._lock.release()
-        if message is not None:
-            raise OSError(errno.ENOSPC, message, str(self.partial)) from error
-
-    def _disk_full_message(self) -> str:
-        needed = 0 if self.bytes_needed is None else self.bytes_needed()
-        written, free = self._num_bytes(), shutil.disk_usage(self.partial).free
-        in_all = f", about {needed:,} are needed in all" if needed > written + free else ""  # else it is not known
-        return f"disk full: {written:,} bytes were written, {free:,} are free{in_all}"
-
-    def _num_bytes(self) -> int:
-        """Bytes written so far."""
-        return sum(path.stat().st_size for path in self.partial.rglob("*") if path.is_file())
-
-    def check_space(self) -> None:
-        """Raise as soon as ``bytes_needed`` shows that the disk is too small, before it is full.
-
-        Raises:
-            OSError: if more bytes are needed than are written and free.
-        """
-        if self.bytes_needed is None:
-            return
-        if self.bytes_needed() > shutil.disk_usage(self.partial).free + self._num_bytes():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if full is not None:
+            raise full from error
 
 
 def file_name(column: str) -> str:
@@ -236,17 +195,13 @@ def replaced(path: Path) -> Path:
 
 def _is_ours(path: Path) -> bool:
     """Whether a folder is empty, or holds prepared data, finished or not."""
-    if not path.is_dir():
-        return False
-    if (path / MARK).exists() or not any(path.iterdir()):
-        return True
-    return _read_meta(path).get("format") == FORMAT
+    return path.is_dir() and (_read_meta(path).get("format") == FORMAT or not any(path.iterdir()))
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """The contents of ``meta.json`` in any version, without checks; empty if it cannot be read."""
+    """The contents of ``meta.json`` without checks; empty if it cannot be read."""
     try:
-        values = json.loads(files.read(path / "meta.json"))
+        values = json.loads(files.read(path / META))
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -257,38 +212,9 @@ def _names_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
-def _written(folder: Path) -> set[str]:
-    """The files that quorem wrote into a folder of prepared data."""
-    recorded = _read_meta(folder).get("checksums")
-    if isinstance(recorded, dict):
-        return {"meta.json", MARK, *recorded}
-    names = _names_in(folder)  # an earlier version, which wrote no list of files
-    arrays = {name for name in names if name.partition("/")[0] in FOLDERS and name.endswith((".npy", ".txt"))}
-    return {"meta.json", MARK, *ARRAYS} | arrays
-
-
-def _empty(folder: Path) -> None:
-    for left in folder.iterdir():
-        if left.name != MARK:
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-
-
 def _remove(folder: Path) -> None:
-    """Remove prepared data, but keep and warn about files that quorem did not write.
-
-    The folder is marked first, so that it can be recognized if the removal is interrupted.
-    """
-    with suppress(OSError):  # the disk may be full
-        (folder / MARK).touch()
-    for name in sorted(_written(folder) - {"meta.json", MARK}):
-        (folder / name).unlink(missing_ok=True)
-    for name in FOLDERS:
-        with suppress(OSError):  # absent, or not empty
-            (folder / name).rmdir()
-    strangers = sorted(_names_in(folder) - {"meta.json", MARK})
-    (folder / "meta.json").unlink(missing_ok=True)
-    (folder / MARK).unlink(missing_ok=True)
-    if strangers:
-        warnings.warn(f"{folder} keeps {', '.join(strangers[:3])}, which quorem did not write", stacklevel=4)
-    else:
+    """Remove a folder, if it exists; ``meta.json`` last, so that it is known whose it is if the removal is killed."""
+    if folder.exists():
+        for entry in sorted(folder.iterdir(), key=lambda path: path.name == META):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         folder.rmdir()

@@ -10,12 +10,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ..hashing import hash_strings
+from ..paper.hashing import hash_strings
 
 NULL = 0  # the id of a missing value, in every feature
 RAW_BITS = 40  # default of ``id_bits``
 STEP = 1 << 20  # tokens that are converted to text at a time
-LARGEST_WHOLE = 2**53  # from here on a float stands for several integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,36 +171,6 @@ def joined(parts: Sequence[pl.Series]) -> pl.Series:
     if len({part.dtype for part in parts}) > 1:
         parts = [as_text(part) for part in parts]
     return pl.concat(parts)
-
-
-def category_text(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    """Categories of a scalar ``dtype`` as text; null for a missing value: null, NaN or empty text.
-
-    Whole numbers are written as integers whatever their type, since integers with missing values often come as floats.
-
-    >>> pl.select(category_text(pl.Series([3.0, 0.5, None, float("nan")]), pl.Float64())).to_series().to_list()
-    ['3', '0.5', None, None]
-    """
-    text = values.cast(pl.String)
-    if dtype.is_float():
-        is_whole = (values == values.floor()) & (values.abs() < LARGEST_WHOLE)
-        text = pl.when(is_whole).then(values.cast(pl.Int64, strict=False).cast(pl.String)).otherwise(text)
-        return pl.when(values.is_not_nan()).then(text)
-    return pl.when(text != "").then(text)
-
-
-def check_category(values: pl.Series) -> None:
-    """Raise ValueError unless the values of a column can be categories, one a row."""
-    name, dtype = values.name, values.dtype
-    if dtype in (pl.List, pl.Array):
-        raise ValueError(f"{name} holds lists but must hold one value a row")
-    if dtype.is_nested() or dtype in (pl.Object, pl.Duration):
-        raise ValueError(f"{name} is {dtype} but must hold text or numbers")
-    if dtype == pl.Binary:
-        try:
-            values.cast(pl.String)
-        except pl.exceptions.ComputeError:
-            raise ValueError(f"{name} holds bytes that are not UTF-8") from None
 
 
 def as_text(tokens: pl.Series) -> pl.Series:

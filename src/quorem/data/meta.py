@@ -1,18 +1,73 @@
-"""``meta.json`` of prepared data: reading it, checking its contents, and which versions are supported."""
+"""``meta.json`` of prepared data: what it holds, and reading it with checks."""
 
 import json
-import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from .. import files
+from ..files import atomic as files
+from ..files.checked_json import build
 
+META = "meta.json"
 FORMAT = "quorem-prepared"
-FORMAT_VERSION = 2  # 1 had no checksums
+FORMAT_VERSION = 3  # 2 had no positive and missing
 Transform = Literal["log", "signed_log", "none"]  # of dense features
 TRANSFORMS: tuple[Transform, ...] = get_args(Transform)
 SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """The fields of ``meta.json``. Synthetic data have losses, and nothing that tells of a file."""
+
+    format: Literal["quorem-prepared"]
+    format_version: int
+    num_rows: int
+    label: str
+    dense: list[str]
+    categorical: list[str]
+    bags: list[str]  # the categorical columns with several values per row
+    cardinalities: list[int]
+    split: dict[str, tuple[int, int]]  # rows [start, stop)
+    day_starts: list[int]
+    null_id: int
+    unknown_id: int | None
+    first_token_id: int | None
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    checksums: dict[str, str]
+    time: dict[str, Any] | None = None
+    separator: str = ","
+    multi_separator: str = "|"
+    positive: str | None = None
+    missing: list[str] | None = None
+    transforms: dict[str, Transform] | None = None
+    clipped: dict[str, int] | None = None
+    malformed: dict[str, Any] | None = None
+    source: dict[str, Any] | None = None
+    bayes_log_loss: dict[str, float] | None = None
+    true_log_loss: dict[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check ranges, and that the fields fit together."""
+        if self.num_rows < 0:
+            raise ValueError(f"num_rows ({self.num_rows}) must be at least 0")
+        check_columns(self.dense, self.categorical, self.bags, self.cardinalities, is_raw(self.config))
+        if not set(SPLITS) <= self.split.keys() or not all(
+            0 <= start <= stop <= self.num_rows for start, stop in self.split.values()
+        ):
+            raise ValueError(f"split must be the rows of {', '.join(SPLITS)}")
+        if self.first_token_id not in (None, 0, 1, 2):
+            raise ValueError(f"first_token_id ({self.first_token_id}) must be in [0, 2]")
+
+
+def check_columns(dense: list[str], categorical: list[str], bags: list[str], sizes: list[int], raw: bool) -> None:
+    """Raise ValueError unless names and cardinalities of columns fit together."""
+    if not categorical or not all([*dense, *categorical]) or not set(bags) <= set(categorical):
+        raise ValueError("dense and categorical must be names, and bags names of categorical")
+    limit = 2**63 if raw else 2**31
+    if len(sizes) != len(categorical) or not all(1 <= size < limit for size in sizes):
+        raise ValueError(f"cardinalities must be integers in [1, {limit}), one for each of categorical")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -20,80 +75,25 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged, or of an unsupported version.
+        ValueError: if it is damaged, or of another version.
     """
-    path = folder / "meta.json"
+    path = folder / META
     if not path.exists():
         raise FileNotFoundError(f"{folder} is not a folder of prepared data: {path.name} is missing")
     text = files.read(path)
     try:
         values = json.loads(text)
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise ValueError(f"it must be of format {FORMAT!r}")
+        if (version := values.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
+            raise ValueError(f"format_version ({version}) must be {FORMAT_VERSION}: prepare the data again")
+        meta = files.unsealed(values, required=True)
+        build(Meta, meta)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise ValueError(f"{path} must be of format {FORMAT!r}")
-    version = values.get("format_version")
-    if version not in (1, FORMAT_VERSION):
-        raise ValueError(
-            f"{path} has format version {version} but this quorem reads {FORMAT_VERSION}: prepare it again"
-        )
-    try:
-        meta = files.unsealed(values, required=version == FORMAT_VERSION)
-        for rule, holds in RULES.items():
-            if not holds(meta):
-                raise ValueError(rule)
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is damaged: {reason}") from None
-    if version == 1:
-        warnings.warn(
-            f"{folder} was prepared by an earlier version and has no checksums: damage to it goes unnoticed;"
-            " prepare it again",
-            stacklevel=3,
-        )
     return meta
 
 
-def are_names(values: Any) -> bool:
-    """Whether a JSON value is a list of names."""
-    return isinstance(values, list) and all(isinstance(name, str) and name for name in values)
-
-
-def is_raw(config: Any) -> bool:
+def is_raw(config: dict[str, Any]) -> bool:
     """Whether the data hold raw ids: 64-bit integers without a vocabulary."""
-    return isinstance(config, dict) and config.get("ids") == "raw"
-
-
-def are_sizes(values: Any, limit: int) -> bool:
-    """Whether a JSON value is a list of integers in ``[1, limit)``."""
-    return isinstance(values, list) and all(type(value) is int and 1 <= value < limit for value in values)
-
-
-def _are_bounds(split: Any, num_rows: int) -> bool:
-    if not isinstance(split, dict) or not all(name in split for name in SPLITS):
-        return False
-    pairs = list(split.values())
-    if not all(isinstance(pair, list) and len(pair) == 2 and all(type(row) is int for row in pair) for pair in pairs):
-        return False
-    return all(0 <= start <= stop <= num_rows for start, stop in pairs)
-
-
-RULES: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "num_rows must be an integer of at least 0": lambda m: type(m["num_rows"]) is int and m["num_rows"] >= 0,
-    "dense must be a list of names": lambda m: are_names(m["dense"]),
-    "categorical must be a list of names": lambda m: are_names(m["categorical"]) and bool(m["categorical"]),
-    "bags must be names of categorical": lambda m: are_names(m["bags"]) and set(m["bags"]) <= set(m["categorical"]),
-    "cardinalities must be a number of ids for each of categorical": lambda m: (
-        are_sizes(m["cardinalities"], 2**63 if is_raw(m["config"]) else 2**31)
-        and len(m["cardinalities"]) == len(m["categorical"])
-    ),
-    f"split must be the rows of {', '.join(SPLITS)}": lambda m: _are_bounds(m["split"], m["num_rows"]),
-    "config must be an object": lambda m: isinstance(m["config"], dict),
-    "first_token_id must be an integer or null": lambda m: (
-        m["first_token_id"] is None or (type(m["first_token_id"]) is int and 0 <= m["first_token_id"] <= 2)
-    ),
-    "checksums must be an object of text": lambda m: (
-        m["format_version"] == 1
-        or (isinstance(m["checksums"], dict) and all(isinstance(text, str) for text in m["checksums"].values()))
-    ),
-}
+    return config.get("ids") == "raw"

@@ -18,19 +18,20 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ..provenance import versions
+from ..files.provenance import versions
 from . import ids, ordering, shape
 from .ahead import ahead
 from .column import Column
 from .columns import Columns
 from .dense import Dense
 from .folder import ArrayFile, Folder, Progress, file_name
+from .malformed import Malformed, ParsedRows
 from .meta import TRANSFORMS, Transform
-from .text import Malformed, ParsedRows
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
 WEAVE_ROWS = 1 << 16
+LABEL, TIME = "\nlabel", "\ntime"  # parsed rows have labels and times, as numbers, under these names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,12 @@ def write(
     rows: Iterable[ParsedRows],
     malformed: Malformed,
     config: PrepareConfig,
+    separator: str = ",",
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Write the prepared folder ``out``.
+    """Write the prepared folder ``out``; ``separator`` is that of the file, for later files of its kind.
 
     Raises:
         FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
@@ -97,7 +99,7 @@ def write(
         scratch.mkdir()
         parts = {name: Column(name, scratch) for name in columns.categorical}
         dense = Dense(columns.dense, config.transform or "log", config.transforms)
-        checked = ahead(_checked(batch, columns, dense, malformed) for batch in rows)
+        checked = ahead(dense.checked(batch, malformed) for batch in rows)
         num_rows = _set_aside(folder, columns, parts, checked, dense, report)
         if num_rows == 0:
             raise ValueError(f"{source} has no well-formed rows ({malformed.count} malformed)")
@@ -125,8 +127,10 @@ def write(
                 "split": {name: list(bounds) for name, bounds in split.items()},
                 "day_starts": shape.day_starts(num_rows, config.days, times),
                 "time": time_meta,
-                "separator": columns.separator,
+                "separator": separator,
                 "multi_separator": columns.multi_separator,
+                "positive": columns.positive,
+                "missing": list(columns.missing),
                 "transforms": dense.kinds,
                 "clipped": dense.clipped,
                 "null_id": ids.NULL,
@@ -149,7 +153,6 @@ def _set_aside(
     report: Progress,
 ) -> int:
     """Write labels, dense features and offsets of bags, and categories to scratch files; returns the number of rows."""
-    assert columns.label is not None
     labels = folder.array("labels.npy", np.uint8)
     numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
     times = ArrayFile(folder.partial / "scratch" / ordering.TIMES, np.float64)
@@ -157,9 +160,7 @@ def _set_aside(
     for array in offsets.values():
         array.append(np.zeros(1, np.int64))
     ends = dict.fromkeys(columns.bags, 0)
-    row_bytes = 1 + 4 * len(columns.dense) + 8 * len(columns.single)  # 8: an id, and a code of up to four bytes
-    done, grouped = 0.0, 0
-    folder.bytes_needed = lambda: round((row_bytes * labels.rows + 8 * sum(ends.values())) / done) if done else 0
+    grouped = 0
     threads = pl.thread_pool_size()
     waiting: list[list[pl.Series]] = []  # values of the next group of rows, one series per column
     writing: list[Future[None]] = []  # the group before it, which other threads write to scratch files
@@ -172,11 +173,11 @@ def _set_aside(
         waiting.clear()
 
     with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(threads) as writers:
-        for frame, _, part in rows:
-            labels.append(frame[columns.label].fill_null(0).cast(pl.UInt8).to_numpy())
+        for frame, _, done in rows:
+            labels.append(frame[LABEL].to_numpy())
             numbers.append(dense.array(frame))
             if columns.time is not None:
-                times.append(frame[columns.time].to_numpy())
+                times.append(frame[TIME].to_numpy())
             for name in columns.bags:
                 lengths = frame[name].list.len().fill_null(0).to_numpy()
                 offsets[name].append(ends[name] + np.cumsum(lengths, dtype=np.int64))
@@ -185,8 +186,6 @@ def _set_aside(
             if labels.rows - grouped >= GROUP_ROWS:
                 write_group()
                 grouped = labels.rows
-            done = part
-            folder.check_space()
             report("parse", done, labels.rows)
         if waiting:
             write_group()
@@ -195,19 +194,6 @@ def _set_aside(
     for array in (labels, numbers, times, *offsets.values()):
         array.close()
     return labels.rows
-
-
-def _checked(batch: ParsedRows, columns: Columns, dense: Dense, malformed: Malformed) -> ParsedRows:
-    """The well-formed rows: the label is 0, 1 or missing, dense features are finite or missing, and there is a time.
-
-    Other rows are added to ``malformed``.
-    """
-    label = pl.col(str(columns.label))
-    reasons = {f"{columns.label} is neither 0 nor 1": (label != 0) & (label != 1)}
-    reasons |= dense.malformed(batch.frame)
-    if columns.time is not None:
-        reasons[f"{columns.time} is not a time"] = pl.col(columns.time).is_null() | ~pl.col(columns.time).is_finite()
-    return malformed.filtered(batch, reasons)
 
 
 def compact(values: pl.Series) -> pl.Series:

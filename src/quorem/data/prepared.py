@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import files
+from ..files import atomic as files
 from .batches import Bags, Batch
 from .checksums import CheckedArray, checked_bytes
-from .folder import COUNT_DTYPES, file_name, replaced
+from .folder import COUNT_DTYPES, file_name
 from .meta import is_raw, read_meta
-
-OPEN_ATTEMPTS, OPEN_SECONDS = 20, 0.05  # while another process is replacing the folder
 
 
 class Prepared:
@@ -43,26 +40,6 @@ class Prepared:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._replaced = replaced(Path(os.path.realpath(path)))
-        for attempt in range(OPEN_ATTEMPTS):
-            before = _inode(self.path)
-            try:
-                self._open()
-                if _inode(self.path) == before:  # else it was replaced meanwhile, and files of both may be open
-                    return
-            except (OSError, ValueError):
-                is_absent = before is None and self._replaced.exists()  # a replacement is between its two renames
-                if attempt + 1 == OPEN_ATTEMPTS or (_inode(self.path) == before and not is_absent):
-                    raise
-            time.sleep(OPEN_SECONDS)
-        raise RuntimeError(f"{self.path} is replaced again and again while it is opened")
-
-    def _open(self) -> None:
-        if not self.path.exists() and self._replaced.exists():
-            raise FileNotFoundError(
-                f"{self.path} is missing: a run that was to replace it was stopped; the old data are in"
-                f" {self._replaced}: rename it, or run quorem prepare again"
-            )
         self.meta = read_meta(self.path)
         self.num_rows: int = self.meta["num_rows"]
         self.dense_names: list[str] = self.meta["dense"]
@@ -119,10 +96,8 @@ class Prepared:
 
         Raises:
             FileNotFoundError: if a file is missing.
-            ValueError: if a file is damaged, or the data were prepared by a version without checksums.
+            ValueError: if a file is damaged.
         """
-        if "checksums" not in self.meta:
-            raise ValueError(f"{self.path} has no checksums: prepare it again")
         self.check(0, self.num_rows)
         for name in self.names:
             self.raw_counts(name) if self.has_raw_ids else self.frequencies(name)
@@ -131,7 +106,7 @@ class Prepared:
                 checked_bytes(self.path / file, checksums)
 
     def checksums(self) -> dict[str, str]:
-        """The checksums of all rows, by file; computed here if ``meta.json`` has none."""
+        """The checksums of all rows, by file."""
         arrays = [*self._by_row, *(array for pair in self._bags.values() for array in pair)]
         return {array.path.name: array.checksums for array in arrays}
 
@@ -159,6 +134,22 @@ class Prepared:
         counts = self._whole(f"counts/{file_name(name)}.npy", None, *COUNT_DTYPES).astype(np.int64)
         return self._whole(f"raw_ids/{file_name(name)}.npy", len(counts), np.int64), counts
 
+    def unseen(self, split: str) -> dict[str, int]:
+        """How many values of a split do not occur in the training rows, by feature; without features that have none.
+
+        A missing value is not counted.
+        """
+        rows, counts = self.split(split), {}
+        columns = iter(rows.ids.numpy().T)
+        for name in self.names:
+            ids = rows.bags[name].values.numpy() if name in rows.bags else next(columns)
+            if self.has_raw_ids:
+                is_unseen = np.isin(ids, self.raw_counts(name)[0], invert=True)
+            else:
+                is_unseen = self.frequencies(name)[ids] == 0
+            counts[name] = int(np.count_nonzero(is_unseen & (ids != 0)))
+        return {name: count for name, count in counts.items() if count}
+
     def vocabulary(self, name: str) -> list[str | None]:
         """The token of each id of a feature; None for the NULL id and the unknown id.
 
@@ -166,10 +157,9 @@ class Prepared:
             ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
         """
         try:
-            text = self.vocabulary_text(name).decode()
+            tokens = tokens_of(self.vocabulary_text(name))
         except UnicodeDecodeError as error:
             raise ValueError(f"the vocabulary of {name} in {self.path} is damaged: {error}") from None
-        tokens = [unescaped(token) if "\\" in token else token for token in text.split("\n")[:-1]]
         return [*[None] * self.meta["first_token_id"], *tokens]
 
     def vocabulary_text(self, name: str) -> bytes:
@@ -188,12 +178,11 @@ class Prepared:
         if name not in self.names:
             raise ValueError(f"name ({name!r}) must be one of the categorical features {', '.join(self.names)}")
 
-    def _recorded(self, file: str) -> str | None:
-        """The checksums of a file from ``meta.json``; None if ``meta.json`` has no checksums at all."""
-        recorded: dict[str, str] | None = self.meta.get("checksums")
-        if recorded is not None and file not in recorded:
+    def _recorded(self, file: str) -> str:
+        """The checksums of a file from ``meta.json``."""
+        if file not in self.meta["checksums"]:
             raise ValueError(f"{self.path / 'meta.json'} is damaged: it has no checksum of {file}")
-        return None if recorded is None else recorded[file]
+        return str(self.meta["checksums"][file])
 
     def _whole(self, name: str, size: int | None, *dtypes: type[np.generic]) -> NDArray[Any]:
         """All of an array of the folder, compared with its checksums; of any size if ``size`` is None."""
@@ -239,11 +228,10 @@ def _mapped(path: Path) -> NDArray[Any]:
         raise ValueError(f"{path} is damaged or cut off ({size:,} bytes): {error}") from None
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return None
+def tokens_of(text: bytes) -> list[str]:
+    """The tokens in the bytes of a vocabulary file, in order of id."""
+    lines = text.decode().split("\n")[:-1]
+    return [unescaped(token) if "\\" in token else token for token in lines]
 
 
 def unescaped(token: str) -> str:

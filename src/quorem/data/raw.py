@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import files
+from ..files import atomic as files
 from .folder import Progress
 from .synthetic import CPU_CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads
 

@@ -1,8 +1,5 @@
 """The shape of the Criteo Kaggle click log (section 5): its columns, cardinalities and days."""
 
-from collections import Counter
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -79,10 +76,3 @@ def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | Non
     after = int(np.searchsorted(times, times[row - 1], "right"))
     before = int(np.searchsorted(times, times[row - 1], "left"))
     return after if after < stop else before if before > first else row
-
-
-def check_names(names: Sequence[str], what: str) -> None:
-    """Raise ValueError unless ``names`` are unique, not empty, and of one line each."""
-    wrong = sorted(name for name, count in Counter(names).items() if not name or "\n" in name or count > 1)
-    if wrong:
-        raise ValueError(f"{what} ({', '.join(map(repr, wrong))}) must be unique, not empty, and of one line")

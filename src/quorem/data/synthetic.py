@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..hashing import GOLDEN, mix
-from ..provenance import versions
+from ..files.provenance import versions
+from ..paper.hashing import GOLDEN, mix
 from .batches import Batch
 from .folder import Folder, Progress
 from .prepared import Prepared
@@ -293,8 +293,6 @@ def synthesize(
     expected, realized = np.zeros(3), np.zeros(3)
     features = len(log.cardinalities)
     with Folder(out, overwrite=overwrite) as folder:
-        folder.bytes_needed = lambda: num_rows * (1 + 4 * log.num_dense + 4 * features) + 8 * len(counts)
-        folder.check_space()
         labels = folder.array("labels.npy", np.uint8)
         dense = folder.array("dense.npy", np.float32, (log.num_dense,))
         ids = folder.array("categorical.npy", np.int32, (features,))

@@ -5,19 +5,16 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
-from .. import files
-from .columns import Columns, check_present, choose_columns, collected, header, scan
+from .columns import Columns, choose_columns
 from .folder import Progress
-from .ids import category_text, check_category
-from .prepare import PrepareConfig, write
+from .malformed import Malformed, ParsedRows
+from .prepare import LABEL, TIME, PrepareConfig, write
 from .prepared import Prepared
-from .text import BLOCK_BYTES, Malformed, ParsedRows, TextLayout, blocks, parse
-
-PARQUET_ROWS = 1 << 18
-TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # also with T for the space, Z, or an offset
+from .source import Source, open_source
+from .text import BLOCK_BYTES
+from .values import MISSING, category, category_lists, clicks, label_rule, time_numbers
 
 
 def prepare_table(
@@ -29,8 +26,10 @@ def prepare_table(
     categorical: Sequence[str] = (),
     multi: Sequence[str] = (),
     time: str | None = None,
+    positive: str | None = None,
+    missing: Sequence[str] = MISSING,
     multi_separator: str = "|",
-    separator: str = ",",
+    separator: str | None = None,
     config: PrepareConfig | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -41,15 +40,18 @@ def prepare_table(
     Args:
         file: CSV with a header line (plain or gzip), or Parquet (a name that ends in ``.parquet``).
         out: folder to write; it appears under this name only once it is complete.
-        label: column of 0 and 1, or of true and false.
+        label: column of 0 and 1, or of true and false; with ``positive``, of any values.
         dense: numeric columns.
-        categorical: columns of text or integers; empty text is a missing value. If neither this nor ``dense`` is
-            given, ``choose_columns`` decides for all columns.
+        categorical: columns of text or integers. If neither this nor ``dense`` is given, ``choose_columns`` decides
+            for all columns.
         multi: the columns of ``categorical`` with several values per row: lists, or text that is split. List columns
             of a Parquet file need not be named. A missing list is an empty bag.
         time: column of numbers, dates or times by which the rows are split; rows are sorted if they are not in order.
+        positive: the value of ``label`` that is a click, all others being none; or a bound, as in ``">=4"``.
+        missing: texts that stand for a missing value, besides the empty one.
         multi_separator: separator between the values of a multi-valued field.
-        separator: separator between the fields of a CSV file.
+        separator: separator between the fields of a CSV file; None means the first of ``, ; tab |`` that makes
+            ``label`` a column.
         config: ids, vocabulary, days, the dense transforms and the limit of malformed lines.
         overwrite: replace prepared data in ``out``.
         progress: called with the stage, the fraction of it that is done, and the rows so far.
@@ -68,115 +70,78 @@ def prepare_table(
     >>> prepare_table(f"{folder}/clicks.csv", f"{folder}/clicks", **columns).vocabulary("user")
     [None, 'u0', 'u1', 'u2']
     """
-    named = Columns(label, tuple(dense), tuple(categorical), tuple(multi), time, separator, multi_separator)
-    columns = choose_columns(file, named).columns
-    return prepare_columns(file, out, columns, config, overwrite=overwrite, progress=progress, block_bytes=block_bytes)
+    source = open_source(Path(file), separator, label, block_bytes)
+    features = (tuple(dense), tuple(categorical), tuple(multi))
+    named = Columns(label, *features, time, multi_separator, positive, tuple(missing))
+    columns = choose_columns(source, named).columns
+    return prepare_columns(source, out, columns, config, overwrite=overwrite, progress=progress)
 
 
 def prepare_columns(
-    file: str | os.PathLike[str],
+    source: Source,
     out: str | os.PathLike[str],
     columns: Columns,
     config: PrepareConfig | None = None,
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
-    block_bytes: int = BLOCK_BYTES,
 ) -> Prepared:
     """``prepare_table`` with columns that ``choose_columns`` chose."""
-    source, config = Path(file), config or PrepareConfig()
+    config = config or PrepareConfig()
     config = dataclasses.replace(config, transform=config.transform or "signed_log")
-    malformed = Malformed(str(source), config.max_malformed, "row" if source.suffix == ".parquet" else "line")
-    rows = read_columns(source, columns, malformed, block_bytes)
-    write(source, Path(out), columns, rows, malformed, config, overwrite=overwrite, progress=progress)
+    malformed = Malformed(str(source.path), config.max_malformed, source.unit)
+    rows = _with_clicks(source, columns, read_columns(source, columns, malformed))
+    separator = source.separator
+    write(source.path, Path(out), columns, rows, malformed, config, separator, overwrite=overwrite, progress=progress)
     return Prepared(out)
 
 
-def read_columns(
-    source: Path, columns: Columns, malformed: Malformed, block_bytes: int = BLOCK_BYTES
-) -> Iterator[ParsedRows]:
-    """The rows of a CSV or Parquet file, a block at a time, for ``write`` or an ``Encoder``.
+def _with_clicks(source: Source, columns: Columns, rows: Iterator[ParsedRows]) -> Iterator[ParsedRows]:
+    """The same rows; raises ValueError at their end if ``positive`` was given and none is a click."""
+    num_clicks = num_rows = 0
+    for batch in rows:
+        num_clicks += int(batch.frame[LABEL].sum())
+        num_rows += batch.frame.height
+        yield batch
+    if columns.positive is not None and num_rows and not num_clicks:
+        assert columns.label is not None
+        values = source.first_rows([columns.label], 1000)[columns.label].unique(maintain_order=True).to_list()
+        shown = ", ".join(map(repr, values[:5])) + ", ..." * (len(values) > 5)
+        raise ValueError(f"positive ({columns.positive!r}) must be a value of {columns.label}, which has {shown}")
 
-    Numbers become floats, categories integers or text, and bags lists of text; empty text becomes null.
+
+def read_columns(source: Source, columns: Columns, malformed: Malformed) -> Iterator[ParsedRows]:
+    """The rows of a table, a block at a time, for ``write`` or an ``Encoder``.
+
+    Numbers become floats, categories integers or text, and bags lists of text. Labels and times are in the columns
+    ``LABEL`` and ``TIME``, as numbers.
 
     Raises:
         ValueError: if a column is missing or has the wrong type, or too many lines are malformed.
     """
-    files.check_is_file(source)
-    rows = _parquet(source, columns) if source.suffix == ".parquet" else _csv(source, columns, malformed, block_bytes)
-    for batch in rows:
-        typed = _features(batch.frame, columns)
-        if columns.label is not None:
-            typed.append(_label(batch.frame.schema[columns.label], columns.label))
-        if columns.time is not None:
-            typed.append(_time(batch.frame.schema[columns.time], columns.time))
-        yield batch._replace(frame=batch.frame.select(typed))
-
-
-def _csv(path: Path, columns: Columns, malformed: Malformed, block_bytes: int) -> Iterator[ParsedRows]:
-    names, _ = header(path, columns.separator, block_bytes)
-    check_present(path, columns.all, names)
+    if source.text is None:
+        for name in columns.dense:
+            if name in source.schema and not (source.schema[name].is_numeric() or source.schema[name] == pl.Boolean):
+                raise ValueError(f"{name} of {source.path} is {source.schema[name]} but must be numeric")
     types = {name: pl.Float64 if name in columns.dense else pl.String for name in columns.all}
-    layout = TextLayout(names, types, columns.separator, quoted=True)
-    for block in blocks(path, separator=columns.separator, skip=1, size=block_bytes):
-        yield parse(block, layout, malformed)
-
-
-def _parquet(path: Path, columns: Columns) -> Iterator[ParsedRows]:
-    table = scan(path)
-    schema = table.collect_schema()
-    check_present(path, columns.all, list(schema))
-    for name in (*columns.dense, *([] if columns.label is None else [columns.label])):
-        if not (schema[name].is_numeric() or schema[name] == pl.Boolean):
-            raise ValueError(f"{name} of {path} is {schema[name]} but must be numeric")
-    total = collected(table.select(pl.len()), path).item()
-    for start in range(0, total, PARQUET_ROWS):
-        frame = collected(table.select(columns.all).slice(start, PARQUET_ROWS), path)
-        yield ParsedRows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
-
-
-def _features(frame: pl.DataFrame, columns: Columns) -> list[pl.Expr]:
-    typed = [pl.col(name).cast(pl.Float64) for name in columns.dense]
-    for name in columns.categorical:
-        values, dtype = pl.col(name), frame.schema[name]
-        if name in columns.bags and isinstance(dtype, pl.List | pl.Array):
-            elements = frame[name].explode()
-            check_category(elements)
-            lists = values.cast(pl.List(elements.dtype))
-            typed.append(lists.list.eval(category_text(pl.element(), elements.dtype)))
-            continue
-        check_category(frame[name])
-        text = category_text(values, dtype)
-        if name in columns.bags:
-            lists = text.str.split(columns.multi_separator)
-            typed.append(lists.list.eval(category_text(pl.element(), pl.String())).alias(name))
-        else:
-            typed.append(values if dtype.is_integer() else text.alias(name))
-    return typed
-
-
-def _label(dtype: pl.DataType, name: str) -> pl.Expr:
-    """A label as a float; NaN if it is missing, or neither a number nor true or false."""
-    values = pl.col(name)
-    if dtype == pl.String:
-        text = values.str.strip_chars().str.to_lowercase()
-        values = text.replace({"true": "1", "false": "0"})
-    return values.cast(pl.Float64, strict=False).fill_null(float("nan"))
-
-
-def _time(dtype: pl.DataType, name: str) -> pl.Expr:
-    """A time as a float: numbers are unchanged, ISO dates and times become microseconds, other text null."""
-    values = pl.col(name)
-    if dtype in (pl.Categorical, pl.Enum):
-        values, dtype = values.cast(pl.String), pl.String()
-    if dtype == pl.String:
-        number = values.str.strip_chars().cast(pl.Float64, strict=False)
-        text = values.str.strip_chars().str.replace("T", " ", literal=True).str.replace("Z$", "")
-        local = [text.str.to_datetime(form, time_unit="us", strict=False) for form in TIME_FORMATS]
-        zoned = text.str.to_datetime(TIME_FORMATS[0] + "%z", time_unit="us", strict=False).dt.replace_time_zone(None)
-        return pl.coalesce(number, *(moment.cast(pl.Int64).cast(pl.Float64) for moment in (*local, zoned))).alias(name)
-    if dtype in (pl.Date, pl.Datetime):
-        values = values.cast(pl.Datetime("us"))
-    elif not (dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null)):
-        raise ValueError(f"{name} is {dtype} but must hold numbers, dates or times")
-    return values.to_physical().cast(pl.Float64)
+    for batch in source.rows(types, columns.missing, malformed):
+        frame = batch.frame
+        typed = [pl.col(name).cast(pl.Float64) for name in columns.dense]
+        for name in columns.categorical:
+            if name in columns.bags:
+                typed.append(category_lists(frame[name], columns.multi_separator, columns.missing))
+            else:
+                typed.append(category(frame[name], columns.missing))
+        if columns.label is not None:
+            dtype = frame.schema[columns.label]
+            labels = clicks(pl.col(columns.label), dtype, columns.positive, columns.missing).alias(LABEL)
+            typed.append(pl.col(LABEL))
+            batch = batch._replace(frame=batch.frame.with_columns(labels))
+            batch = malformed.filtered(batch, columns.label, label_rule(columns.positive), pl.col(LABEL).is_null())
+        if columns.time is not None:
+            times = time_numbers(columns.time, frame.schema[columns.time]).alias(TIME)
+            typed.append(pl.col(TIME))
+            batch = batch._replace(frame=batch.frame.with_columns(times))
+            is_bad = pl.col(TIME).is_null() | ~pl.col(TIME).is_finite()
+            batch = malformed.filtered(batch, columns.time, "must be a number, or an ISO date or time", is_bad)
+        yield batch._replace(frame=batch.frame.select(typed))

@@ -1,312 +1,288 @@
-"""Delimited text, parsed in blocks of whole lines; malformed lines are counted and left out, never repaired.
+"""Delimited text, parsed by Polars in blocks of whole lines; malformed lines are counted and left out, never repaired.
 
-Polars parses each block. It would read a line with too few fields as one with missing values. So a block is passed to
-it directly only if the number of separators shows that every line is complete; otherwise malformed lines are removed
-first.
+Polars reads a line with too few fields as one with missing values, and stops at other malformed lines without naming
+them. So a block goes straight to Polars only if a count of its separators and quotes shows that every line is whole.
+Any other block is read line by line with the ``csv`` module, which tells the malformed lines from the others.
 """
 
+import csv
 import gzip
+import io
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from .. import files
-from . import quoting
+from ..files import atomic as files
 from .ahead import ahead
-from .quoting import NEWLINE
+from .malformed import Malformed, ParsedRows
 
 BLOCK_BYTES = 1 << 24
-SHOWN = 5
+MOST_QUOTED = csv.field_size_limit()  # most characters of a quoted field; a longer one counts as not closed
+NEWLINE, RETURN, QUOTE = b'\n\r"'
+BAD_QUOTES = "a quote that is not closed, or text after a closing quote"
 
 
-@dataclass
-class Malformed:
-    """The number of lines left out, and the first of them with the reasons.
-
-    Args:
-        source: the file, for messages.
-        limit: number of malformed lines that are tolerated; with one more, ``add`` raises.
-        unit: what is numbered, ``"line"`` or ``"row"``, from 1.
-    """
-
-    source: str
-    limit: int
-    unit: str = "line"
-    count: int = 0
-    first: list[tuple[int, str]] = field(default_factory=list)
-
-    def add(self, numbers: NDArray[np.int64], reasons: list[str]) -> None:
-        """Add malformed lines.
-
-        Raises:
-            ValueError: if there are now more than ``limit``.
-        """
-        self.count += len(numbers)
-        examples = zip(numbers[:SHOWN].tolist(), reasons[:SHOWN], strict=True)
-        self.first = sorted([*self.first, *examples])[:SHOWN]
-        if self.count > self.limit:
-            shown = "; ".join(f"{self.unit} {number}: {reason}" for number, reason in self.first)
-            more = ", ..." if self.count > len(self.first) else ""
-            raise ValueError(
-                f"{self.source} has {self.count} malformed {self.unit}s so far,"
-                f" more than max_malformed ({self.limit}): {shown}{more}"
-            )
-
-    def filtered(self, rows: "ParsedRows", reasons: Mapping[str, pl.Expr]) -> "ParsedRows":
-        """The rows for which no condition holds; the others are added, each for its reason.
-
-        Raises:
-            ValueError: if there are more than ``limit``.
-        """
-        frame, numbers, done = rows
-        for reason, condition in reasons.items():
-            bad = frame.select(condition.fill_null(False)).to_series()
-            if bad.any():
-                self.add(numbers[bad.to_numpy()], [reason] * min(int(bad.sum()), SHOWN))
-                frame, numbers = frame.filter(~bad), numbers[~bad.to_numpy()]
-        return ParsedRows(frame, numbers, done)
-
-
-class TextBlock(NamedTuple):
-    """Whole lines of a file, the first one's number, the number of line breaks, and the fraction of the file read."""
+class Chunk(NamedTuple):
+    """Whole lines of a file, and the fraction of the file read so far."""
 
     data: bytes
-    first_line: int
-    num_breaks: int
     done: float
-    cut: bool  # the file ends without a line break
-    broken: tuple[int, ...] = ()  # numbers of lines that were blanked because their quotes are wrong
-
-
-class ParsedRows(NamedTuple):
-    """Parsed rows, the number of each one's line or row in the file, and the fraction of the file read so far."""
-
-    frame: pl.DataFrame
-    numbers: NDArray[np.int64]
-    done: float
+    is_cut: bool = False  # the file ends without a line break; one is added
 
 
 @dataclass(frozen=True)
 class TextLayout:
-    """The columns of a text file, the types of those that are wanted, the separator, and whether fields are quoted."""
+    """The columns of a text file, the types of those that are wanted, and how fields are written."""
 
     names: Sequence[str]
     types: Mapping[str, type[pl.DataType]]
     separator: str = "\t"
     quoted: bool = False
+    missing: tuple[str, ...] = ()  # fields that stand for a missing value, besides empty ones
 
 
-def blocks(path: Path, *, separator: str | None = None, skip: int = 0, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
-    """Blocks of about ``size`` bytes of a plain or gzip file, cut at line ends; the next block is read ahead.
+class TextFile:
+    """A plain or gzip file, which is read once; its first lines are in ``head`` from the start.
 
     Args:
         path: the file.
-        separator: separator of a file with quoted fields, whose quotes ``quoting.cut`` handles; None if no field is
-            quoted.
-        skip: number of lines to skip at the start.
-        size: bytes per block.
+        size: bytes of text in a chunk.
 
     Raises:
-        ValueError: if it is not a file, if the gzip stream is damaged or cut off, or a line is longer than a block.
+        ValueError: if it is not a file, the gzip stream is damaged or cut off, or a line is longer than two chunks.
     """
-    files.check_is_file(path)
-    line, rest = 1, b""
-    most = 2 * (size if separator is None else max(size, quoting.MOST_QUOTED))
+
+    def __init__(self, path: Path, size: int = BLOCK_BYTES) -> None:
+        files.check_is_file(path)
+        self.path = path
+        self._rest = ahead(_chunks(path, size))
+        self.head = next(self._rest, Chunk(b"", 1.0))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All chunks; the next one is read ahead. Only the first call gives those after ``head``."""
+        return chain([self.head] if self.head.data else [], self._rest)
+
+    def header(self, separator: str) -> tuple[list[str], int]:
+        """The fields of the first row of a file with quoted fields, and the number of lines that they take.
+
+        Raises:
+            ValueError: if the file is empty, or the quotes of the row are wrong.
+        """
+        reader = csv.reader(_lines(self.head.data.decode(errors="replace")), delimiter=separator, strict=True)
+        try:
+            names = next(reader, None)
+        except csv.Error:
+            raise ValueError(f"{self.path}: the header has {BAD_QUOTES}") from None
+        if names is None:
+            raise ValueError(f"{self.path} is empty")
+        return names or [""], reader.line_num
+
+
+def _chunks(path: Path, size: int) -> Iterator[Chunk]:
+    num_bytes = 0
     with open(path, "rb") as file:
-        chunks = ahead(_chunks(file, size))
-        while True:
-            try:
-                done, chunk = next(chunks, (1.0, None))
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise ValueError(f"{path}: the gzip stream is damaged or cut off after line {line}: {error}") from None
-            if chunk is None:
-                break
-            if line == 1 and not rest:
-                chunk = chunk.removeprefix(b"\xef\xbb\xbf")
-            cut = _cut(rest, chunk, separator)
-            if not cut.rows and len(cut.rest) > most:
-                raise ValueError(f"{path}: line {line} is longer than {most:,} bytes: this is not a text file")
-            block, rest = _block(cut, line, done, is_cut=False), cut.rest
-            line += block.num_breaks
-            if block.data:
-                yield without_head(block, skip, separator)
-                skip = 0
-    if rest:
-        is_cut = not rest.endswith(b"\n")
-        cut = _cut(rest, b"\n" * is_cut, separator, is_end=True)
-        yield without_head(_block(cut, line, 1.0, is_cut=is_cut), skip, separator)
+        total = max(os.fstat(file.fileno()).st_size, 1)
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        text = gzip.GzipFile(fileobj=file) if is_packed else file
+        try:
+            while data := text.read(size) + (last := text.readline(2 * size)):  # no line is cut in two
+                if len(last) == 2 * size and not last.endswith(b"\n"):
+                    raise ValueError(f"{path} has a line of more than {2 * size:,} bytes: this is not a text file")
+                is_cut = not data.endswith(b"\n")
+                plain = data if num_bytes else data.removeprefix(b"\xef\xbb\xbf")
+                yield Chunk(plain + b"\n" if is_cut else plain, min(file.tell() / total, 1.0), is_cut)
+                num_bytes += len(data)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{path}: the gzip stream is damaged or cut off after {num_bytes:,} bytes of text: {error}"
+            ) from None
 
 
-def _block(cut: quoting.Cut, line: int, done: float, *, is_cut: bool) -> TextBlock:
-    broken = tuple(line + number for number in cut.broken)
-    return TextBlock(cut.rows, line, _count(cut.rows, NEWLINE), done, is_cut, broken)
-
-
-def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[float, bytes]]:
-    """Pieces of the text, each with the fraction of the file read so far."""
-    total = max(os.fstat(file.fileno()).st_size, 1)
-    is_packed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    text = gzip.GzipFile(fileobj=file) if is_packed else file
-    while data := text.read(size) + text.readline(2 * size):  # up to a line end, so that no line is split
-        yield min(file.tell() / total, 1.0), data
-
-
-def without_head(block: TextBlock, skip: int, separator: str | None) -> TextBlock:
-    """The block without its first ``skip`` lines; ``separator`` as in ``blocks``."""
-    if skip == 0:
-        return block
-    ends = line_ends(block.data, separator is not None)
-    end = int(ends[min(skip, len(ends)) - 1]) + 1
-    breaks = _count(block.data[:end], NEWLINE)
-    return block._replace(
-        data=block.data[end:], first_line=block.first_line + breaks, num_breaks=block.num_breaks - breaks
-    )
-
-
-def parse(block: TextBlock, layout: TextLayout, malformed: Malformed) -> ParsedRows:
-    """Parse the well-formed lines of a block; the others are added to ``malformed``.
+def parse(chunks: Iterable[Chunk], layout: TextLayout, malformed: Malformed, skip: int = 0) -> Iterator[ParsedRows]:
+    """Parse the well-formed lines of a file, a chunk at a time; the others are added to ``malformed``.
 
     A line is malformed if it has the wrong number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
     closed, or a field that is not of its column's type. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty
     field is a missing value.
+
+    Args:
+        chunks: the file's text.
+        layout: what it holds.
+        malformed: where malformed lines are counted.
+        skip: number of lines at the start that are not parsed.
+
+    >>> chunk = Chunk(b'1,"a\\nb"\\n2\\n3,19" screen\\n', 1.0)
+    >>> layout, malformed = TextLayout(["x", "y"], {"x": pl.Int64, "y": pl.String}, ",", quoted=True), Malformed("", 9)
+    >>> [(rows.frame.rows(), rows.numbers.tolist()) for rows in parse([chunk], layout, malformed)], malformed.first
+    ([([(1, 'a\\nb'), (3, '19" screen')], [1, 4])], [(3, '1 field where 2 are expected')])
     """
-    if not block.broken and b"\0" not in block.data and _all_whole(block, layout):
-        with suppress(pl.exceptions.PolarsError):
-            frame = _read(block.data, layout.types, layout)
-            numbers = _line_numbers(block, line_ends(block.data, layout.quoted), layout.quoted)
-            if frame.height == len(numbers):
-                return ParsedRows(frame, numbers, block.done)
-    return _parse_lines(block, layout, malformed)
+    line, rest, chunk = 1 + skip, b"", Chunk(b"", 1.0)
+    for chunk in chunks:
+        data = rest + chunk.data.split(b"\n", skip)[-1] if skip or rest else chunk.data
+        skip = 0
+        rows, rest = _parse(data, line, chunk, layout, malformed, is_end=False)
+        line += _count(data, NEWLINE) - _count(rest, NEWLINE)
+        yield rows
+    if rest:
+        yield _parse(rest, line, chunk, layout, malformed, is_end=True)[0]
 
 
-def _all_whole(block: TextBlock, layout: TextLayout) -> bool:
-    """Whether all lines have the right number of fields, assuming that none has too many, which Polars refuses."""
-    if not (layout.quoted and b'"' in block.data):
-        return _count(block.data, ord(layout.separator)) == (len(layout.names) - 1) * block.num_breaks
-    ends = line_ends(block.data, layout.quoted)
-    return bool((_num_fields(block.data, ends, layout) == len(layout.names)).all())
+def _parse(
+    data: bytes, line: int, chunk: Chunk, layout: TextLayout, malformed: Malformed, *, is_end: bool
+) -> tuple[ParsedRows, bytes]:
+    """The rows in lines of text, of which the first has the number ``line``; and the text of a row that goes on."""
+    whole = None if b"\0" in data else _whole_rows(data, line, layout)
+    if whole is not None and not (is_end and whole.rest):
+        try:
+            frame = _read(whole.data, layout)
+            if frame.height == len(whole.numbers):
+                return ParsedRows(frame, whole.numbers, chunk.done), whole.rest
+        except pl.exceptions.PolarsError:
+            pass  # a field is not of its column's type, or not UTF-8
+    return _parse_lines(data, line, chunk, layout, malformed, is_end=is_end)
 
 
-def _parse_lines(block: TextBlock, layout: TextLayout, malformed: Malformed) -> ParsedRows:
-    ends = line_ends(block.data, layout.quoted)
-    numbers = _line_numbers(block, ends, layout.quoted)
-    fields, expected = _num_fields(block.data, ends, layout), len(layout.names)
-    data = np.frombuffer(block.data, np.uint8)
-    flaws = {
-        "a quote that is not closed, or text after a closing quote": np.isin(numbers, block.broken),
-        f"where {expected} fields are expected": fields != expected,
-        "a NUL byte": _has_any(np.flatnonzero(data == 0), ends),
-        "not UTF-8": _has_any(_not_utf8(block.data, ends), ends),
-    }
+class WholeRows(NamedTuple):
+    """The text of whole rows, the number of each one's first line, and the text of a row that goes on after it."""
 
-    def reason(i: int) -> str:
-        text = next(flaw for flaw, has in flaws.items() if has[i])
-        if text.startswith("where"):
-            text = f"{fields[i]} fields {text.replace('fields ', '')}"
-            if block.cut and i == len(ends) - 1:
-                text += ", and the file ends inside the line"
-        return text
-
-    bad = np.any(list(flaws.values()), axis=0)
-    first_bad = np.flatnonzero(bad)[:SHOWN].tolist()
-    malformed.add(numbers[bad], [reason(i) for i in first_bad])
-    kept = data[np.repeat(~bad, np.diff(ends, prepend=-1))].tobytes()
-    return _typed(_read(kept, dict.fromkeys(layout.types, pl.String), layout), numbers[~bad], layout, malformed, block)
+    data: bytes
+    numbers: NDArray[np.int64]
+    rest: bytes
 
 
-def _typed(
-    text: pl.DataFrame, numbers: NDArray[np.int64], layout: TextLayout, malformed: Malformed, block: TextBlock
-) -> ParsedRows:
-    """The rows whose fields all have their columns' types; the others are added to ``malformed``."""
-    frame, reasons = text, np.full(len(numbers), "", object)
-    for name, dtype in layout.types.items():
-        if dtype != pl.String:
-            column = text[name].str.strip_chars_start(" ").cast(dtype, strict=False)
-            frame = frame.with_columns(column)
-            what = "an integer" if dtype.is_integer() else "a number"
-            wrong = (column.is_null() & text[name].is_not_null()).to_numpy()
-            reasons[wrong & (reasons == "")] = f"{name} is not {what}"
-    bad = reasons != ""
-    malformed.add(numbers[bad], reasons[bad][:SHOWN].tolist())
-    return ParsedRows(frame.filter(pl.Series(~bad)), numbers[~bad], block.done)
+def _whole_rows(data: bytes, line: int, layout: TextLayout) -> WholeRows | None:
+    """The rows of lines of text, if all have the right number of fields; None if not, or if a quote is out of place.
+
+    The number of all separators shows it: Polars itself refuses rows with too many fields.
+    """
+    num_separators, rest = len(layout.names) - 1, b""
+    if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
+        return None
+    if not (layout.quoted and b'"' in data):
+        num_lines = _count(data, NEWLINE)
+        if _count(data, ord(layout.separator)) != num_separators * num_lines:
+            return None
+        return WholeRows(data, np.arange(line, line + num_lines), rest)
+    array = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(array == QUOTE)
+    if not _quotes_are_in_place(array, quotes, ord(layout.separator)):
+        return None
+    is_plain = ~np.logical_xor.accumulate(array == QUOTE)  # an odd quote opens a field, the next one closes it
+    is_newline = array == NEWLINE
+    ends = np.flatnonzero(is_newline & is_plain)
+    end = int(ends[-1]) + 1 if len(ends) else 0
+    data, rest = data[:end], data[end:]
+    if len(rest) > MOST_QUOTED:
+        return None
+    if np.count_nonzero((array[:end] == ord(layout.separator)) & is_plain[:end]) != num_separators * len(ends):
+        return None
+    breaks = np.flatnonzero(is_newline[:end])
+    starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+    return WholeRows(data, line + np.searchsorted(breaks, starts), rest)
 
 
-def _read(data: bytes, types: Mapping[str, type[pl.DataType]], layout: TextLayout) -> pl.DataFrame:
+def _quotes_are_in_place(array: NDArray[np.uint8], quotes: NDArray[np.int64], separator: int) -> bool:
+    """Whether every odd quote starts a field and every even one ends it; the text ends with a line break."""
+    opening, closing = quotes[0::2], quotes[1::2]  # a doubled quote closes and opens again
+    if (closing - opening[: len(closing)] > MOST_QUOTED).any():
+        return False
+    is_border = np.zeros(256, bool)
+    is_border[[separator, NEWLINE, QUOTE]] = True
+    after = array[closing + 1]
+    ends_line = (after == RETURN) & (array[np.minimum(closing + 2, len(array) - 1)] == NEWLINE)
+    return bool(is_border[array[opening - 1]].all() and (is_border[after] | ends_line).all())
+
+
+def _read(data: bytes, layout: TextLayout) -> pl.DataFrame:
     if not data:
-        return pl.DataFrame(schema=dict(types))
+        return pl.DataFrame(schema=dict(layout.types))
     frame = pl.read_csv(
         data,
         has_header=False,
-        schema={name: types.get(name, pl.String) for name in layout.names},
+        schema={name: layout.types.get(name, pl.String) for name in layout.names},
         separator=layout.separator,
         quote_char='"' if layout.quoted else None,
+        null_values=list(layout.missing) or None,
     )
-    return frame.select(*types)
+    return frame.select(*layout.types)
 
 
-def _num_fields(data: bytes, ends: NDArray[np.int64], layout: TextLayout) -> NDArray[np.int64]:
-    """Number of fields of each line."""
-    array = np.frombuffer(data, np.uint8)
-    separators = np.flatnonzero(array == ord(layout.separator))
-    if layout.quoted:
-        separators = quoting.outside(separators, np.flatnonzero(array == quoting.QUOTE))
-    return np.diff(np.searchsorted(separators, ends), prepend=0) + 1
-
-
-def _line_numbers(block: TextBlock, ends: NDArray[np.int64], quoted: bool) -> NDArray[np.int64]:
-    """The number of each line; if quoted fields contain line breaks, that of the row's first line."""
-    if len(ends) == block.num_breaks:
-        return np.arange(block.first_line, block.first_line + block.num_breaks)
-    breaks = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NEWLINE)
-    return block.first_line + np.searchsorted(breaks, np.concatenate([[0], ends[:-1] + 1]))
-
-
-def line_ends(data: bytes, quoted: bool) -> NDArray[np.int64]:
-    """The positions of line ends; in regular text with quotes, line breaks within quotes do not count."""
-    array = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(array == NEWLINE)
-    return quoting.outside(ends, np.flatnonzero(array == quoting.QUOTE)) if quoted else ends
-
-
-def _has_any(positions: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which lines contain one of the positions."""
-    has = np.zeros(len(ends), bool)
-    has[np.searchsorted(ends, positions)] = True
-    return has
-
-
-def _not_utf8(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The position of the first wrong byte of each line that is not UTF-8."""
-    positions: list[int] = []
-    start = 0
-    while True:
+def _parse_lines(
+    data: bytes, first: int, chunk: Chunk, layout: TextLayout, malformed: Malformed, *, is_end: bool
+) -> tuple[ParsedRows, bytes]:
+    """As ``_parse``, by the ``csv`` module. After a malformed line it starts again with the next one."""
+    lines = _lines(data.decode(errors="surrogateescape")).readlines()
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    row_start = 0
+    quoting: Any = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
+    while row_start < len(lines):
+        start = row_start
+        remaining = (lines[k] for k in range(start, len(lines)))
+        reader = csv.reader(remaining, delimiter=layout.separator, quoting=quoting, strict=True)
         try:
-            str(memoryview(data)[start:], "utf-8")
-            return np.array(positions, np.int64)
-        except UnicodeDecodeError as error:
-            positions.append(start + error.start)
-            start = int(ends[np.searchsorted(ends, positions[-1])]) + 1
+            for fields in reader:
+                row = fields or [""]  # an empty line
+                number, row_start = first + row_start, start + reader.line_num
+                is_last = chunk.is_cut and row_start == len(lines)
+                if (flaw := _flaw(row, len(layout.names), is_last)) is not None:
+                    malformed.add(number, flaw)
+                else:
+                    rows.append(row)
+                    numbers.append(number)
+        except csv.Error as error:
+            is_at_end = start + reader.line_num == len(lines) and not is_end
+            if is_at_end and layout.quoted and sum(map(len, lines[row_start:])) <= MOST_QUOTED:
+                break  # the row may go on in the next chunk
+            malformed.add(
+                first + row_start, "a carriage return inside a line" if "new-line" in str(error) else BAD_QUOTES
+            )
+            row_start += 1
+    rest = "".join(lines[row_start:]).encode(errors="surrogateescape")
+    frame = {
+        name: pl.Series(name, [row[k] for row in rows], dtype=pl.String)
+        for k, name in enumerate(layout.names)
+        if name in layout.types
+    }
+    text = pl.DataFrame(frame).select(*layout.types)
+    return _typed(ParsedRows(text, np.array(numbers, np.int64), chunk.done), layout, malformed), rest
 
 
-def _cut(rest: bytes, chunk: bytes, separator: str | None, *, is_end: bool = False) -> quoting.Cut:
-    """The whole lines of ``rest + chunk``, and the remaining text."""
-    if separator is not None and (b'"' in rest or b'"' in chunk):
-        return quoting.cut(rest + chunk, separator, is_end=is_end)
-    end = chunk.rfind(b"\n") + 1
-    if end == len(chunk) and not rest:
-        return quoting.Cut(chunk, b"")
-    if end == 0:
-        return quoting.Cut(b"", rest + chunk)
-    return quoting.Cut(b"".join((rest, memoryview(chunk)[:end])), chunk[end:])
+def _flaw(row: list[str], num_fields: int, is_cut: bool) -> str | None:
+    """What is wrong with the fields of a line; None if nothing is."""
+    if len(row) != num_fields:
+        end = ", and the file ends inside the line" if is_cut else ""
+        return f"{len(row)} field{'s' * (len(row) != 1)} where {num_fields} are expected{end}"
+    text = "".join(row)
+    if "\0" in text:
+        return "a NUL byte"
+    return None if text.isascii() or not any("\udc80" <= c <= "\udcff" for c in text) else "not UTF-8"
+
+
+def _typed(rows: ParsedRows, layout: TextLayout, malformed: Malformed) -> ParsedRows:
+    """The rows whose fields all have their columns' types; the others are added to ``malformed``."""
+    is_missing = pl.all().is_in(["", *layout.missing])
+    rows = rows._replace(frame=rows.frame.select(pl.when(~is_missing).then(pl.all())))
+    for name, dtype in layout.types.items():
+        if dtype != pl.String:
+            values = pl.col(name).str.strip_chars(" ").cast(dtype, strict=False)
+            rule = f"must be {'an integer' if dtype.is_integer() else 'a number'}"
+            rows = malformed.filtered(rows, name, rule, values.is_null() & pl.col(name).is_not_null())
+            rows = rows._replace(frame=rows.frame.with_columns(values))
+    return rows
+
+
+def _lines(text: str) -> io.StringIO:
+    return io.StringIO(text, newline="\n")  # a carriage return alone ends no line
 
 
 def _count(data: bytes, byte: int) -> int:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import models
-from ..files import read, write
-from ..schemes import to_json
+from ..files.atomic import read, write
+from ..paper.schemes import to_json
 from ..training.config import RunConfig
 from ..training.model import collection_of
 from ..training.run import read_metrics, read_result
@@ -102,6 +102,7 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
         trials=len(chosen),
         others=others,
         rows_per_second=mean(run.result["rows_per_second"] for run in chosen),
+        seconds=mean(run.result["seconds"] for run in chosen),
         config=without_seed(first.config),
         runs=[run.config.key() for run in chosen],
         command=command_of(first.config, data),
@@ -157,12 +158,50 @@ def figure_of_run(folder: Path) -> Figure:
         "data": {
             "name": folder.absolute().name,
             "identity": config.data,
-            "rows": {"train": run.result["rows"] // config.epochs},
+            "rows": {"train": _rows(run)},
         },
         **{name: run.result[name] for name in ("device", "versions", "commit")},
     }
     axes = Axes(name="run", title="One run", x="step", x_label="iterations", y="validation", y_label=y_label)
     return Figure(axes=axes, made=made, points=[point])
+
+
+def figure_of_runs(folder: Path) -> Figure | None:
+    """A comparison of all finished runs below a folder, by the bytes of their tables; None if there are none.
+
+    Runs that differ by their seed alone are trials of one point. A series is a method of the paper, or ``plan``.
+
+    Raises:
+        ValueError: if a file of a run is damaged.
+    """
+    paths = sorted(path.parent for path in folder.rglob("run.json"))
+    runs = [run for path in paths if (run := finished_run(RunConfig.from_json(read(path / "run.json")), path))]
+    if not runs:
+        return None
+    points = []
+    for members in grouped(runs, lambda run: dataclasses.replace(run.config, seed=0)).values():
+        config = without_seed(members[0].config)
+        point = result_of(words.method(config), None, members, "DATA")
+        points.append(dataclasses.replace(point, runs=[str(run.folder.relative_to(folder)) for run in members]))
+    datasets = {
+        run.config.data: {"name": run.config.data[:8], "identity": run.config.data, "rows": {"train": _rows(run)}}
+        for run in runs
+    }
+    made = {"command": f"quorem report {folder}", "data": next(iter(datasets.values())), "datasets": datasets}
+    made |= {name: runs[0].result[name] for name in ("device", "versions", "commit")}
+    axes = Axes(
+        name="runs",
+        title="Finished runs",
+        x="embedding_bytes",
+        x_label="bytes of the embedding tables",
+        x_log=True,
+    )
+    return Figure(axes=axes, made=made, points=points)
+
+
+def _rows(run: FinishedRun) -> int:
+    """The training rows of an epoch."""
+    return int(run.result["rows"]) // run.config.epochs
 
 
 def without_seed(config: RunConfig) -> dict[str, Any]:

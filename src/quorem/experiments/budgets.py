@@ -7,7 +7,7 @@ quotient-remainder trick (one large and one small table), and generalized quotie
 
 from collections.abc import Sequence
 
-from ..schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
+from ..paper.schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
 from .figures import Axes, Point
 from .settings import Study
 

@@ -1,22 +1,17 @@
 """The demo: one click log, DLRM trained with tables of several sizes, and a page that compares size and loss."""
 
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
-from ..collection import EmbeddingCollection
 from ..data.prepared import Prepared
 from ..data.shape import scaled_cardinalities
 from ..data.synthetic import ClickLog, synthesize
+from ..modules.collection import EmbeddingCollection
+from ..paper.schemes import QR, Full, Hash, Scheme
 from ..planner import Plan, plan
-from ..schemes import QR, Full, Hash, Scheme
 from ..training.config import RunConfig
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.model import data_identity
@@ -25,9 +20,7 @@ from . import figure4, words
 from .aggregate import FinishedRun, result_of
 from .conditions import describe
 from .figures import Figure, Result
-from .program import command
 from .settings import validation_interval
-from .watch import watching
 
 ROWS, SCALE = 100_000, 0.002  # rows of the synthetic log, and its cardinalities relative to Criteo's
 POINTS = 12  # points of a curve
@@ -44,32 +37,6 @@ SCHEMES: dict[str, Scheme] = {
 AXES = replace(figure4.AXES, name="demo", title="Validation loss while training", paper="")
 
 
-def show(
-    console: Console, out: Path, *, data: Path | None, seed: int, rows: int | None = None, device: str = "cpu"
-) -> Figure:
-    """Run the demo: data, training with progress, a table on the terminal and a page in ``out``."""
-    from .report import page  # before training, so that a missing library is reported at once
-
-    if data is None:
-        console.print(f"Making up a click log of {rows or ROWS:,} rows ...")
-        prepared, rows = make_log(out / "log", seed, rows or ROWS), None
-    else:
-        prepared = Prepared(data)
-    configs = configs_of(prepared, seed, rows)
-    console.print(about(prepared, rows), soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="quorem-demo-") as folder, watching(console, dict(configs)) as report:
-        figure = train_all(configs, prepared, Path(folder), device=device, report=report)
-    best = prepared.meta.get("true_log_loss", {}).get("test")
-    print_table(console, figure.points, best)
-    out.mkdir(parents=True, exist_ok=True)
-    figure.write(out / "results.json")
-    sentence, path = headline(figure.points), out / "index.html"
-    page([figure], path, headline=sentence)
-    lines = ["", sentence, f"Page: {path}", "", "Try next:", *next_commands(prepared.path, out)]
-    console.print("\n".join(lines), soft_wrap=True)
-    return figure
-
-
 def make_log(out: Path, seed: int, num_rows: int = ROWS) -> Prepared:
     """A click log of Criteo's shape, small enough to train on in seconds, whose best log loss is known."""
     log = ClickLog(cardinalities=scaled_cardinalities(SCALE), seed=seed)
@@ -78,7 +45,7 @@ def make_log(out: Path, seed: int, num_rows: int = ROWS) -> Prepared:
 
 def configs_of(prepared: Prepared, seed: int, max_rows: int | None = None) -> dict[RunConfig, str]:
     """The runs of the demo and their names."""
-    every = validation_interval(len(prepared.split("train")), max_rows, POINTS)
+    every = validation_interval(len(prepared.split("train", check=False)), max_rows, POINTS)
     data = data_identity(prepared)
     options: dict[str, dict[str, Any]] = {name: {"scheme": scheme} for name, scheme in SCHEMES.items()}
     options[PLAN] = {"plan": dict(plan_of(prepared))}
@@ -125,34 +92,12 @@ def train_all(
 
 def about(prepared: Prepared, max_rows: int | None = None) -> str:
     """One sentence about the data and the network."""
-    rows = min(max_rows or prepared.num_rows, len(prepared.split("train")))
+    rows = min(max_rows or prepared.num_rows, len(prepared.split("train", check=False)))
     ids, features = sum(prepared.cardinalities), len(prepared.cardinalities)
     return (
         f"DLRM, one epoch over {rows:,} rows with {ids:,} categories in {features} features, D = 16, batch 128, "
-        f"Adagrad; tested on {len(prepared.split('test')):,} later rows."
+        f"Adagrad; tested on {len(prepared.split('test', check=False)):,} later rows."
     )
-
-
-def print_table(console: Console, points: Sequence[Result], best: float | None) -> None:
-    """Print a row for each model, and what the columns are; sizes are those of the embedding tables."""
-    full = points[0]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("tables", "size", "times smaller", "log loss", "against full", "AUC"):
-        table.add_column(column, justify="left" if column == "tables" else "right")
-    for point in points:
-        table.add_row(
-            point.series,
-            words.size(point.embedding_bytes),
-            "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
-            f"{words.or_nan(point.test_mean):.4f}",
-            "" if point is full else f"{change(point, full):+.1%}",
-            f"{words.or_nan(point.auc_mean):.4f}",
-        )
-    console.print(table)
-    note = "Log loss (less is better) and AUC (more is) are those of the test rows, one trial each."
-    if best is not None:
-        note += f" The hidden model that drew the clicks has a log loss of {best:.4f}."
-    console.print(note, soft_wrap=True)
 
 
 def headline(points: Sequence[Result]) -> str:
@@ -163,22 +108,11 @@ def headline(points: Sequence[Result]) -> str:
     text = {name: f"{abs(part):.1%} {'above' if part >= 0 else 'below'}" for name, part in parts.items()}
     return (
         f"Tables planned by counts are {times[PLAN]:.0f} times smaller than full ones, with a log loss {text[PLAN]}"
-        f" theirs; composed alike (mult, 60 collisions) they are {text['mult, 60 collisions']},"
-        f" hashed {text['hash, 60 collisions']}."
+        f" theirs; composed tables of the same size (mult, 60 collisions) are {text['mult, 60 collisions']},"
+        f" hashed ones {text['hash, 60 collisions']}."
     )
 
 
 def change(point: Result, full: Result) -> float:
     """The test loss relative to that of the full tables: 0.01 is 1% above."""
     return words.or_nan(point.test_mean) / words.or_nan(full.test_mean) - 1
-
-
-def next_commands(data: Path, out: Path) -> list[str]:
-    """Three commands to try next, indented."""
-    options = ["--networks", "dlrm", "--optimizers", "adagrad", "--trials", 2]
-    commands = [
-        ["train", "--data", data, "--out", out / "mult", "--scheme", "mult", "--collisions", 4],
-        ["report", out / "mult"],
-        ["reproduce", "figure4", "--data", data, "--out", out / "figure4", *options],
-    ]
-    return [f"  {command(*arguments)}" for arguments in commands]

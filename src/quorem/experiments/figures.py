@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Any, Literal, TypeVar
 
-from .. import files
+from ..files import atomic as files
+from ..files.checked_json import build
 from ..training.config import RunConfig
 
 PLAN_FORMAT = "quorem-plan-1"
@@ -21,7 +22,6 @@ PLAN_FORMAT = "quorem-plan-1"
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-Number = int | float | None  # a number in a file; None where it is not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,7 @@ class Result:
         trials: number of finished trials. ``missing`` trials (with any optimizer) are not finished, of which
             ``failed`` failed. Without finished trials, as in a figure that only counts parameters, means and
             deviations are None.
+        seconds: mean time of a training; 0 if it is not known.
         config: configuration of the runs, without the seed.
         runs: keys of the runs, which are the names of their folders.
         command: the command that trains the first trial alone.
@@ -138,6 +139,7 @@ class Result:
     embedding_parameters: int
     embedding_bytes: int
     rows_per_second: float = 0.0
+    seconds: float = 0.0
     others: dict[str, dict[str, float]] = field(default_factory=dict)
     config: dict[str, Any]
     runs: list[str] = field(default_factory=list)
@@ -146,6 +148,11 @@ class Result:
     curve: list[list[float | None]] = field(default_factory=list)
     missing: int = 0
     failed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the curve."""
+        if wrong := next((row for row in self.curve if len(row) != 3), None):
+            raise ValueError(f"curve ({wrong}) must have rows of three numbers")
 
     def loss(self, split: str) -> tuple[float | None, float | None]:
         """Mean and deviation of the log loss on a split, ``"test"`` or ``"validation"``."""
@@ -158,10 +165,6 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-# Names of the types that a result's fields have in a file; the other fields are numbers or null.
-KINDS = {str: "text", int: "an integer", dict: "an object", list: "a list"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,28 +187,39 @@ class Figure:
             ValueError: if the file does not contain a figure.
         """
         try:
-            values = files.read_json(path)
-            points = [Result(**point) for point in values["points"]]
-            if not isinstance(values["made"], dict):
-                raise TypeError("made must be an object")
-            for point in points:
-                _check(point)
-            return cls(axes=Axes(**values["axes"]), made=values["made"], points=points)
-        except (KeyError, TypeError, ValueError) as error:
+            return build(cls, files.read_json(path))
+        except ValueError as error:
             raise ValueError(f"{path} does not hold a figure: {error}") from None
 
 
-def _check(point: Result) -> None:
-    """Raise TypeError unless the fields of a result have their types."""
-    for f in dataclasses.fields(Result):
-        kind: Any = get_origin(f.type) or f.type
-        if not isinstance(value := getattr(point, f.name), kind if kind in KINDS else Number):
-            raise TypeError(f"{f.name} ({str(value)[:40]!r}) must be {KINDS.get(kind, 'a number')}")
-    for row in point.curve:
-        if not isinstance(row, list) or len(row) != 3 or not all(isinstance(value, Number) for value in row):
-            raise TypeError(f"curve ({str(row)[:40]!r}) must be rows of three numbers")
-    if not all(isinstance(other, dict) for other in point.others.values()):
-        raise TypeError("others must hold objects")
+@dataclass(frozen=True)
+class _PlannedPoint:
+    """A point of a plan's file."""
+
+    series: str
+    x: float | None
+    runs: list[RunConfig]
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    """The contents of a plan's file."""
+
+    format: str
+    axes: Axes
+    made: dict[str, Any]
+    points: list[_PlannedPoint]
+
+    def __post_init__(self) -> None:
+        """Check that each point has runs, and each run its data."""
+        if self.format != PLAN_FORMAT:
+            raise ValueError(f"format ({self.format!r}) must be {PLAN_FORMAT!r}")
+        datasets = self.made.get("datasets")
+        if not isinstance(datasets, dict) or not all(isinstance(about, dict) for about in datasets.values()):
+            raise ValueError("made.datasets must be an object of objects")
+        for point in self.points:
+            if not point.runs or not all(config.data in datasets for config in point.runs):
+                raise ValueError(f"point {point.series!r} must have runs on data of made.datasets")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,11 +251,9 @@ class FigurePlan:
             ValueError: if the file does not contain a plan.
         """
         try:
-            values = files.read_json(path)
-            points = [Point(series=p["series"], x=p["x"], options={}) for p in values["points"]]
-            runs = [[RunConfig.from_json(json.dumps(run)) for run in p["runs"]] for p in values["points"]]
-            if not all(isinstance(about, dict) for about in values["made"]["datasets"].values()):
-                raise TypeError("made.datasets must hold objects")
-            return cls(axes=Axes(**values["axes"]), made=values["made"], points=points, runs=runs)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            converters = {RunConfig: lambda run: RunConfig.from_json(json.dumps(run))}
+            values = build(_PlanFile, files.read_json(path), converters=converters)
+            points = [Point(series=point.series, x=point.x, options={}) for point in values.points]
+        except ValueError as error:
             raise ValueError(f"{path} does not hold a plan: {error}") from None
+        return cls(axes=values.axes, made=values.made, points=points, runs=[point.runs for point in values.points])

@@ -1,15 +1,13 @@
 """``quorem plan`` for prepared data: plan by the counts in its training rows, or search for a plan by training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from ..data.prepared import Prepared
 from ..optimizer_names import Optimizer
 from ..planner import Plan, Rule, modules_of, plan_modules
-from ..planner.footprint import LAGS
 from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
@@ -51,19 +49,6 @@ def options_of(planned: Plan) -> dict[str, Any]:
     return {"plan": dict(planned), "row_dtype": str(dtype).removeprefix("torch."), "bits": planned.bits}
 
 
-def eight_bits(prepared: Prepared, planned: Plan, embedding_dim: int) -> str:
-    """A line on what training in 8 bits would add to a plan in bfloat16; empty if nothing."""
-    if planned.tables[0].dtype != torch.bfloat16 or planned.optimizer is None or planned.optimizer in LAGS:
-        return ""
-    try:
-        narrower = plan(prepared, planned.budget, embedding_dim, optimizer=planned.optimizer, dtypes=(torch.int8,))
-    except ValueError:  # a scale and a zero point for each row may need more than the budget
-        return ""
-    if (rows := narrower.num_rows) <= planned.num_rows:
-        return ""
-    return f"--row-dtype int8 would pay for {rows:,} rows instead of {planned.num_rows:,}, but its steps take longer."
-
-
 def search(
     prepared: Prepared,
     budget: int | str,
@@ -71,11 +56,11 @@ def search(
     *,
     optimizer: Optimizer | None,
     dtypes: Sequence[torch.dtype] = TRIED_DTYPES,
-    console: Console,
+    say: Callable[[str], None],
 ) -> Plan:
     """The best of a few plans with different rules: DLRM is trained on a part of the rows, and validation decides.
 
-    Where the data have a single feature, it is DCN: DLRM needs two vectors.
+    Where the data have a single feature, it is DCN: DLRM needs two vectors. ``say`` is called with lines of progress.
     """
     plans: dict[Rule, Plan] = {}
     for rule in PLAN_RULES:
@@ -83,20 +68,20 @@ def search(
         if planned not in plans.values():
             plans[rule] = planned
     if len(plans) == 1:
-        console.print("Every rule leads to this plan: there is nothing to search.")
+        say("Every rule leads to this plan: there is nothing to search.")
         return plans[PLAN_RULES[0]]
-    rows = min(SEARCH_ROWS, max(1, len(prepared.split("train")) // 2))
+    rows = min(SEARCH_ROWS, max(1, len(prepared.split("train", check=False)) // 2))
     data = data_identity(prepared)
     network = "dlrm" if len(prepared.names) > 1 or prepared.dense_names else "dcn"
     configs = [
         RunConfig(data=data, network=network, embedding_dim=embedding_dim, max_rows=rows, **options_of(planned))
         for planned in plans.values()
     ]
-    console.print(f"Training {len(plans)} plans on {rows:,} rows each ...")
+    say(f"Training {len(plans)} plans on {rows:,} rows each ...")
     results = train_many(configs, prepared, workers=WORKERS)
     losses = {rule: float(r["validation"]["log_loss"]) for rule, r in zip(plans, results, strict=True)}
     for rule, loss in losses.items():
         about = f"pool of at most {rule.pool_share:.0%} of the rows, {rule.kept_per_row:g} ids a row"
         about += f", seen more than {rule.rarely} time{'s' * (rule.rarely > 1)}"
-        console.print(f"  {about}: validation log loss {loss:.5f}", soft_wrap=True)
+        say(f"  {about}: validation log loss {loss:.5f}")
     return plans[min(losses, key=losses.__getitem__)]

@@ -6,9 +6,9 @@ Bytes are those of the tables in serving: plans in float32, and plans whose rows
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..collection import Table
+from ..modules.collection import Table
+from ..paper.schemes import QR, Hash
 from ..planner import plan
-from ..schemes import QR, Hash
 from . import budgets
 from .figures import Point
 from .settings import Study

@@ -3,25 +3,20 @@
 import dataclasses
 import datetime
 import json
-import os
 import runpy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from .. import models
 from ..data.prepared import Prepared
 from ..training.config import DEFAULT_LRS, RunConfig
 from ..training.model import data_identity
 from . import budgets, figure4, figure5, figure6, figure7, plans, sweep, table1
-from .aggregate import aggregate, figure_of_run, write_csv
+from .aggregate import aggregate, figure_of_run, figure_of_runs, write_csv
 from .conditions import describe, file_names, split
 from .figures import Axes, Figure, FigurePlan, Point
-from .program import command
-from .progress import showing
 
 PAPER = {module.AXES.name: module for module in (figure4, figure5, figure6, figure7, table1)}
 FIGURES = PAPER | {"budgets": budgets, "plans": plans}
@@ -91,53 +86,11 @@ def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequenc
     return plan(axes, points, data, trials=trials, optimizers=optimizers, command=command)
 
 
-def run(
-    plans: Sequence[FigurePlan],
-    out: Path,
-    *,
-    device: str,
-    workers: int | None,
-    train_only: bool,
-    console: Console,
-) -> None:
-    """Train, then write numbers, pictures and the page.
-
-    Args:
-        plans: what to train.
-        out: folder of the runs.
-        device: where to train.
-        workers: number of processes; by default one for each core, or one for a GPU.
-        train_only: leave the writing to ``quorem report``.
-        console: for progress.
-    """
-    if not train_only:
-        from .report import page  # before training, so that a missing library is reported at once
-    workers = workers or (1 if device.startswith("cuda") else os.cpu_count() or 1)
-    try:
-        failed = train(plans, out, device=device, workers=workers, console=console)
-    except KeyboardInterrupt:
-        report = command("report", out)
-        message = f"interrupted; the same command goes on, and {report} shows what is finished"
-        raise KeyboardInterrupt(message) from None
-    if not train_only:
-        figures = figures_in(out)
-        publish(figures, out / "results")
-        page(figures, out / "report.html")
-        console.print(f"Numbers and pictures: {out / 'results'}", soft_wrap=True)
-        console.print(f"Page: {out / 'report.html'}", soft_wrap=True)
-    if failed:
-        raise RuntimeError(f"{failed} runs failed")
-
-
-def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, console: Console) -> int:
-    """Train the runs that the plans need and the folder does not have; figures that only count parameters need none.
-
-    Returns:
-        How many runs failed.
+def begin(plans: Sequence[FigurePlan], out: Path, device: str) -> sweep.Sweep:
+    """Write the plans, and begin the sweep of their runs; figures that only count parameters need none.
 
     Raises:
         ValueError: if the folder has figures of the same name on other data.
-        KeyboardInterrupt: if interrupted; the same call continues.
     """
     files: dict[Path, FigurePlan] = {}
     for plan in plans:
@@ -153,16 +106,13 @@ def train(plans: Sequence[FigurePlan], out: Path, *, device: str, workers: int, 
         plan.write(path)
     runs = [runs for plan in plans if plan.axes.y != "parameters" for runs in plan.runs]
     data = {name: Path(about["path"]) for plan in plans for name, about in plan.made["datasets"].items()}
-    begun = sweep.new(out, in_turns(runs, device), data, device)
-    if begun.runs:
-        with showing(console, begun) as report:
-            sweep.run(begun, workers=workers, report=report)
+    return sweep.new(out, in_turns(runs, device), data, device)
+
+
+def failures(begun: sweep.Sweep) -> list[str]:
+    """The error of each run of the sweep that failed."""
     failed = [begun.error(config) for group in begun.runs for config in group if begun.has_failed(config)]
-    reasons = dict.fromkeys(json.loads(path.read_text(encoding="utf-8"))["error"] for path in failed)
-    if failed:
-        console.print(f"{len(failed)} runs failed: {'; '.join(reasons)}", soft_wrap=True)
-        console.print(f"Details are in {out / 'errors'}; the same command tries them again", soft_wrap=True)
-    return len(failed)
+    return [json.loads(path.read_text(encoding="utf-8"))["error"] for path in failed]
 
 
 def joined(earlier: FigurePlan, new: FigurePlan) -> FigurePlan:
@@ -195,7 +145,7 @@ def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunC
 
 
 def figures_in(folder: Path) -> list[Figure]:
-    """The figures of a sweep's folder, of one run of ``quorem train``, or of a folder of aggregated figures.
+    """The figures of a sweep's folder, of one run, of a folder of finished runs, or of a folder of figures as JSON.
 
     A figure whose runs were trained under different conditions is split into several (``conditions.split``).
 
@@ -208,10 +158,12 @@ def figures_in(folder: Path) -> list[Figure]:
     plans = sorted((folder / "plans").glob("*.json"))
     if plans:
         figures = [aggregate(FigurePlan.read(path), folder) for path in plans]
+    elif compared := figure_of_runs(folder):
+        figures = [compared]
     else:
         figures = [Figure.read(path) for path in sorted(folder.rglob("*.json"))]
     if not figures:
-        raise FileNotFoundError(f"{folder} has no figures: neither run.json nor plans/*.json nor *.json")
+        raise FileNotFoundError(f"{folder} has neither finished runs nor figures as JSON")
     order = list(FIGURES)
     figures.sort(key=lambda f: order.index(f.axes.name) if f.axes.name in order else len(order))
     return [part for figure in figures for part in split(figure)]
@@ -227,7 +179,7 @@ def publish(figures: Sequence[Figure], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in zip(file_names(figures), figures, strict=True):
         if name != figure.axes.name:
-            for ending in ("json", "csv", "png", "pdf", "md"):
+            for ending in ("json", "csv", "png", "pdf"):
                 (out / f"{figure.axes.name}.{ending}").unlink(missing_ok=True)
         figure.write(out / f"{name}.json")
         write_csv(figure, out / f"{name}.csv")

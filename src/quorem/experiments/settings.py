@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..sizes import ceil_div
+from ..paper.sizes import ceil_div
 from ..training.config import RunConfig
 from ..training.tables import scheme_of
 from .figures import Point

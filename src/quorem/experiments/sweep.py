@@ -6,6 +6,7 @@ errors/KEY.json    why a run failed; the next sweep tries it again
 
 import json
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from ..data.prepared import Prepared
-from ..files import LockedError, write
+from ..files.atomic import LockedError, write
 from ..training.config import RunConfig
 from ..training.feed import Feed
 from ..training.loop import Options, Status, stop_on_signal, train_many
@@ -164,6 +165,7 @@ def _train(
 
 def _process(sweep: Sweep, threads: int, pipe: Connection) -> None:
     """A worker process. It has its own pipe: a shared one would stay locked if one of the workers were killed."""
+    os.environ["QUOREM_QUIET"] = "1"  # else each worker would say that it compiles kernels
     sending = threading.Lock()  # several runs may report at once
     with stop_on_signal() as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process stops the workers

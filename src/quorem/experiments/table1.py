@@ -3,8 +3,8 @@
 import torch
 
 from .. import models
-from ..collection import EmbeddingCollection
 from ..data.shape import CARDINALITIES
+from ..modules.collection import EmbeddingCollection
 from ..training.tables import scheme_of, tables_of
 from .figures import Axes, Point
 from .settings import Study

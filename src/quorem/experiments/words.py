@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import schemes
+from ..paper import schemes
 from .figures import Result
 
 NETWORK_NAMES = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
@@ -130,6 +130,19 @@ def scheme(config: Mapping[str, Any]) -> str:
     except (TypeError, ValueError, KeyError):
         text = json.dumps(description)
     return text if len(text) <= 120 else text[:119] + "…"
+
+
+def method(config: Mapping[str, Any]) -> str:
+    """The paper's name of a run's method; ``plan``, or the name of the scheme's class, where it has none.
+
+    >>> method({"scheme": {"scheme": "QR", "operation": "add"}}), method({"scheme": {"scheme": "GeneralizedQR"}})
+    ('add', 'GeneralizedQR')
+    """
+    if config.get("plan"):
+        return f"plan, {config['bits']} bits" if config.get("bits") else "plan"
+    described = config["scheme"]
+    name = str(described["scheme"])
+    return str(described.get("operation", "mult")) if name == "QR" else {"Full": "full", "Hash": "hash"}.get(name, name)
 
 
 def settings(point: Result) -> list[str]:

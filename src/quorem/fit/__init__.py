@@ -12,11 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..partitions import ExplicitPartition, Partition
-from ..renumbering import Mixing, Permutation
-from ..schemes import Full, Ranks, TableSpec
-from ..schemes.frequency import check_frequencies, composed_ids, places
+from ..paper.partitions import ExplicitPartition, Partition
+from ..paper.renumbering import Mixing, Permutation
+from ..paper.schemes import Full, Ranks, TableSpec
+from ..paper.schemes.frequency import check_frequencies, composed_ids, places
 from . import products, sums
+from .narrow import fit_matrix_
 from .passes import run_pass
 from .target import Target, weights_of
 
@@ -34,12 +35,14 @@ def fit_(
     *,
     padding_idx: int | None = None,
     ranks: Ranks | None = None,
+    matrix: Tensor | None = None,
 ) -> None:
     """Fill the tables of one spec with the least-squares fit of a trained table.
 
     ``concat`` and ``feature`` take means over buckets. ``add`` solves the normal equations. ``mult`` improves the
-    tables in turn, from initial values that are already the solution if the table is a product. A table that the scheme
-    can represent is recovered to float precision. The largest table carries the scale: the other tables have mean zero
+    tables in turn. A table that the scheme can represent is recovered to float precision; of products of three and more
+    tables, or where few combinations of buckets occur, alternation may find only a good one.
+    The largest table carries the scale: the other tables have mean zero
     for ``add``, and mean square one for ``mult``. Hot ids of a ``HotCold`` scheme keep their vectors, and the row of
     the rest is the mean of their vectors.
 
@@ -51,6 +54,7 @@ def fit_(
             never occurs has almost no weight: it only determines what no other id determines.
         padding_idx: an id that is left out, since its vector is never read.
         ranks: the hot and cold ids of a ``HotCold`` scheme; None where ids are in order of frequency.
+        matrix: the matrix ``[d, D]`` of narrow rows, filled in place; None for rows of width D.
 
     Raises:
         TypeError: if ``frequencies`` does not hold numbers.
@@ -73,15 +77,19 @@ def fit_(
         frequencies = check_frequencies(frequencies, n)
         if not frequencies.any():
             raise ValueError("frequencies (all 0) must have one above 0")
+    if spec.is_narrow != (matrix is not None):
+        raise ValueError(f"matrix must be given for narrow rows, and only for these (width {spec.width} of {d})")
     if dense.is_meta or tables[0].is_meta:
         return
     with torch.no_grad(), _one_thread_an_op(dense.device) as threads:
         dense = dense.detach()
+        padding = None if padding_idx is None else padding_idx % n
+        weights = weights_of(frequencies, dense.device)
+        if matrix is not None:
+            dense = fit_matrix_(matrix, dense, weights, padding)
         if isinstance(spec.scheme, Full):
             _copy_(tables[0], dense, spec.permutation)
             return
-        padding = None if padding_idx is None else padding_idx % n
-        weights = weights_of(frequencies, dense.device)
         target = Target(dense, _scale(dense, padding), spec.partitions, spec.permutation, weights, padding, threads)
         if spec.num_own or spec.pool is not None:
             target = _fit_own_(target, tables, spec, ranks)

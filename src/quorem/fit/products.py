@@ -1,21 +1,17 @@
-"""``mult``: alternating least squares, from initial values that are already the solution if the table is a product.
+"""``mult``: alternating least squares.
 
 For two tables the best product is, for each dimension, the best matrix of rank one. If every pair of buckets has an id
-(a full grid), it comes from an eigenvector, and alternation converges to it from any initial values. If some pairs have
-none, alternation can get stuck, so several initial values are tried: *growth* from one id, where each bucket's value
-follows from its neighbours; and for small tables logarithms, which turn the product into a sum, with the signs from a
-linear system over the integers modulo two.
+(a full grid), it comes from an eigenvector. Otherwise alternation starts from several initial values, positive ones and
+ones of both signs, of which each dimension takes the best. Alternation finds a good product, not always the best.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 
 import torch
 from torch import Tensor
 
-from . import sums
 from .passes import run_pass
 from .target import Target
 
@@ -29,7 +25,7 @@ IDS_A_ROW = 64  # a sample must have so many ids for each row of the small table
 FLOORS = (0.1, 0.03, 0.01)  # limits for small factors, relative to the root mean square of their column; see COST
 COST = 0.05  # factors are kept above a limit where this adds at most so much relative error
 FEW_BUCKETS = 128  # with at most so many buckets, the best product of two tables comes from an eigenvector
-FEW_SIGNS = 2**24  # if ids times buckets are at most so many, the signs of a product are solved for
+START_ROUNDS = 5  # rounds after which initial values are compared
 
 
 def fit_product_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
@@ -133,22 +129,18 @@ def _improve(target: Target, small: list[Tensor], j: int) -> Tensor:
 
 def _start(target: Target) -> list[Tensor]:
     """Initial small tables for ``alternate``: several are tried, and each dimension takes those of least error."""
-    n, sizes = target.num_ids, target.sizes
-    dense_grid, full = math.prod(sizes) <= 2 * n, math.prod(sizes) == n and target.padding is None
-    starts = []
-    if len(sizes) == 2 and sizes[1] <= FEW_BUCKETS and dense_grid:
+    starts, num_pairs = [], math.prod(target.sizes)
+    if len(target.sizes) == 2 and target.sizes[1] <= FEW_BUCKETS and num_pairs <= 2 * target.num_ids:
         starts.append([_eigenvectors(target)])
-    if not full or not starts:
-        starts.append(_grow(target))
-    if full:
-        return starts[0]
+        if num_pairs == target.num_ids and target.padding is None:
+            return starts[0]
     draw = torch.Generator("cpu").manual_seed(0)
-    starts.append(
-        [torch.rand(t.shape, generator=draw, dtype=t.dtype, device="cpu").add_(0.5).to(t.device) for t in starts[0]]
-    )
-    if n * sum(sizes) <= FEW_SIGNS:
-        starts.append(_from_logarithms(target))
-    starts = [alternate(target, start, 1) for start in starts]
+    shapes = [table.shape for table in target.zeros()]
+    for has_signs in (False, False, True):
+        drawn = [torch.rand(shape, generator=draw, dtype=torch.float64, device="cpu") for shape in shapes]
+        signs = [torch.where(table < 0.5, -1.0, 1.0) if has_signs else 1.0 for table in drawn]
+        starts.append([(s * (0.5 + t)).to(target.scale) for s, t in zip(signs, drawn, strict=True)])
+    starts = [alternate(target, start, START_ROUNDS) for start in starts]
     best = torch.stack([run_pass(target, start, "mult", []).error for start in starts]).argmin(0)
     return [torch.stack(tables).gather(0, best.expand(1, *tables[0].shape))[0] for tables in zip(*starts, strict=True)]
 
@@ -165,75 +157,3 @@ def _eigenvectors(target: Target) -> Tensor:
         grid = grid.view(last - first, size, d).permute(2, 1, 0)
         gram.baddbmm_(grid, grid.transpose(1, 2))
     return torch.linalg.eigh(gram).eigenvectors[:, :, -1].T.contiguous()
-
-
-def _grow(target: Target) -> list[Tensor]:
-    """Initial values that start with one in the buckets of the id with the largest entry, for each dimension.
-
-    The values of all other buckets follow from these, step by step.
-    """
-    d = len(target.scale)
-    largest, seed = torch.zeros_like(target.scale), torch.zeros(d, dtype=torch.int64, device=target.dense.device)
-    for ids in torch.arange(target.num_ids, device=seed.device).split(target.block_ids):
-        values, index = target.entries(ids).abs().max(0)
-        seed = torch.where(values > largest, ids[index], seed)
-        largest = torch.maximum(values, largest)
-    numbers = seed if target.permutation is None else target.permutation(seed)
-    small = target.zeros()
-    for table, part in zip(small, target.partitions[1:], strict=True):
-        table[part(numbers), torch.arange(d, device=numbers.device)] = 1
-    known = 0
-    for _ in range(MAX_ROUNDS):
-        for j in range(len(small)):
-            _improve(target, small, j)
-        before, known = known, sum(int(t.count_nonzero()) for t in small)
-        if known in (before, sum(t.numel() for t in small)):
-            break
-    return small
-
-
-def _from_logarithms(target: Target) -> list[Tensor]:
-    """Initial values: absolute values from the best sum of logarithms, signs from the signs of the rows."""
-    ids = torch.arange(target.num_ids, device=target.dense.device)
-    rows = target.entries(ids)
-    logarithms = rows.abs().clamp_(min=1e-30).log_()
-    scale, padding = torch.ones_like(target.scale), target.padding
-    if padding is not None and target.rows is not None:
-        padding = next(iter((target.rows == padding).nonzero().flatten().tolist()), None)
-    by_logarithm = replace(target, dense=logarithms, rows=None, scale=scale, padding=padding)
-    sizes = [table.exp() for table in sums.solve(by_logarithm)]
-    numbers = ids if target.permutation is None else target.permutation(ids)
-    signs = _signs([part(numbers) for part in target.partitions], target.sizes, rows < 0)
-    return [size * sign.to(size) for size, sign in zip(sizes, signs[1:], strict=True)]
-
-
-def _signs(buckets: list[Tensor], sizes: list[int], negative: Tensor) -> list[Tensor]:
-    """Signs ``[size, D]`` of each table whose products are negative where ``negative`` is; contradictions are ignored.
-
-    Gaussian elimination modulo two, all dimensions at once: a row is an integer whose bits are the buckets of an id.
-    """
-    d, total = negative.shape[1], sum(sizes)
-    # Small tables have the low bits, so that the largest table is eliminated first.
-    starts = [total - sum(sizes[: j + 1]) for j in range(len(sizes))]
-    columns = zip(*(b.add(s).tolist() for b, s in zip(buckets, starts, strict=True)), strict=True)
-    pivots: dict[int, tuple[int, int]] = {}
-    for bits, row in zip(columns, negative.tolist(), strict=True):
-        mask = reduce(int.__xor__, (1 << bit for bit in bits))
-        value = sum(1 << c for c in range(d) if row[c])
-        while mask:
-            pivot = mask.bit_length() - 1
-            if pivot not in pivots:
-                pivots[pivot] = mask, value
-                break
-            mask, value = mask ^ pivots[pivot][0], value ^ pivots[pivot][1]
-    solution = [0] * total
-    for pivot in sorted(pivots):
-        mask, value = pivots[pivot]
-        mask ^= 1 << pivot
-        while mask:
-            bit = mask.bit_length() - 1
-            value, mask = value ^ solution[bit], mask ^ (1 << bit)
-        solution[pivot] = value
-    values = [[-1.0 if value >> c & 1 else 1.0 for c in range(d)] for value in solution]
-    signs = torch.tensor(values, device=negative.device)
-    return [signs[start : start + size] for start, size in zip(starts, sizes, strict=True)]

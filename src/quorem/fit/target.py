@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import Partition
-from ..renumbering import Mixing, Permutation
-from ..schemes import AnyPartition
+from ..paper.partitions import Partition
+from ..paper.renumbering import Mixing, Permutation
+from ..paper.schemes import AnyPartition
 
 BLOCK_NUMBERS = 2**17  # numbers of the trained table that are processed at a time
-ROWS_TOGETHER = 32  # a range has at least so many buckets, whose rows are next to each other and read at once,
-RANGES = 4  # as long as there are at least so many ranges
+ROWS_TOGETHER = 32  # buckets of a range, at least: their rows are adjacent and are read at once
+RANGES = 4  # ranges, at least; with few buckets a range then has fewer than ROWS_TOGETHER
 UNSEEN = 1e-9  # weight of an id that never occurs, relative to the smallest frequency above zero
 
 

@@ -6,8 +6,8 @@ from math import log
 import torch
 from torch import Tensor
 
-from ..collection import Table
-from ..schemes.frequency import Ranks
+from ..modules.collection import Table
+from ..paper.schemes.frequency import Ranks
 from .features import Feature
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bags import EmbeddingBag
 from ..checks import BagMode, check_choice, check_int
-from ..operations import Operation
-from ..partitions import Partition
-from ..schemes import QR, Custom, Scheme
+from ..modules.bag import EmbeddingBag
+from ..paper.operations import Operation
+from ..paper.partitions import Partition
+from ..paper.schemes import QR, Custom, Scheme
 
 
 def load_qr_embedding_bag(

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import id_rules, init
-from ..collection import EmbeddingCollection
+from ..modules import id_rules
+from ..modules.collection import EmbeddingCollection
 from ..ops.layout import BITS, COLD, HOT, OFFSET, build, pool_key
 from ..ops.search import search
-from ..partitions import ExplicitPartition, Partition
-from ..renumbering import Mixing
-from ..schemes import TableSpec
+from ..paper import init
+from ..paper.partitions import ExplicitPartition, Partition
+from ..paper.renumbering import Mixing
+from ..paper.schemes import TableSpec
 
 Search = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # ``ops.search.search``, or a version that uses an index
 
@@ -199,7 +200,16 @@ def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: in
 
 
 def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]:
-    """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
+    """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated.
+
+    Raises:
+        ValueError: if a table has narrow rows.
+    """
+    if collection.narrow:
+        name, spec = collection.names[collection.narrow[0]], collection.specs[collection.narrow[0]]
+        raise ValueError(
+            f"scheme ({spec.scheme}) of table {name!r} must have width=None: TorchRec has no product after its lookup"
+        )
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
     policies = (collection.raw_ids, collection.unknown, collection.ranks_of, collection.padding)

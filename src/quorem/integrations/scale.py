@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..checks import check_choice, check_int
-from ..collection import EmbeddingCollection, Table
-from ..optimizer_names import AVERAGES, Optimizer
+from ..modules.collection import EmbeddingCollection, Table
+from ..ops.state import RULES
+from ..optimizer_names import Optimizer
 from .distinct import distinct_rows
 from .features import Feature, StoredTable, features_of
 from .shards import Shards, balanced_shards
@@ -146,7 +147,8 @@ def estimate(
     others = (world_size - 1) / world_size  # share of the exchanged data that leaves the GPU
     memory = id_bytes = vector_bytes = reduce_bytes = touched = 0.0
     for table, reads, bags, vectors, replicated in traffic:
-        state = 1 if optimizer == "rowwise_adagrad" else AVERAGES[optimizer] * table.width
+        rule = RULES[optimizer]
+        state = 1 if rule.by_row else len(rule.averages) * table.width
         size = table.num_rows * (table.width + state) * bytes_per_number
         row = table.width * bytes_per_number
         # The forward pass reads the row. The backward pass reads gradient, row and state, and writes row and state.

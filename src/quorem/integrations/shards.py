@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..checks import check_int
-from ..collection import Table
+from ..modules.collection import Table
 from .distinct import distinct_rows
 from .features import Feature, Part, StoredTable
 

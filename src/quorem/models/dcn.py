@@ -79,4 +79,4 @@ class DCN(Network):
         a = torch.ones_like(dots[0])
         for dot, shift in zip(dots[:-1], shifts[:-1], strict=True):
             a = a * (1 + dot) + shift
-        return a * dots[-1] + shifts[-1] + self.deep(x0) @ to_deep + self.output.bias
+        return a * dots[-1] + shifts[-1] + (self.deep(x0) @ to_deep[:, None])[:, 0] + self.output.bias

@@ -69,6 +69,7 @@ class DeepFM(Network):
         vectors = vectors.reshape(vectors.shape[0], len(self.embedding_dims), self.embedding_dim)
         features = torch.cat([dense, vectors.flatten(1)], 1)
         total = vectors.sum(1) + dense @ self.dense_vectors
-        squares = vectors.square().sum((1, 2)) + dense.square() @ self.dense_vectors.square().sum(1)
+        dense_squares = dense.square() @ self.dense_vectors.square().sum(1, keepdim=True)
+        squares = vectors.square().sum((1, 2)) + dense_squares[:, 0]
         pairs = (total.square().sum(1) - squares) / 2
         return self.output(torch.cat([features, self.deep(features)], 1)).squeeze(1) + pairs

@@ -1,6 +1,6 @@
 """The networks by name, in the two readings of the paper."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -19,6 +19,7 @@ PRESETS: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "table1": {"dcn": partial(DCN, deep=(512, 256)), "dlrm": partial(DLRM, raw_dense=True)},
 }
 NETWORKS = tuple(PRESETS["text"])
+HIDDEN = {"dcn": "deep", "dlrm": "top", "deepfm": "deep"}  # the argument that has the widths of the hidden layers
 Preset = Literal["text", "table1"]
 
 
@@ -28,6 +29,8 @@ def build(
     *,
     num_dense: int = 13,
     preset: Preset = "text",
+    hidden: Sequence[int] | None = None,
+    bottom: Sequence[int] | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
@@ -38,12 +41,14 @@ def build(
         embeddings: a module that turns ids into vectors, as each network takes it.
         num_dense: number of dense features.
         preset: ``"text"`` is the architecture of section 5.1, ``"table1"`` the one whose parameters table 1 counts.
+        hidden: widths of the hidden layers, of DLRM those of its top; None takes the preset's.
+        bottom: widths of the hidden layers of DLRM's bottom; None takes the preset's.
         device: device of the layers; the embeddings stay where they are.
         dtype: dtype of the layers.
 
     Raises:
-        ValueError: if ``network`` or ``preset`` is unknown, a network has no such preset, or your own does not hold the
-            embeddings.
+        ValueError: if ``network`` or ``preset`` is unknown, a network has no such preset or widths, or your own does
+            not hold the embeddings.
         TypeError: if your own function returns no module.
 
     >>> from quorem import EmbeddingCollection, QR, Table
@@ -51,7 +56,7 @@ def build(
     >>> type(build("dlrm", tables, num_dense=3)).__name__
     'DLRM'
     """
-    check_network(network, preset)
+    check_network(network, preset, hidden=hidden, bottom=bottom)
     if custom.is_custom(network):
         made = custom.load(network)(embeddings, num_dense=num_dense, device=device)
         if not isinstance(made, nn.Module):
@@ -59,15 +64,21 @@ def build(
         if all(module is not embeddings for module in made.modules()):
             raise ValueError(f"network ({network!r}) must return a module that holds the embeddings it is given")
         return made if dtype is None else made.to(dtype)
-    return PRESETS[preset][network](embeddings, num_dense=num_dense, device=device, dtype=dtype)
+    widths = {} if hidden is None else {HIDDEN[network]: hidden}
+    widths |= {} if bottom is None else {"bottom": bottom}
+    return PRESETS[preset][network](embeddings, num_dense=num_dense, device=device, dtype=dtype, **widths)
 
 
-def check_network(network: str, preset: str = "text") -> None:
+def check_network(
+    network: str, preset: str = "text", *, hidden: Sequence[int] | None = None, bottom: Sequence[int] | None = None
+) -> None:
     """Check the names, without building anything.
 
     Args:
         network: as in ``build``.
         preset: as in ``build``.
+        hidden: as in ``build``.
+        bottom: as in ``build``.
 
     Raises:
         ValueError: as ``build`` does.
@@ -81,3 +92,6 @@ def check_network(network: str, preset: str = "text") -> None:
         raise ValueError(f"network ({network!r}) must be one of {known}, or FILE.py:FUNCTION of your own")
     if network not in PRESETS[preset] and preset != "text":
         raise ValueError(f"preset ({preset!r}) must be 'text' for network ({network!r})")
+    for name, widths, networks in (("hidden", hidden, NETWORKS), ("bottom", bottom, ("dlrm",))):
+        if widths is not None and (network not in networks or preset != "text"):
+            raise ValueError(f"{name} ({widths}) must be None for network ({network!r}) with preset ({preset!r})")

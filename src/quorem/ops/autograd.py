@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from . import gpu, gradients
 from .codes import dequantize
 from .declare import call, is_eager
+from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
 from .replicas import active_ddp
@@ -150,6 +151,11 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with unwatched():
+            return _Lookup._backward(ctx, grad)
+
+    @staticmethod
+    def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ids, offsets, sample_weights, stored, *layout = ctx.saved_tensors
         inputs = (grad, IdBatch(ids, offsets, sample_weights, ctx.mean), stored, Layout(*layout))
         dsample = dstored = None

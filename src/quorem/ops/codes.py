@@ -6,10 +6,6 @@ is 20 or 12 bytes, where float32 takes 64.
 
 The range of a row is widened to hold zero, so that zero is stored exactly, and the scale is rounded up, so that the
 codes cover the range: a number is off by at most one scale, and by half of one unless it lies at the end of the range.
-
-Rows that are trained in 8 bits are rounded at random in each step, so that small changes are not lost on average. Their
-range is spread over one code less, and the zero point rounded up: so every number lies between two codes, also at the
-ends of the range, and its mean is the number itself.
 """
 
 from typing import Literal
@@ -31,13 +27,12 @@ def code_bytes(width: int, bits: int) -> int:
     return 2 * -(-width * bits // 16)
 
 
-def quantize(rows: Tensor, bits: int, noise: Tensor | None = None) -> Tensor:
+def quantize(rows: Tensor, bits: int) -> Tensor:
     """``rows`` ``[R, W]``, finite, as bytes ``[R, code_bytes + 4]``.
 
     Args:
         rows: the numbers.
         bits: 8 or 4.
-        noise: uniform in [0, 1), ``[R, W]``, by which numbers are rounded at random; None rounds to the nearest.
 
     >>> dequantize(quantize(torch.tensor([[-1.0, 0.0, 1.55]]), 8), 3, 8)
     tensor([[-1.0002,  0.0000,  1.5503]])
@@ -45,15 +40,12 @@ def quantize(rows: Tensor, bits: int, noise: Tensor | None = None) -> Tensor:
     steps, width = 2**bits - 1, rows.shape[1]
     rows = rows.float()
     low, high = rows.amin(1).clamp(max=0), rows.amax(1).clamp(min=0)
-    wanted = (high - low) / (steps if noise is None else steps - 1)
+    wanted = (high - low) / steps
     scale = wanted.half()
     above = torch.nextafter(scale, torch.full_like(scale, torch.inf))
     scale = torch.where(scale.float() < wanted, above, scale).clamp(min=SMALLEST_SCALE)[:, None]
-    zero, codes = -low[:, None] / scale.float(), rows / scale.float()
-    zero = zero.round() if noise is None else zero.ceil()
-    zero = zero.clamp(0, steps)
-    codes = codes.round() if noise is None else (codes + noise).floor()
-    codes = (codes + zero).clamp(0, steps).to(torch.uint8)
+    zero = (-low[:, None] / scale.float()).round().clamp(0, steps)
+    codes = ((rows / scale.float()).round() + zero).clamp(0, steps).to(torch.uint8)
     codes = F.pad(codes, (0, code_bytes(width, bits) * 8 // bits - width))
     if bits == 4:
         codes = codes[:, ::2] | (codes[:, 1::2] << 4)

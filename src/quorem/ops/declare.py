@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import cpu, gpu, gradients, lookup, path, replay, rules
+from .lagging import LaggingParameter
 from .layout import Layout
 from .rows import IdBatch, accumulator
-from .state import TYPES_OF_RULE, present
+from .state import RULES, present
 
 Kernel = Callable[..., Any]
 
@@ -122,12 +123,12 @@ OPS = {
 }
 _MAPPED = ("lookup", "lookup_backward", "bag", "bag_backward", "bag_sample_weights_backward")  # by torch.vmap
 _library = torch.library.Library("quorem", "DEF")
-_CATCHING_UP = ("catch_up_", "rows_catch_up_")
+_MOVING = ("update_", "rows_update_", "catch_up_", "rows_catch_up_")  # kernels that move rows
 _are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 _len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 _profiler_enabled = torch._C._autograd._profiler_enabled
 _is_tracing, _has_storage = torch._C._is_tracing, torch._C._has_storage
-_catching_up = threading.RLock()
+moving = threading.RLock()  # one thread at a time moves rows: two would take the missed steps of a row twice
 
 
 def call(name: str, *args: Any, eager: bool | None = None, **options: Any) -> Any:
@@ -138,8 +139,6 @@ def call(name: str, *args: Any, eager: bool | None = None, **options: Any) -> An
     """
     device = _direct_device(args) if (is_eager() if eager is None else eager) else None
     kernel = None if device is None else device.kernels().get(name)
-    if kernel is not None and device is cpu and name in _CATCHING_UP:
-        kernel = _alone(kernel)
     if kernel is not None:
         result = kernel(*args, **options)
         if result is not NotImplemented:
@@ -174,16 +173,6 @@ def _op_of(kernel: str, args: tuple[Any, ...], options: dict[str, Any]) -> str:
     return f"{kind}{quantized}{counting}"
 
 
-def _alone(kernel: Kernel) -> Kernel:
-    """``kernel``, run while no other thread brings rows up to date: two would move the same row twice."""
-
-    def run(*args: Any, **options: Any) -> Any:
-        with _catching_up:
-            return kernel(*args, **options)
-
-    return run
-
-
 def is_eager() -> bool:
     """Whether ops run one by one, and nothing has to see them: no compiler, transform, mode, profiler or tracer."""
     if torch.compiler.is_compiling() or _are_functorch_transforms_active() or _len_torch_dispatch_stack():
@@ -209,7 +198,7 @@ def _direct_device(args: tuple[Any, ...]) -> Any:
             kind = type(arg)
         elif kind is Layout:
             arg, kind = arg.slots, Tensor
-        if kind is Tensor or kind is Parameter:
+        if kind is Tensor or kind is Parameter or kind is LaggingParameter:
             if arg.is_cuda:
                 if device is cpu:
                     return None
@@ -261,8 +250,8 @@ def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
             end = layout + len(Layout._fields)
             packed[layout:end] = [Layout(*args[layout:end])]
         if state is not None:
-            state_type, constants_type = TYPES_OF_RULE[options["rule"]]
-            packed[state], options["constants"] = state_type(*args[state]), constants_type(*options["constants"])
+            rule = RULES[options["rule"]]
+            packed[state], options["constants"] = rule.state(*args[state]), rule.constants(*options["constants"])
         if batch is not None:
             end = batch + batch_tensors
             packed[batch:end] = [IdBatch(*args[batch:end])._replace(mean=mean and options.pop("mean"))]
@@ -270,7 +259,11 @@ def _entry(name: str, plain: Kernel, device: Any = None) -> Kernel:
         result = NotImplemented if kernel is None else kernel(*packed, **options)
         return plain(*packed, **options) if result is NotImplemented else result
 
-    return _alone(run) if device is cpu and kernel_name in _CATCHING_UP else run
+    def run_alone(*args: Any, **options: Any) -> Any:
+        with moving:
+            return run(*args, **options)
+
+    return run_alone if device is cpu and kernel_name in _MOVING else run
 
 
 def _map(name: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from .lagging import in_memory, unwatched
 from .replicas import active_ddp, mean_of_replicas
 from .updates import Lookup, Read, RowRule, joined, update_
 
@@ -34,10 +35,9 @@ class Collector:
 
     def __init__(self, stored: Tensor, next_step: Callable[[], Step]) -> None:
         self.stored, self.next_step = stored, next_step
+        self.versions = in_memory(stored)  # counts the writes into ``stored``
         self.replicas: Any = None  # process group of DistributedDataParallel: its replicas step together
-        # What lookups are differentiated by: ``stored``, or a stand-in if it holds bytes, which have no gradient.
-        self.anchor = stored if stored.is_floating_point() else torch.empty(0, requires_grad=True)
-        self._hook = self.anchor.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
+        self._hook = stored.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
         # Only the autograd engine keeps a pass alive, so the reads of a pass that fails are dropped with it.
         self._passes: dict[int, weakref.ref[_Pass]] = {}  # a WeakValueDictionary would take more time
         self._apply_outside_the_graph = torch.compiler.disable(  # loads the compiler, which takes seconds
@@ -52,8 +52,8 @@ class Collector:
             read: what was read, and how.
         """
         if torch.compiler.is_compiling():
-            return self._apply_outside_the_graph(self.anchor, vectors, self, read)
-        return _Collected.apply(self.anchor, vectors, self, read)
+            return self._apply_outside_the_graph(self.stored, vectors, self, read)
+        return _Collected.apply(self.stored, vectors, self, read)
 
     def close(self) -> None:
         """Let the gradients of ``stored`` go to ``stored.grad`` again."""
@@ -82,7 +82,7 @@ class Collector:
 
     def check(self, version: int) -> None:
         """Raise RuntimeError if ``stored`` has changed since ``version``."""
-        if self.stored._version != version:
+        if self.versions._version != version:
             raise RuntimeError(
                 "the tables changed between a lookup and its backward: after apply_in_backward every backward pass is a"
                 " step, so look up again after each, join losses that share a lookup, and checkpoint with"
@@ -100,24 +100,26 @@ class _Pass:
     def __call__(self) -> None:
         collector, reads = self.collector, self.reads
         collector.check(self.version)
-        if collector.replicas is not None:
-            with torch.no_grad():
-                reads = [mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
-            # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before this.
-            _queue_callback(partial(setattr, collector.stored, "grad", None))
-        step = collector.next_step()
-        if step.maximize:
-            reads = [(read, -grad) for read, grad in reads]
-        update_(reads, collector.stored, step.row_rule, step.clip_value, step.loss_scale)
+        with unwatched():
+            if collector.replicas is not None:
+                with torch.no_grad():
+                    reads = [mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
+                # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before
+                # this.
+                _queue_callback(partial(setattr, collector.stored, "grad", None))
+            step = collector.next_step()
+            if step.maximize:
+                reads = [(read, -grad) for read, grad in reads]
+            update_(reads, collector.stored, step.row_rule, step.clip_value, step.loss_scale)
 
 
 class _Collected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
+    def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
         if (ddp := active_ddp()) is not None:
             collector.join_replicas(ddp)
         computed_here = callable(vectors)
-        ctx.collected = collector, read, collector.stored._version, _times_written(read), computed_here
+        ctx.collected = collector, read, collector.versions._version, _times_written(read), computed_here
         out: Tensor = vectors() if computed_here else vectors.view_as(vectors)
         return out
 
@@ -130,8 +132,20 @@ class _Collected(torch.autograd.Function):
                 "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
                 " backward: other rows would be trained"
             )
-        collector.collect(read, grad, version)
+        if _is_asked_for(ctx.next_functions[0][0]):
+            collector.collect(read, grad, version)
         return None, None if computed_here else grad, None, None
+
+
+def _is_asked_for(accumulator: torch.autograd.graph.Node) -> bool:
+    """Whether the backward pass is to reach ``stored``: not if it, or ``autograd.grad``, was asked for others alone."""
+    try:
+        return torch._C._will_engine_execute_node(accumulator)
+    except RuntimeError:
+        raise RuntimeError(
+            "autograd.grad must not be asked for the gradient of a table that apply_in_backward updates: remove() its"
+            " optimizer first"
+        ) from None
 
 
 def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
@@ -144,7 +158,7 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     rows, values = torch.arange(len(stored), device=stored.device), grad
     if grad.is_sparse:
         rows, values = grad._indices()[0], grad._values()
-    owner.collect(rows, values, stored._version)
+    owner.collect(rows, values, owner.versions._version)
 
 
 def _refuse_create_graph() -> None:

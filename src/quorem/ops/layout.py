@@ -22,10 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..partitions import ExplicitPartition, Partition
-from ..renumbering import Mixing
-from ..schemes import TableSpec
-from ..schemes.frequency import Ranks
+from ..paper.partitions import ExplicitPartition, Partition
+from ..paper.renumbering import Mixing
+from ..paper.schemes import TableSpec
+from ..paper.schemes.frequency import Ranks
 
 SLOT_COLUMNS, PART_COLUMNS = 14, 5
 FEATURE, OPERATION, LIMIT, MULTIPLIER, SHIFT, PADDING, OWN, REST, COMPOSED, OFFSET, BITS, HOT, COLD, GROUP = range(
@@ -117,7 +117,7 @@ def build(
     """
     features = range(len(specs)) if features is None else features
     ranks = [None] * len(specs) if ranks is None else ranks
-    width = gcd(*(w for spec in specs for _, w in spec.shapes), *(s.embedding_dim for s in specs if s.pool is not None))
+    width = gcd(*(w for spec in specs for _, w in spec.shapes), *(s.width for s in specs if s.pool is not None))
     free = _FreeRows()
     extents = tuple(tuple(free.take(rows, w // width) for rows, w in spec.shapes) for spec in specs)
     pools = _pools_of(specs, width, free)
@@ -185,7 +185,7 @@ def _pools_of(specs: Sequence[TableSpec], width: int, free: _FreeRows) -> dict[s
     members: dict[tuple[str, int], list[int]] = {}
     for t, spec in enumerate(specs):
         if spec.pool is not None:
-            tables = members.setdefault((spec.pool.name, spec.embedding_dim), [])
+            tables = members.setdefault((spec.pool.name, spec.width), [])
             tables.append(t)
             other = specs[tables[0]].pool
             if other != spec.pool:
@@ -208,7 +208,7 @@ def pool_key(pools: Mapping[str, object], spec: TableSpec) -> str:
     """The key of a table's pool: its name, with the width if pools of several widths share it; "" without a pool."""
     if spec.pool is None:
         return ""
-    return spec.pool.name if spec.pool.name in pools else f"{spec.pool.name}.{spec.embedding_dim}"
+    return spec.pool.name if spec.pool.name in pools else f"{spec.pool.name}.{spec.width}"
 
 
 def _table_slots(

@@ -17,7 +17,7 @@ step t, a row becomes ``P_now / P_since`` times what Adam would leave of it if e
 P_since``. ``state.decays`` has the logarithms of the P_t. Rows that never had a gradient decay too.
 
 No row may lag behind by more than H steps, the length of ``state.lrs``. So each step first brings up to date, touched
-or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R. Missed steps of SGD are in ``linear``.
+or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
 """
 
 import math
@@ -27,7 +27,6 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from . import linear
 from .layout import Layout
 from .rounding import Rounding
 from .rows import IdBatch, batch_reads, rows_read, subtract_
@@ -39,13 +38,9 @@ from .state import (
     AdamState,
     AdamWConstants,
     AdamWState,
-    AnyAdamConstants,
-    AnyAdamState,
     CatchUpOptions,
-    Constants,
+    LaggingConstants,
     LaggingState,
-    MomentumSGDConstants,
-    MomentumSGDState,
 )
 
 TERMS_AT_ONCE = 32  # terms added at a time
@@ -77,18 +72,15 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: LaggingState, **o
         return
     constants, seed = options["constants"], options.get("rounding_seed")
     rounding = None if seed is None else Rounding(~seed, state.step)  # other bits than the step's own
-    if isinstance(state, MomentumSGDState):
-        change = linear.missed_change_(rows, since, stored, state)
-    else:
-        assert isinstance(constants, AnyAdamConstants)
-        change = _missed_change(rows, since, stored, state, constants)
-        _decay_(rows, since, state, constants)
+    assert isinstance(constants, LaggingConstants)
+    change = _missed_change(rows, since, stored, state, constants)
+    _decay_(rows, since, state, constants)
     subtract_(stored, rows, change, rounding)
     state.last[rows] = state.step.to(state.last.dtype)
 
 
 def _missed_change(
-    rows: Tensor, since: Tensor, stored: Tensor, state: AnyAdamState, constants: AnyAdamConstants
+    rows: Tensor, since: Tensor, stored: Tensor, state: LaggingState, constants: LaggingConstants
 ) -> Tensor:
     """What the steps after ``since`` subtract from ``rows``."""
     highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
@@ -101,7 +93,7 @@ def _missed_change(
     return change
 
 
-def keep_rows_(state: LaggingState, constants: Constants) -> None:
+def keep_rows_(state: LaggingState, constants: LaggingConstants) -> None:
     """Count every row as up to date: its averages decay by the steps that it missed, the row itself does not change."""
     for rows in (state.last < state.step).nonzero()[:, 0].split(CHUNK):
         _decay_(rows, state.last[rows].long(), state, constants)
@@ -111,25 +103,16 @@ def keep_rows_(state: LaggingState, constants: Constants) -> None:
         state.last.copy_(state.step.expand_as(state.last))
 
 
-def _decay_(rows: Tensor, since: Tensor, state: LaggingState, constants: Constants) -> None:
+def _decay_(rows: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> None:
     """Decay the averages of ``rows`` by the steps after ``since``."""
     gap = (state.step - since).double()[:, None]
-    averages: list[tuple[Tensor | None, float]]
-    if isinstance(state, MomentumSGDState):
-        assert isinstance(constants, MomentumSGDConstants)
-        averages = [(state.momentum_buffer, constants.momentum)]
-    else:
-        assert isinstance(constants, AnyAdamConstants)
-        averages = [(state.exp_avg, constants.beta1), (state.exp_avg_sq, constants.beta2)]
-    for average, factor in averages:
-        if average is not None:
-            average[rows] = (average[rows] * factor**gap).to(average.dtype)
+    for average, factor in ((state.exp_avg, constants.beta1), (state.exp_avg_sq, constants.beta2)):
+        average[rows] = (average[rows] * factor**gap).to(average.dtype)
 
 
 def rows_in_turn(stored: Tensor, state: LaggingState) -> Tensor:
     """The next few rows in turn, touched or not, so that no row lags behind further than the history goes back."""
-    history = linear.history_of(state) if isinstance(state, MomentumSGDState) else len(state.lrs)
-    count = -(-2 * len(stored) // history)
+    count = -(-2 * len(stored) // len(state.lrs))
     return (state.step * count + torch.arange(count, device=stored.device)) % len(stored)
 
 
@@ -166,20 +149,15 @@ def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
     return NEVER if tolerable <= 1 else math.ceil(-math.log1p(-1 / tolerable) / rate)
 
 
-def empty_history(device: torch.device, constants: AnyAdamConstants, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def empty_history(device: torch.device, constants: LaggingConstants, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``lrs`` and ``moments`` for rows of ``dtype`` that have missed nothing."""
     length = max(HISTORY, 2 * int(constants.window))
     lrs = torch.zeros(length, dtype=torch.float64, device=device)
     return lrs, lrs.new_zeros(0 if dtype == torch.float64 or not constants.window else length, MOMENT_COLUMNS)
 
 
-def advance_(lr: Tensor, state: LaggingState, constants: Constants) -> None:
+def advance_(lr: Tensor, state: LaggingState, constants: LaggingConstants) -> None:
     """Count one more step, taken at ``lr``."""
-    if isinstance(state, MomentumSGDState):
-        assert isinstance(constants, MomentumSGDConstants)
-        linear.advance_(lr, state, constants)
-        return
-    assert isinstance(constants, AnyAdamConstants)
     step, lrs, moments = state.step, state.lrs, state.moments
     amsgrad = state.max_exp_avg_sq is not None
     step += 1
@@ -198,7 +176,7 @@ def advance_(lr: Tensor, state: LaggingState, constants: Constants) -> None:
         moments[step % len(moments)] = 0
 
 
-def missed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> Tensor:
+def missed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> Tensor:
     """Sum ``[N, W]`` of ``a_j d_j / (root + eps d_j)`` over the steps after ``since`` ``[N]``."""
     if not len(state.moments):
         return summed(root, since, state, constants)
@@ -209,7 +187,7 @@ def missed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamC
     return total
 
 
-def summed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> Tensor:
+def summed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> Tensor:
     """``missed``, term by term."""
     amsgrad = state.max_exp_avg_sq is not None
     gap = (state.step - since).clamp(max=int(constants.window))
@@ -226,13 +204,13 @@ def summed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamC
     return total
 
 
-def closed(root: Tensor, since: Tensor, state: AnyAdamState, constants: AnyAdamConstants) -> Tensor:
+def closed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> Tensor:
     """``missed``, by two nodes with the first four moments of the terms."""
     a, d, b, e = state.moments[since % len(state.moments), NODE_COLUMN:].to(root.dtype)[..., None].unbind(1)
     return a * d / (root + constants.eps * d) + b * e / (root + constants.eps * e)
 
 
-def nodes(moments: Tensor, since: Tensor, constants: AnyAdamConstants, amsgrad: bool) -> Tensor:
+def nodes(moments: Tensor, since: Tensor, constants: LaggingConstants, amsgrad: bool) -> Tensor:
     """Two terms ``(a, d)`` that have the ``moments`` ``[N, 4]`` of the terms after ``since``; ``[N, 4]``."""
     total, *rest = moments.unbind(1)
     mean, second, third = (torch.where(total > 0, moment / total, 0) for moment in rest)
@@ -249,7 +227,7 @@ def nodes(moments: Tensor, since: Tensor, constants: AnyAdamConstants, amsgrad: 
 
 
 def _terms(
-    j: Tensor, t: Tensor, state: AnyAdamState, constants: AnyAdamConstants, amsgrad: bool
+    j: Tensor, t: Tensor, state: LaggingState, constants: LaggingConstants, amsgrad: bool
 ) -> tuple[Tensor, Tensor]:
     """a_j and d_j in float64, of step ``t``."""
     beta1, beta2 = constants.beta1, constants.beta2
@@ -260,7 +238,7 @@ def _terms(
     return a, d if amsgrad else d * beta2 ** (-0.5 * j.double())
 
 
-def _scale(since: Tensor, constants: AnyAdamConstants, amsgrad: bool) -> Tensor:
+def _scale(since: Tensor, constants: LaggingConstants, amsgrad: bool) -> Tensor:
     """d_1: the moments are those of ``d_j / d_1 - 1``."""
     d = (1 - constants.beta2 ** (since.double() + 1)).sqrt()
     return d if amsgrad else d * constants.beta2**-0.5

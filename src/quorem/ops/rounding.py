@@ -1,4 +1,4 @@
-"""Stochastic rounding of rows in half precision or 8 bits: up or down at random, with the number itself as the mean.
+"""Stochastic rounding of rows in half precision: up or down at random, with the number itself as the mean.
 
 An update smaller than half the distance between two numbers that a row can hold would be lost if it were rounded to the
 nearest; rounded at random it is not lost on average. The random bits of a number follow from a seed, the step, and its
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NOISE_BITS = 15  # a code has 8 bits, a float32 has 24
 _LOW = 0xFFFFFFFF
 
 
@@ -38,17 +37,6 @@ def _mix(bits: Tensor) -> Tensor:
     bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) & _LOW
     bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) & _LOW
     return bits ^ (bits >> 16)
-
-
-def uniform(bits: Tensor) -> Tensor:
-    """Numbers in [0, 1), float32, from random bits: so few of them that a code of 8 bits plus one is exact.
-
-    >>> uniform(torch.tensor([0, 2**14, 2**32 - 1]))
-    tensor([0.0000, 0.5000, 1.0000])
-    >>> float(uniform(torch.tensor(2**32 - 1))) < 1
-    True
-    """
-    return (bits & (2**NOISE_BITS - 1)).float() / 2**NOISE_BITS
 
 
 def round_at_random(numbers: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:

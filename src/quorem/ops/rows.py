@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..renumbering import mixed_numbers
+from ..paper.renumbering import mixed_numbers
 from . import layout as column
-from .codes import dequantize, quantize
+from .codes import dequantize
 from .layout import MULT, NO_RANKS, UNUSED, Layout
-from .rounding import Rounding, random_bits, round_at_random, uniform
+from .rounding import Rounding, random_bits, round_at_random
 
 
 class IdBatch(NamedTuple):
@@ -215,18 +215,12 @@ def read(stored: Tensor, rows: Tensor, width: int, bits: int = 8) -> Tensor:
 def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding | None = None) -> None:
     """Subtract ``change`` ``[N, W]`` from ``rows`` ``[N]``, all different, in the accumulator's dtype.
 
-    Half precision and rows of 8 bits are rounded to the nearest, or at random where ``rounding`` is given.
+    Half precision is rounded to the nearest, or at random where ``rounding`` is given.
     """
-    width, is_bytes = change.shape[1], stored.dtype == torch.uint8
-    if is_bytes:  # a row that does not change must not be rounded anew
-        changed = (change != 0).any(1)
-        rows, change = rows[changed], change[changed]
+    width = change.shape[1]
     numbers = (read(stored, rows, width) - change).to(accumulator(stored))
     bits = None if rounding is None else random_bits(rows, width, rounding)
-    if is_bytes:
-        stored[rows] = quantize(numbers, 8, None if bits is None else uniform(bits))
-    else:
-        stored[rows] = numbers.to(stored.dtype) if bits is None else round_at_random(numbers, bits, stored.dtype)
+    stored[rows] = numbers.to(stored.dtype) if bits is None else round_at_random(numbers, bits, stored.dtype)
 
 
 def larger(a: int | torch.SymInt, b: int) -> int:

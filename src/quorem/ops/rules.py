@@ -24,14 +24,9 @@ from .state import (
     AdagradConstants,
     AdagradState,
     AdamWConstants,
-    AnyAdamConstants,
-    AnyAdamState,
     Constants,
+    LaggingConstants,
     LaggingState,
-    LazyAdamConstants,
-    LazyAdamState,
-    MomentumSGDConstants,
-    MomentumSGDState,
     RowWiseAdagradState,
     SGDConstants,
     SGDState,
@@ -95,6 +90,7 @@ def rows_update_(
         replay.rows_catch_up_(due, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
     STEP_OF_RULE[rule](TouchedRows(rows, sums, stored, lr, rounding), state, constants)
     if isinstance(state, LaggingState):
+        assert isinstance(constants, LaggingConstants)
         replay.advance_(lr, state, constants)
         state.last[rows] = state.step.to(state.last.dtype)
 
@@ -103,17 +99,6 @@ def sgd(touched: TouchedRows, state: SGDState, constants: SGDConstants) -> None:
     """``torch.optim.SGD`` without momentum or weight decay."""
     touched.subtract_(touched.lr * touched.grad)
     state.step.add_(1)
-
-
-def momentum_sgd(touched: TouchedRows, state: MomentumSGDState, constants: MomentumSGDConstants) -> None:
-    """``torch.optim.SGD`` with momentum, weight decay or both, on the dense gradient: other rows lag behind."""
-    rows, grad = touched.rows, touched.grad
-    direction = grad + constants.weight_decay * touched.stored[rows].to(grad.dtype)
-    if state.momentum_buffer is not None:
-        buffer = constants.momentum * state.momentum_buffer[rows] + direction
-        state.momentum_buffer[rows] = buffer
-        direction = direction + constants.momentum * buffer if constants.nesterov else buffer
-    touched.subtract_(touched.lr * direction)
 
 
 def adagrad(touched: TouchedRows, state: AdagradState, constants: AdagradConstants) -> None:
@@ -138,7 +123,7 @@ def rowwise_adagrad(touched: TouchedRows, state: RowWiseAdagradState, constants:
     state.step.add_(1)
 
 
-def adam(touched: TouchedRows, state: AnyAdamState, constants: AnyAdamConstants) -> None:
+def adam(touched: TouchedRows, state: LaggingState, constants: LaggingConstants) -> None:
     """``torch.optim.Adam`` or ``AdamW`` on the dense gradient, which is zero in other rows: these lag behind."""
     exp_avg, root = _averaged(touched, state, constants)
     t = (state.step + 1).double()
@@ -149,31 +134,17 @@ def adam(touched: TouchedRows, state: AnyAdamState, constants: AnyAdamConstants)
     touched.subtract_(change)
 
 
-def lazy_adam(touched: TouchedRows, state: LazyAdamState, constants: LazyAdamConstants) -> None:
-    """``torch.optim.SparseAdam``: a row moves, and its averages decay, only when a gradient reaches it."""
-    state.step.add_(1)
-    exp_avg, root = _averaged(touched, state, constants)
-    t = state.step.double()
-    rate = touched.lr * (1 - constants.beta2**t).sqrt() / (1 - constants.beta1**t)
-    touched.subtract_(rate * exp_avg / (root + constants.eps))
-
-
 STEP_OF_RULE: dict[str, Callable[..., None]] = {
     "sgd": sgd,
-    "momentum_sgd": momentum_sgd,
     "adagrad": adagrad,
     "rowwise_adagrad": rowwise_adagrad,
     "adam": adam,
     "amsgrad": adam,
     "adamw": adam,
-    "lazy_adam": lazy_adam,
-    "lazy_amsgrad": lazy_adam,
 }
 
 
-def _averaged(
-    touched: TouchedRows, state: AnyAdamState | LazyAdamState, constants: AnyAdamConstants | LazyAdamConstants
-) -> tuple[Tensor, Tensor]:
+def _averaged(touched: TouchedRows, state: LaggingState, constants: LaggingConstants) -> tuple[Tensor, Tensor]:
     """Update the averages with the gradient; returns the first, and the root of the second or of its maximum."""
     rows, grad = touched.rows, touched.grad
     exp_avg = state.exp_avg[rows].lerp(grad, 1 - constants.beta1)

@@ -22,15 +22,6 @@ class SGDState(NamedTuple):
     step: Tensor
 
 
-class MomentumSGDState(NamedTuple):
-    """State of ``momentum_sgd``, where rows that a step does not touch lag behind (see ``linear``)."""
-
-    step: Tensor
-    last: Tensor  # int32 [R]: the step a row is up to date with
-    products: Tensor  # float64 [2H - 2, 2, 2]: of the matrices of runs of 1, 2, 4, ... H / 2 steps
-    momentum_buffer: Tensor | None = None  # None without momentum
-
-
 class AdagradState(NamedTuple):
     """State of ``adagrad``."""
 
@@ -74,25 +65,8 @@ class AdamWState(NamedTuple):
     max_exp_avg_sq: None = None
 
 
-class LazyAdamState(NamedTuple):
-    """State of ``lazy_adam`` and ``lazy_amsgrad``."""
-
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    step: Tensor
-    max_exp_avg_sq: Tensor | None = None  # of lazy_amsgrad
-
-
 class SGDConstants(NamedTuple):
     """SGD has none: the learning rate is an argument of its own."""
-
-
-class MomentumSGDConstants(NamedTuple):
-    """Constants of ``momentum_sgd``."""
-
-    momentum: float
-    weight_decay: float
-    nesterov: float  # 1 for Nesterov's momentum, else 0
 
 
 class AdagradConstants(NamedTuple):
@@ -123,19 +97,10 @@ class AdamWConstants(NamedTuple):
     weight_decay: float
 
 
-class LazyAdamConstants(NamedTuple):
-    """Constants of ``lazy_adam`` and ``lazy_amsgrad``."""
-
-    beta1: float
-    beta2: float
-    eps: float
-
-
-State = SGDState | MomentumSGDState | AdagradState | RowWiseAdagradState | AdamState | AdamWState | LazyAdamState
-AnyAdamState = AdamState | AdamWState
-AnyAdamConstants = AdamConstants | AdamWConstants
-LaggingState = MomentumSGDState | AnyAdamState
-Constants = SGDConstants | MomentumSGDConstants | AdagradConstants | AdamConstants | AdamWConstants | LazyAdamConstants
+LaggingState = AdamState | AdamWState
+LaggingConstants = AdamConstants | AdamWConstants
+State = SGDState | AdagradState | RowWiseAdagradState | LaggingState
+Constants = SGDConstants | AdagradConstants | LaggingConstants
 
 
 class CatchUpOptions(TypedDict):
@@ -153,18 +118,26 @@ class StepOptions(CatchUpOptions):
     loss_scale: NotRequired[Tensor | None]  # sums are divided by it
 
 
-TYPES_OF_RULE: dict[str, tuple[type, type]] = {  # of its state and of its constants
-    "sgd": (SGDState, SGDConstants),
-    "momentum_sgd": (MomentumSGDState, MomentumSGDConstants),
-    "adagrad": (AdagradState, AdagradConstants),
-    "rowwise_adagrad": (RowWiseAdagradState, AdagradConstants),
-    "adam": (AdamState, AdamConstants),
-    "amsgrad": (AdamState, AdamConstants),
-    "adamw": (AdamWState, AdamWConstants),
-    "lazy_adam": (LazyAdamState, LazyAdamConstants),
-    "lazy_amsgrad": (LazyAdamState, LazyAdamConstants),
+class Rule(NamedTuple):
+    """What is known of an optimizer by its name, but for its arithmetic (``rules``, ``cpu.rules``, ``gpu.rules``)."""
+
+    state: type
+    constants: type
+    averages: tuple[str, ...] = ()  # names of its tensors with a number for each weight, as in ``torch.optim``
+    by_row: bool = False  # whether these have one number for each row instead
+    lags: bool = False  # whether rows that no gradient reaches move too
+
+
+_ADAM = ("exp_avg", "exp_avg_sq")
+RULES: dict[str, Rule] = {
+    "sgd": Rule(SGDState, SGDConstants),
+    "adagrad": Rule(AdagradState, AdagradConstants, ("sum",)),
+    "rowwise_adagrad": Rule(RowWiseAdagradState, AdagradConstants, ("sum",), by_row=True),
+    "adam": Rule(AdamState, AdamConstants, _ADAM, lags=True),
+    "amsgrad": Rule(AdamState, AdamConstants, (*_ADAM, "max_exp_avg_sq"), lags=True),
+    "adamw": Rule(AdamWState, AdamWConstants, _ADAM, lags=True),
 }
-CATCHES_UP = ("adam", "amsgrad", "adamw", "momentum_sgd")  # rules under which rows that no gradient reaches move too
+CATCHES_UP = tuple(name for name, rule in RULES.items() if rule.lags)
 
 
 def present(state: tuple[Any, ...]) -> tuple[Any, ...]:

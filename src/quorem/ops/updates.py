@@ -1,9 +1,10 @@
 """Steps on the rows that were read, and on rows that lag behind."""
 
+import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..checks import is_exporting
 from . import declare, replay
+from .lagging import unwatch, unwatched, watch
 from .layout import Layout
 from .rows import IdBatch, accumulator
-from .state import CATCHES_UP, Constants, DeviceScalar, LaggingState, State, StepOptions
+from .state import CATCHES_UP, Constants, DeviceScalar, LaggingConstants, LaggingState, State, StepOptions
 
 if TYPE_CHECKING:
     from .in_backward import Collector
@@ -30,6 +33,7 @@ class RowRule:
     state: State
     extents: Tensor | None = None  # int64 [T, 2]: first row and pitch of each table; None where ``stored`` is one
     kind: tuple[torch.dtype, torch.device] | None = None  # of ``stored`` when the state was made
+    flushed: int | None = None  # the step with which all rows are up to date, where known
     written: tuple[int, int] | None = None  # version and address of ``stored`` after the last write under this rule
 
     def __post_init__(self) -> None:
@@ -38,17 +42,16 @@ class RowRule:
 
     def note_rows(self, stored: Tensor) -> None:
         """Record that ``stored`` is as this rule has written it."""
-        self.written = (stored._version, stored.data_ptr())
+        self.written, self.flushed = (stored._version, stored.data_ptr()), None
 
     def keep_what_was_written_(self, stored: Tensor) -> None:
         """If other code has written into ``stored`` since, count its rows as up to date: they stay as written."""
-        if self.rule not in CATCHES_UP or self.written == (stored._version, stored.data_ptr()):
+        if self.written == (stored._version, stored.data_ptr()):
             return
-        with _writing:
-            if self.written is not None and self.written != (stored._version, stored.data_ptr()):
-                assert isinstance(self.state, LaggingState)
-                replay.keep_rows_(self.state, self.constants)
-            self.note_rows(stored)
+        if self.written is not None:
+            assert isinstance(self.state, LaggingState) and isinstance(self.constants, LaggingConstants)
+            replay.keep_rows_(self.state, self.constants)
+        self.note_rows(stored)
 
 
 class Updates:
@@ -96,18 +99,36 @@ class Updates:
                     " the step() of one made after fully_shard"
                 )
 
+    def lag_under(self, rule: RowRule | None) -> None:
+        """From now on rows lag behind under ``rule``, or not at all if it is None."""
+        self.flush_()
+        self.lagging = rule
+        self.watch()
+
+    def watch(self) -> None:
+        """Notice reads of ``stored`` while rows may lag behind; call it after ``stored`` was converted."""
+        assert self.stored is not None
+        with unwatched():
+            if self.lagging is not None and self.lagging.kind != (self.stored.dtype, self.stored.device):
+                self.lagging = None  # the conversion has read every row
+            if self.lagging is None:
+                unwatch(self.stored)
+            else:
+                watch(self.stored, self.flush_)
+
     def catch_up_(self, batch: IdBatch, stored: Tensor, layout: Layout) -> None:
         """Bring the rows that a batch reads up to date; a tensor that replaces ``stored`` is not changed.
 
         All rows are brought up to date if a graph is captured to be saved, since it will read ``stored`` without an
         optimizer, and under a transform such as ``torch.vmap``.
         """
-        if self.lagging is None:
+        if self.lagging is None or self.stored is None:
             return
         if is_captured():
-            _flush_before_capture(self.name)
+            self.flush_before_capture_()
         elif stored is not self.stored:
-            return
+            if not torch.compiler.is_compiling() and stored.data_ptr() == self.stored.data_ptr():
+                self.flush_()  # a view that functional_call was given
         elif torch._C._are_functorch_transforms_active():
             self.flush_()
         else:
@@ -115,16 +136,31 @@ class Updates:
 
     def flush_(self) -> None:
         """Bring every row up to date."""
+        rule = self.lagging
+        if rule is None or torch.compiler.is_dynamo_compiling():
+            if rule is not None:
+                self._call("rows_catch_up_", None)
+            return
+        assert self.stored is not None
+        with unwatched(), _NOTHING if declare.is_eager() else _outside_graphs(), declare.moving:
+            step = int(rule.state.step) if self.stored.is_cpu else None  # on a GPU this would wait for it
+            if step is None or rule.flushed != step:
+                self._call("rows_catch_up_", None)
+                rule.flushed = step
+
+    def flush_before_capture_(self) -> None:
+        """Bring every row up to date while a graph is captured, outside that graph."""
         if self.lagging is not None:
-            self._call("rows_catch_up_", None)
+            _flush_before_capture(self.name)
 
     def _call(self, name: str, batch: IdBatch | None, *layout: Layout) -> None:
         assert self.stored is not None and self.lagging is not None
         # .data: rows that a live graph has read are up to date and do not change, so for autograd nothing changes.
         rule, args = self.lagging, (batch, self.stored.data, self.lagging.state, *layout)
         if not torch.compiler.is_dynamo_compiling():
-            rule.keep_what_was_written_(self.stored)
-            declare.call(name, *args, **rule.options)
+            with declare.moving:
+                rule.keep_what_was_written_(self.stored)
+                declare.call(name, *args, **rule.options)
             return
         rule.written = None  # catching up counts as a write in a compiled graph
         with torch.no_grad():  # in a compiled graph .data alone would still take part in it
@@ -134,25 +170,35 @@ class Updates:
 def is_captured() -> bool:
     """Whether ``torch.export`` or ``torch.jit.trace`` captures the graph, which will run without an optimizer."""
     if torch.compiler.is_compiling():
-        return torch.compiler._is_exporting_flag  # the compiler of torch 2.11 treats is_exporting() as true
+        return is_exporting()
     return torch._C._get_tracing_state() is not None
 
 
 def _flush_before_capture(name: str) -> int:
-    """Bring every row up to date while a graph is captured, outside that graph.
+    """``Updates.flush_`` in plain PyTorch: while torch traces, Numba cannot compile, since builtins are replaced.
 
     The ``Updates`` is given by its name, since the compiler of torch 2.11 accepts only constants.
     """
     with _registering:
         updates = next(updates for updates in _registry if updates.name == name)
+    rule, stored = updates.lagging, updates.stored
+    assert rule is not None and stored is not None
+    with unwatched(), _outside_graphs(), torch.no_grad(), declare.moving:
+        rule.keep_what_was_written_(stored)
+        replay.rows_catch_up_(None, stored.data, cast(Any, rule.state), **cast(Any, rule.options))
+    return 0
+
+
+@contextlib.contextmanager
+def _outside_graphs() -> Iterator[None]:
+    """Run what no tracer and no mode is to see."""
     tracing, bindings = torch._C._get_tracing_state(), cast(Any, torch._C)
     bindings._set_tracing_state(None)
     try:
         with _disable_current_modes():
-            updates.flush_()
+            yield
     finally:
         bindings._set_tracing_state(tracing)
-    return 0
 
 
 _flush_before_capture._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result
@@ -160,8 +206,8 @@ _flush_before_capture._dynamo_marked_constant = True  # type: ignore[attr-define
 
 _registry: weakref.WeakSet[Updates] = weakref.WeakSet()
 _numbers = itertools.count()
+_NOTHING: Any = contextlib.nullcontext()
 _registering = threading.Lock()  # a set must not change while another thread iterates over it
-_writing = threading.Lock()  # one thread at a time handles what other code has written
 
 
 def updates_of(stored: Tensor) -> Updates | None:
@@ -207,19 +253,19 @@ def update_(
         with torch.no_grad():
             update_(reads, stored, row_rule, clip_value, loss_scale)
         return
-    lags = row_rule.rule in CATCHES_UP
-    if lags:
-        row_rule.keep_what_was_written_(stored)
     options = row_rule.options
     if clip_value is not None or loss_scale is not None:
         options = {**options, "clip_value": clip_value, "loss_scale": loss_scale}
     read, grad = reads[0] if len(reads) == 1 else joined(reads, stored)
     lr, state = row_rule.lr.tensor, row_rule.state
-    if isinstance(read, Lookup):
-        declare.call("update_", grad, read.batch, stored, lr, state, read.layout, **options)
-    else:
-        extents = None if loss_scale is None else row_rule.extents
-        declare.call("rows_update_", read, grad, stored, lr, state, extents=extents, **options)
-    torch.autograd.graph.increment_version(stored)
-    if lags:
-        row_rule.note_rows(stored)
+    with declare.moving if (lags := row_rule.rule in CATCHES_UP) else _NOTHING:
+        if lags:
+            row_rule.keep_what_was_written_(stored)
+        if isinstance(read, Lookup):
+            declare.call("update_", grad, read.batch, stored, lr, state, read.layout, **options)
+        else:
+            extents = None if loss_scale is None else row_rule.extents
+            declare.call("rows_update_", read, grad, stored, lr, state, extents=extents, **options)
+        torch.autograd.graph.increment_version(stored)
+        if lags:
+            row_rule.note_rows(stored)

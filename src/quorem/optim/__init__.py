@@ -10,7 +10,7 @@ as the dense optimizer.
 """
 
 from .in_backward import apply_in_backward
-from .optimizers import SGD, Adagrad, Adam, AdamW, AMSGrad, LazyAdam, LazyAMSGrad, RowWiseAdagrad
+from .optimizers import SGD, Adagrad, Adam, AdamW, AMSGrad, RowWiseAdagrad
 from .row_optimizer import RowOptimizer
 
 __all__ = [
@@ -20,8 +20,6 @@ __all__ = [
     "Adam",
     "AMSGrad",
     "AdamW",
-    "LazyAdam",
-    "LazyAMSGrad",
     "RowOptimizer",
     "apply_in_backward",
 ]

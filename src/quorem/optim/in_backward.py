@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..checks import check_int
+from ..modules.lookup import Tables
+from ..modules.storage import is_sharded
 from ..ops.in_backward import Collector, Step
 from ..ops.state import DeviceScalar
-from ..saved import is_sharded
-from ..tables import Tables
 from .row_optimizer import RowOptimizer
 
 
@@ -36,8 +36,8 @@ def apply_in_backward(
         clip_value: clamp each element of the summed gradient to ``[-clip_value, clip_value]``.
         loss_scale: the factor that the loss was multiplied by, number or tensor: gradients are divided by it, and a
             gradient of a row that is not finite counts as zero. ``optimizer.loss_scale`` changes it later.
-        rounding_seed: seed of the stochastic rounding of tables in half precision or 8 bits (``quantize_``), by which
-            small updates are not lost on average; None rounds to the nearest.
+        rounding_seed: seed of the stochastic rounding of tables in half precision, by which small updates are not lost
+            on average; None rounds to the nearest.
         options: options of the optimizer, such as ``lr``.
 
     Returns:
@@ -46,7 +46,7 @@ def apply_in_backward(
 
     Raises:
         TypeError: if ``module`` is not a module, or ``optimizer_class`` is not a class of ``quorem.optim``.
-        ValueError: if there are no tables, or they are frozen, sharded, of 4 bits or updated already, or an option is
+        ValueError: if there are no tables, or they are frozen, sharded, quantized or updated already, or an option is
             not supported.
 
     >>> import torch
@@ -79,9 +79,9 @@ def apply_in_backward(
             raise ValueError("module has a table that is updated in backward already: remove() that optimizer first")
         if is_sharded(stored):
             raise ValueError("module has a table that is sharded by fully_shard: use the optimizer's step() for it")
-        if owner.bits == 4:
-            raise ValueError("module has a table of 4 bits: only tables of 8 bits, and float ones, can be trained")
-        if not stored.requires_grad and not owner.bits:
+        if owner.bits:
+            raise ValueError(f"module has a table of {owner.bits} bits: quantize_ is for serving, after training")
+        if not stored.requires_grad:
             raise ValueError("module has a table that is frozen: its parameter stored must require a gradient")
     optimizer = optimizer_class(list(tables), **options)
     optimizer.clip_value, optimizer.loss_scale, optimizer.rounding_seed = clip_value, loss_scale, rounding_seed

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..ops import linear, replay
+from ..ops import replay
 from ..ops.rows import accumulator
 from ..ops.state import (
     AdagradConstants,
@@ -15,9 +15,6 @@ from ..ops.state import (
     AdamWConstants,
     AdamWState,
     Constants,
-    LazyAdamConstants,
-    MomentumSGDConstants,
-    MomentumSGDState,
     RowWiseAdagradState,
     SGDConstants,
     SGDState,
@@ -27,26 +24,22 @@ from .row_optimizer import RowOptimizer, table_extents
 
 
 class SGD(RowOptimizer):
-    """``torch.optim.SGD`` on the dense gradient, at the cost of the touched rows.
-
-    With momentum or weight decay a dense step moves every row. Here rows without a gradient lag behind; a row is
-    brought up to date when it is next read or updated (docs/optimizers.md).
+    """``torch.optim.SGD`` at the cost of the touched rows: exact, since a row without a gradient does not move.
 
     Args:
         params: as in ``torch.optim``.
         lr: learning rate; a scheduler may change it at any step.
-        momentum: momentum factor.
-        weight_decay: the weight times this factor is added to the gradient.
-        nesterov: whether to use Nesterov momentum.
+        momentum: for parameters with dense gradients; must be 0 for tables.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+        nesterov: whether the momentum is Nesterov's.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
-    >>> optimizer = SGD(table.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-5)
+    >>> optimizer = SGD(table.parameters(), lr=0.1)
     """
 
-    torch_class, rule, averages = torch.optim.SGD, "sgd", ("momentum_buffer",)
+    torch_class, rule, moves_every_row = torch.optim.SGD, "sgd", ("momentum", "weight_decay")
     options = ("lr", "momentum", "weight_decay", "nesterov")
-    decays_rows, instead = True, "SGD without momentum and weight decay"
 
     def __init__(
         self,
@@ -59,30 +52,15 @@ class SGD(RowOptimizer):
     ) -> None:
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
-    def _rule(self, group: dict[str, Any]) -> str:
-        return "momentum_sgd" if group["momentum"] or group["weight_decay"] else "sgd"
-
-    def _averages(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return self.averages if group["momentum"] else ()
-
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
-        if self._rule(group) == "sgd":
-            return SGDConstants()
-        return MomentumSGDConstants(*(float(group[name]) for name in MomentumSGDConstants._fields))
+        return SGDConstants()
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        state = super()._initial_state(group, p)
-        if accumulator(p) == p.dtype:
-            del state["step"]  # only needed where rows are rounded at random: the random bits follow from it
-        return state
+        rounded = accumulator(p) != p.dtype  # only then is a step needed: the random bits follow from it
+        return super()._initial_state(group, p) if rounded else {}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        step = state["step"] if "step" in state else torch.zeros((), dtype=torch.int64, device=p.device)
-        if isinstance(constants, SGDConstants):
-            return SGDState(step)
-        last = step.to(torch.int32).expand(len(p)).clone()
-        buffer = state["momentum_buffer"] if constants.momentum else None
-        return MomentumSGDState(step, last, linear.empty_products(p.device), buffer)
+        return SGDState(state["step"] if "step" in state else torch.zeros((), dtype=torch.int64, device=p.device))
 
 
 class Adagrad(RowOptimizer):
@@ -101,7 +79,7 @@ class Adagrad(RowOptimizer):
     >>> optimizer = Adagrad(table.parameters(), lr=0.01)
     """
 
-    torch_class, rule, averages = torch.optim.Adagrad, "adagrad", ("sum",)
+    torch_class, rule = torch.optim.Adagrad, "adagrad"
     options = ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
     def __init__(
@@ -168,69 +146,7 @@ class RowWiseAdagrad(Adagrad):
         return RowWiseAdagradState(state["sum"], state["step"], table_extents(p))
 
 
-class _Adam(RowOptimizer):
-    """The arguments of ``torch.optim.Adam``."""
-
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
-    averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    options = ("lr", "betas", "eps", "weight_decay")
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-    ) -> None:
-        amsgrad = "max_exp_avg_sq" in self.averages
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
-
-    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
-        beta1, beta2 = map(float, group["betas"])
-        return LazyAdamConstants(beta1, beta2, float(group["eps"]))
-
-
-class LazyAdam(_Adam):
-    """``torch.optim.SparseAdam``: rows without a gradient do not move, and their averages do not decay.
-
-    Cheaper than ``Adam``, because it leaves these updates out, and not equal to it. Parameters with dense gradients
-    get ``torch.optim.Adam``.
-
-    Args:
-        params: as in ``torch.optim``.
-        lr: learning rate.
-        betas: decay of the averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: for parameters with dense gradients; must be 0 for tables.
-
-    >>> from quorem import QR, Embedding
-    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
-    >>> optimizer = LazyAdam(table.parameters(), lr=0.001)
-    """
-
-    rule = "lazy_adam"
-
-
-class LazyAMSGrad(LazyAdam):
-    """``LazyAdam`` with the maximum of the second average.
-
-    Args:
-        params: as in ``torch.optim``.
-        lr: learning rate.
-        betas: decay of the averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: for parameters with dense gradients; must be 0 for tables.
-
-    >>> from quorem import QR, Embedding
-    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
-    >>> optimizer = LazyAMSGrad(table.parameters(), lr=0.001)
-    """
-
-    rule, averages = "lazy_amsgrad", (*_Adam.averages, "max_exp_avg_sq")
-
-
-class Adam(_Adam):
+class Adam(RowOptimizer):
     """``torch.optim.Adam`` on the dense gradient, at the cost of the touched rows.
 
     A dense step moves every row, through its momentum. Here rows without a gradient lag behind; a row is brought up to
@@ -248,7 +164,20 @@ class Adam(_Adam):
     >>> optimizer = Adam(table.parameters(), lr=0.001)
     """
 
-    rule, instead = "adam", "LazyAdam"
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    rule = "adam"
+    options = ("lr", "betas", "eps", "weight_decay")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+    ) -> None:
+        amsgrad = "max_exp_avg_sq" in self.averages
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         beta1, beta2 = map(float, group["betas"])
@@ -278,7 +207,7 @@ class AMSGrad(Adam):
     >>> optimizer = AMSGrad(table.parameters(), lr=0.001)
     """
 
-    rule, averages, instead = "amsgrad", (*_Adam.averages, "max_exp_avg_sq"), "LazyAMSGrad"
+    rule = "amsgrad"
 
 
 class AdamW(Adam):
@@ -299,7 +228,7 @@ class AdamW(Adam):
     >>> optimizer = AdamW(table.parameters(), lr=0.001, weight_decay=0.01)
     """
 
-    torch_class, rule, decays_rows = torch.optim.AdamW, "adamw", True
+    torch_class, rule, moves_every_row = torch.optim.AdamW, "adamw", ()
 
     def __init__(
         self,

@@ -5,25 +5,23 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from ..dense.foreach import Foreach
+from ..modules.lookup import module_of
 from ..ops.cpu.pages import in_huge_pages
+from ..ops.lagging import LaggingParameter, unwatched
 from ..ops.rows import accumulator
-from ..ops.state import CATCHES_UP, TYPES_OF_RULE, Constants, DeviceScalar, State
+from ..ops.state import CATCHES_UP, RULES, Constants, DeviceScalar, State
 from ..ops.updates import RowRule, Updates, update_, updates_of
-from ..tables import module_of
 
-ROUNDED = (torch.bfloat16, torch.float16, torch.uint8)  # dtypes of rows that are rounded at random
+ROUNDED = (torch.bfloat16, torch.float16)  # dtypes of rows that are rounded at random
 
 
 class RowOptimizer(torch.optim.Optimizer):
     """A ``torch.optim`` optimizer for parameters with dense gradients, and a row-wise rule for sparse gradients.
 
-    On a GPU the step on dense gradients in float32 is fused, several parameters in a launch, and may be captured in a
-    CUDA graph after a first step; ``lr`` may be set between replays. All other dense gradients are left to the
-    ``torch.optim`` class.
+    Dense gradients are left to the ``torch.optim`` class; in a CUDA graph, use that class itself for them.
 
     Its ``state_dict`` and that of the ``torch.optim`` class can be loaded into each other. ``clip_value`` and
     ``loss_scale`` are those of ``apply_in_backward``.
@@ -40,10 +38,13 @@ class RowOptimizer(torch.optim.Optimizer):
 
     torch_class: ClassVar[type[torch.optim.Optimizer]]
     rule: ClassVar[str]
-    averages: ClassVar[tuple[str, ...]] = ()  # names of the rows' state tensors, as in torch_class
+    averages: ClassVar[tuple[str, ...]]  # names of the rows' state tensors, as in torch_class
     options: ClassVar[tuple[str, ...]]  # options of torch_class that may be set
-    decays_rows: ClassVar[bool] = False  # whether weight_decay is supported for tables
-    instead: ClassVar[str] = ""  # name of an optimizer for sparse gradients of modules that are not quorem's
+    moves_every_row: ClassVar[tuple[str, ...]] = ("weight_decay",)  # options that must be 0 for tables
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.averages = RULES[cls.rule].averages
 
     clip_value: float | None = None
     loss_scale: float | Tensor | None = None
@@ -57,7 +58,6 @@ class RowOptimizer(torch.optim.Optimizer):
     def _start(self, options: dict[str, Any]) -> None:
         self._row_rules: dict[Tensor, RowRule] = {}
         self._sparse_tables: dict[Tensor, bool] = {}
-        self._foreach = Foreach()
         self._dense = self.torch_class([torch.empty(0)], **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -68,7 +68,8 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        return super().__getstate__()
+        options = ("clip_value", "loss_scale", "rounding_seed")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in options}}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own, as in ``torch.optim``.
@@ -94,34 +95,27 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
         """Raise ValueError if the rows of ``p`` cannot be updated one by one."""
-        decay, name = group["weight_decay"], type(self).__name__
-        if decay and not self.decays_rows:
-            raise ValueError(
-                f"weight_decay ({decay}) must be 0 for tables: under {name} what it does to a row in the steps that it"
-                " misses has no closed form; use AdamW, or SGD"
-            )
+        name = type(self).__name__
+        for option in self.moves_every_row:
+            if group[option]:
+                raise ValueError(
+                    f"{option} ({group[option]}) must be 0 for tables: under {name} it would move rows that have no"
+                    " gradient; use AdamW"
+                )
         if p.dim() != 2:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
-        if self._rule(group) in CATCHES_UP and p.dtype == torch.uint8:
-            raise ValueError(
-                f"rows of 8 bits must not lag behind, as they do under {name}: use {self.instead}, Adagrad or"
-                " RowWiseAdagrad, or float rows"
-            )
-        if self._rule(group) in CATCHES_UP and module_of(p) is None:
+        if self.rule in CATCHES_UP and module_of(p) is None:
             raise ValueError(
                 f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: under {name} rows"
                 " lag behind, and only such a module brings them up to date before it reads; use"
-                f" {self.instead} instead"
+                " torch.optim.SparseAdam instead"
+            )
+        if self.rule in CATCHES_UP and type(p) not in (nn.Parameter, LaggingParameter):
+            raise ValueError(
+                f"a table's parameter ({type(p).__name__}) must be an nn.Parameter: under {name} rows lag behind, and"
+                " reads of another class would not be noticed"
             )
         self._constants(group, p)
-
-    def _rule(self, group: dict[str, Any]) -> str:
-        """The rule for the tables of a group."""
-        return self.rule
-
-    def _averages(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Names of the state tensors of a group's rows, as in ``torch_class``."""
-        return self.averages
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         """The rule's constants."""
@@ -129,49 +123,46 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
-        zeros = {name: in_huge_pages(empty_state(p)).zero_() for name in self._averages(group)}
+        zeros = {name: in_huge_pages(torch.empty_like(p, dtype=accumulator(p))).zero_() for name in self.averages}
         return {"step": torch.tensor(0, device="cpu"), **zeros}
 
     def _state_shape(self, p: Tensor) -> torch.Size:
         """The shape of each average of ``p``."""
-        return empty_state(p).shape
+        return p.shape
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         """The rule's state, made from the optimizer's state of ``p``."""
-        row_state: State = TYPES_OF_RULE[self.rule][0](
-            step=state["step"], **{name: state[name] for name in self.averages}
-        )
+        row_state: State = RULES[self.rule].state(step=state["step"], **{name: state[name] for name in self.averages})
         return row_state
 
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
         """The rule of ``p``; made from the optimizer's state if there is none yet with the group's constants."""
         constants, row_rule = self._constants(group, p), self._row_rules.get(p)
-        decays = group["weight_decay"] and not self.decays_rows  # set since the last step, and refused
-        if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device) or decays:
+        refused = any(group[option] for option in self.moves_every_row)  # set since the last step
+        if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device) or refused:
             self._check_rows(group, p)
             updates = updates_of(p) or Updates(p)
             updates.flush_()  # rows may lag behind under other constants or another optimizer
-            state, averages = self.state[p], self._averages(group)
-            if not state or any(state.get(name) is None for name in averages):
+            state = self.state[p]
+            if not state or any(state.get(name) is None for name in self.averages):
                 known = {name: value for name, value in state.items() if value is not None}
                 state.update({**self._initial_state(group, p), **known})
             shape = self._state_shape(p)
             for name, value in state.items():
-                if name in averages and value.shape != shape:
+                if name in self.averages and value.shape != shape:
                     rule = f"must be {tuple(shape)}, as the table's rows: it was saved under another scheme or size"
                     raise ValueError(f"{name} {tuple(value.shape)} of the optimizer's state {rule}")
-                if name == "step" or name in averages:
+                if name == "step" or name in self.averages:
                     dtype = torch.int64 if name == "step" else accumulator(p)
                     state[name] = torch.as_tensor(value, dtype=dtype, device=p.device)
-            row_state, rule = self._row_state(state, p, constants), self._rule(group)
-            row_rule = RowRule(rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
+            row_state = self._row_state(state, p, constants)
+            row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             row_rule.kind = (p.dtype, p.device)
             self._row_rules[p], self._updates[p] = row_rule, updates
         updates = self._updates[p]
         lagging = row_rule if row_rule.rule in CATCHES_UP else None
         if updates.lagging is not lagging:
-            updates.flush_()  # rows lag behind under another optimizer
-            updates.lagging = lagging
+            updates.lag_under(lagging)
         row_rule.lr.set(group["lr"])
         if p.dtype is not torch.float32:
             row_rule.options["rounding_seed"] = self.rounding_seed if p.dtype in ROUNDED else None
@@ -191,25 +182,25 @@ class RowOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        by_row, left = [], []
-        for index, group in enumerate(self.param_groups):
-            with_grad = [p for p in group["params"] if p.grad is not None]
-            dense = [p for p in with_grad if not self._is_by_row(p)]
-            if len(dense) < len(with_grad):
-                by_row += [(group, p, p.grad) for p in with_grad if self._is_by_row(p)]
-            left += [(group, p) for p in self._foreach.step(self, index, group, dense)]
-        if left:
-            self._step_in_torch(left)
-        for group, p, grad in by_row:
-            if grad.is_sparse:
-                rows, values = grad._indices()[0], grad._values()
-            else:
-                rows = torch.arange(len(p), device=p.device)
-                if self._sparse_tables[p]:  # its gradient was made dense for DistributedDataParallel
-                    rows = (grad != 0).any(1).nonzero()[:, 0]
-                values = grad[rows]
-            update_([(rows, -values if group.get("maximize") else values)], p, self._row_rule(group, p))
+        with unwatched():
+            pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+            by_row = [(group, p) for group, p in pairs if self._is_by_row(p)]
+            for group, p in by_row:
+                self._step_by_row(group, p)
+        if len(by_row) < len(pairs):
+            self._step_in_torch([(group, p) for group, p in pairs if not self._is_by_row(p)])
         return loss
+
+    def _step_by_row(self, group: dict[str, Any], p: Tensor) -> None:
+        grad: Any = p.grad
+        if grad.is_sparse:
+            rows, values = grad._indices()[0], grad._values()
+        else:
+            rows = torch.arange(len(p), device=p.device)
+            if self._sparse_tables[p]:  # its gradient was made dense for DistributedDataParallel
+                rows = (grad != 0).any(1).nonzero()[:, 0]
+            values = grad[rows]
+        update_([(rows, -values if group.get("maximize") else values)], p, self._row_rule(group, p))
 
     def _is_by_row(self, p: Tensor) -> bool:
         """Whether ``p``, which has a gradient, is updated row by row."""
@@ -231,9 +222,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Bring every row up to date.
 
-        Modules do this themselves for the rows that they read, and when ``module.stored`` is read. Only code that gets
-        the parameter in another way, such as by ``module.parameters()``, must call this before it reads the parameter
-        or writes to a part of it.
+        Whoever reads the parameter sees rows that are up to date without it. Only a tensor that shares the parameter's
+        memory since before the last step (``.data``, ``.detach()``, ``.numpy()``) needs it before it is read.
         """
         for updates in self._updates.values():
             updates.flush_()
@@ -283,7 +273,6 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @lr.setter
     def lr(self, lr: float | Tensor) -> None:
-        self._foreach.set_lr(lr)
         for group in self.param_groups:
             group["lr"] = lr
             for p in group["params"]:
@@ -302,14 +291,6 @@ def is_sparse_table(p: Tensor) -> bool:
     """Whether ``p`` is the ``stored`` of a module with ``sparse=True``."""
     tables = module_of(p)
     return tables is not None and tables.sparse
-
-
-def empty_state(p: Tensor) -> Tensor:
-    """An average for each number in ``p``, or in the rows of 8 bits that ``p`` holds; not filled."""
-    tables = module_of(p) if p.dtype == torch.uint8 else None
-    if tables is None:
-        return torch.empty_like(p, dtype=accumulator(p))
-    return torch.empty(len(p), tables.width, dtype=accumulator(p), device=p.device)
 
 
 def table_extents(p: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ How a budget becomes a plan, and the file of each step:
 1. ``modules``: the tables to plan, grouped by the module that holds them, with the frequencies of their ids.
 2. ``footprint``: the bytes of a row, a table and a module, the optimizer's state included.
 3. Where the ids of all tables are counted, ``counted``: the same thresholds on counts divide the ids of all tables
-   into those with rows of their own, those that share a pool, and the rest (``by_count``). Otherwise ``by_cost``: each
-   table has a list of possible schemes with an estimated cost (``choices``), and the budget is spent where a byte
-   saves most (``allocate``).
+   into those with rows of their own, those that share a pool, and the rest (``by_count``). Otherwise ``evenly``: all
+   tables that shrink have the same number of collisions.
 4. ``plan_modules`` repeats step 3 for each dtype, or number of bits, that rows may have, and takes the best plan.
-5. ``planned``: the plan as a value, to and from JSON. ``text`` prints it.
+5. ``planned``: the plan as a value, to and from JSON. ``printed`` is its text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +18,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_mapping
-from ..collection import Table
+from ..checks import FLOAT_DTYPES, check_mapping
+from ..modules.collection import Table
 from ..ops.codes import BITS
 from ..optimizer_names import Optimizer, check_optimizer
 from .budget import parse_bytes, show_bytes
-from .by_cost import plan_by_cost
 from .by_count import Rule
 from .counted import plan_counted
-from .footprint import LAGS, StoredModules
+from .evenly import plan_evenly
+from .footprint import StoredModules
 from .modules import Module, joined_modules, modules_of, with_frequencies
-from .planned import ROW_DTYPES, Plan, PlannedPool, PlannedTable
+from .planned import Plan, PlannedPool, PlannedTable
 
 __all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
 
@@ -47,9 +46,9 @@ def plan(
 
     Where the frequencies of all ids are known, the most frequent ids of all tables have rows of their own, less
     frequent ids share one pool of rows, and the rarest ids of each table share one row (``quorem.planner.by_count``).
-    Otherwise small tables stay full. For the others the planner estimates how much traffic goes to shared rows
-    (``quorem.planner.choices``): it picks one large and one small table where the budget allows it, and three or four
-    tables of equal size below that. No table becomes larger than it was.
+    Otherwise small tables stay full, and all tables that shrink have the same number of collisions: one large and one
+    small table each where the budget allows it, and three or four tables of equal size below that
+    (``quorem.planner.evenly``). No table becomes larger than it was.
 
     Args:
         model_or_tables: one of three. A model: its ``nn.Embedding``, ``nn.EmbeddingBag`` and full quorem tables are
@@ -58,14 +57,12 @@ def plan(
             ``(num_embeddings, embedding_dim)``.
         budget: bytes, or a string such as ``"512MB"`` or ``"2GiB"``. Rows, maps, layouts and the optimizer's state
             count; the rest of the model does not.
-        optimizer: the optimizer whose state counts: ``"sgd"``, ``"decayed_sgd"`` (weight decay without momentum),
-            ``"momentum_sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``, ``"amsgrad"``, ``"adamw"``,
-            ``"lazy_adam"`` or ``"lazy_amsgrad"``; None counts the tables alone, as in serving.
+        optimizer: the optimizer whose state counts: ``"sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``,
+            ``"amsgrad"`` or ``"adamw"``; None counts the tables alone, as in serving.
         frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. Where ids are not
             in order of falling frequency, tables store lists of their hot and cold ids, and the lists count.
         dtypes: dtypes that rows may have. A module keeps its dtype, unless that dtype is listed here and a narrower
-            listed one loses less. int8 stands for rows that are trained in 8 bits: ``quantize_`` the module, then
-            ``apply_in_backward``.
+            listed one loses less.
         bits: numbers of bits that ``quantize_`` may store a weight in after training: any of 8 and 4. By default both,
             where ``optimizer`` is None and frequencies are known, and none otherwise.
 
@@ -77,7 +74,7 @@ def plan(
     >>> tables = [Table("user", 1_000_000, 16), Table("item", 50_000, 16), Table("country", 200, 16)]
     >>> wished = plan(tables, "16MB", optimizer="adagrad")
     >>> wished["country"], wished["user"], wished.bytes <= 16_000_000
-    (Full(), QR(num_collisions=14), True)
+    (Full(), QR(num_collisions=9), True)
     >>> visits = {t.name: 1e7 / (1 + torch.arange(t.num_embeddings)) for t in tables}
     >>> plan(tables, "16MB", frequencies={name: count.long() for name, count in visits.items()})["user"]
     HotCold(num_hot=...)
@@ -117,13 +114,9 @@ def plan_modules(
     """
     size = parse_bytes(budget)
     check_optimizer(optimizer)
-    if not dtypes or any(dtype not in ROW_DTYPES.values() for dtype in dtypes):
-        known = ", ".join(map(str, ROW_DTYPES.values()))
+    if not dtypes or any(dtype not in FLOAT_DTYPES.values() for dtype in dtypes):
+        known = ", ".join(map(str, FLOAT_DTYPES.values()))
         raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {known}")
-    if torch.int8 in dtypes and optimizer is None:
-        raise ValueError("dtypes must not hold int8 without an optimizer: it is for training, and bits for serving")
-    if torch.int8 in dtypes and optimizer in LAGS:
-        raise ValueError(f"optimizer ({optimizer!r}) must not be one under which rows lag behind if they are int8")
     modules = [with_frequencies(module, frequencies or {}) for module in modules]
     tables = [table for module in modules for table in module.tables]
     if unmatched := sorted(set(frequencies or {}) - {table.name for table in tables}):
@@ -142,7 +135,7 @@ def plan_modules(
         narrowed = [_narrowed(module, dtypes, itemsize) for module in modules]
         stored = StoredModules(modules, narrowed, optimizer, number)
         left = size - reserved
-        candidates.append(plan_counted(stored, left, rule) if counted else plan_by_cost(stored, left))
+        candidates.append(plan_counted(stored, left, rule) if counted else plan_evenly(stored, left))
     plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
     if not plans:
         least = min(candidate.least for candidate in candidates) + reserved

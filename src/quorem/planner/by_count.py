@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..renumbering import Mixing
-from ..sizes import coprime_sizes, coprime_sizes_for_rows
-from .allocate import Integers
+from ..ops.words import DIGIT, MOST_LEVELS
+from ..paper.renumbering import Mixing
+from ..paper.sizes import coprime_sizes, coprime_sizes_for_rows
 
+Integers = NDArray[np.int64]
 PARTITIONS = 2  # rows of the pool that a cold id sums
 SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a row before rows are served in fewer bits
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
@@ -127,10 +128,44 @@ class Division:
         return np.where(self.is_full, self.hot + self.rest, self.hot + (self.rest > 0))
 
     @cached_property
+    def lists(self) -> tuple[Integers, Integers]:
+        """Lengths of the lists of hot and of cold ids of each table, if its ids are not in order of frequency.
+
+        -1 where there is no list: without a rest, all that is not hot is cold.
+        """
+        none = self.is_full | (self.own == 0)
+        return np.where(none, -1, self.hot), np.where(none | (self.rest == 0), -1, self.cold)
+
+    @cached_property
     def listed(self) -> Integers:
         """Number of ids of each table that must be listed if its ids are not in order of frequency."""
-        lists = self.hot + np.where(self.rest > 0, self.cold, 0)  # without a rest, all that is not hot is cold
-        return np.where(self.is_full | (self.own == 0), 0, lists)
+        return np.maximum(self.lists[0], 0) + np.maximum(self.lists[1], 0)
+
+
+def most_index_bytes(lists: Sequence[Integers], size: Integers, module_of: Integers) -> Integers:
+    """The most bytes that indices over lists of ids take in each module (``ops.words``).
+
+    Args:
+        lists: lengths of lists, for each table; -1 if there is none.
+        size: number of ids of each table.
+        module_of: number of the module that holds each table.
+    """
+    modules = int(module_of.max()) + 1
+
+    def total(of_table: NDArray[Any]) -> NDArray[Any]:
+        return np.bincount(module_of, of_table, modules).astype(np.int64)
+
+    entries = 4 * total(np.maximum(lists, 0).sum(0))
+    least = np.zeros(0)
+    for levels in range(1, MOST_LEVELS + 1):
+        words = np.zeros(len(size), np.int64)
+        for length in lists:
+            lower = [np.minimum(length, (size - 1 >> DIGIT * level) + 1) + 1 for level in range(1, levels)]
+            words += np.where(length >= 0, sum(lower, np.zeros_like(size)) + (size - 1 >> DIGIT * levels) + 2, 0)
+        taken = total(8 * words)
+        least = np.where(taken <= entries, np.minimum(taken, entries), np.inf) if levels == 1 else least
+        least = np.minimum(least, np.maximum(taken, entries))
+    return np.where(entries > 0, least, 0).astype(np.int64)
 
 
 class CountedTables:
@@ -165,7 +200,7 @@ class CountedTables:
     def without_pool(self, num_hot: int) -> Division:
         """The first ``num_hot`` ids are hot, all others the rest."""
         hot = self._first(num_hot, self.ids, self.ends)
-        return Division(hot, np.zeros_like(hot), self.size - hot, np.zeros(self.num_groups, np.int64))
+        return self._none_grows(Division(hot, np.zeros_like(hot), self.size - hot, np.zeros(self.num_groups, np.int64)))
 
     def with_pool(self, num_hot: int, threshold: float, pool_bytes: float) -> Division:
         """Of the ids with a count above ``threshold`` the first ``num_hot`` are hot, the others cold."""
@@ -182,7 +217,20 @@ class CountedTables:
                 hot, cold = np.where(self.group == g, kept, hot), np.where(self.group == g, 0, cold)
             else:
                 pools[g] = sum(coprime_sizes_for_rows(rows, PARTITIONS))
-        return Division(hot, cold, self.size - kept, pools)
+        return self._none_grows(Division(hot, cold, self.size - kept, pools))
+
+    def _none_grows(self, division: Division) -> Division:
+        """The division with tables in full that would not be smaller otherwise, because of their lists."""
+        lists = np.where(self.listed > 0, np.stack(division.lists), -1)
+        listed = np.maximum(lists, 0).sum(0)
+        index = most_index_bytes(list(lists), self.size, np.arange(len(self.size))) * np.maximum(self.listed // 4, 1)
+        grows = (listed > 0) & (division.own * self.row + listed * self.listed + index >= self.size * self.row)
+        if not grows.any():
+            return division
+        cold = np.where(grows, 0, division.cold)
+        used = np.bincount(self.group, cold, self.num_groups) > 0
+        hot, rest = np.where(grows, self.size, division.hot), np.where(grows, 0, division.rest)
+        return Division(hot, cold, rest, np.where(used, division.pools, 0))
 
     def _first(self, number: int, ids: Integers, ends: Integers) -> Integers:
         """How many of the first ``number`` ids each table has; ``ends`` is the cumulative sum of ``ids``."""

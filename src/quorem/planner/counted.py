@@ -6,10 +6,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schemes import Full, HotCold, Pool, Scheme
-from ..schemes.frequency import comes_by_frequency
-from .allocate import Integers
-from .by_count import PARTITIONS, CountedTable, CountedTables, Division, Rule, divide, gives_rows_to_all
+from ..ops.layout import SLOT_COLUMNS
+from ..paper.schemes import Full, HotCold, Pool, Scheme
+from ..paper.schemes.frequency import comes_by_frequency
+from .by_count import (
+    PARTITIONS,
+    CountedTable,
+    CountedTables,
+    Division,
+    Integers,
+    Rule,
+    divide,
+    gives_rows_to_all,
+    most_index_bytes,
+)
 from .footprint import StoredModules
 from .planned import Candidate, PlannedPool
 
@@ -44,7 +54,17 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
     def overhead(division: Division) -> int:
         of_pools = (pool_state * PARTITIONS * (division.pools > 0)).sum()
         of_tables = (stored.table_state * (division.own > 0)).sum()
-        return sum(stored.shared(partitions(division))) + int(of_tables + of_pools)
+        return sum(stored.shared(partitions(division))) + int(of_tables + of_pools) + index_bytes(division)
+
+    copies = np.array([module.tables[0].num_modules for module in stored.modules])
+    slot_bytes = np.array([8 * SLOT_COLUMNS * storage.num_slots for storage in stored.storages])
+    has_lists = np.array([table.by_count.listed > 0 for table in counted])
+
+    def index_bytes(division: Division) -> int:
+        """Bytes of the indices over lists that devices make at the first lookup (``ops.words``)."""
+        lists = [np.where(has_lists, lengths, -1) for lengths in division.lists]
+        most = most_index_bytes(lists, tables.size, stored.module_of)
+        return int(((most + slot_bytes * (most > 0)) * copies).sum())  # with words go slots that point to them
 
     tables = CountedTables([table.by_count for table in counted], len(number_of), overhead)
     least = tables.bytes(tables.without_pool(0))  # one row for each table
@@ -77,7 +97,7 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
             )
         )
     planned_pools = list(_planned_pools(stored, counted, division, pools, traffics))
-    planned = stored.plan(entries, budget, partitions(division), planned_pools)
+    planned = stored.plan(entries, budget, partitions(division), planned_pools, index_bytes(division))
     return Candidate(planned, least, gives_rows_to_all(tables, division, serving=stored.optimizer is None))
 
 
@@ -119,6 +139,7 @@ def _counted(stored: StoredModules, t: int, group: int) -> _Counted:
     in_order = not unseen and comes_by_frequency(table.frequencies)
     # The lists of all tables of a module are stored in one tensor, so they have one dtype.
     listed = 8 if any(other.num_embeddings >= 2**31 for other in module.tables) else 4
+    listed *= table.num_modules
     by_count = CountedTable.of(counts, int(stored.row[t]), listed, group, in_order=in_order, unseen=unseen)
     return _Counted(counts, float(counts.sum()), by_count, in_order)
 

@@ -14,19 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..id_rules import RULE_COLUMNS
-from ..ops import linear, replay
+from ..modules import meaning
+from ..modules.id_rules import RULE_COLUMNS
+from ..ops import replay
 from ..ops.codes import code_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
-from ..ops.state import CATCHES_UP, HISTORY, MOMENT_COLUMNS
-from ..optimizer_names import AVERAGES, Optimizer
-from ..schemes import Scheme
-from .allocate import Integers
+from ..ops.state import HISTORY, MOMENT_COLUMNS, RULES
+from ..optimizer_names import Optimizer
+from ..paper.schemes import Scheme
+from .by_count import Integers
 from .modules import Module
 from .planned import Plan, PlannedPool, PlannedTable
 
-SGD_NAMES = ("sgd", "decayed_sgd", "momentum_sgd")
-LAGS = ("decayed_sgd", *CATCHES_UP)  # optimizers that store, for each row, the step that it is up to date with
 BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
 
 
@@ -45,11 +44,12 @@ class TrainedStorage:
     Args:
         widths: ``embedding_dim`` of each table.
         num_features: number of features that read each table.
-        dtype: dtype of the rows; int8 for rows of 8 bits, each with a scale and a zero point.
+        dtype: dtype of the rows.
         sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
         optimizer: the optimizer whose state counts; None for none.
         bits: bits of a stored number, where rows are quantized after training; else 0.
-        has_id_rules: whether a table takes raw or unknown ids: then each feature has a rule (``quorem.id_rules``).
+        has_id_rules: whether a table takes raw or unknown ids: then each feature has a rule (``modules.id_rules``).
+        lags: whether rows may lag behind, under an optimizer of ``quorem.optim``.
     """
 
     widths: tuple[int, ...]
@@ -59,25 +59,30 @@ class TrainedStorage:
     optimizer: Optimizer | None
     bits: int = 0
     has_id_rules: bool = False
+    lags: bool = True
 
     @cached_property
     def width(self) -> int:
         """Width of a row of the parameter that holds all tables: the greatest common divisor of their widths."""
         return gcd(*self.widths)
 
+    @cached_property
+    def num_slots(self) -> int:
+        """Number of slots of the layout."""
+        return sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
+
     def rate(self, embedding_dim: int) -> Rate:
         """The bytes of a table of width ``embedding_dim``, for each row and each stored table."""
         number = self.dtype.itemsize
         rows = embedding_dim // self.width  # rows of the parameter that make up one row of the table
-        bits = 8 if self.dtype == torch.int8 else self.bits
-        row = rows * (code_bytes(self.width, bits) + 4) if bits else embedding_dim * number
+        row = rows * (code_bytes(self.width, self.bits) + 4) if self.bits else embedding_dim * number
         if self.bits or self.optimizer is None:
             return Rate(row, 0, 0)
-        average = max(number, 4) if self.sparse else number
-        if self.optimizer == "rowwise_adagrad" and self.sparse:
+        average, rule = max(number, 4) if self.sparse else number, RULES[self.optimizer]
+        if rule.by_row and self.sparse:
             return Rate(row, rows * average, 16)
-        state = embedding_dim * average * AVERAGES[self.optimizer]
-        last = 4 * rows if self.sparse and self.optimizer in LAGS else 0
+        state = embedding_dim * average * len(rule.averages)
+        last = 4 * rows if self.sparse and self.lags and rule.lags else 0
         return Rate(row, state + last, 0)
 
     def shared_state(self) -> int:
@@ -85,11 +90,9 @@ class TrainedStorage:
         if self.optimizer is None:
             return 0
         if not self.sparse:
-            return 0 if self.optimizer in SGD_NAMES else 4  # torch's step
-        if self.optimizer not in LAGS:
+            return 4 if RULES[self.optimizer].averages else 0  # torch's step
+        if not self.lags or not RULES[self.optimizer].lags:
             return 8
-        if self.optimizer in SGD_NAMES:
-            return 8 + linear.empty_products(torch.device("meta")).nbytes
         constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
         history = max(HISTORY, 2 * int(constants.window))
         moments = 0 if self.dtype == torch.float64 else MOMENT_COLUMNS
@@ -98,10 +101,12 @@ class TrainedStorage:
 
     def layout(self, most_partitions: int) -> int:
         """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""
-        slots = sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
+        slots = self.num_slots
         per_slot = SLOT_COLUMNS + PART_COLUMNS * most_partitions
         per_feature = 2 + RULE_COLUMNS * self.has_id_rules
-        return 8 * (slots * per_slot + per_feature * sum(self.num_features) + 1)  # 1: count of invalid ids
+        per_table = meaning.COLUMNS + meaning.PART_COLUMNS * most_partitions
+        shared = per_feature * sum(self.num_features) + 1  # 1: count of invalid ids
+        return 8 * (slots * per_slot + per_table * len(self.widths) + shared)
 
 
 class StoredModules:
@@ -129,6 +134,7 @@ class StoredModules:
                 optimizer,
                 bits,
                 module.has_id_rules,
+                module.lags,
             )
             for module in narrowed
         ]
@@ -145,7 +151,9 @@ class StoredModules:
         """
         most = np.zeros(len(self.storages), np.int64)
         np.maximum.at(most, self.module_of, partitions)
-        layouts = [storage.layout(number) for storage, number in zip(self.storages, most.tolist(), strict=True)]
+        copies = [module.tables[0].num_modules for module in self.modules]
+        triples = zip(self.storages, most.tolist(), copies, strict=True)
+        layouts = [storage.layout(number) * copies for storage, number, copies in triples]
         return sum(layouts), sum(storage.shared_state() for storage in self.storages)
 
     def planned_table(
@@ -153,30 +161,34 @@ class StoredModules:
     ) -> PlannedTable:
         """The plan's entry for table ``t``, stored in so many rows and stored tables of its own."""
         table, rate, m = self.tables[t], self.rates[t], self.module_of[t]
-        # Rows that are to be trained in 8 bits are float32 in the full table.
-        number_bytes = 4 if (dtype := self.modules[m].dtype) == torch.int8 else dtype.itemsize
         return PlannedTable(
             name=table.name,
             num_embeddings=table.num_embeddings,
             embedding_dim=table.embedding_dim,
             scheme=scheme,
             dtype=self.narrowed[m].dtype,
-            bytes_before=table.num_embeddings * table.embedding_dim * number_bytes,
+            bytes_before=table.num_embeddings * table.embedding_dim * self.modules[m].dtype.itemsize,
             bytes=rows * rate.row + list_bytes,
             state_bytes=rows * rate.row_state + stored_tables * rate.table_state,
             **more,
         )
 
     def plan(
-        self, tables: Sequence[PlannedTable], budget: int, partitions: Integers, pools: Sequence[PlannedPool] = ()
+        self,
+        tables: Sequence[PlannedTable],
+        budget: int,
+        partitions: Integers,
+        pools: Sequence[PlannedPool] = (),
+        index_bytes: int = 0,
     ) -> Plan:
-        """The plan of these tables; ``partitions`` is as in ``shared``."""
+        """The plan of these tables; ``partitions`` is as in ``shared``, ``index_bytes`` those of indices over lists."""
         layout, state = self.shared(partitions)
         return Plan(
             tables=tuple(tables),
             budget=budget,
             optimizer=self.optimizer,
             shared_bytes=layout,
+            index_bytes=index_bytes,
             shared_state_bytes=state,
             pools=tuple(pools),
             bits=self.bits or None,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_int
-from ..collection import Table
-from ..schemes import Full, RawCounts
-from ..schemes.frequency import check_frequencies, counts_by_id
-from ..tables import Tables
+from ..modules.collection import Table
+from ..modules.lookup import Tables
+from ..paper.schemes import Full, RawCounts
+from ..paper.schemes.frequency import check_frequencies, counts_by_id
 
 
 class TableToPlan(NamedTuple):
@@ -21,6 +21,7 @@ class TableToPlan(NamedTuple):
     num_embeddings: int
     embedding_dim: int
     num_features: int = 1
+    num_modules: int = 1  # tied modules that hold it, each with a layout and lists of its own
     frequencies: Tensor | None = None  # counts of all ids, or for raw ids of those that occur
 
 
@@ -32,6 +33,7 @@ class Module:
     dtype: torch.dtype
     sparse: bool
     has_id_rules: bool = False  # whether a table takes raw or unknown ids
+    lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
 
 
 def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list[Module]:
@@ -63,7 +65,7 @@ def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list
 def _collection(tables: Sequence[Table], dtype: torch.dtype) -> list[Module]:
     """The tables as one module: a collection that will hold them, updated in the backward pass."""
     planned = (
-        TableToPlan(table.name, table.num_embeddings, table.embedding_dim, len(table.features), _counts(table))
+        TableToPlan(table.name, table.num_embeddings, table.embedding_dim, len(table.features), 1, _counts(table))
         for table in tables
     )
     has_id_rules = any(table.raw_ids or table.unknown != "error" for table in tables)
@@ -77,6 +79,11 @@ def _counts(table: Table) -> Tensor | None:
     return table.frequencies if isinstance(table.frequencies, Tensor) else None
 
 
+def held_by(module: Module, number: int) -> Module:
+    """The tables as held by so many tied modules."""
+    return replace(module, tables=tuple(table._replace(num_modules=number) for table in module.tables))
+
+
 def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> list[Module]:
     """Join modules of one table each into one module where ``holders`` maps their tables to the same number.
 
@@ -86,7 +93,7 @@ def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> lis
     for module in modules:
         holder = holders.get(module.tables[0].name, module)
         if (first := joined.get(holder)) is not None:
-            module = replace(first, tables=first.tables + module.tables, sparse=True)
+            module = replace(first, tables=first.tables + module.tables, sparse=True, lags=False)
         joined[holder] = module
     return list(joined.values())
 
@@ -98,7 +105,11 @@ def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             weight = module.weight
             tables = [TableToPlan(path or "embedding", module.num_embeddings, module.embedding_dim)]
-        elif isinstance(module, Tables) and not module.bits and all(isinstance(s.scheme, Full) for s in module.specs):
+        elif (
+            isinstance(module, Tables)
+            and not module.bits
+            and not any(s.is_narrow or not isinstance(s.scheme, Full) for s in module.specs)
+        ):
             weight, tables = module.stored, []
             for t, (name, spec) in enumerate(zip(module.names, module.specs, strict=True)):
                 full_name = ".".join(filter(None, (path, name))) or "embedding"
@@ -107,7 +118,10 @@ def _modules_in(model: nn.Module, prefix: str = "") -> list[Module]:
         else:
             continue
         has_id_rules = hasattr(module, "id_rules")
-        modules.setdefault(id(weight), Module(tuple(tables), weight.dtype, module.sparse, has_id_rules))
+        if (first := modules.get(id(weight))) is not None:
+            modules[id(weight)] = held_by(first, first.tables[0].num_modules + 1)
+        else:
+            modules[id(weight)] = Module(tuple(tables), weight.dtype, module.sparse, has_id_rules)
     return list(modules.values())
 
 

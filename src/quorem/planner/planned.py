@@ -8,17 +8,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import files, schemes
 from ..checks import FLOAT_DTYPES, check_int, check_unique, dtype_name
-from ..collection import Table
+from ..files import atomic as files
+from ..files.checked_json import build
+from ..modules.collection import Table
 from ..ops.codes import BITS
 from ..optimizer_names import Optimizer, check_optimizer
-from ..schemes import Scheme
+from ..paper import schemes
+from ..paper.schemes import Scheme
+from ..paper.schemes.frequency import Ranking
 from .budget import show_bytes
-from .text import plan_text
+from .printed import plan_text
 
 FORMAT = "quorem-plan"
-ROW_DTYPES = {**FLOAT_DTYPES, "int8": torch.int8}  # dtypes that rows may have in training, by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,12 @@ class PlannedTable:
         num_embeddings: number of ids.
         embedding_dim: width of an embedding vector.
         scheme: how the table is to be stored.
-        dtype: dtype of its rows; int8 for rows that are trained in 8 bits (``quantize_``).
+        dtype: dtype of its rows.
         bytes_before: bytes of the table before planning, without an optimizer's state.
         bytes: bytes of its rows and lists of ids.
         state_bytes: bytes that the optimizer keeps for it.
-        cost: traffic of ids that share a row, relative to the traffic of the average table.
+        cost: traffic of ids that share a row, relative to the traffic of the average table; without counts, the share
+            of ids that share a row.
         why: the reason for the scheme.
         visits: how often its ids occur in all, where they are counted.
         traffic: shares of the visits that go to hot, cold and rest ids.
@@ -62,24 +65,16 @@ class PlannedTable:
     ranked: bool = False
 
     def __post_init__(self) -> None:
-        """Check the fields, which may come from a file."""
-        for name, kind in (("name", str), ("why", str), ("scheme", Scheme), ("dtype", torch.dtype)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} ({getattr(self, name)!r}) must be a {kind.__name__}")
+        """Check the ranges of fields, which may come from a file."""
         for name in ("num_embeddings", "embedding_dim"):
             check_int(name, getattr(self, name), 1)
         for name in ("bytes_before", "bytes", "state_bytes"):
             check_int(name, getattr(self, name), 0)
         for name in ("cost", "visits"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ValueError(f"{name} ({value!r}) must be a number of at least 0")
-        if not isinstance(self.ranked, bool):
-            raise TypeError(f"ranked ({self.ranked!r}) must be a bool")
-        if self.traffic is not None:
-            if len(shares := tuple(self.traffic)) != 3 or not all(0 <= share <= 1 for share in shares):
-                raise ValueError(f"traffic ({self.traffic!r}) must be three shares")
-            object.__setattr__(self, "traffic", shares)
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} ({getattr(self, name)!r}) must be a number of at least 0")
+        if self.traffic is not None and not all(0 <= share <= 1 for share in self.traffic):
+            raise ValueError(f"traffic ({self.traffic!r}) must be three shares")
         self.scheme.spec(self.num_embeddings, self.embedding_dim)
 
 
@@ -114,10 +109,7 @@ class PlannedPool:
     traffic: float
 
     def __post_init__(self) -> None:
-        """Check the fields, which may come from a file."""
-        object.__setattr__(self, "tables", tuple(self.tables))
-        if not all(isinstance(name, str) for name in (self.name, *self.tables)):
-            raise TypeError(f"name and tables of a pool ({self.name!r}, {self.tables}) must be str")
+        """Check the ranges of fields, which may come from a file."""
         for name in ("embedding_dim", "num_rows", "num_ids"):
             check_int(name, getattr(self, name), 1)
         for name in ("bytes", "state_bytes"):
@@ -136,6 +128,7 @@ class Plan(Mapping[str, Scheme]):
         optimizer: the optimizer whose state counts; None for none.
         shared_bytes: bytes that belong to no single table: the integers of layouts.
         shared_state_bytes: bytes of the optimizer's state that belong to no single table.
+        index_bytes: the most bytes of indices over lists of ids, which a device makes at the first lookup.
         pools: the pools of rows that tables share.
         bits: bits of a number after training, where ``quantize_`` is to store rows so; None keeps the tables' dtype.
 
@@ -150,6 +143,7 @@ class Plan(Mapping[str, Scheme]):
     optimizer: Optimizer | None
     shared_bytes: int = 0
     shared_state_bytes: int = 0
+    index_bytes: int = 0
     pools: tuple[PlannedPool, ...] = ()
     bits: int | None = None
 
@@ -158,7 +152,7 @@ class Plan(Mapping[str, Scheme]):
         check_unique("names", [table.name for table in self.tables])
         check_int("budget", self.budget, 1)
         check_optimizer(self.optimizer)
-        for name in ("shared_bytes", "shared_state_bytes"):
+        for name in ("shared_bytes", "shared_state_bytes", "index_bytes"):
             check_int(name, getattr(self, name), 0)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
@@ -171,7 +165,7 @@ class Plan(Mapping[str, Scheme]):
     def bytes(self) -> int:
         """All bytes that will be allocated: tables, pools, lists of ids, layouts and the optimizer's state."""
         rows = sum(table.bytes for table in self.tables) + sum(pool.bytes for pool in self.pools)
-        return rows + self.shared_bytes + self.state_bytes
+        return rows + self.shared_bytes + self.index_bytes + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -218,6 +212,8 @@ class Plan(Mapping[str, Scheme]):
     def applied_to(self, tables: Sequence[Table]) -> list[Table]:
         """The tables with their planned schemes; they keep ``frequencies`` only where lists of ids are needed.
 
+        Where these are needed and a table has none, its lists come from the ``state_dict`` that is loaded.
+
         Raises:
             ValueError: if a table is not in the plan, or has other sizes there.
 
@@ -233,10 +229,12 @@ class Plan(Mapping[str, Scheme]):
             size = (table.num_embeddings, table.embedding_dim)
             if planned is None or size != (planned.num_embeddings, planned.embedding_dim):
                 raise ValueError(f"plan must have table {table.name!r} with {size[0]} ids of width {size[1]}")
-            if planned.ranked and table.frequencies is None:
-                raise ValueError(f"frequencies of table {table.name!r} must be given: its ids do not come by frequency")
-            frequencies = table.frequencies if planned.ranked else None
-            applied.append(replace(table, scheme=planned.scheme, frequencies=frequencies))
+            given: Ranking = "loaded" if table.frequencies is None else table.frequencies
+            frequencies = given if planned.ranked else None
+            spec = planned.scheme.spec(*size)
+            # No id is cold, so an unknown id is treated as one that was hardly ever seen.
+            unknown = "rest" if table.unknown == "hash" and spec.num_rest and not spec.num_composed else table.unknown
+            applied.append(replace(table, scheme=planned.scheme, frequencies=frequencies, unknown=unknown))
         return applied
 
     def to_json(self) -> str:
@@ -265,12 +263,9 @@ class Plan(Mapping[str, Scheme]):
             options = files.unsealed(json.loads(text))
             if options.pop("format", None) != FORMAT or options.pop("version", None) != 1:
                 raise ValueError(f"it must be an object of format {FORMAT!r}, version 1")
-            tables = tuple(_table_from(entry) for entry in options.pop("tables"))
-            pools = tuple(PlannedPool(**entry) for entry in options.pop("pools", ()))
-            return cls(tables=tables, pools=pools, **options)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise ValueError(f"plan JSON ({text[:40]!r}...) is not a plan: {reason}") from None
+            return build(cls, options, converters={Scheme: schemes.from_dict, torch.dtype: _row_dtype})
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"plan JSON ({text[:40]!r}...) is not a plan: {error}") from None
 
 
 class Candidate(NamedTuple):
@@ -281,10 +276,7 @@ class Candidate(NamedTuple):
     gives_rows_to_all: bool = False  # whether each id that is known to count has a row of its own
 
 
-def _table_from(entry: Any) -> PlannedTable:
-    if not isinstance(entry, dict):
-        raise TypeError(f"a table ({entry!r}) must be an object")
-    scheme = schemes.from_dict(entry["scheme"])
-    if entry["dtype"] not in ROW_DTYPES:
-        raise ValueError(f"dtype ({entry['dtype']!r}) must be one of {', '.join(map(repr, ROW_DTYPES))}")
-    return PlannedTable(**{**entry, "scheme": scheme, "dtype": ROW_DTYPES[entry["dtype"]]})
+def _row_dtype(name: Any) -> torch.dtype:
+    if not isinstance(name, str) or name not in FLOAT_DTYPES:
+        raise ValueError(f"{name!r} must be one of {', '.join(map(repr, FLOAT_DTYPES))}")
+    return FLOAT_DTYPES[name]

@@ -9,20 +9,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import files
 from ..checks import dtype_name
 from ..data.encoding import read_encoding
 from ..data.folder import file_name
 from ..data.prepared import Prepared
-from ..hashing import mixed_ids
-from ..partitions import ExplicitPartition
-from ..saved import entry_name
-from ..schemes import QR, ChineseRemainder, Full, GeneralizedQR, Hash, HotCold, Pool, TableSpec
-from ..schemes import Path as PathScheme
-from ..schemes.frequency import places
-from ..store import model_file
-from ..tables import Tables
-from ..tensor_file import TensorFile
+from ..files import atomic as files
+from ..files import saved_model
+from ..files.tensors import TensorFile
+from ..modules.lookup import Tables
+from ..paper.hashing import mixed_ids
+from ..paper.partitions import ExplicitPartition
+from ..paper.schemes import QR, ChineseRemainder, Full, GeneralizedQR, Hash, HotCold, Pool, TableSpec
+from ..paper.schemes import Path as PathScheme
+from ..paper.schemes.frequency import places
 from ..training.model import data_identity
 from ..training.run import ENCODING, RESULT, read_result
 from ..training.trained import KIND as LAYERS_KIND
@@ -117,10 +116,10 @@ def _run(path: Path, data: str | os.PathLike[str] | None, verify: bool) -> dict[
 
 
 def _model(path: Path, verify: bool, prepared: Prepared | None) -> dict[str, Any]:
-    model, file = model_file.load(path, verify=verify), TensorFile(path, model_file.KIND)
-    tables = model_file.tables_in(model)
+    model, file = saved_model.load(path, verify=verify), TensorFile(path, saved_model.KIND)
+    tables = saved_model.tables_in(model)
     prefix = "" if model is tables else "embeddings."
-    sizes = {name.removeprefix(prefix): entry.stop - entry.start for name, entry in file.entries.items()}
+    sizes = {name: tensor.nbytes for name, tensor in file.tensors.items()}
     network = sum(p.nbytes for name, p in model.named_parameters() if prefix and not name.startswith(prefix))
     return {
         "path": str(path),
@@ -141,13 +140,10 @@ def _table(tables: Tables, t: int, sizes: Mapping[str, int], prepared: Prepared 
     spec, name = tables.specs[t], tables.names[t]
     row_bytes = tables.stored.shape[1] * tables.stored.itemsize
     stored = sum(extent.rows * extent.pitch for extent in tables.extents[t]) * row_bytes
-    pairs = enumerate(spec.partitions)
-    maps = {entry_name("maps", name, j): p.index for j, p in pairs if isinstance(p, ExplicitPartition)}
-    if (ranks := tables.ranks_of[t]) is not None:
-        maps |= {entry_name("ranks", name, kind): ids for kind, ids in ranks._asdict().items()}
-    map_bytes = sum(ids.nbytes for ids in maps.values())
+    map_bytes = sum(p.index.nbytes for p in spec.partitions if isinstance(p, ExplicitPartition))
+    map_bytes += sum(ids.nbytes for ids in tables.ranks_of[t] or ())
     networks = (spec.num_parameters - sum(r * w for r, w in spec.shapes)) * tables.dtype.itemsize
-    entries = [*(entry_name("tables", name, j) for j in range(len(tables.extents[t]))), *maps]
+    lists = sum(size for entry, size in sizes.items() if entry.startswith((f"maps.{t}.", f"ranks.{t}.")))
     distinct = num_distinct(spec)
     memory = stored + map_bytes + networks
     return {
@@ -160,7 +156,7 @@ def _table(tables: Tables, t: int, sizes: Mapping[str, int], prepared: Prepared 
         "dtype": dtype_name(tables.dtype),
         "bits": tables.bits or 8 * tables.dtype.itemsize,
         "rows": sum(extent.rows for extent in tables.extents[t]),
-        "bytes_on_disk": sum(sizes.get(entry, 0) for entry in entries) + networks,
+        "bytes_on_disk": stored + lists + networks,
         "bytes_in_memory": memory,
         "map_bytes": map_bytes,
         "compression": spec.num_embeddings * spec.embedding_dim * tables.dtype.itemsize / max(memory, 1),

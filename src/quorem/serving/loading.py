@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from ..store import model_file
+from ..files import saved_model
 
 if TYPE_CHECKING:
     from .scorer import Scorer
@@ -44,7 +44,7 @@ def load(
     if not Path(path).is_dir():
         if unknown != "error":
             raise ValueError(f"unknown ({unknown!r}) must be 'error' for a file: only a run has a vocabulary")
-        return model_file.load(path, table=table, verify=verify)
+        return saved_model.load(path, table=table, verify=verify)
     from .scorer import Scorer
 
     if table is not None:

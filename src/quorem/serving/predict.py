@@ -4,32 +4,41 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import polars as pl
+import torch
 
 from ..data import criteo, shape, table
 from ..data.ahead import ahead
 from ..data.batches import Batch
-from ..data.columns import Columns, column_names
+from ..data.columns import Columns
 from ..data.encoder import Encoder
 from ..data.folder import Progress
-from ..data.text import Malformed, ParsedRows
-from ..files import check_is_file, replacing
+from ..data.malformed import Malformed, ParsedRows
+from ..data.prepare import LABEL
+from ..data.source import Source, open_source
+from ..files.atomic import check_is_file, replacing
+from ..training.metrics import Evaluation, Metrics
 from .scorer import Scorer
 
 BLOCK_BYTES = 1 << 22  # bytes of text; a few blocks are in memory at a time, each about ten times as large as its text
 
 
 class Predicted(NamedTuple):
-    """Counts of scored rows, of malformed lines left out and, by column, of unknown values; and the time in seconds."""
+    """Counts of scored rows, of malformed lines left out and, by column, of values that no training row has.
+
+    ``metrics`` is None if the file is scored without labels.
+    """
 
     rows: int
     malformed: int
-    unknown: dict[str, int]
+    unseen: dict[str, int]
     seconds: float
+    metrics: Metrics | None
 
 
 def predict(
@@ -37,6 +46,7 @@ def predict(
     file: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    label: str | None = None,
     separator: str | None = None,
     multi_separator: str | None = None,
     max_malformed: int = 0,
@@ -50,6 +60,7 @@ def predict(
             also a file in that format, with or without labels.
         out: file to write, atomically: Parquet if its name ends in ``.parquet``, else CSV. It holds the number and the
             probability of each line (of a Parquet file: row). Numbers start at 1, and the header line counts.
+        label: column of labels, as in the data that were prepared, to compute the metrics; None if there is none.
         separator: separator between the fields of a CSV file; None means that of the file that was prepared.
         multi_separator: separator between the values of a multi-valued field; None likewise.
         max_malformed: number of malformed lines that may be left out; with one more, it stops.
@@ -74,17 +85,21 @@ def predict(
     """
     source, began = Path(file), time.perf_counter()
     check_is_file(source)
+    opened = open_source(source, scorer.encoding.separator if separator is None else separator, size=BLOCK_BYTES)
     if Path(out).exists() and os.path.samefile(source, out):
         raise ValueError(f"out ({out}) must be another file than the one that is scored")
-    unit = "row" if source.suffix == ".parquet" else "line"
+    unit, evaluation = opened.unit, Evaluation()
     malformed = Malformed(source.name, max_malformed, unit)
-    counted, before = 0, dict(scorer.encoder.unknown_counts)
+    counted, before = 0, dict(scorer.encoder.unseen_counts)
 
     def frames() -> Iterator[pl.DataFrame]:
         nonlocal counted
-        rows = _rows(scorer, source, separator, multi_separator, malformed)
+        rows = _rows(scorer, opened, label, multi_separator, malformed)
         for numbers, batch, done in ahead(_encoded(scorer.encoder, rows, malformed)):
-            probability = pl.Series("probability", scorer.probabilities(batch).numpy())
+            logits = scorer.logits_of_rows(batch)
+            if label is not None:
+                evaluation.update(logits, batch.labels.float())
+            probability = pl.Series("probability", logits.sigmoid().numpy())
             counted += len(batch)
             if progress is not None:
                 progress("score", done, counted)
@@ -97,33 +112,41 @@ def predict(
             sink.write(f"{unit},probability\n".encode())
             for frame in frames():
                 frame.write_csv(sink, include_header=False)
-    counts = {name: count - before[name] for name, count in scorer.encoder.unknown_counts.items()}
-    unknown = {name: count for name, count in counts.items() if count}
-    return Predicted(counted, malformed.count, unknown, time.perf_counter() - began)
+    counts = {name: count - before[name] for name, count in scorer.encoder.unseen_counts.items()}
+    unseen = {name: count for name, count in counts.items() if count}
+    metrics = evaluation.compute() if label is not None and counted else None
+    return Predicted(counted, malformed.count, unseen, time.perf_counter() - began, metrics)
 
 
 def _rows(
-    scorer: Scorer, source: Path, separator: str | None, multi_separator: str | None, malformed: Malformed
+    scorer: Scorer, source: Source, label: str | None, multi_separator: str | None, malformed: Malformed
 ) -> Iterator[ParsedRows]:
     encoding = scorer.encoding
-    features = (tuple(encoding.dense), tuple(encoding.categorical), tuple(encoding.bags))
     columns = Columns(
-        None,
-        *features,
-        separator=encoding.separator if separator is None else separator,
+        label,
+        tuple(encoding.dense),
+        tuple(encoding.categorical),
+        tuple(encoding.bags),
         multi_separator=encoding.multi_separator if multi_separator is None else multi_separator,
+        positive=encoding.positive,
+        missing=tuple(encoding.missing),
     )
-    of_criteo = columns.all == shape.COLUMN_NAMES[1:] and source.suffix != ".parquet"
-    if of_criteo and not set(columns.all) <= set(column_names(source, columns.separator)):
-        return criteo.read_features(source, malformed, BLOCK_BYTES)
-    return table.read_columns(source, columns, malformed, BLOCK_BYTES)
+    features = (*columns.dense, *columns.categorical)
+    if source.text is not None and features == shape.COLUMN_NAMES[1:] and not set(features) <= set(source.schema):
+        if label is not None and not criteo.has_labels(source.text):
+            raise ValueError(f"label ({label!r}) must be None: the lines of {source.path} have no label")
+        return criteo.read_criteo(source.text, malformed)
+    return table.read_columns(source, columns, malformed)
 
 
 def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
     """Line numbers, encoded rows and the fraction of the file that is done, without rows with malformed numbers."""
     for block in ahead(rows):
-        frame, numbers, done = malformed.filtered(block, encoder.dense.malformed(block.frame))
-        yield numbers, encoder(frame), done
+        frame, numbers, done = encoder.dense.checked(block, malformed)
+        batch = encoder(frame)
+        if LABEL in frame.columns:
+            batch = replace(batch, labels=torch.from_numpy(frame[LABEL].to_numpy().copy()))
+        yield numbers, batch, done
 
 
 def _write_parquet(frames: Iterator[pl.DataFrame], unit: str, sink: Any) -> None:

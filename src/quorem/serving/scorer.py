@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..data.batches import Batch
 from ..data.encoding import read_encoding
 from ..data.prepared import Prepared
-from ..quantize import quantize_
-from ..tables import Tables
+from ..modules.lookup import Tables
+from ..modules.quantize import quantize_
 from ..training.metrics import Evaluation, Metrics
 from ..training.model import data_identity, logits_of
 from ..training.run import ENCODING, RESULT, read_config
@@ -58,7 +58,7 @@ class Scorer:
             if not (self.path / name).exists():
                 raise FileNotFoundError(f"{self.path} has no {name}: {reason}")
         self.config = read_config(self.path / "run.json")
-        self.encoding, self._texts = read_encoding(self.path / ENCODING, verify=verify)
+        self.encoding, self.texts = read_encoding(self.path / ENCODING, verify=verify)
         if self.encoding.data != self.config.data:
             raise ValueError(
                 f"{self.path / ENCODING} is of other data ({self.encoding.data}) than the run ({self.config.data})"
@@ -77,11 +77,15 @@ class Scorer:
             except ModuleNotFoundError as error:
                 raise ModuleNotFoundError(f'scoring raw rows needs {error.name}: pip install "quorem[data]"') from None
 
-            tables = next(module for module in self.model.modules() if isinstance(module, Tables))
-            columns = zip(tables.features, tables.table_of, strict=True)
-            policies = {name: tables.unknown[t] for name, t in columns if tables.unknown[t] != "error"}
-            self._encoder = Encoder(self.encoding, self._texts, unknown=self._unknown, policies=policies)
+            self._encoder = Encoder(self.encoding, self.texts, unknown=self._unknown, policies=self.policies)
         return self._encoder
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """How the tables of columns treat unknown ids, ``"rest"`` or ``"hash"``, where that is no error."""
+        tables = next(module for module in self.model.modules() if isinstance(module, Tables))
+        columns = zip(tables.features, tables.table_of, strict=True)
+        return {name: tables.unknown[t] for name, t in columns if tables.unknown[t] != "error"}
 
     def __call__(self, rows: Any) -> Tensor:
         """The probability of a click for each row, float32 ``[N]``.
@@ -98,7 +102,11 @@ class Scorer:
 
     def probabilities(self, batch: Batch) -> Tensor:
         """The probability of a click for each row of an encoded batch."""
-        parts = [self.logits(part).sigmoid() for part in batch.batches(BATCH_ROWS)]
+        return self.logits_of_rows(batch).sigmoid()
+
+    def logits_of_rows(self, batch: Batch) -> Tensor:
+        """Logits of any number of rows, a few at a time."""
+        parts = [self.logits(part) for part in batch.batches(BATCH_ROWS)]
         return torch.cat(parts) if parts else torch.empty(0)
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..tensor_file import FileKind, TensorFile, write_tensors
+from ..files.tensors import FileKind, TensorFile, write_tensors
 
 KIND = FileKind("quorem-checkpoint", 2)
 KEPT = 2  # checkpoints; with several, the run is not lost if the last one is damaged later
@@ -41,8 +41,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[s
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012}.safetensors"
-    aligned = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
-    write_tensors(path, KIND, aligned, {"step": step, "meta": meta})
+    write_tensors(path, KIND, tensors, {"step": step, "meta": meta})
     for _, old in saved(folder)[KEPT:]:
         old.unlink()
     return path
@@ -69,8 +68,7 @@ def load(path: Path) -> Checkpoint:
         file.verify()
     except ValueError as error:
         raise CorruptCheckpointError(str(error)) from None
-    tensors = {name: file.tensor(name).clone() for name in file.entries}  # aligned, as torch's generators require
-    return Checkpoint(step, tensors, meta)
+    return Checkpoint(step, {name: tensor.clone() for name, tensor in file.tensors.items()}, meta)
 
 
 def latest(folder: Path) -> Checkpoint | None:

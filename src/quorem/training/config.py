@@ -5,17 +5,28 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from .. import models, schemes
+from .. import models
 from ..checks import check_choice, check_int
-from ..id_rules import UnknownIds
+from ..files.checked_json import build
+from ..modules.id_rules import UnknownIds
 from ..ops.codes import BITS
-from ..schemes import QR, Scheme
+from ..optimizer_names import Optimizer
+from ..paper import schemes
+from ..paper.schemes import QR, Scheme
 
-# Learning rates of torch.optim.Adagrad and torch.optim.Adam, which the paper keeps (section 5.2).
-DEFAULT_LRS = {"adagrad": 1e-2, "amsgrad": 1e-3}
-RowDtype = Literal["float32", "bfloat16", "float16", "int8"]
+# torch's learning rates, which the paper keeps (section 5.2).
+DEFAULT_LRS = dict.fromkeys(get_args(Optimizer), 1e-3) | {"adagrad": 1e-2, "rowwise_adagrad": 1e-2}
+RowDtype = Literal["float32", "bfloat16", "float16"]
+_RARELY_SET = (
+    ("unknown", "error"),
+    ("bits", None),
+    ("row_dtype", "float32"),
+    ("hidden", None),
+    ("bottom", None),
+    ("patience", None),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +37,8 @@ class RunConfig:
         data: identity of the prepared data (``data_identity``); it does not depend on their path.
         network: ``"dcn"``, ``"dlrm"``, ``"deepfm"``, or your own as ``"FILE.py:FUNCTION#DIGEST"`` (``models.pinned``).
         preset: architecture of the network, ``"text"`` or ``"table1"`` (see ``models.build``).
+        hidden: widths of the hidden layers (the top's of DLRM); None takes the preset's.
+        bottom: widths of the hidden layers of DLRM's bottom; None takes the preset's.
         scheme: how tables are stored.
         threshold: tables of at most this many ids stay full.
         plan: instead of ``scheme`` and ``threshold``, the scheme of each table by its name, for example from
@@ -34,14 +47,15 @@ class RunConfig:
             ``"hash"`` in composed tables (see ``Embedding``). In tables that do not support the option, it is an error.
         bits: 8 or 4: after training, rows are stored in so many bits per number, and the final metrics are measured
             with these rows. None keeps ``row_dtype``.
-        row_dtype: dtype of the rows in training: ``"float32"``, or ``"bfloat16"``, ``"float16"`` or ``"int8"`` with
-            stochastic rounding of updates (``quorem.ops.rounding``). ``"int8"`` is 8 bits a number as ``quantize_``
-            stores them, and needs ``"adagrad"``. The optimizer's state is always float32.
+        row_dtype: dtype of the rows in training: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` with stochastic
+            rounding of updates (``quorem.ops.rounding``). The optimizer's state is always float32.
         embedding_dim: width of a stored row, D; with ``concat``, vectors are several rows wide (see ``tables_of``).
-        optimizer: ``"adagrad"`` or ``"amsgrad"``, with torch's defaults for all options but ``lr``.
+        optimizer: name of an optimizer of ``quorem.optim``, with torch's defaults for all options but ``lr``.
+            Parameters outside the tables have the ``torch.optim`` class; with ``"rowwise_adagrad"``, Adagrad.
         lr: learning rate; if None, torch's default for the optimizer.
         batch_size: samples per step.
-        epochs: passes over the training rows.
+        epochs: passes over the training rows; of several, the one with the least validation loss is kept.
+        patience: stop after so many epochs in a row without a lower validation loss; None trains all.
         seed: seed of the initial values and of the shuffle.
         shuffle: train in a random order that differs per epoch; False keeps the order of the log.
         precision: precision of matrix products: ``"float32"``, ``"tf32"``, or ``"bfloat16"`` under autocast.
@@ -60,6 +74,8 @@ class RunConfig:
     data: str
     network: str = "dlrm"
     preset: Literal["text", "table1"] = "text"
+    hidden: tuple[int, ...] | None = None
+    bottom: tuple[int, ...] | None = None
     scheme: Scheme = QR()  # noqa: RUF009 - a scheme is frozen
     threshold: int = 0
     plan: Mapping[str, Scheme] | tuple[tuple[str, Scheme], ...] | None = None
@@ -67,10 +83,11 @@ class RunConfig:
     bits: Literal[8, 4] | None = None
     row_dtype: RowDtype = "float32"
     embedding_dim: int = 16
-    optimizer: Literal["adagrad", "amsgrad"] = "adagrad"
+    optimizer: Optimizer = "adagrad"
     lr: float | None = None
     batch_size: int = 128
     epochs: int = 1
+    patience: int | None = None
     seed: int = 0
     shuffle: bool = False
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
@@ -91,18 +108,17 @@ class RunConfig:
             if self.scheme != default or self.threshold:
                 options = f"scheme ({self.scheme!r}) and threshold ({self.threshold})"
                 raise ValueError(f"{options} must be left at {default!r} and 0 where plan says how tables are stored")
-        models.check_network(self.network, self.preset)
+        for name in ("hidden", "bottom"):
+            if (widths := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(check_int(f"a width of {name}", width, 1) for width in widths))
+        models.check_network(self.network, self.preset, hidden=self.hidden, bottom=self.bottom)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
         for field in fields(self):
             if get_origin(field.type) is Literal:
                 check_choice(field.name, getattr(self, field.name), field.type)
-        if self.row_dtype == "int8" and self.optimizer != "adagrad":
-            raise ValueError(f"optimizer ({self.optimizer!r}) must be 'adagrad' if row_dtype is 'int8'")
-        if self.row_dtype == "int8" and self.bits == 4:
-            raise ValueError("bits (4) must be None or 8 if row_dtype is 'int8'")
         least = {"threshold": 0, "embedding_dim": 1, "batch_size": 1, "epochs": 1, "seed": 0}
-        optional = {name: 1 for name in ("validate_every", "max_rows") if getattr(self, name) is not None}
+        optional = {name: 1 for name in ("validate_every", "max_rows", "patience") if getattr(self, name) is not None}
         for name, low in (least | optional).items():
             object.__setattr__(self, name, check_int(name, getattr(self, name), low))
         if self.lr is not None:
@@ -120,12 +136,11 @@ class RunConfig:
     def to_json(self) -> str:
         """The configuration as JSON text with every option; equal configurations give equal text.
 
-        ``plan``, ``unknown``, ``bits`` and ``row_dtype`` are left out if they have their defaults, so that runs of
-        earlier versions, which did not have these options, keep their keys.
+        Options that most runs do not set are left out if they have their defaults.
         """
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         options["scheme"] = schemes.to_dict(self.scheme)
-        for name, usual in (("unknown", "error"), ("bits", None), ("row_dtype", "float32")):
+        for name, usual in _RARELY_SET:
             if options[name] == usual:
                 del options[name]
         plan = options.pop("plan")
@@ -140,16 +155,7 @@ class RunConfig:
         Raises:
             ValueError: if the text is not a configuration.
         """
-        options = json.loads(text)
-        if not isinstance(options, dict) or "data" not in options:
-            raise ValueError(f"configuration JSON ({text[:80]!r}) must be an object with 'data'")
-        if extra := set(options) - {f.name for f in fields(cls)}:
-            raise ValueError(f"RunConfig has no option {', '.join(sorted(extra))}")
-        if "scheme" in options:
-            options["scheme"] = schemes.from_dict(options["scheme"])
-        if isinstance(plan := options.get("plan"), dict):
-            options["plan"] = {name: schemes.from_dict(scheme) for name, scheme in plan.items()}
-        return cls(**options)
+        return build(cls, json.loads(text), converters={Scheme: schemes.from_dict})
 
     def key(self) -> str:
         """Sixteen hex digits that identify the run: the start of the SHA-256 of ``to_json()``.

@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..data.prepared import Prepared
+from ..files.provenance import commit, versions
 from ..ops import cpu, gpu
-from ..provenance import commit, versions
 from .clock import Clock
 from .config import RunConfig
 from .feed import Feed, steps_per_epoch
 from .metrics import Evaluation, Metrics
 from .model import build_model
-from .run import RunFolder
+from .processes import any_of, check_same_step, is_first
+from .run import RunFolder, restore
 from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
@@ -70,9 +71,10 @@ def train(
     device: torch.device | str = "cpu",
     options: Options = Options(),  # noqa: B008 - frozen
     stop: threading.Event | None = None,
-    make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial] = Trial,
 ) -> dict[str, Any]:
     """Train a model as ``config`` says. A run that was interrupted is resumed from its last checkpoint in ``out``.
+
+    Within a process group of ``torch.distributed``, all its processes train the run together; the first one writes.
 
     Args:
         config: configuration of the run; ``config.data`` must be the ``data_identity`` of the data.
@@ -81,8 +83,6 @@ def train(
         device: where to train; ignored if ``data`` is a ``Feed``, which has a device.
         options: checkpoints and reports.
         stop: once set, the run writes a checkpoint after the current step and raises KeyboardInterrupt.
-        make_trial: what trains the model: ``Trial``, or ``sharded.ShardedTrial`` on several ranks, of which only the
-            first has a folder.
 
     Returns:
         The contents of ``result.json``: configuration, final metrics of validation and test, sizes, speed and versions.
@@ -103,9 +103,12 @@ def train(
     feed = data if isinstance(data, Feed) else Feed(data, device)
     with _matrix_products(config.precision):
         if out is None:
-            return _train(config, feed, None, options, stop, make_trial)
-        with out if isinstance(out, RunFolder) else RunFolder(out, config) as folder:
-            return folder.result() or _train(config, feed, folder, options, stop, make_trial)
+            return _train(config, feed, None, options, stop)
+        folder = out if isinstance(out, RunFolder) else RunFolder(out, config)
+        if not is_first():
+            return folder.result() or _train(config, feed, None, options, stop, folder.path)
+        with folder:
+            return folder.result() or _train(config, feed, folder, options, stop)
 
 
 def _train(
@@ -114,19 +117,24 @@ def _train(
     folder: RunFolder | None,
     options: Options,
     stop: threading.Event | None,
-    make_trial: Callable[[RunConfig, nn.Module, list[str]], Trial],
+    resume_from: Path | None = None,
 ) -> dict[str, Any]:
+    """Train, and write to ``folder`` if it is given; a process that does not write resumes from ``resume_from``."""
     for name, rows in feed.rows.items():
         if not len(rows):
             raise ValueError(f"{feed.prepared.path} has no rows for {name}: a run needs some of each split")
     with capturing:
-        trial = make_trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
-    step, progress = trial.begin(*(folder.resume(trial) if folder is not None else (0, {})))
+        trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
+    step, progress = (0, {}) if folder is None else folder.resume(trial)
+    if resume_from is not None:
+        step, progress, _ = restore(trial, resume_from, config)
+    check_same_step(step)
     num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
     per_epoch = steps_per_epoch(config, num_rows)
     steps, first = config.epochs * per_epoch, step
     clock = Clock(progress.get("seconds", 0.0), options.checkpoint_seconds)
     loss: float | None = progress.get("loss")
+    best_loss, best_epoch = progress.get("best_loss", math.inf), progress.get("best_epoch", 0)
     with _board(folder, options, step) as board:
 
         def log(values: dict[str, Any]) -> None:
@@ -136,9 +144,12 @@ def _train(
 
         def save() -> None:
             with clock.saving():
-                trial.gather()
                 if folder is not None:
-                    folder.save(trial, step, {"seconds": clock.seconds, "loss": loss})
+                    folder.save(
+                        trial,
+                        step,
+                        {"seconds": clock.seconds, "loss": loss, "best_loss": best_loss, "best_epoch": best_epoch},
+                    )
 
         for batches in feed.training(config, step, trial.together, (LOG_EVERY, config.validate_every)):
             step += trial.step(batches)
@@ -147,11 +158,21 @@ def _train(
                 if not math.isfinite(loss):
                     raise FloatingPointError(f"the loss is {loss} at step {step}: lower lr ({config.learning_rate})")
                 log({"loss": loss})
-            if config.validate_every and step % config.validate_every == 0 and step < steps:
+            epoch, ends = divmod(step, per_epoch)[0], config.epochs > 1 and step % per_epoch == 0
+            if ends or (config.validate_every and step % config.validate_every == 0 and step < steps):
                 with clock.paused():
-                    log({"validation": dataclasses.asdict(evaluate(trial, feed, "validation"))})
+                    validation = evaluate(trial, feed, "validation")
+                if step < steps:
+                    log({"validation": dataclasses.asdict(validation)})
+            if ends:
+                (is_better,) = any_of(feed.device, validation.log_loss < best_loss)
+                if is_better:
+                    best_loss, best_epoch = validation.log_loss, epoch
+                    trial.keep_best()
+                elif config.patience is not None and epoch - best_epoch >= config.patience:
+                    break
             is_due = folder is not None and step < steps and clock.save_is_due()
-            stopping, saving = trial.agreed(stop is not None and stop.is_set(), is_due)
+            stopping, saving = any_of(feed.device, stop is not None and stop.is_set(), is_due)
             if stopping or saving:
                 save()
             if stopping:
@@ -161,6 +182,8 @@ def _train(
                 options.report(Status(config, step, steps, rate, loss))
         if feed.device.type == "cuda":
             torch.cuda.synchronize(feed.device)
+        if best_epoch and best_epoch * per_epoch < step:
+            trial.restore_best()
         if config.bits is not None:
             trial.quantize_(config.bits)
         with clock.paused():
@@ -172,19 +195,19 @@ def _train(
     seconds = clock.seconds
     result = {
         "config": json.loads(config.to_json()),
-        "steps": steps,
-        "rows": config.epochs * num_rows,
+        "steps": step,
+        "rows": step * num_rows // per_epoch,
+        **({"best_epoch": best_epoch} if config.epochs > 1 else {}),
         **final,
         **sizes(trial),
         "seconds": seconds,
-        "rows_per_second": config.epochs * num_rows / seconds,
+        "rows_per_second": step * num_rows / per_epoch / seconds,
         "device": torch.cuda.get_device_name(feed.device) if feed.device.type == "cuda" else feed.device.type,
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "commit": commit(),
         "seed": config.seed,
     }
-    trial.gather()
     if folder is not None:
         folder.finish(trial.model if options.keep_model else None, feed.prepared, result)
     return result

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..collection import EmbeddingCollection, Table
 from ..data.batches import Batch
 from ..data.prepared import Prepared
-from ..quantize import quantize_
-from ..schemes import HotCold
-from ..schemes.frequency import comes_by_frequency
+from ..modules.collection import EmbeddingCollection, Table
+from ..paper.schemes import HotCold
+from ..paper.schemes.frequency import comes_by_frequency
 from .config import RowDtype, RunConfig
 from .tables import counts_of, tables_of_run
 
@@ -50,16 +49,20 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
         embeddings = collection_of(tables, config.row_dtype, device)
         num_dense = len(prepared.dense_names)
         torch.manual_seed((config.seed + NETWORK) % 2**64)
-        return models.build(config.network, embeddings, num_dense=num_dense, preset=config.preset, device=device)
+        return models.build(
+            config.network,
+            embeddings,
+            num_dense=num_dense,
+            preset=config.preset,
+            hidden=config.hidden,
+            bottom=config.bottom,
+            device=device,
+        )
 
 
 def collection_of(tables: list[Table], row_dtype: RowDtype, device: torch.device | str) -> EmbeddingCollection:
     """The tables of a run with rows of that dtype, on whose device ids are not checked."""
-    dtype = torch.float32 if row_dtype == "int8" else getattr(torch, row_dtype)
-    embeddings = EmbeddingCollection(tables, device=device, dtype=dtype, on_invalid_id="trust")
-    if row_dtype == "int8":
-        quantize_(embeddings, bits=8)
-    return embeddings
+    return EmbeddingCollection(tables, device=device, dtype=getattr(torch, row_dtype), on_invalid_id="trust")
 
 
 def _raw_table(table: Table, prepared: Prepared) -> Table:
@@ -84,9 +87,14 @@ def _ranked(table: Table, prepared: Prepared) -> Table:
 
 def logits_of(model: nn.Module, batch: Batch, names: list[str], precision: str) -> Tensor:
     """Logits ``[B]`` of a batch with the categorical features ``names``, as float32."""
-    with torch.autocast(batch.dense.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+    with autocast(batch.dense.device, precision):
         logits: Tensor = model(batch.dense, *batch.embedding_inputs(names))
     return logits.float()
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context in which a network runs: autocast if the precision is ``"bfloat16"``."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def data_identity(prepared: Prepared) -> str:

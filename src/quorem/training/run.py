@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from .. import files
 from ..data.encoding import write_encoding
 from ..data.prepared import Prepared
-from ..provenance import commit, versions
+from ..files import atomic as files
+from ..files.provenance import commit, versions
 from . import checkpoint
 from .config import RunConfig
 from .trained import write_model
 from .trial import Trial
 
 RESULT_FORMAT = "quorem-result-1"
-RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second")
+RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second", "seconds")
 ENCODING, RESULT = "encoding.safetensors", "result.json"
 
 
@@ -116,19 +116,9 @@ class RunFolder:
             CorruptCheckpointError: if there are checkpoints, but none is intact.
             ValueError: if the checkpoint is of another run.
         """
-        last = checkpoint.latest(self.path / "checkpoints")
-        if last is None:
-            self._forget_after(0, 0)
-            return 0, {}
-        try:
-            earlier, num_lines, progress = _values_of(last.meta)
-        except ValueError as error:
-            raise checkpoint.CorruptCheckpointError(f"the checkpoint of {self.path} is damaged: {error}") from None
-        if earlier != self.config:
-            raise ValueError(f"{self.path} has a checkpoint of another run: {difference(earlier, self.config)}")
-        trial.restore(last.step, last.tensors)
-        self._forget_after(last.step, num_lines)
-        return last.step, progress
+        step, progress, num_lines = restore(trial, self.path, self.config)
+        self._forget_after(step, num_lines)
+        return step, progress
 
     def _forget_after(self, step: int, num_lines: int) -> None:
         """Drop the metrics of steps after ``step``, which will be repeated; warn if some of the others are lost."""
@@ -174,6 +164,25 @@ class RunFolder:
         files.write_json(self.path / RESULT, {"format": RESULT_FORMAT, **result})
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
+
+
+def restore(trial: Trial, path: Path, config: RunConfig) -> tuple[int, dict[str, Any], int]:
+    """Restore a trial from the latest intact checkpoint of a run's folder, if there is one.
+
+    Returns:
+        The step, the progress and the number of metrics lines; 0, an empty dict and 0 if there is no checkpoint.
+    """
+    last = checkpoint.latest(path / "checkpoints")
+    if last is None:
+        return 0, {}, 0
+    try:
+        earlier, num_lines, progress = _values_of(last.meta)
+    except ValueError as error:
+        raise checkpoint.CorruptCheckpointError(f"the checkpoint of {path} is damaged: {error}") from None
+    if earlier != config:
+        raise ValueError(f"{path} has a checkpoint of another run: {difference(earlier, config)}")
+    trial.restore(last.step, last.tensors)
+    return last.step, progress, num_lines
 
 
 def _values_of(meta: dict[str, Any]) -> tuple[RunConfig, int, dict[str, Any]]:

@@ -7,11 +7,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..collection import Table
 from ..data.prepared import Prepared
-from ..id_rules import UnknownIds
-from ..operations import Operation
-from ..schemes import QR, Composed, Full, Hash, Path, RawCounts, Scheme
+from ..modules.collection import Table
+from ..modules.id_rules import UnknownIds
+from ..paper.operations import Operation
+from ..paper.schemes import QR, Composed, Full, Hash, Path, RawCounts, Scheme
 from .config import RunConfig
 
 PAPER_METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")

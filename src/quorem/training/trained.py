@@ -9,10 +9,10 @@ from pathlib import Path
 from torch import nn
 
 from .. import models
+from ..files.saved_model import load, save
+from ..files.tensors import FileKind, TensorFile, write_tensors
 from ..models.custom import is_custom
-from ..store.model_file import load, save
-from ..tables import Tables
-from ..tensor_file import FileKind, TensorFile, write_tensors
+from ..modules.lookup import Tables
 from .config import RunConfig
 
 MODEL, LAYERS = "model.safetensors", "layers.safetensors"
@@ -31,7 +31,7 @@ def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
     tables = next(module for module in model.modules() if isinstance(module, Tables))
     state, inside = model.state_dict(), _prefixes(model, tables)
     layers = {name: tensor.detach() for name, tensor in state.items() if not name.startswith(inside)}
-    write_tensors(folder / LAYERS, KIND, dict(sorted(layers.items(), key=lambda item: -item[1].itemsize)), {})
+    write_tensors(folder / LAYERS, KIND, layers, {})
     save(tables, folder / MODEL)
 
 
@@ -49,7 +49,7 @@ def read_model(folder: Path, config: RunConfig, num_dense: int, *, verify: bool 
     file = TensorFile(folder / LAYERS, KIND)
     if verify:
         file.verify()
-    keys = model.load_state_dict({name: file.tensor(name) for name in file.entries}, strict=False)
+    keys = model.load_state_dict(file.tensors, strict=False)
     missing = [name for name in keys.missing_keys if not name.startswith(_prefixes(model, loaded))]
     if wrong := [*keys.unexpected_keys, *missing]:
         raise ValueError(f"{folder / LAYERS} does not fit the network: {', '.join(wrong[:3])}")

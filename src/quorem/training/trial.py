@@ -3,24 +3,22 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import optim
 from ..data.batches import Batch
-from ..dense.limits import can_fuse
-from ..quantize import quantize_
-from ..tables import Tables
+from ..modules.lookup import Tables
+from ..modules.quantize import quantize_
+from ..ops.lagging import in_memory
 from .config import RunConfig
-from .model import logits_of
+from .layers import OPTIMIZER_CLASSES, compiled_loss, dense_optimizer, update_
+from .model import autocast, logits_of
+from .processes import add_up_, average_gradients_, num_processes, share_of
 
-if TYPE_CHECKING:
-    from ..dense.step import FusedStep
-
-OPTIMIZER_CLASSES = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}
 WARM_UP = 3  # steps before a graph is captured, in which kernels are compiled and memory is allocated
 STEPS_PER_GRAPH = 10  # steps per graph, so that filling its buffers and launching it costs little per step
 
@@ -39,10 +37,9 @@ class Captured:
 class Trial:
     """One model, its optimizers and its step.
 
-    Tables are updated within the backward pass, so their gradients are never stored. All other parameters have a
-    separate, fused optimizer: torch's on a CPU, that of ``quorem.optim`` on a GPU. If the network has a fused step
-    (``dense.limits.can_fuse``: on a GPU, at small batch sizes), its layers are updated within the backward pass too,
-    and the optimizer only holds their state.
+    Tables are updated within the backward pass, so their gradients are never stored. All other parameters have torch's
+    optimizer. On a GPU the network's loss and that optimizer are compiled (``layers``) and captured, unless algorithms
+    must be deterministic, or several processes train together.
 
     Args:
         config: optimizer, learning rate, batch size and precision.
@@ -61,38 +58,23 @@ class Trial:
             raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
         lr = config.learning_rate
         self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZER_CLASSES[config.optimizer], lr=lr)
-        dense_parameters = [p for p in model.parameters() if p is not self.embeddings.stored]
+        self.layers = [p for p in model.parameters() if p is not self.embeddings.stored]
+        self.dense = dense_optimizer(config, self.layers)
         self.steps = 0
-        self.dense: torch.optim.Optimizer
-        if self.device.type == "cuda":
-            self.dense = OPTIMIZER_CLASSES[config.optimizer](dense_parameters, lr=lr)
-        elif config.optimizer == "adagrad":
-            self.dense = torch.optim.Adagrad(dense_parameters, lr=lr, fused=True)
-        else:
-            self.dense = torch.optim.Adam(dense_parameters, lr=lr, amsgrad=True, fused=True)
-        self.layers: FusedStep | None = None
-        if config.precision != "bfloat16" and can_fuse(model, config.batch_size):
-            from ..dense import step  # needs Triton
-
-            self.layers = step.FusedStep(model, self.dense, config.precision)
+        alone, deterministic = num_processes() == 1, torch.are_deterministic_algorithms_enabled()
+        self.compiles = self.device.type == "cuda" and alone and not deterministic
+        if not alone:
+            assert self.embeddings.updates.collector is not None
+            self.embeddings.updates.collector.replicas = dist.group.WORLD  # gradients of rows are exchanged
+        self._compiled_loss = compiled_loss(model) if self.compiles else None
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # since mean_loss was last called
+        self.best: dict[str, Tensor] = {}  # the model after the best epoch so far
         self._captured: dict[int, Captured] = {}  # by number of rows
-
-    def begin(self, step: int, progress: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Called before the first step with the restored step and progress; returns those that all ranks agree on."""
-        return step, progress
-
-    def agreed(self, *flags: bool) -> tuple[bool, ...]:
-        """The flags combined over all ranks: each is set if it is set on any rank."""
-        return flags
-
-    def gather(self) -> None:
-        """Bring ``model`` up to date if ranks hold parts of it."""
 
     @property
     def together(self) -> int:
         """The best number of batches to pass to ``step`` at a time."""
-        return STEPS_PER_GRAPH if self.device.type == "cuda" else 1
+        return STEPS_PER_GRAPH if self.compiles else 1
 
     def step(self, batches: Batch) -> int:
         """Train on a batch, or on several in sequence; on a GPU as captured graphs, after a few direct steps.
@@ -101,8 +83,7 @@ class Trial:
             The number of steps.
         """
         size, before = self.config.batch_size, self.steps
-        plain = self.device.type != "cuda" or torch.are_deterministic_algorithms_enabled() or bool(batches.bags)
-        plain = plain or bool(self.embeddings.bits)  # the step on rows of 8 bits waits for the GPU
+        plain = not self.compiles or bool(batches.bags)  # a graph has fixed sizes, and bags do not
         if not plain and len(batches) == STEPS_PER_GRAPH * size:
             self._replay(batches)
         else:
@@ -115,17 +96,30 @@ class Trial:
         return self.steps - before
 
     def _step(self, batch: Batch) -> None:
-        if self.layers is not None:
-            vectors = self.layers.model.embeddings(*batch.embedding_inputs(self.names))
-            self.dense.zero_grad()
-            vectors.backward(self.layers(batch.dense, vectors.detach(), batch.labels, self.loss_sum))
-            self.dense.step()  # updates what is not a layer: path networks
-            return
-        loss = F.binary_cross_entropy_with_logits(self.logits(batch), batch.labels.float())
+        loss = self._loss(batch)
         self.dense.zero_grad()
-        loss.backward()
-        self.dense.step()
-        self.loss_sum += loss.detach()
+        if num_processes() == 1:
+            loss.backward()
+        else:
+            (loss * num_processes()).backward()  # since gradients are averaged
+        average_gradients_(self.layers)
+        if self.compiles:
+            update_(self.dense)
+        else:
+            self.dense.step()
+        total = loss.detach()
+        add_up_(total)
+        self.loss_sum += total
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """The mean loss of a batch; with several processes, this one's share of it."""
+        if self._compiled_loss is None or len(batch) != self.config.batch_size:  # one size is compiled
+            share = share_of(batch)
+            logits = self.logits(share)
+            return F.binary_cross_entropy_with_logits(logits, share.labels.float(), reduction="sum") / len(batch)
+        vectors = self.model.embeddings(*batch.embedding_inputs(self.names))  # type: ignore[operator]
+        with autocast(self.device, self.config.precision):
+            return self._compiled_loss(batch.dense, vectors, batch.labels)
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits ``[B]`` as float32."""
@@ -136,6 +130,16 @@ class Trial:
         self.tables.remove()
         if self.embeddings.bits != bits:
             quantize_(self.embeddings, 8 if bits == 8 else 4)
+
+    def keep_best(self) -> None:
+        """Remember the model as it is."""
+        self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def restore_best(self) -> None:
+        """Give the model the values that ``keep_best`` remembered; no step may follow."""
+        self.tables.flush()
+        self.tables.remove()
+        self.model.load_state_dict(self.best)
 
     def mean_loss(self, steps: int) -> float:
         """Mean loss of the last ``steps`` steps, which must be all steps since the last call."""
@@ -178,44 +182,52 @@ class Trial:
     def tensors(self) -> dict[str, Tensor]:
         """The complete state of training, by name. Rows that lag behind are saved as they are, with their state."""
         stored = self.embeddings.live_stored
-        rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(stored.detach())}
+        rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(in_memory(stored))}
         layers = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not stored}
         state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[stored])}
-        for values in self.dense.state.values():
-            values["step"].fill_(self.steps)  # not counted for layers that are updated in backward
         dense = {
             f"dense.{i}.{key}": value
             for i, values in self.dense.state_dict()["state"].items()
             for key, value in values.items()
+            if key != "step" and isinstance(value, Tensor)  # the step is the trial's
         }
+        best = {f"best.{name}": tensor for name, tensor in self.best.items()}
         random = {"random.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return rows | layers | state | dense | random | {"loss_sum": self.loss_sum}
+        return rows | layers | state | dense | random | best | {"loss_sum": self.loss_sum}
 
     @torch.no_grad()
     def restore(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state that ``tensors`` returned after a step; call it before the first step.
 
         Raises:
-            ValueError: if a tensor is missing or has another shape.
+            ValueError: if a tensor is missing, or has another shape or dtype.
         """
         by_parameter: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("dense."):
                 _, i, key = name.split(".")
-                by_parameter.setdefault(int(i), {})[key] = tensor
+                _check_same(name, tensor, self.layers[int(i)])
+                by_parameter.setdefault(int(i), {"step": torch.tensor(float(step))})[key] = tensor
         self.dense.load_state_dict({**self.dense.state_dict(), "state": by_parameter})
         self.steps = step
-        if self.layers is not None:
-            self.layers.steps.fill_(self.steps)
+        best = {name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")}
+        self.best = {name: tensor.to(self.device) for name, tensor in best.items()}
         for name, target in self.tensors().items():
-            if name not in tensors or tensors[name].shape != target.shape:
-                shape = tuple(tensors[name].shape) if name in tensors else "missing"
-                raise ValueError(f"{name} is {shape} in the checkpoint and must be {tuple(target.shape)}")
-            if not name.startswith(("random.", "dense.")):
+            _check_same(name, tensors.get(name), target)
+            if not name.startswith(("random.", "dense.", "best.")):
                 target.copy_(tensors[name])
         self.tables.note_rows()
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+
+
+def _check_same(name: str, tensor: Tensor | None, target: Tensor) -> None:
+    """Raise ValueError unless a checkpoint's tensor can be copied to ``target`` as it is, without a conversion."""
+    if tensor is None:
+        raise ValueError(f"{name} is missing in the checkpoint")
+    if (tensor.dtype, tensor.shape) != (target.dtype, target.shape):
+        stored, expected = (f"{each.dtype} {list(each.shape)}" for each in (tensor, target))
+        raise ValueError(f"{name} is {stored} in the checkpoint and must be {expected}")

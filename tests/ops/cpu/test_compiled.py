@@ -1,5 +1,7 @@
 """Kernels on disk are compiled anew when any of their sources changes; a long compilation is announced."""
 
+import os
+
 import numba
 import pytest
 
@@ -34,9 +36,10 @@ class Overdue:
         pass
 
 
-@pytest.mark.parametrize("quiet, lines", [("", 1), ("0", 1), ("1", 0)])
-def test_a_long_compilation_is_announced_once(quiet, lines, monkeypatch, capsys):
+@pytest.mark.parametrize("quiet, rank, lines", [("", "0", 1), ("0", "0", 1), ("1", "0", 0), ("", "1", 0)])
+def test_a_long_compilation_is_announced_once(quiet, rank, lines, monkeypatch, capsys):
     monkeypatch.setenv("QUOREM_QUIET", quiet)
+    monkeypatch.setenv("RANK", rank)
     monkeypatch.setattr(notice.threading, "Timer", Overdue)
     announced = notice.Notice()
     numba.core.event.register("numba:compile", announced)
@@ -52,3 +55,4 @@ def test_a_long_compilation_is_announced_once(quiet, lines, monkeypatch, capsys)
     finally:
         numba.core.event.unregister("numba:compile", announced)
     assert capsys.readouterr().err.splitlines() == [notice.TEXT] * lines
+    assert os.environ["QUOREM_QUIET"] == ("1" if lines else quiet)  # child processes do not repeat it

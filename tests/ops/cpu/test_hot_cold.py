@@ -10,7 +10,7 @@ from quorem.ops.codes import quantize
 from quorem.ops.layout import LIMIT
 from quorem.ops.rows import IdBatch
 from quorem.ops.words import words_on_cpu
-from quorem.schemes.frequency import Ranks, rank
+from quorem.paper.schemes.frequency import Ranks, rank
 
 pytestmark = pytest.mark.kernels(device="cpu")
 

@@ -15,7 +15,7 @@ from quorem.ops import cpu
 from quorem.ops.declare import OPS, call
 from quorem.ops.layout import Layout
 from quorem.ops.rows import IdBatch
-from quorem.partitions import Partition
+from quorem.paper.partitions import Partition
 
 pytestmark = pytest.mark.kernels(device="cpu")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_cases import Case, check_lookup
 
 from quorem import QR, ChineseRemainder, Custom, Hash
-from quorem.partitions import Partition
+from quorem.paper.partitions import Partition
 
 pytestmark = pytest.mark.kernels(device="cpu")
 

@@ -82,7 +82,7 @@ def test_updates_take_gradients_from_stored_as_it_was():
     assert case.stored.flatten().tolist() == [2 - 11 * 5, 3 - 100 * 7, 5 - 11 * 2, 7 - 100 * 3]
 
 
-@pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad", "adagrad", "lazy_adam"])
+@pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad", "adagrad"])
 @pytest.mark.parametrize("bag", [False, True])
 @pytest.mark.parametrize("run", [fused, truth])
 def test_a_row_of_a_table_overflows_as_a_whole(rule, bag, run):

@@ -1,22 +1,16 @@
-"""The command: choose grids by the options, check the kernels, write rows as they are measured, then draw a plot."""
+"""The command: choose grids by the options, write rows as they are measured, then draw a plot."""
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from . import check, report
+from . import report
 from .facts import facts_of_run
 from .grid import PRESETS, PROVIDERS, Axes, Grid
 from .run import rows as measured
-
-
-class WrongKernelsError(RuntimeError):
-    """A kernel test failed, or a kernel differs from the reference."""
 
 
 def chosen(preset: str | None, device: torch.device, named: Axes) -> tuple[Grid, ...]:
@@ -44,52 +38,32 @@ def run(
     out: Path | None,
     plot: Path | None,
     quick: bool,
-    quick_check: bool,
     command: str,
     commit: str | None,
-    console: Console,
+    say: Callable[[str], None],
+    show: Callable[[report.Row], None],
 ) -> list[report.Row]:
-    """Check, measure, and write ``name``.csv and ``name``.png into ``out``; on Ctrl-C with the finished rows.
+    """Measure, and write ``name``.csv and ``name``.png into ``out``; on Ctrl-C with the finished rows.
 
-    Raises:
-        WrongKernelsError: if the check fails; nothing is measured.
-        OSError: if ``out`` or the folder of ``plot`` cannot be written; raised before anything is measured.
+    ``say`` is called with lines of progress, and ``show`` with each row.
     """
-    for option, folder in (("out", out), ("plot", plot and plot.parent)):
-        if folder is not None:
-            check_folder(option, folder)
+    file = None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / f"{name}.csv"
+        file.unlink(missing_ok=True)
+        plot = plot or out / f"{name}.png"
     done: list[report.Row] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("checking the kernels", total=None)
-        wrong = check.kernels_are_wrong(device, quick_check)
-        if wrong is not None:
-            raise WrongKernelsError(f"the kernels are wrong, so nothing is measured:\n{wrong}")
-
-        def say(line: str) -> None:
-            progress.update(task, description=line)
-            console.print(line, soft_wrap=True)
-
-        file = None
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            file = out / f"{name}.csv"
-            file.unlink(missing_ok=True)
-            plot = plot or out / f"{name}.png"
-        facts = facts_of_run(device, command, commit)
-        try:
-            for row in measured(grids, device, quick=quick, say=say, facts=facts):
-                done.append(row)
-                if file is not None:
-                    report.append(file, [row])
-                where = "graph" if row.graph else "eager"
-                progress.update(
-                    task, description=f"{row.mode} B={row.batch} {row.provider} {where}: {row.median_us} us"
-                )
-        finally:
-            if plot is not None and done:
-                plot.parent.mkdir(parents=True, exist_ok=True)
-                report.plot(done, plot)
+    try:
+        for row in measured(grids, device, quick=quick, say=say, facts=facts_of_run(device, command, commit)):
+            done.append(row)
+            show(row)
+            if file is not None:
+                report.append(file, [row])
+    finally:
+        if plot is not None and done:
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            report.plot(done, plot)
     return done
 
 

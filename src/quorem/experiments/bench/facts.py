@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ... import provenance
+from ...files import provenance
 from ...version import __version__
 
 

@@ -8,9 +8,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
 
-from ...collection import EmbeddingCollection
-from ...operations import OPERATIONS
-from ...partitions import Partition
+from ...modules.collection import EmbeddingCollection
+from ...paper.operations import OPERATIONS
+from ...paper.partitions import Partition
 
 ROW_WISE = "row-wise Adagrad"
 

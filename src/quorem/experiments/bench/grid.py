@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...schemes import QR, ChineseRemainder, Full, GeneralizedQR, Path, Scheme
+from ...paper.schemes import QR, ChineseRemainder, Full, GeneralizedQR, Path, Scheme
 
 SCHEMES: dict[str, Scheme] = {
     "QR(4)": QR(4),

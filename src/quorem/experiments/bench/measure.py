@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...ops import layout
 from ...ops.rows import lookup_reads
-from ...schemes import TableSpec
+from ...paper.schemes import TableSpec
 
 STATES = {"step": 1, "step_amsgrad": 3}  # numbers that the optimizer keeps for each weight
 

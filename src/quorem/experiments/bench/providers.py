@@ -3,23 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ... import optim
 from ...checks import InvalidIdMode
-from ...collection import EmbeddingCollection
-from ...operations import OPERATIONS
+from ...modules.collection import EmbeddingCollection
 from ...ops import rules
 from ...ops.layout import Layout
 from ...ops.lookup import compose
 from ...ops.rows import IdBatch, lookup_reads
 from ...ops.state import AdagradConstants, AdagradState
-
-if TYPE_CHECKING:
-    from ...dense.step import FusedStep
+from ...paper.operations import OPERATIONS
 
 LR, EPS = 0.01, 1e-10
 ALL = ("forward", "step", "step_amsgrad", "dlrm")
@@ -40,7 +37,6 @@ class Contender:
         optimizer: what updates the tables, in words.
         setting: "default" or "fastest", for a library that has several settings.
         order: the order of the features in the module's output; None for the usual order.
-        layers: the step of DLRM's layers, if it is fused.
     """
 
     module: nn.Module
@@ -49,7 +45,6 @@ class Contender:
     optimizer: str = ""
     setting: str = ""
     order: list[int] | None = None
-    layers: "FusedStep | None" = None
 
 
 Provider = Callable[[EmbeddingCollection, str | None], Contender]
@@ -62,10 +57,10 @@ def fused(source: EmbeddingCollection, rule: str | None, *, on_invalid_id: Inval
         return Contender(source, captures=ALL)
     make = {"adagrad": optim.Adagrad, "amsgrad": optim.AMSGrad}[rule]
     optim.apply_in_backward(source, make, lr=LR)
-    networks = [p for group in source.paths for p in group.parameters()]
+    networks = [p for p in source.parameters() if p is not source.stored]
     rest: list[torch.optim.Optimizer] = []
     if networks:
-        rest = [make(networks, lr=LR) if source.stored.is_cuda else dense_optimizer(rule, networks)]
+        rest = [dense_optimizer(rule, networks)]
     return Contender(source, rest, ALL, {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}[rule])
 
 
@@ -238,4 +233,4 @@ def _need(condition: bool, otherwise: str) -> None:
 
 
 def _need_closed_form(source: EmbeddingCollection) -> None:
-    _need(not len(source.paths), "path-based tables are measured for fused only")
+    _need(not len(source.paths) and not source.narrow, "path-based and narrow tables are measured for fused only")

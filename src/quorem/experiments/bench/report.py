@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ...files import replacing
+from ...files.atomic import replacing
 from .. import words
 from .grid import FULL, PROVIDERS
 
@@ -180,10 +180,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def figure(rows: Sequence[Row]) -> "Figure":
-    """Time against batch size: a panel for each mode and width, a colour for each provider, one legend below all.
+    """Time against batch size: a panel each for lookups and steps, a colour for each provider, one legend below all.
 
-    If there are several distributions of ids or several schemes, the panels show Zipf ids and the first scheme, and
-    the full tables.
+    If there are several widths, distributions of ids or schemes, the panels show the first width, Zipf ids, and the
+    first scheme beside the full tables. The tables have the rest.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -192,11 +192,13 @@ def figure(rows: Sequence[Row]) -> "Figure":
     ids = "zipf" if any(row.ids == "zipf" for row in rows) else rows[0].ids
     first = next((row.scheme for row in rows if row.provider not in FULL), "Full()")
     rows = [row for row in rows if row.ids == ids and (row.scheme == first or row.provider in FULL)]
-    panels = list(dict.fromkeys((row.mode, row.dim) for row in rows))
-    across = min(len(panels), 3)
-    down = -(-len(panels) // across)
-    drawn = Figure(figsize=(4.4 * across, 3.2 * down + 0.8), layout="constrained")
-    axes = drawn.subplots(down, across, squeeze=False)
+    modes = [mode for mode in ("forward", "step") if any(row.mode == mode for row in rows)] or [rows[0].mode]
+    dim = next(row.dim for row in rows if row.mode in modes)
+    rows = [row for row in rows if row.mode in modes and row.dim == dim]
+    panels = [(mode, dim) for mode in modes]
+    across = len(panels)
+    drawn = Figure(figsize=(4.4 * across, 4.2), layout="constrained")
+    axes = drawn.subplots(1, across, squeeze=False)
     colours = {provider: colormaps["tab10"](i) for i, provider in enumerate(PROVIDERS)}
     captured = any(row.graph for row in rows)
     styles = {1: "-", 0: "--" if captured else "-"}
@@ -218,8 +220,6 @@ def figure(rows: Sequence[Row]) -> "Figure":
         axis.set_xlabel("batch size", fontsize=8)
         axis.set_ylabel("us", fontsize=8)
         axis.grid(alpha=0.3)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
     handles = [Line2D([], [], color=colours[p], marker="o", ms=4, lw=2.4 if p == "fused" else 1.2) for p in shown]
     defaults = {row.provider for row in rows if row.setting == "default"}
     labels = [f"{provider}, default" if provider in defaults else provider for provider in shown]

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...collection import EmbeddingCollection, Table
 from ...data.shape import CARDINALITIES, CATEGORICAL_NAMES, scaled_cardinalities
-from ...dense.limits import can_fuse
 from ...models import DLRM
-from ...schemes import TableSpec
+from ...modules.collection import EmbeddingCollection, Table
+from ...paper.schemes import TableSpec
 from . import measure
 from .grid import ROTATION, SCHEMES, CaseGroup, draw_ids, groups, scheme_of
 from .providers import BUILD, Contender, Skipped, dense_optimizer
@@ -150,10 +149,6 @@ def _build(
             layers = [p for part in (model.bottom, model.top, model.output) for p in part.parameters()]
             contender.optimizers.append(dense_optimizer("adagrad", layers))
             contender.module = model
-            if provider.startswith("fused") and can_fuse(model, 1):
-                from ...dense.step import FusedStep  # needs Triton
-
-                contender.layers = FusedStep(model, contender.optimizers[-1])
         return contender
     except (Skipped, ImportError, RuntimeError, AssertionError, NotImplementedError) as error:
         _say_skipped(provider, group, error, say)
@@ -207,8 +202,8 @@ def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]
     """The function to time: a lookup, a training step of the tables, or a training step of a whole DLRM."""
     module, optimizers = contender.module, contender.optimizers
 
-    def finish(stepped: Sequence[torch.optim.Optimizer] = optimizers) -> None:
-        for optimizer in stepped:
+    def finish() -> None:
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -218,16 +213,6 @@ def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]
     if mode == "dlrm":
         dense = torch.rand(len(ids), NUM_DENSE, generator=draw).to(ids.device)
         clicks = torch.randint(2, (len(ids),), generator=draw).float().to(ids.device)
-
-        layers, total = contender.layers, torch.zeros((), dtype=torch.float64, device=ids.device)
-        if layers is not None and can_fuse(module, len(ids)):
-
-            def in_few_launches() -> None:
-                vectors = layers.model.embeddings(ids)
-                vectors.backward(layers(dense, vectors.detach(), clicks, total))
-                finish(optimizers[:-1])  # the last is that of the layers, which are updated already
-
-            return in_few_launches
 
         def dlrm() -> None:
             F.binary_cross_entropy_with_logits(module(dense, ids), clicks).backward()

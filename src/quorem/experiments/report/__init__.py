@@ -1,11 +1,11 @@
-"""Reports of experiments: one self-contained HTML page, and the paper's figures as PNG and PDF."""
+"""Reports of experiments: one self-contained HTML page, and figures as PNG and PDF, drawn by the same code."""
 
 try:
-    from .document import page
-    from .paper import draw
+    from .charts import draw
+    from .page import page
 except ModuleNotFoundError as error:
-    if error.name not in ("plotly", "matplotlib"):
+    if error.name != "matplotlib":
         raise
-    raise ModuleNotFoundError('a report needs plotly and matplotlib: pip install "quorem[report]"') from error
+    raise ModuleNotFoundError('a report needs matplotlib: pip install "quorem[report]"') from error
 
 __all__ = ["page", "draw"]

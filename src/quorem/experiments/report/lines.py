@@ -1,17 +1,13 @@
-"""The lines of a figure with their coordinates, one panel for each network, independent of the plotting library."""
+"""The lines of a figure with their coordinates, one panel for each network."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from .. import words
 from ..figures import Axes, Figure, Result, grouped
 from ..words import NETWORK_NAMES, or_nan
-
-STEPS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,))  # choices of marks within a decade
-MAX_TICKS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,76 +138,3 @@ def _distance(one: Line, other: Line, log: bool) -> float:
         return math.inf
     pairs = zip(one.y, other.y, strict=True)
     return max((abs(math.log(a / b)) if log else abs(a - b) for a, b in pairs), default=math.inf)
-
-
-def ticks(lines: Sequence[Line], span: Sequence[float], *, log: bool, at_points: bool) -> list[float] | None:
-    """Positions of an axis's marks: the points' x if these are few, else round numbers; None for the library's own."""
-    if at_points:
-        values = sorted({x for line in lines if line.kind == "points" for x in line.x})
-        gaps = [b - a for a, b in pairwise(values)]
-        is_even = not gaps or min(gaps) > (values[-1] - values[0]) / 12
-        if 0 < len(values) <= MAX_TICKS + 1 and (log or is_even):
-            return values
-    if not log:
-        return linear_ticks(span) if span[1] >= 1e4 else None
-    decades = range(math.floor(math.log10(span[0])), math.ceil(math.log10(span[1])) + 1)
-    for steps in STEPS:
-        marks = [s * 10.0**k for k in decades for s in steps if span[0] <= s * 10.0**k <= span[1]]
-        if len(marks) <= MAX_TICKS:
-            break
-    return marks if len(marks) > 1 else None
-
-
-class Scale(NamedTuple):
-    """One axis: its range, the values that have a mark (None if the drawing library chooses), and their unit."""
-
-    reach: list[float]
-    marks: list[float] | None
-    log: bool = False
-    unit: str = ""
-
-
-def x_scale(axes: Axes, lines: Sequence[Line]) -> Scale:
-    """The x axis that all panels of a figure share."""
-    log = axes.x_log and axes.x != "step"
-    reach = span(lines, log=log)
-    marks = ticks(lines, reach, log=log, at_points=axes.x == "x")
-    return Scale(reach, marks, log, "B" if axes.x == "embedding_bytes" else "")
-
-
-def y_scale(axes: Axes, lines: Sequence[Line]) -> Scale | None:
-    """The y axis of a panel; None for a linear one of losses."""
-    if axes.y_log:
-        reach = span(lines, log=True, values="y", margin=0.08)
-        return Scale(reach, ticks(lines, reach, log=True, at_points=False), log=True)
-    if axes.y == "parameters":
-        reach = [0.0, span(lines, log=False, values="y")[1]]
-        return Scale(reach, linear_ticks(reach))
-    return None
-
-
-def linear_ticks(span: Sequence[float]) -> list[float]:
-    """Round numbers within a span, at most ``MAX_TICKS``.
-
-    >>> linear_ticks([0.0, 65000.0])
-    [0.0, 10000.0, 20000.0, 30000.0, 40000.0, 50000.0, 60000.0]
-    """
-    exponent = math.floor(math.log10((span[1] - span[0]) / MAX_TICKS))
-    step = next(s * 10.0**exponent for s in (1, 2, 5, 10) if (span[1] - span[0]) / (s * 10.0**exponent) <= MAX_TICKS)
-    return [k * step for k in range(math.ceil(span[0] / step), math.floor(span[1] / step) + 1)]
-
-
-def tick_texts(marks: Sequence[float], unit: str = "") -> list[str]:
-    """The texts of an axis's marks, with one prefix; plain numbers if some are small.
-
-    Marks with a unit that span a factor of 30 and more have a prefix each.
-
-    >>> tick_texts([1, 20, 20000]), tick_texts([0, 20000]), tick_texts([5e5, 1e6])
-    (['1', '20', '20,000'], ['0', '20 k'], ['0.5 M', '1 M'])
-    >>> tick_texts([5e5, 1e6], "B"), tick_texts([2e4, 5e5, 2e6], "B")
-    (['0.5 MB', '1 MB'], ['20 kB', '500 kB', '2 MB'])
-    """
-    if unit and max(marks) >= 30 * min(marks) > 0:
-        return [words.counts([mark], unit)[0] for mark in marks]
-    large = max(marks) >= 1e4 and min(filter(None, marks)) >= 1e3
-    return words.counts(marks, unit) if unit or large else [f"{mark:,.6g}" for mark in marks]

@@ -10,33 +10,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Style:
-    """Colours on light and dark background, and the mark: plotly's name, matplotlib's name, and a character."""
+    """Colours on light and dark background, and the mark: matplotlib's name, and a character."""
 
     light: str
     dark: str
-    symbol: str
     marker: str
     glyph: str
 
 
 FIXED = {
-    "full": Style("#2b2f36", "#e8eaee", "circle", "o", "●"),
-    "hash": Style("#c85000", "#f58a4b", "square", "s", "■"),
-    "feature": Style("#00845f", "#2fc49b", "triangle-up", "^", "▲"),
-    "concat": Style("#2f93cf", "#7cc8f5", "diamond", "D", "◆"),
-    "add": Style("#ad7a00", "#f2bd45", "triangle-down", "v", "▼"),
-    "mult": Style("#00589c", "#4b9cf0", "star", "*", "★"),
-    "path": Style("#b4508a", "#e28fbd", "pentagon", "p", "⬟"),
+    "full": Style("#2b2f36", "#e8eaee", "o", "●"),
+    "hash": Style("#c85000", "#f58a4b", "s", "■"),
+    "feature": Style("#00845f", "#2fc49b", "^", "▲"),
+    "concat": Style("#2f93cf", "#7cc8f5", "D", "◆"),
+    "add": Style("#ad7a00", "#f2bd45", "v", "▼"),
+    "mult": Style("#00589c", "#4b9cf0", "*", "★"),
+    "path": Style("#b4508a", "#e28fbd", "p", "⬟"),
 }
 OTHERS = (
-    Style("#6a51c7", "#ab98f5", "hexagon", "h", "⬢"),
-    Style("#8a5a3c", "#cf9f7f", "cross", "P", "✚"),
-    Style("#5f7a00", "#b3cc52", "x", "X", "✖"),
-    Style("#a3344b", "#f28b9d", "triangle-left", "<", "◀"),
-    Style("#007f8a", "#4fc7d1", "triangle-right", ">", "▶"),
-    Style("#7a7a7a", "#a9b0ba", "star-diamond", "d", "✦"),
-    Style("#d0358f", "#ff8fd0", "hexagram", "H", "✶"),
-    Style("#3f7d20", "#8fdc6a", "triangle-ne", "8", "◥"),
+    Style("#6a51c7", "#ab98f5", "h", "⬢"),
+    Style("#8a5a3c", "#cf9f7f", "P", "✚"),
+    Style("#5f7a00", "#b3cc52", "X", "✖"),
+    Style("#a3344b", "#f28b9d", "<", "◀"),
+    Style("#007f8a", "#4fc7d1", ">", "▶"),
+    Style("#7a7a7a", "#a9b0ba", "d", "✦"),
+    Style("#d0358f", "#ff8fd0", "H", "✶"),
+    Style("#3f7d20", "#8fdc6a", "8", "◥"),
 )
 
 

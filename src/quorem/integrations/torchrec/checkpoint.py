@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -12,11 +13,9 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torchrec.distributed.model_parallel import get_unwrapped_module
 
-from ...saved import meaning
-from ...tables import Tables
-from .names import collections
+from ...modules.meaning import spec_integers
+from .names import collections, plain_tables
 from .state import NamedTensors, Optimizers, state_of, targets_of
 
 STEP = "step"
@@ -86,7 +85,8 @@ def load(path: str | Path, model: nn.Module, optimizers: Optimizers = ()) -> int
     step = torch.tensor(0)
     _load(path, meanings | {STEP: step})
     if changed := [name.removeprefix(MEANING) for name, value in meanings.items() if int(value) != expected[name]]:
-        raise ValueError(f"{', '.join(changed)} must have the partitions, operation and permutation that were saved")
+        rule = "must have the partitions, operation, permutation and order that were saved"
+        raise ValueError(f"{', '.join(changed)} {rule}")
     _load(path, targets.tensors)
     for finish in targets.finish:
         finish()
@@ -101,11 +101,16 @@ def _load(path: str | Path, tensors: NamedTensors) -> None:
 def _meanings(model: nn.Module) -> NamedTensors:
     """A checksum of how each table maps ids to rows, so that tables of equal shapes are not confused."""
     specs = {f"{prefix}tables.{f.table}": f.spec for prefix, c in collections(model) for f in c.rows.features}
-    for name, module in get_unwrapped_module(model).named_modules():
-        if isinstance(module, Tables):
-            prefix = f"{name}." if name else ""
-            specs |= {f"{prefix}tables.{t}": spec for t, spec in zip(module.names, module.specs, strict=True)}
-    return {f"{MEANING}{name}": torch.tensor(zlib.crc32(meaning(spec).encode())) for name, spec in specs.items()}
+    for prefix, tables in plain_tables(model):
+        specs |= {f"{prefix}tables.{t}": spec for t, spec in zip(tables.names, tables.specs, strict=True)}
+    facts = {name: str(spec_integers(spec)) for name, spec in specs.items()}
+    networks: dict[str, Any] = {
+        prefix: list(cast(Any, collection.compose).paths) for prefix, collection in collections(model)
+    }
+    networks |= {prefix: list(tables.networks()) for prefix, tables in plain_tables(model)}
+    # A layer holds the networks of several tables, in their order.
+    facts |= {f"{prefix}paths": str([list(group.tables) for group in g]) for prefix, g in networks.items() if g}
+    return {f"{MEANING}{name}": torch.tensor(zlib.crc32(fact.encode())) for name, fact in facts.items()}
 
 
 @contextmanager

@@ -10,10 +10,9 @@ from torchrec.modules import embedding_modules as stock
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from ... import collection as single
 from ...checks import InvalidIdMode, Pooling
-from ...paths import PathNetworks
-from ...saved_paths import PathGroups
+from ...modules import collection as single
+from ...modules.path_networks import PathNetworks
 from ..features import Feature, StoredTable, features_of
 from ..shards import Shards, balanced_shards
 from .compose import Pooled, Unpooled
@@ -200,7 +199,7 @@ def _checked(
     on_invalid_id: InvalidIdMode,
     dtype: torch.dtype | None,
     device: torch.device,
-) -> tuple[list[Feature], Tensor, PathGroups]:
+) -> tuple[list[Feature], Tensor, nn.ModuleList]:
     """Check the arguments.
 
     Returns:
@@ -219,7 +218,7 @@ def _checked(
                 raise ValueError(f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM")
             if table != stored[table.name]:
                 raise ValueError(f"table name {table.name!r} must not be that of a pool or of another table's part")
-    paths = PathGroups(cast(list[PathNetworks], list(template.paths)))
+    paths = nn.ModuleList(cast(list[PathNetworks], list(template.paths)))
     for networks in cast(list[PathNetworks], list(paths)):
         networks.to_empty(device="cpu" if device.type == "meta" else device)
         networks.register_integers(networks.weights[0].device)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from ...paths import PathNetworks
-from ...saved_paths import PathGroups
+from ...modules.path_networks import PathNetworks
 from ..features import Feature
 from .rows import Ids, RowBatch, lengths_of
 
@@ -18,7 +17,7 @@ from .rows import Ids, RowBatch, lengths_of
 class Unpooled(nn.Module):
     """Composes the vector of each id from TorchRec's unpooled vectors."""
 
-    def __init__(self, features: Sequence[Feature], paths: PathGroups) -> None:
+    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList) -> None:
         super().__init__()
         self.features = tuple(features)
         self.paths = paths
@@ -59,7 +58,7 @@ class Unpooled(nn.Module):
 class Pooled(Unpooled):
     """Composes the pooled vector of each feature from TorchRec's pooled and unpooled vectors."""
 
-    def __init__(self, features: Sequence[Feature], paths: PathGroups, mode: str) -> None:
+    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, mode: str) -> None:
         super().__init__(features, paths)
         self.mode = mode
         in_order = mode == "sum" and all(f.summed and (f.merged or not f.spec.num_own) for f in features)

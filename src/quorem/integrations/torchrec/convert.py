@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
-from ... import collection as single
-from ...schemes.frequency import Ranks
+from ...modules import collection as single
+from ...paper.schemes.frequency import Ranks
 from .collections import Collection, EmbeddingBagCollection
 from .state import copy_state_, weights
 

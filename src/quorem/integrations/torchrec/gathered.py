@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from ...saved_paths import PathGroups
 from ..features import Feature
 from ..shards import Shards
 from .compose import Unpooled
@@ -61,7 +60,7 @@ class Joined(torch.autograd.Function):
 class Gathered(Unpooled):
     """Composes the vector of each id from distinct rows."""
 
-    def __init__(self, features: Sequence[Feature], paths: PathGroups, shards: Shards) -> None:
+    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, shards: Shards) -> None:
         super().__init__(features, paths)
         self.shards = shards
 
@@ -113,7 +112,7 @@ class Gathered(Unpooled):
 class GatheredBags(Gathered):
     """Composes the pooled vector of each feature from distinct rows."""
 
-    def __init__(self, features: Sequence[Feature], paths: PathGroups, shards: Shards, mode: str) -> None:
+    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, shards: Shards, mode: str) -> None:
         super().__init__(features, paths, shards)
         self.mode = mode
 

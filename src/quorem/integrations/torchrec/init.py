@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.comm import get_local_size
 
-from ...sizes import ceil_div
+from ...paper.sizes import ceil_div
 from ..features import Part
 
 

@@ -16,6 +16,7 @@ from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defin
 )
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
+from ...modules.lookup import Tables
 from .collections import Collection, EmbeddingBagCollection
 
 
@@ -55,6 +56,13 @@ def id_lists(collection: Collection) -> dict[str, Tensor]:
         for kind, span in (("hot", f.hot), ("cold", f.cold))
         if span is not None
     }
+
+
+def plain_tables(model: nn.Module) -> Iterator[tuple[str, Tables]]:
+    """The modules of quorem itself in a model, each with the prefix of its names."""
+    for name, module in get_unwrapped_module(model).named_modules():
+        if isinstance(module, Tables):
+            yield f"{name}." if name else "", module
 
 
 def split_rows(value: Any, rows: Mapping[str, int]) -> dict[str, Any]:

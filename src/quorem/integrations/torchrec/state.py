@@ -1,6 +1,6 @@
 """Weights and optimizer state by names that do not depend on the plan, to save, load, or copy to another model."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -9,14 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Size, Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
-from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from ...modules.storage import entry_name
 from ...ops.layout import Extent
 from ...optim import RowOptimizer
-from ...saved_paths import NetworkLayer, network_layers
-from ...tables import Tables
-from .names import collections, id_lists, split_rows, table_rows
+from .names import collections, id_lists, plain_tables, split_rows, table_rows
 
 NamedTensors = dict[str, Any]  # tensors and sharded tensors, by name
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -39,6 +38,13 @@ def weights(model: nn.Module) -> NamedTensors:
         networks = f"{prefix}compose."
         for key in [key for key in state if key.startswith(networks)]:
             state[prefix + key.removeprefix(networks)] = state.pop(key)
+    for prefix, tables in plain_tables(model):
+        for key in ("stored", "meaning", "ranks"):
+            state.pop(prefix + key, None)
+        state.update({prefix + name: table.detach() for name, table in tables.named_tables()})
+        for table, ranks in zip(tables.names, tables.ranks_of, strict=True):
+            lists = {} if ranks is None else ranks._asdict()
+            state.update({prefix + entry_name("ranks", table, kind): ids for kind, ids in lists.items()})
     return state
 
 
@@ -83,10 +89,6 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
         ValueError: if a weight, or the state of a fused optimizer, is missing or has another size.
     """
     needed = weights(model)
-    for prefix, layer in _network_layers(model):
-        if prefix + layer.name in sizes:  # saved by group, as earlier versions did
-            needed = {key: value for key, value in needed.items() if key.removeprefix(prefix) not in layer.counts}
-            needed[prefix + layer.name] = layer.parameter.detach()
     if any(name.startswith("optimizer.") for name in sizes):
         needed |= _fused_state(model)
     if missing := sorted(set(needed) - set(sizes)):
@@ -95,9 +97,9 @@ def targets_of(model: nn.Module, optimizers: Optimizers, sizes: Mapping[str, Siz
         if value.size() != sizes[name]:
             raise ValueError(f"{name} is {tuple(sizes[name])} in the saved state and {tuple(value.size())} here")
     targets = Targets(needed)
-    tables = [module for module in get_unwrapped_module(model).modules() if isinstance(module, Tables)]
-    targets.finish += [module.register_integers for module in tables]  # they copy the lists of hot and cold ids
-    parameters = _parameters(model, sizes)
+    # They copy the lists of hot and cold ids.
+    targets.finish += [tables.register_integers for _, tables in plain_tables(model)]
+    parameters = _parameters(model)
     for optimizer in optimizers:
         loaded: dict[int, dict[str, Tensor]] = {}
         named = [parameters[p] for group in optimizer.param_groups for p in group["params"]]
@@ -235,18 +237,8 @@ def _uncut(value: Tensor) -> Sequence[Tensor]:
     return [value]
 
 
-def _network_layers(model: nn.Module) -> Iterator[tuple[str, NetworkLayer]]:
-    """The layers of the networks of path-based tables, each with the prefix of its names."""
-    for prefix, collection in collections(model):
-        yield from ((f"{prefix}paths.", layer) for layer in collection.compose.paths.layers())
-    for name, tables in get_unwrapped_module(model).named_modules():
-        if isinstance(tables, Tables):
-            yield from ((f"{name}{'.' * bool(name)}paths.", layer) for layer in network_layers(tables))
-
-
-def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Named]:
-    """The names in every parameter; networks that were ``saved`` by group have the group's name."""
-    module = get_unwrapped_module(model)
+def _parameters(model: nn.Module) -> dict[Tensor, Named]:
+    """The names in every parameter."""
     named: dict[Tensor, Named] = {}
     by_name = dict(model.named_parameters())
     for name, parameter in by_name.items():
@@ -256,17 +248,15 @@ def _parameters(model: nn.Module, saved: Container[str] = ()) -> dict[Tensor, Na
             parameter, sizes = by_name[prefix + key], list(rows.values())
             names = tuple(prefix + name for name in rows)
             named[parameter] = Named(parameter.shape, names, partial(_cut_rows, sizes))
-    for name, tables in module.named_modules():
-        if isinstance(tables, Tables):
-            (stored,) = tables.parameters(recurse=False)
-            names = tuple(f"{name}.{table}" if name else table for table, _ in tables.named_tables())
-            extents = tables.all_extents
-            named[stored] = Named(stored.shape, names, partial(_cut_extents, extents), extents)
-    for prefix, layer in _network_layers(model):
-        group, parameter, counts = f"{prefix}{layer.name}", layer.parameter, list(layer.counts.values())
-        names = tuple(prefix + name for name in layer.counts)
-        by_table = Named(parameter.shape, names, partial(torch.split, split_size_or_sections=counts))
-        named[parameter] = Named(parameter.shape, (group,), _uncut) if group in saved else by_table
+        for name, parameter in by_name.items():
+            if name.startswith(f"{prefix}compose."):  # networks of path-based tables
+                name = prefix + name.removeprefix(f"{prefix}compose.")
+                named[parameter] = Named(parameter.shape, (name,), _uncut)
+    for prefix, tables in plain_tables(model):
+        (stored,) = tables.parameters(recurse=False)
+        names = tuple(prefix + table for table, _ in tables.named_tables())
+        extents = tables.all_extents
+        named[stored] = Named(stored.shape, names, partial(_cut_extents, extents), extents)
     return named
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numba
 
-from ... import renumbering
+from ...paper import renumbering
 from .. import layout, state
 from . import inlining
 from .notice import notice

@@ -13,8 +13,6 @@ from ..state import (
     AdamState,
     AdamWState,
     CatchUpOptions,
-    LazyAdamState,
-    MomentumSGDState,
     RowWiseAdagradState,
     State,
 )
@@ -85,11 +83,11 @@ def missed_rounding(seed: int | None, state: AdamState) -> Addresses:
     return rounding_by(None if seed is None else ~seed, int(state.step))
 
 
-def averages_of(state: AdamState | LazyAdamState) -> Addresses:
+def averages_of(state: AdamState) -> Addresses:
     """``Averages`` of a state."""
     largest = 0 if state.max_exp_avg_sq is None else state.max_exp_avg_sq.data_ptr()
-    last = state.last.data_ptr() if isinstance(state, AdamState) else 0
-    return tuple(Averages(state.exp_avg.data_ptr(), state.exp_avg_sq.data_ptr(), largest, last))
+    averages = Averages(state.exp_avg.data_ptr(), state.exp_avg_sq.data_ptr(), largest, state.last.data_ptr())
+    return tuple(averages)
 
 
 def history_of(state: AdamState) -> Addresses:
@@ -102,7 +100,7 @@ def state_fits(stored: Tensor, state: State, rounding_seed: int | None) -> bool:
     """Whether kernels can change ``stored`` and ``state`` in place: memory, dtypes and shapes are as expected."""
     if rounding_seed is not None and stored.dtype not in (torch.bfloat16, torch.float16):
         return False
-    if isinstance(state, MomentumSGDState | AdamWState):
+    if isinstance(state, AdamWState):
         return False
     rows, number = stored.shape[:1], accumulator(stored)
     for name, tensor in zip(state._fields, state, strict=True):

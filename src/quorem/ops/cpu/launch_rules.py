@@ -12,9 +12,7 @@ from ..layout import PITCH, Layout
 from ..rows import IdBatch, accumulator
 from ..state import (
     AdagradState,
-    AdamConstants,
     AdamState,
-    LazyAdamState,
     RowWiseAdagradState,
     SGDState,
     State,
@@ -25,8 +23,7 @@ from .areas import Areas, area_bytes
 from .launch import KINDS, kernel_input
 from .launch_gradients import Apply, sum_by_row
 from .launch_replay import averages_of, checked_rows, history_of, missed_rounding, state_fits
-from .replay import History
-from .rounding import NEAREST, rounding_by
+from .rounding import rounding_by
 from .rules import AdamFactors, GradientOptions
 from .scratch import Scratch
 from .threads import run_tasks, threads_for
@@ -105,7 +102,7 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
     loss_scale, clip_value = options.get("loss_scale"), options.get("clip_value")
     scale = 0.0 if loss_scale is None else float(loss_scale)
     gradient_options = tuple(GradientOptions(scale, math.inf if clip_value is None else float(clip_value)))
-    if isinstance(state, AdamState | LazyAdamState):
+    if isinstance(state, AdamState):
         return _adam_step(stored, lr, state, constants, gradient_options, options.get("rounding_seed"))
     step = int(state.step)
     finish = partial(rules.count_step, state.step.data_ptr())
@@ -122,7 +119,7 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
 def _adam_step(
     stored: Tensor,
     lr: float,
-    state: AdamState | LazyAdamState,
+    state: AdamState,
     constants: Any,
     gradient_options: tuple[float, ...],
     seed: int | None,
@@ -131,19 +128,12 @@ def _adam_step(
     t, averages = int(state.step) + 1, averages_of(state)
     beta1, beta2, eps = constants.beta1, constants.beta2, constants.eps
     rate, divisor = lr / (1 - beta1**t), math.sqrt(1 - beta2**t)
-    if isinstance(state, LazyAdamState):
-        rate, divisor = rate * divisor, 1.0  # eps is added before this correction
-        lagging: tuple[Any, ...] = (tuple(History(0, 0, 1, 0)), (0.0,) * len(AdamConstants._fields))
-        roundings = (rounding_by(seed, t), NEAREST)
-    else:
-        lagging = (history_of(state), tuple(constants))
-        roundings = (rounding_by(seed, t - 1), missed_rounding(seed, state))
+    lagging = (history_of(state), tuple(constants))
+    roundings = (rounding_by(seed, t - 1), missed_rounding(seed, state))
     factors = tuple(AdamFactors(1 - beta1, beta2, 1 - beta2, rate, divisor, eps))
     fixed = (gradient_options, address, averages, factors, *lagging, *roundings)
 
     def finish() -> None:
-        if isinstance(state, LazyAdamState):
-            return rules.count_step(state.step.data_ptr())
         # A few rows in turn, so that none lags behind further than ``lrs`` remembers (see ``ops.replay``).
         count = -(-2 * num_rows // len(state.lrs))
         turn = (roundings[1], (t - 1) * count, t * count, 0, 1)

@@ -1,4 +1,4 @@
-"""One line on stderr while kernels are compiled for the first time, which takes seconds.
+"""One line on stderr, once in a command, while kernels are compiled for the first time, which takes seconds.
 
 Set the environment variable ``QUOREM_QUIET=1`` to silence it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from numba.core import event
 
 SECONDS_UNTIL_PRINTED = 1.0  # of compilation
-TEXT = "quorem: compiling CPU kernels (once; the machine code is kept for later runs; QUOREM_QUIET=1 silences this)"
+TEXT = "quorem: compiling CPU kernels that are not kept from earlier runs (QUOREM_QUIET=1 silences this)"
 
 
 class Notice(event.Listener):
@@ -33,7 +33,8 @@ class Notice(event.Listener):
         kernel = id(compilation.data["dispatcher"])
         if kernel in self.kernels:
             self._starts[kernel] = time.perf_counter()
-        if kernel in self.kernels and not self._printed and os.environ.get("QUOREM_QUIET", "0") in ("", "0"):
+        quiet = os.environ.get("QUOREM_QUIET", "0") not in ("", "0") or os.environ.get("RANK", "0") != "0"
+        if kernel in self.kernels and not self._printed and not quiet:
             timer = self._timers[kernel] = threading.Timer(SECONDS_UNTIL_PRINTED, self._print)
             timer.daemon = True
             timer.start()
@@ -50,6 +51,7 @@ class Notice(event.Listener):
     def _print(self) -> None:
         if not self._printed:
             self._printed = True
+            os.environ["QUOREM_QUIET"] = "1"  # processes that this one starts need not repeat it
             print(TEXT, file=sys.stderr, flush=True)
 
 

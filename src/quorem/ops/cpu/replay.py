@@ -16,12 +16,12 @@ _MOMENT_BYTES = MOMENT_COLUMNS * 8
 
 
 class Averages(NamedTuple):
-    """What the Adam rules keep for each row; ``state.AdamState`` and ``state.LazyAdamState`` describe the tensors."""
+    """What the Adam rules keep for each row; ``state.AdamState`` describes the tensors."""
 
     exp_avg: int
     exp_avg_sq: int
     max_exp_avg_sq: int  # 0 but for amsgrad
-    last: int  # 0 for the lazy rules
+    last: int
 
 
 class History(NamedTuple):

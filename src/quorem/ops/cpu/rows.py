@@ -10,7 +10,7 @@ reciprocal in float64, corrected by looking at the remainder: exact below 2**52.
 
 import numpy as np
 
-from ...renumbering import MIXING_FACTORS
+from ...paper.renumbering import MIXING_FACTORS
 from ..layout import (
     BASE,
     BITS,

@@ -193,10 +193,9 @@ def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants
     prefetch(exp_avg_sq + ahead * size)
     if max_exp_avg_sq:
         prefetch(max_exp_avg_sq + ahead * size)
-    if averages.last:
-        prefetch(averages.last + ahead * 4)
-        catch_up_row(kind, stored, W, r, averages, history, constants, missed_rounding)
-        put(INT32, averages.last, r, history.step + 1)
+    prefetch(averages.last + ahead * 4)
+    catch_up_row(kind, stored, W, r, averages, history, constants, missed_rounding)
+    put(INT32, averages.last, r, history.step + 1)
     first, second = exp_avg + r * size, exp_avg_sq + r * size
     largest = max_exp_avg_sq + r * size if max_exp_avg_sq else 0
     _adam_columns(kind, W, kind, stored, r * W, first, second, largest, grad, factors, rounding)
@@ -204,7 +203,7 @@ def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants
 
 @kernel
 def adam(kind, areas, options, stored, averages, factors, history, constants, rounding, missed_rounding):
-    """``rules.adam``, or ``rules.lazy_adam`` where ``averages`` have no last step."""
+    """``rules.adam``."""
     areas, options, factors = Areas(*areas), GradientOptions(*options), AdamFactors(*factors)
     averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
     rounding, missed_rounding = Rounding(*rounding), Rounding(*missed_rounding)

@@ -21,7 +21,7 @@ LOG_BETA1, LOG_BETA2 = tl.constexpr(len(AdamConstants._fields)), tl.constexpr(le
 def on_device(constants: tuple[float, ...], device: torch.device) -> Tensor:
     """A rule's constants as a float64 tensor: a kernel's scalar arguments would be rounded to float32.
 
-    For Adam and AMSGrad, lazy or not, the base-2 logarithms of the betas follow the constants.
+    For Adam and AMSGrad the base-2 logarithms of the betas follow the constants.
     """
     if len(constants) >= 3:
         logs = (math.log2(beta) if beta else -math.inf for beta in constants[:2])

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...renumbering import MIXING_FACTORS
+from ...paper.renumbering import MIXING_FACTORS
 from .. import layout
 from .ranks import rank_of
 

@@ -1,0 +1,193 @@
+"""Tables of the documents that are computed from the files in ``benchmarks/results``.
+
+Each stands between ``<!-- name -->`` and ``<!-- /name -->``: ``show_results.py`` writes it, and a test compares.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from quorem.experiments.bench import report
+
+RESULTS = Path(__file__).parent / "results"
+NAMES = {"dlrm": "DLRM", "dcn": "DCN", "adagrad": "Adagrad", "amsgrad": "AMSGrad"}
+PLAN_SIZES = (4, 16, 60, 250, 1000)
+PLAN_SETTINGS = {
+    "hash": "hashing, every table alike",
+    "QR": "`QR(c)`, every table alike",
+    "plan": "**the plan**, in training",
+    "plan, int4": "**the plan**, served in 4 bits",
+}
+SYNTHETIC_PLANS = {"plan, 16x": "**the plan**, 16x", "plan, 60x": "**the plan**, 60x"}
+
+OTHER_LOGS = {
+    "two": "two tables, counts as 1 / rank",
+    "giant": "one of 100,000 ids, three of five",
+    "once": "ids all seen once, and 500 others",
+    "many": "80 tables of 300 ids",
+    "flat": "three of 4,000, all as frequent",
+    "rare": "three of 10,000, seen three times",
+}
+
+
+def results(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def machine(result: dict[str, Any]) -> str:
+    """The machine, and whether other work shared it, as a line above a table."""
+    load = result["load_before"]
+    others = "otherwise idle" if load < 0.5 else f"shared with other work (load {load:.1f})"
+    return f"{result['cores']} cores, {others}; torch {result['versions']['torch']}, commit {result['commit']}.\n\n"
+
+
+def markdown(*rows: Sequence[str]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], ("---",) * len(rows[0]), *rows[1:]))
+
+
+def short(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
+
+
+def percent(run: dict[str, Any]) -> str:
+    """The change of the test loss in percent, with its standard error."""
+    return f"{run['percent']:+.2f} ± {run['percent_error']:.2f}"
+
+
+def plan_quality() -> str:
+    """Test log loss against full tables in percent, mean and standard error of the runs, at equal bytes."""
+    runs = {(r["network"], r["setting"], r["times"]): r for r in results("plan_quality")["rows"]}
+    full = runs["dlrm", "full", 1]["bytes"]
+    rows = []
+    for network, (setting, name) in product(("dlrm", "dcn"), PLAN_SETTINGS.items()):
+        cells = [runs.get((network, setting, times)) for times in PLAN_SIZES]
+        texts = [percent(r) if r else "" for r in cells]
+        for k, (times, r) in enumerate(zip(PLAN_SIZES, cells, strict=True)):
+            if r is not None and not setting.startswith("plan,") and r["bytes"] > 1.01 * full / times:
+                texts[k] += f" at {full / r['bytes']:.0f}x, its least"
+        rows.append((NAMES[network], name, *texts))
+    return markdown(("", "", *(f"{times}x" for times in PLAN_SIZES)), *rows)
+
+
+def plan_synthetic() -> str:
+    """Test log loss on the synthetic log at full cardinalities, and the difference from QR(4) of the same seeds."""
+    rows = []
+    runs = {(r["ids"], r["optimizer"], r["setting"]): r for r in results("plan_synthetic")["rows"]}
+    for optimizer in ("adagrad", "amsgrad"):
+        for setting, name in {"full": "full", "QR(4)": "`QR(4)`, 4x", **SYNTHETIC_PLANS}.items():
+            r = runs["log", optimizer, setting]
+            over = "" if setting == "QR(4)" else f"{r['over_qr']:+.4f} ± {r['over_qr_error']:.4f}"
+            rows.append((NAMES[optimizer], name, f"{r['test']:.4f}", over))
+    return markdown(("optimizer", "tables", "test log loss", "against `QR(4)`"), *rows)
+
+
+def other_logs() -> str:
+    """Change of the test log loss against full tables on logs of other shapes, at a 16th of the bytes."""
+    rows = []
+    for name, about in OTHER_LOGS.items():
+        found = {(r["times"], r["setting"]): r for r in results(f"other_logs/{name}")["rows"]}
+        cells = [found[16, setting] for setting in ("hash", "QR", "plan", "plan, int4")]
+        texts = [percent(r) for r in cells]
+        times_of_qr = found[1, "full"]["bytes"] / cells[1]["bytes"]
+        texts[1] += f" at {times_of_qr:.0f}x" if times_of_qr < 0.98 * 16 else ""
+        rows.append((about, *texts))
+    return markdown(("log", "hashing", "`QR`", "**the plan**", "served in 4 bits"), *rows)
+
+
+def medians(name: str) -> dict[tuple[str, int, int, str, str, int], float]:
+    """Medians of Zipf ids in a file by mode, width, batch, provider, scheme and graph."""
+    return {
+        (r.mode, r.dim, r.batch, r.provider, r.scheme, r.graph): r.median_us
+        for r in report.read(RESULTS / f"{name}.csv")
+        if r.ids == "zipf"
+    }
+
+
+def against_fbgemm() -> str:
+    """How many times as fast ``fused`` with QR(4) is as FBGEMM on full tables, in each of its settings."""
+    rows = medians("h200_fbgemm")
+    lines = []
+    for mode, dim, batch in product(("forward", "step"), (16, 64), (2048, 65536)):
+        cells = []
+        for graph, provider in product((0, 1), ("fbgemm_full", "fbgemm_full_fastest")):
+            fused = rows[mode, dim, batch, "fused", "QR(4)", graph]
+            fbgemm = rows[mode, dim, batch, provider, "Full()", graph]
+            cells.append(f"{fbgemm / fused:.2f}x")
+        lines.append((f"{mode}, B = {batch}, D = {dim}", *cells))
+    settings = ("default", "fastest", "default, CUDA graph", "fastest, CUDA graph")
+    return markdown(("times as fast as FBGEMM on full tables", *settings), *lines)
+
+
+def cpu_lookups() -> str:
+    """Ratios of times on one CPU thread: few bits, and hot and cold ids over one pool."""
+    settings = list(product(("small", "full"), (2048, 65536)))
+    lines = []
+    for label, part, provider, base, mode in (
+        ("8 bits against float32, lookup", "bits", "8 bits", "float32", "lookup"),
+        ("4 bits against float32, lookup", "bits", "4 bits", "float32", "lookup"),
+        ("one pool against `QR(4)`, lookup", "pool", "pool", "qr", "lookup"),
+        ("one pool against `QR(4)`, step of Adagrad", "pool", "pool", "qr", "step"),
+        ("the same with lists of hot ids, lookup", "pool", "lists", "qr", "lookup"),
+        ("the same with lists of hot ids, step", "pool", "lists", "qr", "step"),
+    ):
+        times = {
+            (row["provider"], row["tables"], row["batch"]): row["p50_us"]
+            for row in results("cpu_lookups")["rows"]
+            if row["part"] == part and row.get("mode") == mode
+        }
+        lines.append((label, *(f"{times[provider, *key] / times[base, *key]:.2f}" for key in settings)))
+    head = [f"{'in cache' if size == 'small' else 'full'}, B = {batch}" for size, batch in settings]
+    return markdown(("ratio of times", *head), *lines)
+
+
+def first_minutes() -> str:
+    """Seconds of each step of a newcomer."""
+    result = results("first_minutes")
+    steps = result["steps"]
+    table = sum(steps[name]["seconds"] for name in ("prepare", "train", "predict"))
+    demo = steps["demo"]
+    rows = [
+        ("`pip install`, packages within reach", f"{steps['install']['seconds']:.0f} s"),
+        ("`quorem --help`", f"{steps['help']['seconds']:.1f} s"),
+        ("first vectors and gradients, CPU kernels compiled", f"{steps['first vectors']['seconds']:.0f} s"),
+        ("the same in the next process", f"{steps['first vectors, again']['seconds']:.0f} s"),
+        ("`quorem demo`: first line, whole", f"{demo['first_line_s']:.0f} s, {demo['seconds']:.0f} s"),
+        ("your own CSV of 10,000 rows: prepared, trained, scored", f"{table:.0f} s"),
+    ]
+    return machine(result) + markdown(("step", "wait"), *rows)
+
+
+def foreign_models() -> str:
+    """Models of other libraries before and after ``compress_``."""
+    rows = []
+    for row in results("foreign_models")["rows"]:
+        losses = [f"{row[key]:.3f}" for key in ("loss_before", "loss_after")]
+        rows.append((row["model"], *losses, *(f"{row[key] / 1e6:.1f}" for key in ("bytes_before", "bytes_after"))))
+    return markdown(("model", "loss before", "100 steps after", "MB before", "MB after"), *rows)
+
+
+def fits() -> str:
+    """Time and memory of fits, from ``fit.json``."""
+    rows = []
+    for row in results("fit")["rows"]:
+        if "collisions=4, " not in row["scheme"] and "Hash" not in row["scheme"]:
+            numbers = (f"{row['seconds']:.0f}", f"{row['extra_mb']}")
+            rows.append((f"`{row['scheme']}`", "yes" if row["frequencies"] else "no", *numbers))
+    return markdown(("scheme", "frequencies", "seconds", "MB beside the tables"), *rows)
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    function.__name__: (document, function)
+    for document, function in (
+        ("README.md", first_minutes),
+        ("docs/compress.md", foreign_models),
+        ("docs/appendix/fit.md", fits),
+        ("docs/appendix/plan_quality.md", other_logs),
+        ("docs/appendix/plan_quality.md", plan_synthetic),
+        ("docs/benchmarks.md", against_fbgemm),
+        ("docs/choosing.md", plan_quality),
+        ("docs/kernels.md", cpu_lookups),
+    )
+}

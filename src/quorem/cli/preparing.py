@@ -1,0 +1,117 @@
+"""What ``quorem prepare``, ``synthesize`` and ``inspect`` show: a progress bar, and what is in a folder."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from ..data.folder import Progress as Report
+from ..data.prepared import Prepared
+from .progress import bars
+from .terminal import command
+
+if TYPE_CHECKING:  # loads polars
+    from ..data.infer import Inferred
+
+RATE_SECONDS = 0.5  # in a shorter time, the number of rows per second is noise
+
+
+def need_polars() -> None:
+    """Check that polars is installed.
+
+    Raises:
+        ModuleNotFoundError: if it is missing; the message says what to install.
+    """
+    try:
+        import polars  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('preparing data needs polars: pip install "quorem[data]"') from None
+
+
+def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
+    """Print the inferred kind of each column, and the reason."""
+    table = Table("column", "taken for", "why", box=None, pad_edge=False)
+    words = {"number": "numbers", "category": "categories", "list": "lists", "none": "nothing, left out"}
+    for column in columns:
+        table.add_row(column.name, words[column.kind], column.reason)
+    console.print(table)
+    text = "To take a column for something else, name it in --dense, --categorical, --multi or --drop, and add --infer."
+    console.print(text, soft_wrap=True)
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Report]:
+    """Show the progress of each stage until the block ends; yields the function to report to."""
+    began: dict[str, float] = {}
+    with bars(console) as show_bar:
+
+        def report(stage: str, done: float, rows: int) -> None:
+            seconds, counted = monotonic(), rows_of(stage, done, rows)
+            parts = [f"{counted:,} rows", rate(counted, seconds - began.setdefault(stage, seconds))]
+            show_bar(stage, done, " ".join(parts), ", ".join(filter(None, [f"{done:.0%}", *parts])))
+
+        yield report
+
+
+def rows_of(stage: str, done: float, rows: int) -> int:
+    """Rows that a stage has finished. Parsing and drawing report this as ``rows``, since they do not know the total."""
+    return rows if stage in ("parse", "draw") else round(done * rows)
+
+
+def rate(rows: int, seconds: float) -> str:
+    """Rows per second as text; empty while the time is too short to measure.
+
+    >>> rate(50_000, 2.0), rate(50_000, 0.001)
+    ('25,000 rows/s', '')
+    """
+    return f"{rows / seconds:,.0f} rows/s" if seconds >= RATE_SECONDS else ""
+
+
+def features(prepared: Prepared, console: Console) -> None:
+    """Print the categorical features, the largest first: ids, and how the training rows are distributed over them."""
+    table = Table("feature", "ids", "seen in training", "most frequent id, % of values", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, size in sorted(zip(prepared.names, prepared.cardinalities, strict=True), key=lambda pair: -pair[1]):
+        counts = prepared.raw_counts(name)[1] if prepared.has_raw_ids else prepared.frequencies(name)
+        most = counts.max(initial=0) / max(counts.sum(), 1)
+        table.add_row(name, f"{size:,}", f"{int((counts > 0).sum()):,}", f"{most:.1%}".rstrip("%"))
+    console.print(table)
+
+
+def show(prepared: Prepared, console: Console) -> None:
+    """Print what was prepared, and the command to run next."""
+    summary(prepared, console)
+    quarter = max(32 * sum(prepared.cardinalities) // 1000, 100)  # of full tables of width 16 with their Adagrad state
+    following = ["train", "--data", prepared.path, "--budget", f"{quarter}kB", "--out", "runs/first"]
+    if prepared.has_raw_ids:
+        following = ["plan", prepared.path, "--budget", "100MB", "--out", "plan.json"]
+    console.print(f"Next: {command(*following)}", soft_wrap=True)
+
+
+def summary(prepared: Prepared, console: Console) -> None:
+    """Print rows, splits, ids and malformed lines of prepared data."""
+    meta = prepared.meta
+    split = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in meta["split"].items())
+    size = sum(path.stat().st_size for path in prepared.path.rglob("*") if path.is_file())
+    ids = sum(prepared.cardinalities)
+    lines = [
+        f"{prepared.path}: {prepared.num_rows:,} rows ({split}), {size:,} bytes",
+        f"dense features: {len(prepared.dense_names)}; categorical ones: {len(prepared.names)}"
+        + (f" in a space of {prepared.cardinalities[0]:,} raw ids" if prepared.has_raw_ids else f" with {ids:,} ids"),
+    ]
+    malformed = meta.get("malformed", {"count": 0})
+    if malformed["count"]:
+        shown = "; ".join(f"{number}: {reason}" for number, reason in malformed["first"])
+        lines.append(f"malformed lines left out: {malformed['count']}, the first: {shown}")
+    for name, count in meta.get("clipped", {}).items():
+        lines.append(f"{name}: {count:,} numbers below 0 became 0, by the transform log")
+    if (time := meta.get("time")) is not None:
+        order = f"not in time order ({time['steps_back']:,} rows are earlier than the row before them), and was sorted"
+        lines.append(f"split by {time['column']}: the file is {order if time['steps_back'] else 'in time order'}")
+    if "bayes_log_loss" in meta:
+        lines.append(f"best log loss of any model on the test rows: {meta['bayes_log_loss']['test']:.5f}")
+    console.print("\n".join(lines), soft_wrap=True)

@@ -1,0 +1,214 @@
+"""``quorem train``: train one run, with output to the terminal."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.prepared import Prepared
+from ..experiments import planning, words
+from ..experiments.conditions import Conditions, describe
+from ..files import atomic as files
+from ..modules.collection import EmbeddingCollection
+from ..ops import cpu
+from ..optimizer_names import Optimizer
+from ..paper import schemes
+from ..paper.schemes import Scheme
+from ..planner import Plan
+from ..training.config import RunConfig
+from ..training.loop import Options, stop_on_signal, train
+from ..training.model import build_model
+from ..training.processes import is_first, process_group
+from ..training.tables import PAPER_METHODS, scheme_of
+from .progress import watching
+from .terminal import command, terminal
+
+
+def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> Scheme:
+    """The scheme for the paper's name of a method, or from JSON.
+
+    Args:
+        text: name or JSON.
+        num_collisions: number of ids that share a row; only used with a name.
+        force: compress a table even if that does not shrink it, as the paper does; only used with a name.
+
+    Raises:
+        ValueError: if it is neither a name nor the JSON of a scheme.
+
+    >>> scheme_from("hash", 60), scheme_from('{"scheme": "Full"}')
+    (Hash(num_collisions=60), Full())
+    """
+    if text.startswith("{"):
+        try:
+            return schemes.from_json(text)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"scheme ({text}) must be the JSON of a scheme: {error}") from None
+    if text not in PAPER_METHODS:
+        known = ", ".join(map(repr, PAPER_METHODS))
+        raise ValueError(
+            f"scheme ({text!r}) must be one of {known}, or JSON such as '{schemes.to_json(schemes.QR(4))}'"
+        )
+    return scheme_of(text, num_collisions, force=force)
+
+
+def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Any]:
+    """The options of ``RunConfig`` that a plan determines, from a file of ``quorem plan`` or from JSON of schemes.
+
+    Raises:
+        ValueError: if it is neither, or its tables do not fit the data and ``embedding_dim``.
+    """
+    if not text.lstrip().startswith("{"):
+        text = files.read(Path(text))
+    try:
+        values = json.loads(text)
+        if isinstance(values, dict) and "format" not in values:
+            return {"plan": {name: schemes.from_dict(scheme) for name, scheme in values.items()}}
+        plan = Plan.from_json(text)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"plan ({text[:40]}...) must be what quorem plan wrote, or JSON of names and schemes: {error}"
+        ) from None
+    sizes = dict(zip(prepared.names, prepared.cardinalities, strict=True))
+    for table in plan.tables:
+        size = (table.num_embeddings, table.embedding_dim)
+        if size != (sizes.get(table.name, table.num_embeddings), embedding_dim):
+            raise ValueError(
+                f"plan has {size[0]} ids of width {size[1]} for {table.name}, but the data and --dim have"
+                f" {sizes[table.name]} of width {embedding_dim}"
+            )
+    dtypes = sorted({str(table.dtype).removeprefix("torch.") for table in plan.tables})
+    if len(dtypes) != 1:
+        raise ValueError(f"plan has tables of {', '.join(dtypes)} but a run has all its tables in one dtype")
+    return planning.options_of(plan)
+
+
+def plan_for(
+    budget: str, prepared: Prepared, embedding_dim: int, optimizer: Optimizer, row_dtype: str | None
+) -> dict[str, Any]:
+    """The options of ``RunConfig`` of the plan that ``quorem plan`` would make; prints the plan."""
+    dtypes = planning.TRIED_DTYPES if row_dtype is None else (getattr(torch, row_dtype),)
+    planned = planning.plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes)
+    if os.environ.get("RANK", "0") == "0":
+        terminal().print(str(planned), soft_wrap=True, markup=False, highlight=False)
+    return planning.options_of(planned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a run is carried out.
+
+    Args:
+        device: device to train on.
+        threads: number of torch's threads; None does not change it.
+        deterministic: use torch's deterministic algorithms.
+        options: checkpoints and TensorBoard.
+    """
+
+    device: str
+    threads: int | None = None
+    deterministic: bool = False
+    options: Options = Options()  # noqa: RUF009 - frozen
+
+
+def run(config: RunConfig, prepared: Prepared, out: Path, execution: Execution) -> None:
+    """Train one run, show progress and print the results; continues an interrupted run in ``out``.
+
+    The processes that ``torchrun`` has started train it together; only the first writes to the folder and the terminal.
+
+    Args:
+        config: configuration of the run.
+        prepared: its data.
+        out: the run's folder.
+        execution: how it is carried out.
+    """
+    _set_torch(execution)
+    if (out / "result.json").exists():
+        if os.environ.get("RANK", "0") == "0":
+            _run(config, prepared, out, execution)
+        return
+    with process_group(execution.device) as device:
+        execution = replace(execution, device=device)
+        if is_first():
+            _run(config, prepared, out, execution)
+        else:
+            with stop_on_signal() as stop:
+                train(config, prepared, out, device=device, stop=stop)
+
+
+def _set_torch(execution: Execution) -> None:
+    if execution.threads is not None:
+        torch.set_num_threads(execution.threads)
+    if execution.deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def _run(config: RunConfig, prepared: Prepared, out: Path, execution: Execution) -> None:
+    device, console = execution.device, terminal()
+    finished = (out / "result.json").exists()
+    for line in header(config, prepared, device):
+        console.print(line, soft_wrap=True)
+    if not finished and (hint := busy_hint(device, execution.threads)):
+        console.print(hint, soft_wrap=True)
+    compiled_before = cpu.compile_seconds()
+    with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
+        options = replace(execution.options, report=report)
+        try:
+            result = train(config, prepared, out, device=device, options=options, stop=stop)
+        except KeyboardInterrupt:
+            message = f"interrupted; the same command goes on from the checkpoint in {out}"
+            raise KeyboardInterrupt(message) from None
+    if finished:
+        console.print(f"{out} is finished: nothing is trained again.", soft_wrap=True)
+    if "best_epoch" in result:
+        console.print(f"Kept: epoch {result['best_epoch']} of {config.epochs}, the best by validation loss.")
+    for split in ("validation", "test"):
+        console.print(words.metrics(split, result[split]), soft_wrap=True)
+    if not finished:
+        compiling = cpu.compile_seconds() - compiled_before
+        once = (
+            f", {compiling:,.1f} s of them to compile CPU kernels, which are kept for later runs"
+            if compiling >= 1
+            else ""
+        )
+        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s{once}")
+    console.print(f"Next: {command('report', out)}", soft_wrap=True)
+
+
+def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
+    """What will be trained: one line each for data, model, tables, training and device."""
+    model = build_model(config, prepared, "meta")
+    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    parameters = sum(p.numel() for p in model.parameters())
+    size = sum(p.nbytes for p in tables.parameters())
+    full_size = sum(4 * spec.num_embeddings * spec.embedding_dim for spec in tables.specs)  # float32
+    about = describe(prepared, config.data)
+    rows = min(config.max_rows or about["rows"]["train"], about["rows"]["train"])
+    conditions = Conditions(config.data, rows, config.epochs, config.batch_size)
+    kept_full = sum(spec.fallback is not None for spec in tables.specs)
+    why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
+    threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
+    hardware = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
+    dtype = "" if config.row_dtype == "float32" else f", {config.row_dtype}"
+    return [
+        f"data      {prepared.path}: {words.data(about)}",
+        f"model     {words.network(config.network)}, {parameters:,} parameters",
+        f"tables    {scheme}, D = {config.embedding_dim}{dtype}: {tables.num_parameters:,} parameters,"
+        f" {words.size(size)}, {full_size / size:,.3g} times smaller than full float32 tables",
+        *([f"          {why} (--force compresses them too)"] if kept_full else []),
+        f"training  {conditions.text()}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
+        f" seed {config.seed}",
+        f"device    {device}, {hardware}",
+    ]
+
+
+def busy_hint(device: str, threads: int | None) -> str:
+    """A hint to use ``--threads`` if other processes keep the cores busy; empty otherwise."""
+    if device != "cpu" or threads is not None or torch.get_num_threads() == 1 or not hasattr(os, "getloadavg"):
+        return ""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < 0.75 * cores:
+        return ""
+    return f"Other processes are busy (load {load:.1f} on {cores} cores): --threads 1 may be faster."

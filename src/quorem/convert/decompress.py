@@ -1,0 +1,106 @@
+"""Turn a compressed model back into one of ``torch.nn`` modules."""
+
+import torch
+from torch import Tensor, nn
+
+from ..modules.bag import EmbeddingBag
+from ..modules.embedding import Embedding
+from ..modules.holders import check_not_wrapped, optimizers_of, unwrapped
+from ..modules.lookup import Tables
+from ..modules.tied import TiedLinear
+from ..paper.schemes import Full
+from .build import plain_module
+from .choose import size_of
+from .follow import exchange_, has_state, optimizer_name
+from .groups import check_model, torchrec_tools
+from .report import Entry, Report
+from .swap import keep_, swap_
+
+
+def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) -> Report:
+    """Replace every composed ``Embedding`` and ``EmbeddingBag`` in ``model`` by the equivalent ``torch.nn`` module.
+
+    Collections of ``quorem.integrations.torchrec`` become TorchRec's own. A ``TiedLinear`` becomes a linear layer that
+    shares the weight of the embedding again. Every optimizer that holds the stored rows gets the weights instead.
+
+    Args:
+        model: the model, changed in place.
+        optimizer: an optimizer whose state for composed tables may start anew: there is no way to tell the ids' parts
+            of the state of a row that they shared. The state of full tables is kept.
+
+    Returns:
+        A report of what was done with each table.
+
+    Raises:
+        TypeError: if ``model`` is not a module, or is itself an embedding.
+        ValueError: if another optimizer has such a state or updates the tables within the backward pass, or the model
+            is inside ``DistributedDataParallel``. Nothing is changed.
+
+    >>> import quorem
+    >>> model = nn.Sequential(nn.Embedding(10_000, 16))
+    >>> _ = quorem.compress_(model, quorem.QR(num_collisions=4))
+    >>> decompress_(model).swapped, model[0].weight.shape
+    (['0'], torch.Size([10000, 16]))
+    """
+    check_model(model, Embedding)
+    optimizer_name(optimizer)
+    check_not_wrapped(model)
+    report = Report()
+    weights: dict[Tensor, nn.Parameter] = {}
+    modules: dict[nn.Module, nn.Module] = {}
+    targets: dict[Tensor, list[Tensor]] = {}  # new parameters by the one that they replace
+    paddings: dict[Tensor, set[int | None]] = {}
+    for module in model.modules():
+        if isinstance(module, Tables):
+            paddings.setdefault(module.stored, set()).update(module.padding)
+    for name, module in model.named_modules():
+        if not isinstance(module, Tables):
+            continue
+        before = size_of(module)
+        several = module.specs[0].operation == "feature"
+        is_torch = type(module) in (Embedding, EmbeddingBag) and not several and module.unknown[0] == "error"
+        why = ""
+        if not is_torch or module.raw_ids[0]:
+            why = f"{type(module).__name__} stands for no module of torch.nn"
+        elif len(paddings[module.stored]) > 1:
+            why = "its rows are shared by a module with another padding_idx: no weight has both vectors of that id"
+        if why:
+            report.entries.append(Entry(name, 0, 0, before, before, 0, None, why))
+            continue
+        assert isinstance(module, Embedding)
+        if module.updates.collector is not None:
+            raise ValueError(f"{name} is updated in the backward pass: remove() that optimizer first")
+        weight = weights.get(module.stored)
+        shared = weight is not None
+        if weight is None:
+            weight = nn.Parameter(module.to_dense().detach(), requires_grad=module.stored.requires_grad)
+            weights[module.stored] = weight
+            targets |= {p: [weight] if p is module.stored else [] for p in module.parameters()}
+        modules[module] = plain_module(module, weight)
+        sizes = (module.num_embeddings, module.embedding_dim, before, 0 if shared else weight.nbytes, 0)
+        report.entries.append(Entry(name, *sizes, Full(), "decompressed"))
+    for tied in list(model.modules()):
+        if isinstance(tied, TiedLinear) and tied.embedding in modules:
+            linear = nn.Linear(tied.in_features, tied.out_features, bias=False, device="meta")
+            linear.weight = weights[tied.embedding.stored]
+            linear.bias = tied.bias  # type: ignore[assignment]
+            keep_(tied, linear)
+            modules[tied] = linear
+    if torchrec := torchrec_tools():
+        report.entries += torchrec.decompress(model, modules, targets)
+    full = {m.stored for m in modules if isinstance(m, Tables) and m.is_full() and not m.bits}
+    optimizers = optimizers_of(targets)
+    given = None if optimizer is None else unwrapped(optimizer)
+    for each in optimizers:
+        if each is not given and any(has_state(each, p) for p in targets if p not in full):
+            raise ValueError(
+                f"optimizer ({type(each).__name__}) has a state of composed tables, which cannot be divided among their"
+                " ids: pass optimizer=optimizer to start that state anew"
+            )
+    report.references += swap_(model, modules, weights)
+    for each in optimizers:
+        for old, state in exchange_(each, targets).items():
+            if old in full and state:
+                each.state[targets[old][0]] = state
+        report.references.append(f"{type(each).__name__} now has the full tables")
+    return report

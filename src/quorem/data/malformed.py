@@ -1,0 +1,71 @@
+"""Malformed lines and rows of a file: counted, shown with the reason, and left out."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+SHOWN_LINES = 5
+SHOWN_CHARACTERS = 40
+
+
+@dataclass
+class Malformed:
+    """The number of lines left out, and the first of them with the reasons.
+
+    Args:
+        source: the file, for messages.
+        limit: number of malformed lines that are tolerated; with one more, ``add`` raises.
+        unit: what is numbered, ``"line"`` or ``"row"``, from 1.
+    """
+
+    source: str
+    limit: int
+    unit: str = "line"
+    count: int = 0
+    first: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, number: int, reason: str) -> None:
+        """Add a malformed line.
+
+        Raises:
+            ValueError: if there are now more than ``limit``.
+        """
+        self.count += 1
+        self.first = sorted([*self.first, (number, reason)])[:SHOWN_LINES]
+        if self.count > self.limit:
+            shown = "; ".join(f"{self.unit} {number}: {reason}" for number, reason in self.first)
+            more = ", ..." if self.count > len(self.first) else ""
+            raise ValueError(
+                f"{self.source} has {self.count} malformed {self.unit}s so far, more than the {self.limit} that may be"
+                f" left out (max_malformed=, --max-malformed): {shown}{more}"
+            )
+
+    def filtered(self, rows: "ParsedRows", column: str, rule: str, is_bad: pl.Expr) -> "ParsedRows":
+        """The rows for which ``is_bad`` does not hold; the others are added: their value in ``column`` breaks ``rule``.
+
+        Raises:
+            ValueError: if there are more than ``limit``.
+        """
+        bad = rows.frame.select(is_bad.fill_null(False)).to_series()
+        if not bad.any():
+            return rows
+        for number, value in zip(rows.numbers[bad.to_numpy()].tolist(), rows.frame[column].filter(bad), strict=True):
+            self.add(number, f"{column} is missing" if value is None else f"{column} ({_shown(value)}) {rule}")
+        return ParsedRows(rows.frame.filter(~bad), rows.numbers[~bad.to_numpy()], rows.done)
+
+
+class ParsedRows(NamedTuple):
+    """Parsed rows, the number of each one's line or row in the file, and the fraction of the file read so far."""
+
+    frame: pl.DataFrame
+    numbers: NDArray[np.int64]
+    done: float
+
+
+def _shown(value: Any) -> str:
+    """A value as text of a limited length."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

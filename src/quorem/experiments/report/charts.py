@@ -1,0 +1,299 @@
+"""Charts by matplotlib: as PNG and PDF, and as SVG within the page, which colours them by its theme.
+
+Means have bars or bands of one standard deviation. Each network has a panel of its own.
+"""
+
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from ...files.atomic import replacing
+from .. import words
+from ..conditions import all_conditions
+from ..figures import Axes, Figure, Result, grouped
+from .lines import Line, by_network, coinciding, end_of, line_of, panels, span
+from .styles import Style, styles
+from .tradeoff import front
+
+PANEL = (4.0, 3.1)  # inches
+TEXT, EDGE, GRID, FRONT = "#5b6573", "#dedad1", "#ebe8e1", "#8d95a1"  # on a light background
+DARK = {TEXT: "#9ba6b4", EDGE: "#303844", GRID: "#272e38", FRONT: "#77818f"}
+TRADEOFF = Axes(name="tradeoff", title="", x="embedding_bytes", x_label="embedding tables", x_log=True)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw(figure: Figure, out_stem: Path) -> None:
+    """Write ``<out_stem>.png`` and ``<out_stem>.pdf``, each completely or not at all.
+
+    The PDF's fonts are TrueType (type 42), as publishers require.
+
+    Raises:
+        ValueError: if the figure has no points.
+    """
+    out_stem.parent.mkdir(parents=True, exist_ok=True)
+    canvas = drawing(figure)
+    # The same numbers give the same files, so dates and versions are left out.
+    with replacing(f"{out_stem}.png") as file:
+        canvas.savefig(file, format="png", dpi=160, metadata={"Software": None})
+    unsaid = {"CreationDate": None, "Creator": None, "Producer": None}
+    with replacing(f"{out_stem}.pdf") as file, rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):
+        canvas.savefig(file, format="pdf", metadata=unsaid)
+
+
+def drawing(figure: Figure) -> Canvas:
+    """All panels of a figure side by side, with one legend.
+
+    Raises:
+        ValueError: if the figure has no points.
+    """
+    if not figure.points:
+        raise ValueError(f"figure ({figure.axes.name!r}) must have points to be drawn")
+    lines_by_network = panels(figure)
+    looks = styles(point.series for point in figure.points)
+    canvas, width = _canvas(len(lines_by_network)), PANEL[0] * len(lines_by_network)
+    handles: dict[str, Any] = {}
+    every = [line for lines in lines_by_network.values() for line in lines]
+    for panel, (network, lines) in zip(
+        canvas.subplots(1, len(lines_by_network), squeeze=False)[0], lines_by_network.items(), strict=True
+    ):
+        handles |= _fill(panel, figure.axes, lines, every, looks)
+        panel.set_title(_plain(words.network(network)), fontsize=11)
+        if same := coinciding(lines, log=figure.axes.y_log):
+            corner = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "fontsize": 8}
+            panel.annotate(_plain("; ".join(same)), (1, 1), **corner)
+    if figure.axes.y != "parameters":
+        trained = "; ".join(conditions.text() for conditions in all_conditions(figure))
+        canvas.suptitle(f"trained on {trained}", fontsize=9, color=TEXT)
+    if handles:
+        columns = max(1, min(len(handles), int(width / (0.7 + 0.085 * max(map(len, handles))))))
+        names = [_plain(name) for name in handles]
+        canvas.legend(handles.values(), names, loc="outside lower center", ncols=columns, frameon=False)
+    return canvas
+
+
+def figure_svgs(figure: Figure, looks: Mapping[str, Style], *, whole: bool = False) -> dict[str, str]:
+    """An SVG for each network; ``whole`` shows all of a training instead of its end."""
+    lines_by_network = panels(figure)
+    every = [line for lines in lines_by_network.values() for line in lines]
+    return {name: _svg(figure.axes, lines, every, looks, whole=whole) for name, lines in lines_by_network.items()}
+
+
+def tradeoff_svgs(points: Sequence[Result], looks: Mapping[str, Style]) -> dict[str, str]:
+    """An SVG for each network: test loss against bytes, and a broad line through the points that no other beats."""
+    every = _clouds(points)
+    return {
+        name: _svg(TRADEOFF, _clouds(members), every, looks, best=front(members))
+        for name, members in by_network(points).items()
+    }
+
+
+def _clouds(points: Sequence[Result]) -> list[Line]:
+    """The points of each series, by the bytes of their tables."""
+    series = grouped(points, lambda point: point.series)
+    return [line_of(TRADEOFF, name, "points", members) for name, members in series.items()]
+
+
+def _canvas(num_panels: int) -> Canvas:
+    size = (PANEL[0] * num_panels, PANEL[1] + 0.5 * (num_panels > 1))
+    canvas = Canvas(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
+    FigureCanvasAgg(canvas)
+    return canvas
+
+
+def _fill(
+    panel: Any,
+    axes: Axes,
+    lines: Sequence[Line],
+    every: Sequence[Line],
+    looks: Mapping[str, Style],
+    *,
+    whole: bool = False,
+    joined: bool = True,
+) -> dict[str, Any]:
+    """Draw the lines of one panel, whose x axis spans ``every`` line; returns a handle for each series."""
+    handles: dict[str, Any] = {}
+    end = None if whole else end_of(lines)
+    for line in lines:
+        handles.setdefault(line.series, _draw(panel, line, looks[line.series], joined, end))
+    log = axes.x_log and axes.x != "step"
+    marks = sorted({x for line in every if line.kind == "points" for x in line.x}) if axes.x == "x" else []
+    panel.set(xscale="log" if log else "linear", xlim=span(every, log=log))
+    _ticks(panel.xaxis, unit="B" if axes.x == "embedding_bytes" else "", marks=marks, log=log)
+    if axes.y == "parameters" or axes.y_log:
+        reach = span(lines, log=axes.y_log, values="y", margin=0.08)
+        panel.set(yscale="log" if axes.y_log else "linear", ylim=reach if axes.y_log else [0.0, reach[1]])
+        _ticks(panel.yaxis, log=axes.y_log)
+    else:
+        panel.ticklabel_format(axis="y", useOffset=False)
+        if end:
+            panel.set_ylim(*end)
+    panel.set_xlabel(_plain(axes.x_label), color=TEXT)
+    panel.set_ylabel(_plain(axes.y_label), color=TEXT)
+    panel.tick_params(colors=TEXT, labelsize=8.5)
+    panel.grid(color=GRID, lw=0.8)
+    panel.set_axisbelow(True)
+    panel.spines[:].set_color(EDGE)
+    panel.spines[["top", "right"]].set_visible(False)
+    return handles
+
+
+def _draw(panel: Any, line: Line, look: Style, joined: bool, end: Sequence[float] | None) -> Any:
+    """Draw one line, and return its handle for the legend. The page finds what belongs to a series by its gid."""
+    name, low = f"series:{line.series}", [y - s for y, s in zip(line.y, line.deviation, strict=True)]
+    high = [y + s for y, s in zip(line.y, line.deviation, strict=True)]
+    colour = {"color": look.light}
+    if line.kind == "level":
+        if any(line.deviation):
+            panel.axhspan(low[0], high[0], alpha=0.15, lw=0, gid=name, **colour)
+        return panel.axhline(line.y[0], ls="--", lw=1.4, gid=name, **colour)
+    if line.kind == "curve":
+        if any(line.deviation):
+            panel.fill_between(line.x, low, high, alpha=0.18, lw=0, gid=name, **colour)
+        dots = _within(line, end)
+        panel.plot(dots.x, dots.y, lw=0, marker="o", ms=2.5, gid=f"points:{line.series}", **colour)
+        return panel.plot(line.x, line.y, lw=1.5, gid=name, **colour)[0]
+    mark = {"marker": look.marker, "ms": 8 if look.marker == "*" else 5, "lw": 1.3 if joined else 0}
+    if any(line.deviation):
+        bars = panel.errorbar(
+            line.x, line.y, yerr=list(line.deviation), fmt="none", elinewidth=1, capsize=2.5, **colour
+        )
+        for part in (*bars.lines[1], *bars.lines[2]):
+            part.set_gid(name)
+    return panel.plot(line.x, line.y, gid=f"points:{line.series}", **mark, **colour)[0]
+
+
+def _within(line: Line, reach: Sequence[float] | None) -> Line:
+    """A curve without the losses that are out of a range."""
+    if reach is None or line.kind != "curve":
+        return line
+    kept = [k for k, y in enumerate(line.y) if reach[0] <= y <= reach[1]]
+    x, y, deviation = ([values[k] for k in kept] for values in (line.x, line.y, line.deviation))
+    return replace(line, x=x, y=y, deviation=deviation)
+
+
+def _ticks(axis: Any, *, unit: str = "", marks: Sequence[float] = (), log: bool = False) -> None:
+    """Marks at the points if these are few, else at round numbers; large ones as "2 M" or, of bytes, "2 MB"."""
+    low, high = sorted(axis.get_view_interval())
+    gaps = [b - a for a, b in pairwise(marks)]
+    if 0 < len(marks) < 9 and (log or not gaps or min(gaps) > (marks[-1] - marks[0]) / 12):
+        axis.set_major_locator(FixedLocator(marks))
+    elif log and high > 8 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 3) if high < 3000 * low else (1,)))
+    else:
+        axis.set_major_locator(AutoLocator())
+        axis.get_major_locator().set_params(nbins=6)
+    axis.set_minor_locator(NullLocator())
+    if unit or high >= 1e4:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: words.counts([value], unit)[0]))
+    else:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+
+
+def _svg(
+    axes: Axes,
+    lines: Sequence[Line],
+    every: Sequence[Line],
+    looks: Mapping[str, Style],
+    *,
+    whole: bool = False,
+    best: Sequence[Result] = (),
+) -> str:
+    """One panel as SVG: colours are variables, a group has its series, and a point the text that the page shows."""
+    canvas, file = _canvas(1), io.StringIO()
+    panel = canvas.subplots()
+    _fill(panel, axes, lines, every, looks, whole=whole, joined=not best)
+    if best:
+        x = [*(point.embedding_bytes for point in best), panel.get_xlim()[1]]
+        y = [words.or_nan(point.test_mean) for point in (*best, best[-1])]
+        panel.step(x, y, where="post", lw=5, color=FRONT, alpha=0.35, zorder=1)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "quorem"}):
+        canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    end = None if whole else end_of(lines)
+    series = grouped((_within(line, end) for line in lines if line.kind != "level"), lambda line: line.series)
+    texts = {name: iter([text for line in members for text in _texts(line, axes)]) for name, members in series.items()}
+    return _themed(file.getvalue(), looks, texts)
+
+
+def _texts(line: Line, axes: Axes) -> list[str]:
+    if line.kind == "points":
+        return [about(point, axes) for point in line.points]
+    point = line.points[0]
+    return [
+        about(point, axes, f"step {step:,.0f}, {axes.y_label} {words.mean_text(mean, sd, point.trials)}")
+        for step, mean, sd in zip(line.x, line.y, line.deviation, strict=True)
+    ]
+
+
+def about(point: Result, axes: Axes, detail: str = "") -> str:
+    """What the page shows about a point, in lines."""
+    losses = [
+        f"test log loss {words.mean_text(point.test_mean, point.test_sd, point.trials)}",
+        f"validation log loss {words.mean_text(point.validation_mean, point.validation_sd, point.trials)}",
+        f"trials {point.trials}" + (f", {point.missing} missing" if point.missing else ""),
+    ]
+    rows = [
+        f"{point.series} · {words.network(point.network)}",
+        *words.settings(point),
+        *([f"{axes.x_label} {point.x:g}"] if axes.x == "x" and point.x is not None else []),
+        *([detail] if detail else []),
+        *(losses if point.trials else ["not trained: parameters only"]),
+        f"model {words.count(point.parameters)} parameters, {words.size(point.bytes)}",
+        f"tables {words.count(point.embedding_parameters)} parameters, {words.size(point.embedding_bytes)}",
+    ]
+    return "\n".join(rows)
+
+
+def variable(colour: str) -> str:
+    """The page's variable for a colour of a light background.
+
+    >>> variable("#00589c")
+    '--c00589c'
+    """
+    return f"--c{colour[1:]}"
+
+
+def _themed(text: str, looks: Mapping[str, Style], texts: Mapping[str, Iterator[str]]) -> str:
+    ET.register_namespace("", SVG[1:-1])
+    ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = ET.fromstring(text)
+    used = {name for name in re.findall(r"#(\w+)", text) if len(name) > 6}
+    salt = f"x{zlib.crc32(text.encode()):x}"  # several SVGs in one page must not share ids
+    to_variable: Callable[[re.Match[str]], str] = lambda match: f"var({variable(match[0])})"  # noqa: E731
+    names = list(looks)
+    for element in root.iter():
+        kind, _, series = element.get("id", "").partition(":")
+        if kind in ("series", "points"):
+            element.set("data-series", str(names.index(series)))
+            if kind == "points":
+                for use in element.iter(f"{SVG}use"):
+                    use.set("data-about", next(texts[series]))
+        name = element.attrib.pop("id", "")
+        if name in used:
+            element.set("id", f"{name}{salt}")
+        for attribute, value in element.attrib.items():
+            if attribute == "style":
+                element.set(attribute, re.sub(r"#[0-9a-f]{6}\b", to_variable, value))
+            elif "#" in value and attribute != "data-about":
+                element.set(attribute, re.sub(r"#(\w+)", rf"#\1{salt}", value))
+    for size in ("width", "height"):
+        root.attrib.pop(size)
+    for metadata in root.findall(f"{SVG}metadata"):
+        root.remove(metadata)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _plain(text: str) -> str:
+    """The text with dollar signs escaped, which would start a formula."""
+    return text.replace("$", r"\$")

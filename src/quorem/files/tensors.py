@@ -1,0 +1,186 @@
+"""Files of tensors and their description: the safetensors format, with checksums in its metadata.
+
+Any safetensors reader can open them. Reading maps the file: tensors are views of it and take no memory of their own.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .atomic import check_is_file, replacing, sealed, unsealed
+
+METADATA = "quorem"  # key of the description, kind and checksums in the file's metadata
+ALIGNMENT = 64  # bytes: rows start at a cache line
+BLOCK_BYTES = 1 << 24  # bytes that are written, or read for a checksum, at a time
+NAME_OF_DTYPE = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class FileKind(NamedTuple):
+    """What a file holds, and its format version; a reader refuses files of another kind or version."""
+
+    name: str
+    version: int
+
+
+def write_tensors(
+    path: str | os.PathLike[str], kind: FileKind, tensors: Mapping[str, Tensor], description: Mapping[str, Any]
+) -> None:
+    """Write tensors and their description to a file, atomically.
+
+    safetensors' own writer would rename a file of mode 600 into place, leave it behind where the process is killed, and
+    keep a copy of all tensors of a GPU. So the file is written here, a block at a time, and only read by the package.
+
+    Args:
+        path: path of the file; an existing file is replaced.
+        kind: kind of the file.
+        tensors: tensors by name, on any device.
+        description: JSON values.
+
+    Raises:
+        ValueError: if a tensor has a dtype that the format does not have.
+        OSError: if the disk is full; an existing file is kept.
+    """
+    header: dict[str, Any] = {}
+    stop = 0
+    in_order = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # so that all are aligned
+    for name, tensor in in_order.items():
+        if tensor.dtype not in NAME_OF_DTYPE:
+            raise ValueError(f"{name} ({tensor.dtype}) must be one of {', '.join(map(str, NAME_OF_DTYPE))}")
+        start, stop = stop, stop + tensor.nbytes
+        entry = {"dtype": NAME_OF_DTYPE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        header[name] = entry
+    facts = {name: [entry["dtype"], entry["shape"], checksum(in_order[name])] for name, entry in header.items()}
+    values = {"format": kind.name, "version": kind.version, "tensors": facts, "description": description}
+    header = {"__metadata__": {METADATA: json.dumps(sealed(values))}, **header}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
+    with replacing(path, num_bytes=8 + len(encoded) + stop) as file:
+        file.write(len(encoded).to_bytes(8, "little"))
+        file.write(encoded)
+        for tensor in in_order.values():
+            for block in byte_blocks(tensor):
+                file.write(block)
+
+
+class TensorFile:
+    """A file that ``write_tensors`` wrote, mapped into memory. Writes into its tensors do not reach the file.
+
+    Args:
+        path: path of the file.
+        kind: the kind that it must have.
+
+    Attributes:
+        tensors: views of the file by name.
+        description: the description that was written.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is cut off, damaged, of another kind, or of an unknown version.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: FileKind) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.path = Path(path)
+        check_is_file(self.path)
+        try:
+            with safe_open(self.path, "pt") as file:
+                metadata: dict[str, str] = file.metadata() or {}
+                values = _opened(self.path, metadata, kind)
+                self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, RuntimeError) as error:
+            raise ValueError(f"{self.path} {_what_else(self.path, kind)}: {error}") from None
+        found = {name: [NAME_OF_DTYPE.get(t.dtype), list(t.shape)] for name, t in self.tensors.items()}
+        facts = values["tensors"]
+        for name in sorted({*found, *facts}):
+            dtype, shape = found.get(name, ["missing", []])
+            if [dtype, shape] != (written := facts.get(name, ["missing", []])[:2]):
+                raise ValueError(f"{self.path} is damaged: {name} is {dtype} {shape} and was written as {written}")
+        self.description: dict[str, Any] = values["description"]
+        self.checksums: dict[str, int] = {name: crc for name, (_, _, crc) in facts.items()}
+
+    def verify(self) -> None:
+        """Compare all tensors with their checksums; this reads each tensor once.
+
+        Raises:
+            ValueError: if some differ; the message names them.
+        """
+        wrong = [name for name, tensor in self.tensors.items() if checksum(tensor) != self.checksums[name]]
+        if wrong:
+            raise ValueError(f"{self.path} is damaged: {', '.join(wrong[:3])} differ from their checksums")
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of a tensor's bytes."""
+    value = 0
+    for block in byte_blocks(tensor):
+        value = zlib.crc32(block, value)
+    return value
+
+
+def byte_blocks(tensor: Tensor) -> Iterable[memoryview]:
+    """A tensor's bytes, a part at a time, so that a strided tensor or one on a GPU is not copied as a whole."""
+    rows = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()
+    step = max(1, BLOCK_BYTES // max(1, tensor.nbytes // max(1, len(rows)))) if rows.dim() else 1
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step].cpu().contiguous().view(-1)
+        if len(part):
+            yield part.view(torch.uint8).numpy().data
+
+
+def _opened(path: Path, metadata: Mapping[str, str], kind: FileKind) -> dict[str, Any]:
+    """What ``write_tensors`` put into the metadata; raises ValueError if it is damaged or of another kind."""
+    try:
+        values = json.loads(metadata.get(METADATA, "{}"))
+        if not isinstance(values, dict):
+            raise ValueError("its metadata is not a JSON object")
+        if (name := values.get("format", metadata.get("format", "no format"))) != kind.name:
+            rule = f"it says {str(name)[:40]!r} and must say {kind.name!r}"
+            raise _ForeignError(f"is a safetensors file of something else: {rule}")
+        if (version := values.get("version")) != kind.version:
+            rule = f"this quorem reads {kind.version}: see CHANGELOG.md"
+            raise _ForeignError(f"has format version {str(version)[:40]!r}, but {rule}")
+        values = unsealed(values, required=True)
+        if not isinstance(values.get("description"), dict) or not _are_facts(values.get("tensors")):
+            raise ValueError("its metadata must have a description and tensors")
+    except _ForeignError as error:
+        raise ValueError(f"{path} {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return values
+
+
+class _ForeignError(ValueError):
+    """The file is intact, but of another kind or version."""
+
+
+def _are_facts(tensors: Any) -> bool:
+    """Whether a JSON value has dtype, shape and checksum of each tensor."""
+    each = tensors.values() if isinstance(tensors, dict) else [None]
+    return all(isinstance(fact, list) and len(fact) == 3 and type(fact[2]) is int for fact in each)
+
+
+def _what_else(path: Path, kind: FileKind) -> str:
+    """What a file may be that is no safetensors file."""
+    with open(path, "rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    if is_zip:
+        return f"is a zip archive, such as torch.save writes, and not a {kind.name} file (it is not unpickled)"
+    return f"is damaged, or not a {kind.name} file"

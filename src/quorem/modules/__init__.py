@@ -1,0 +1,1 @@
+"""The modules that hold tables: storage, lookup, and what users construct."""

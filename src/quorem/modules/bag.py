@@ -1,0 +1,234 @@
+"""``EmbeddingBag``: ``nn.EmbeddingBag`` stored by a scheme. Vectors are composed first, then pooled."""
+
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..checks import (
+    BagMode,
+    InvalidIdMode,
+    check_bag_mode,
+    check_ids,
+    check_offsets,
+    check_sample_weights,
+    is_exporting,
+)
+from ..ops.rows import IdBatch, bag_and_feature
+from ..paper.schemes import Scheme
+from ..paper.schemes.frequency import Ranking
+from . import plain
+from .embedding import Embedding
+from .id_rules import UnknownIds
+
+
+class EmbeddingBag(Embedding):
+    """Pooled vectors of bags of ids: a drop-in for ``nn.EmbeddingBag``.
+
+    Args:
+        num_embeddings: number of ids, n.
+        embedding_dim: width of an output vector, D.
+        scheme: how the table is stored; None for the full table.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``, taken over the composed vectors.
+        include_last_offset: whether ``offsets`` ends with the number of ids.
+        padding_idx: an id that is neither pooled nor counted by the mean.
+        max_norm: must be None: a composed vector has no row of its own to renormalize in place.
+        norm_type: the p of the norm that ``max_norm`` limits; has no effect.
+        scale_grad_by_freq: must be False: a row's gradient comes from all ids that share the row.
+        sparse: give ``stored`` a sparse gradient.
+        on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count the
+            id, warn, and leave it out of its bag) or ``"trust"`` (leave it out silently). On a CPU it is always an
+            IndexError.
+        frequencies: what a ``HotCold`` scheme ranks ids by, as in ``Embedding``; None if ids are numbered by falling
+            frequency.
+        raw_ids: accept any 64-bit id without a vocabulary, as in ``Embedding``.
+        unknown: how an id outside ``[0, n)`` is treated: ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
+        init_std: standard deviation of the initial vectors; if None, ``1 / sqrt(3 n)``.
+        device: where the tables are.
+        dtype: float32, float64, bfloat16 or float16.
+
+    >>> from quorem import QR
+    >>> bags = EmbeddingBag(1000, 16, QR(num_collisions=4), mode="sum")
+    >>> bags(torch.tensor([1, 2, 4, 5]), torch.tensor([0, 3])).shape
+    torch.Size([2, 16])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        scheme: Scheme | None = None,
+        *,
+        mode: BagMode = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        on_invalid_id: InvalidIdMode = "warn",
+        frequencies: Ranking | None = None,
+        raw_ids: bool = False,
+        unknown: UnknownIds = "error",
+        init_std: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_bag_mode(mode, sparse)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            scheme,
+            padding_idx=padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+            on_invalid_id=on_invalid_id,
+            frequencies=frequencies,
+            raw_ids=raw_ids,
+            unknown=unknown,
+            init_std=init_std,
+            device=device,
+            dtype=dtype,
+        )
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Pooled vectors ``[B, D]`` (``[B, K, D]`` for feature generation).
+
+        Args:
+            input: ids; ``[B, L]`` where all bags have length L, or ``[V]``, the concatenation of bags of any length.
+            offsets: where each bag of a 1-D ``input`` starts; None for a 2-D ``input``.
+            per_sample_weights: a weight per id, in the shape of ``input``, for modes ``"sum"`` and ``"mean"``. The mean
+                is the weighted sum divided by the number of ids.
+
+        Raises:
+            ValueError: if the shapes, the offsets or the mode do not fit.
+            TypeError: if ids or weights have the wrong dtype.
+        """
+        input = self._signed(input)
+        check_ids(input, "input")
+        weights = self._check_weights(per_sample_weights, input)
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ValueError(f"offsets {tuple(offsets.shape)} must be None for a 2-D input {tuple(input.shape)}")
+            step = input.shape[1]
+            starts = torch.arange(input.shape[0] + 1, device=input.device) * step
+            input, weights = input.reshape(-1), None if weights is None else weights.reshape(-1)
+        elif input.dim() == 1:
+            if offsets is None:
+                raise ValueError("offsets must be given for a 1-D input")
+            starts = check_offsets(offsets, input.shape[0])
+            if not self.include_last_offset:
+                starts = torch.cat([starts, starts.new_full((1,), input.shape[0])])
+            elif starts.shape[0] == 0:
+                raise ValueError("offsets must hold at least one entry with include_last_offset=True")
+        else:
+            raise ValueError(f"input has shape {tuple(input.shape)} but must be 1-D or 2-D")
+        if self.mode == "max":
+            pooled = self._max(input, starts, given=offsets is not None)
+        else:
+            pooled = self._lookup(IdBatch(input, starts, weights, self.mode == "mean"), given=offsets is not None)
+            pooled = self._project(pooled) if self.narrow else pooled  # of sums: fewer products, and the same
+        return pooled.view(starts.shape[0] - 1, *self.vector_shape)
+
+    def _max(self, ids: Tensor, starts: Tensor, given: bool) -> Tensor:
+        """Compose the vectors, then take the maximum of each bag; there is no fused op for it.
+
+        Among equal values, the first one receives the gradient.
+        """
+        if is_exporting():
+            self.updates.flush_before_capture_()
+            return plain.lookup(self, IdBatch(ids, starts), maximum=True, checks=given)
+        position = torch.arange(ids.shape[0], device=ids.device)
+        valid = position < starts[-1]  # an id at or past the last offset is in no bag
+        within = self._within(ids[:, None], None)[:, 0]
+        if self.padding[0] is not None:
+            valid = valid & (within != self.padding[0])
+        vectors = self._lookup(IdBatch(torch.where(valid, ids, 0)[:, None]))
+        vectors = self._project(vectors) if self.narrow else vectors.flatten(1)
+        valid = valid & (within >= 0) & (within < self.num_embeddings)  # on a CPU, the lookup has raised otherwise
+        bag = bag_and_feature(ids, starts, self.spans)[0]
+        bags = bag[:, None].expand(vectors.shape)
+        values = vectors.detach()
+        # As in torch, NaN is the maximum if it is the first value of its bag, and is ignored elsewhere.
+        lead = position.new_full(starts.shape, ids.shape[0])
+        lead = lead.scatter_reduce(0, bag, torch.where(valid, position, ids.shape[0]), "amin")
+        counts = valid[:, None] & (~values.isnan() | (position == lead[bag])[:, None])
+        values = torch.where(counts, values, -torch.inf)
+        best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # last row: ids past the last bag
+        best = best.scatter_reduce(0, bags, values, "amax")
+        wins = counts & ((values == best.gather(0, bags)) | values.isnan())
+        first = torch.where(wins, position[:, None], ids.shape[0])
+        first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
+        return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag reads the padded row of zeros
+
+    def _check_weights(self, weights: Tensor | None, input: Tensor) -> Tensor | None:
+        if weights is None:
+            return None
+        if self.mode == "max":
+            raise ValueError("per_sample_weights must be None for mode='max'")
+        check_sample_weights(weights, input, "input")
+        return weights.to(self.dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor | nn.Module,
+        scheme: Scheme | None = None,
+        *,
+        frequencies: Tensor | None = None,
+        freeze: bool = True,
+        mode: BagMode | None = None,
+        include_last_offset: bool | None = None,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+        on_invalid_id: InvalidIdMode = "warn",
+        unknown: UnknownIds | None = None,
+    ) -> Self:
+        """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
+
+        Args:
+            embeddings: the trained table, or a module whose ``weight`` it is, such as ``nn.EmbeddingBag``.
+            scheme: how to store it; least squares finds its tables (see ``quorem.fit``).
+            frequencies: how often each id occurs, ``[n]``: the weight of its error, and its rank for ``HotCold``.
+            freeze: whether the tables take no gradient.
+            mode: as in the constructor; None takes the mode of ``embeddings`` if that is a module of bags, else
+                ``"mean"``.
+            include_last_offset: as in the constructor; None takes that of ``embeddings``, else False.
+            padding_idx: as in the constructor; its vector is zero even if ``embeddings`` holds another.
+            sparse: as in the constructor.
+            on_invalid_id: as in the constructor.
+            unknown: as in the constructor; None takes that of ``embeddings`` if it has one, else ``"error"``.
+
+        Raises:
+            ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
+
+        >>> from quorem import QR
+        >>> trained = nn.EmbeddingBag(1000, 16, mode="sum")
+        >>> EmbeddingBag.from_pretrained(trained, QR(num_collisions=4)).mode
+        'sum'
+        """
+        bags = embeddings if isinstance(embeddings, nn.EmbeddingBag | EmbeddingBag) else None
+        pooling: Any = mode or (bags.mode if bags is not None else "mean")
+        check_bag_mode(pooling, sparse)
+        module = super().from_pretrained(
+            embeddings,
+            scheme,
+            frequencies=frequencies,
+            freeze=freeze,
+            padding_idx=padding_idx,
+            sparse=sparse,
+            on_invalid_id=on_invalid_id,
+            unknown=unknown,
+        )
+        if include_last_offset is None:
+            include_last_offset = bags is not None and bags.include_last_offset
+        module.mode, module.include_last_offset = pooling, include_last_offset
+        return module
+
+    def extra_repr(self) -> str:
+        """Size, scheme, compression and mode."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"

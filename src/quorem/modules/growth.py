@@ -1,0 +1,191 @@
+"""Adding ids to a trained table: new ids get vectors of the same scheme, and the vectors of old ids do not change.
+
+Old ids keep their buckets. Rows are added only to a stored table whose partition can be extended without moving old
+ids: the full table, or the partition with the largest stride. Schemes without such a partition are refused.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ops.layout import pool_key
+from ..paper import init
+from ..paper.partitions import Partition, is_complementary
+from ..paper.renumbering import Mixing
+from ..paper.schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
+
+if TYPE_CHECKING:
+    from .lookup import Tables
+
+ABLE = "Full, Hash, QR, GeneralizedQR, ChineseRemainder with room, and HotCold with a rest or with one of these as cold"
+
+ANY = "HotCold with a rest takes any number"
+
+
+def grown_spec(spec: TableSpec, n: int) -> TableSpec:
+    """The spec of a table of ``n`` ids in which the ids of ``spec`` read the same rows as before.
+
+    Raises:
+        ValueError: if there is no such spec.
+
+    >>> grown_spec(QR(4).spec(1000, 16), 1300).shapes
+    ((250, 16), (6, 16))
+    """
+    if n < spec.num_embeddings:
+        raise ValueError(f"n ({n}) must be at least num_embeddings ({spec.num_embeddings}): tables do not shrink")
+    if n == spec.num_embeddings:
+        return spec
+    if spec.permutation is not None:
+        raise ValueError(f"scheme ({spec.scheme}) must have permute=None to take more ids, and be one of {ABLE}")
+    scheme: Scheme
+    if isinstance(spec.scheme, Full):
+        return replace(spec.scheme.spec(n, spec.embedding_dim), operation=spec.operation, fallback=spec.fallback)
+    if not isinstance(spec.scheme, HotCold):
+        scheme = _grown(spec.scheme, spec.partitions, n, spec)
+    elif spec.num_rest:
+        scheme = replace(spec.scheme, num_rest=spec.num_rest + n - spec.num_embeddings, force=True)
+    elif not spec.num_composed:
+        raise ValueError(f"scheme ({spec.scheme}) has neither cold ids nor a rest to take more ids; {ABLE} can")
+    elif isinstance(spec.scheme.cold, Pool):
+        scheme = replace(spec.scheme, force=True)  # grow_ checks whether the pool has room
+    else:
+        cold = _grown(spec.scheme.cold, spec.partitions, n - spec.num_hot, spec)
+        scheme = replace(spec.scheme, cold=cold, force=True)
+    return scheme.spec(n, spec.embedding_dim)
+
+
+def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -> Scheme:
+    """A scheme for ``n`` ids that puts the old ids into the same buckets as ``partitions``."""
+    if isinstance(scheme, Full):
+        return scheme
+    if not all(isinstance(part, Partition) for part in partitions) or spec.hidden is not None:
+        raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
+    grown, old = list(partitions), spec.num_composed
+    is_grown = isinstance(scheme, Custom)  # a table that grew before has become custom
+    if isinstance(scheme, QR | GeneralizedQR) or (is_grown and _are_digits(grown, old)):
+        last = max(range(len(grown)), key=lambda j: (grown[j].stride, grown[j].size))  # digits of size 1 share a stride
+        grown[last] = Partition(grown[last].stride, max(grown[last].size, -(-n // grown[last].stride)))
+    elif isinstance(scheme, ChineseRemainder):
+        if (room := math.prod(part.size for part in grown)) < n:
+            raise ValueError(f"scheme ({spec.scheme}) has room for {room} ids, not for {n}; {ABLE} can take more")
+    elif not isinstance(scheme, Hash) and not is_complementary(grown, n) and is_complementary(grown, old):
+        raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
+    widths = tuple(width for _, width in spec.shapes[len(spec.shapes) - len(grown) :])
+    dims = widths if spec.operation == "concat" else None
+    return Custom(tuple(grown), check=False, operation=spec.operation, dims=dims, force=True, width=scheme.width)
+
+
+def _are_digits(partitions: Sequence[Partition], n: int) -> bool:
+    """Whether the buckets of a number below ``n`` are its digits, as for ``QR`` and ``GeneralizedQR``.
+
+    >>> _are_digits([Partition(1, 4), Partition(4, 3)], 12), _are_digits([Partition(1, 4), Partition(1, 3)], 12)
+    (True, False)
+    """
+    place = 1
+    for part in sorted(partitions, key=lambda part: (part.stride, part.size)):
+        if part.stride != place:
+            return False
+        place *= part.size
+    return place >= n
+
+
+def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | None) -> None:
+    """Extend one table of a module to ``n`` ids, in place."""
+    spec, title = tables.specs[t], f" of table {tables.names[t]!r}" if tables.names[t] else ""
+    _check(tables, t, title, optimizer)
+    try:
+        grown = grown_spec(spec, n)
+    except ValueError as error:
+        raise ValueError(f"{error}{title}") from None
+    if grown == spec:
+        return
+    if spec.pool is not None and grown.num_composed != spec.num_composed:
+        _check_pool(tables, t, grown, title)
+    old = tables.all_extents
+    specs, stored = tables.specs, tables.stored
+    tables.specs = (*specs[:t], grown, *specs[t + 1 :])
+    try:
+        storage = tables._storage()
+        rows = stored.detach().new_empty(storage.num_rows, storage.width)
+    except BaseException:  # there is no memory for so many rows
+        tables.specs = specs
+        raise
+    tables.extents, tables.pools = storage.extents, storage.pools
+    with torch.no_grad():
+        new_rows = torch.empty(len(stored), dtype=torch.int64, device="cpu")  # new position of each old row
+        for before, after in zip(old, tables.all_extents, strict=True):
+            count = before.rows * before.pitch
+            new_rows[before.base : before.base + count] = torch.arange(after.base, after.base + count, device="cpu")
+            after.of(rows)[: before.rows] = before.of(stored)
+            if after.rows > before.rows:
+                _draw_(after.of(rows)[before.rows :], before.of(stored), tables, t)
+        tables.updates.lag_under(None)  # move_state_ builds a new row rule
+        stored.grad = None
+        # A graph from before keeps the accumulator of the old shape alive; torch drops it if the dtype changes.
+        stored.data = torch.empty(0, dtype=torch.complex64, device=stored.device)
+        stored.data = rows
+    tables.register_integers()
+    if optimizer is not None:
+        move_state_(optimizer, stored, new_rows.to(stored.device))
+
+
+def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimizer | None) -> None:
+    if tables.bits:
+        raise ValueError(f"a module of {tables.bits} bits cannot grow: grow it before quantize_")
+    if tables.raw_ids[t]:
+        raise ValueError(f"raw_ids (True){title} must be False: a table of raw ids takes any id as it is")
+    if len(tables.updates.modules) > 1:
+        raise ValueError(f"stored must belong to one module: {len(tables.updates.modules)} share it")
+    if optimizer is not None:
+        groups = getattr(optimizer, "param_groups", ())
+        if not any(p is tables.stored for group in groups for p in group["params"]):
+            raise ValueError(f"optimizer ({type(optimizer).__name__}) must be one that updates this module")
+    elif tables.updates.lagging is not None or tables.updates.collector is not None:
+        raise ValueError("optimizer (None) must be the one that updates this module's rows, whose state follows")
+
+
+def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
+    """Raise ValueError unless the pool has unused numbers directly after those of the table."""
+    assert grown.pool is not None
+    sharing = tables.pool_members(pool_key(tables.pools, grown))
+    before = sum(tables.specs[s].num_composed for s in sharing)
+    after = before - tables.specs[t].num_composed + grown.num_composed
+    room, name = 2 ** Mixing.covering(before).bits, grown.pool.name
+    if t != sharing[-1]:
+        raise ValueError(
+            f"pool {name!r} numbers the cold ids of its tables in order: only the last can grow{title}; {ANY}"
+        )
+    if after > room:
+        raise ValueError(
+            f"pool {name!r} has room for {room - before} more cold ids, not {after - before}{title}; {ANY}"
+        )
+
+
+def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
+    """Draw new rows: like initial ones for a full table, else the mean of the ``known`` rows plus noise."""
+    if tables.specs[t].is_naive:
+        std = tables.start_std([t])
+        bound = tables.specs[t].num_embeddings ** -0.5 if std is None else 3**0.5 * std
+        rows.uniform_(-bound, bound)
+        return
+    wide = known.to(torch.promote_types(known.dtype, torch.float32))
+    noise = torch.empty_like(rows, dtype=wide.dtype).uniform_(-1, 1) * init.NOISE * wide.std().nan_to_num()
+    rows.copy_(wide.mean(0) + noise)
+
+
+def move_state_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
+    """Move an optimizer's state for ``stored`` to the rows' new positions; added rows get the initial state."""
+    group = next(group for group in optimizer.param_groups if any(p is stored for p in group["params"]))
+    state = optimizer.state.get(stored, {})
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.dim() and len(value) == len(new_rows):
+            start = group.get("initial_accumulator_value", 0) if name == "sum" else 0
+            longer = value.new_full((len(stored), *value.shape[1:]), start)
+            state[name] = longer.index_copy_(0, new_rows.to(value.device), value)
+    by_row = getattr(optimizer, "_row_rules", {}).pop(stored, None)
+    if by_row is not None:
+        optimizer._row_rule(group, stored)

@@ -1,0 +1,58 @@
+"""Who else holds the parameters of a module that is about to be replaced: optimizers, and wrappers of the model."""
+
+import gc
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer as TorchOptimizer
+
+
+def unwrapped(optimizer: TorchOptimizer) -> TorchOptimizer:
+    """The optimizer that has the parameter groups: an optimizer of accelerate, for one, holds another."""
+    while "param_groups" not in vars(optimizer) and isinstance(getattr(optimizer, "optimizer", None), TorchOptimizer):
+        optimizer = optimizer.optimizer  # type: ignore[attr-defined]
+    return optimizer
+
+
+def optimizers_of(parameters: Iterable[Tensor]) -> list[TorchOptimizer]:
+    """The optimizers, wherever they are, that hold one of these parameters.
+
+    Raises:
+        ValueError: if a parameter group that belongs to no ``torch.optim.Optimizer`` holds one.
+    """
+    weights = {id(p): p for p in parameters}
+    gc.collect()
+    optimizers = {id(each): each for each in map(unwrapped, _live(TorchOptimizer))}
+    found = [each for each in optimizers.values() if held_by(each, weights)]
+    known = {id(group) for each in found for group in each.param_groups}
+    lists = [holder for holder in gc.get_referrers(*weights.values()) if type(holder) is list] if weights else []
+    for group in gc.get_referrers(*lists) if lists else ():
+        if type(group) is dict and id(group) not in known and any(group.get("params") is each for each in lists):
+            keys = ", ".join(sorted(map(str, group)))
+            raise ValueError(
+                f"a parameter group ({keys}) that belongs to no torch.optim.Optimizer holds a table: it would go on"
+                " training the old one. Make it, and the optimizer that it is for, afterwards"
+            )
+    return found
+
+
+def held_by(optimizer: TorchOptimizer, weights: Mapping[int, Tensor]) -> list[Tensor]:
+    """The parameters of an optimizer that are among ``weights``, which are given by their ids."""
+    groups = vars(optimizer).get("param_groups", ())  # an optimizer that is being built has none
+    return [p for group in groups for p in group["params"] if id(p) in weights]
+
+
+def _live(kind: type) -> list[Any]:
+    """All objects of a class that the garbage collector knows."""
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def check_not_wrapped(model: nn.Module) -> None:
+    """Raise ValueError if the model is inside a ``DistributedDataParallel``, which keeps its old parameters."""
+    wrapper, modules = nn.parallel.DistributedDataParallel, set(model.modules())
+    if any(not modules.isdisjoint(each.modules()) for each in _live(wrapper)):
+        raise ValueError(
+            "model must not be inside DistributedDataParallel, which would go on averaging the gradients of the old"
+            " tables: change the model first, then wrap it"
+        )

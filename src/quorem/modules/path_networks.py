@@ -1,0 +1,181 @@
+"""Path-based embeddings (section 4.1): a row of one table, then a network chosen by each other partition."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import autograd, rows
+from ..ops.layout import BASE, CLOSED_FORM, Layout
+from ..paper import init
+from ..paper.partitions import Partition
+from ..paper.schemes import Path, TableSpec
+
+
+class PathNetworks(nn.Module):
+    """The networks of one or more features whose paths have the same shape, run as batched matrix products.
+
+    Ids are sorted by network into blocks of one network each, so that a weight matrix is read once per block. There is
+    no loop over networks and no copy of a matrix per id.
+
+    Args:
+        members: the features, as positions in ``table_of``.
+        names: the names of all tables.
+        specs: the specs of all tables; those of the members have path networks of one width and shape.
+        table_of: the table that each feature reads; features of one table share its networks.
+        layout: the layout of all features.
+    """
+
+    member: Tensor  # [F]: position of each feature among the members, or -1
+    features: Tensor  # [members]
+    columns: Tensor  # slots of the members
+    all_columns: Tensor  # slots of the members, then of the other features
+    network_slots: Tensor  # like ``layout.slots``: one slot per member
+    network_parts: Tensor  # like ``layout.parts``: one partition per level, whose base is the member's first network
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        names: Sequence[str],
+        specs: Sequence[TableSpec],
+        table_of: Sequence[int],
+        layout: Layout,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        tables = list(dict.fromkeys(table_of[f] for f in members))
+        member_specs = [specs[t] for t in tables]
+        scheme = path_scheme(member_specs[0])
+        assert scheme is not None
+        self.has_own_rows = any(spec.num_own for spec in member_specs)
+        self.members = tuple(members)
+        self.activation = scheme.activation
+        self.width = member_specs[0].width
+        self.tables = {names[t]: specs[t].path_sizes for t in tables}  # number of networks per level, by table
+        sizes = list(zip(*self.tables.values(), strict=True))
+        self.counts = tuple(map(sum, sizes))  # number of networks per level
+        self.most = tuple(map(max, sizes))  # largest number of networks of one table, per level
+        widths = (self.width, *scheme.hidden, self.width)
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for count in self.counts:
+            for d_in, d_out in pairwise(widths):
+                self.weights.append(nn.Parameter(torch.empty(count, d_in, d_out, device=device, dtype=dtype)))
+                self.biases.append(nn.Parameter(torch.empty(count, d_out, device=device, dtype=dtype)))
+        levels, base = {}, [0] * len(self.counts)
+        for t in tables:
+            parts = [p for p in specs[t].partitions[1:] if isinstance(p, Partition)]
+            levels[t] = [[p.stride, p.size, base[j], 1, CLOSED_FORM] for j, p in enumerate(parts)]
+            base = [b + p.size for b, p in zip(base, parts, strict=True)]
+        spans = layout.spans.tolist()
+        member = [members.index(f) if f in members else -1 for f in range(len(spans))]
+        columns = [spans[f][0] + slot for f in members for slot in range(spans[f][1])]
+        others = [c for c in range(len(layout.slots)) if c not in columns]
+        integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
+        integers |= {"all_columns": columns + others, "network_parts": [levels[table_of[f]] for f in members]}
+        self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
+        self.register_integers(self.weights[0].device, layout)
+        self.reset_parameters()
+
+    def register_integers(self, device: torch.device, layout: Layout | None = None) -> None:
+        """(Re)build the buffers from which an id's networks are computed; they hold no learned state.
+
+        ``layout`` is that of all features, where it may have changed since.
+        """
+        if layout is not None:
+            self.integers["network_slots"] = layout.slots[layout.spans[list(self.members), 0]]
+        for name, values in self.integers.items():
+            self.register_buffer(name, values.to(device, copy=True), persistent=False)
+
+    def reset_parameters(self) -> None:
+        """Draw every network near the identity (see ``init.path_``)."""
+        for level in range(len(self.counts)):
+            layers = self.layers_of(level)
+            init.path_([self.weights[i] for i in layers], [self.biases[i] for i in layers], self.activation)
+
+    def layers_of(self, level: int) -> range:
+        """Positions of the layers of one level in ``weights`` and ``biases``."""
+        count = len(self.weights) // len(self.counts)
+        return range(level * count, (level + 1) * count)
+
+    def transform(self, vectors: Tensor, ids: Tensor, ranks: Tensor) -> Tensor:
+        """Transform the members' vectors in ``vectors`` ``[B, S, W]`` of ``ids`` ``[B, F]``; keep the others."""
+        levels = [
+            [tensor for i in self.layers_of(level) for tensor in (self.weights[i], self.biases[i])]
+            for level in range(len(self.counts))
+        ]
+        if not self.has_own_rows and all(autograd.path_is_fused(vectors, levels[0], most) for most in self.most):
+            for level, (layers, most) in enumerate(zip(levels, self.most, strict=True)):
+                integers = (self.network_slots, self.network_parts[:, level : level + 1].contiguous(), self.all_columns)
+                vectors = autograd.path(vectors, ids, layers, *integers, networks=most, activation=self.activation)
+            return vectors
+        selected = vectors[:, self.columns]
+        member = torch.arange(len(self.features), device=ids.device).repeat(ids.shape[0])
+        composed = self(selected.reshape(-1, self.width), ids[:, self.features].flatten(), member, ranks)
+        return vectors.index_copy(1, self.columns, composed.view_as(selected))
+
+    def forward(self, vectors: Tensor, ids: Tensor, member: Tensor, ranks: Tensor) -> Tensor:
+        """Transform the row vectors ``[N, D]`` of ``ids`` ``[N]``; ``member`` ``[N]`` is the feature of each.
+
+        The vectors of ids with rows of their own are not transformed; padding and out-of-range ids give zeros.
+        """
+        slots, parts = self.network_slots[member][:, None], self.network_parts[member][:, None]
+        numbers = rows.numbers_of(ids[:, None], slots, ranks)  # [N, 1]
+        networks = parts[..., BASE] + rows.buckets_of(numbers, parts, ids.new_empty(0))  # [N, 1, levels]
+        act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
+        hidden, d = vectors, vectors.shape[1]
+        for level, count in enumerate(self.counts):
+            position, network, size = sorted_blocks(networks[:, 0, level], count)
+            padded = hidden.new_zeros(network.shape[0] * size, d).index_copy(0, position, hidden)
+            hidden = padded.view(network.shape[0], size, d)
+            layers = self.layers_of(level)
+            for i in layers:
+                hidden = torch.baddbmm(self.biases[i][network][:, None], hidden, self.weights[i][network])
+                hidden = hidden if i == layers[-1] else act(hidden)
+            hidden = hidden.flatten(0, 1)[position]
+        return torch.where(numbers.valid, torch.where(numbers.composed, hidden, vectors), 0)
+
+
+def path_scheme(spec: TableSpec) -> Path | None:
+    """The path scheme of a table, or of its cold ids; None if there is none."""
+    scheme = getattr(spec.scheme, "cold", spec.scheme)
+    return scheme if isinstance(scheme, Path) and spec.hidden is not None else None
+
+
+def sorted_blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
+    """Sort N items into blocks of one group each.
+
+    The number of blocks depends only on N and ``num_groups``, so shapes are static for the compiler.
+
+    Returns:
+        The position ``[N]`` of each item, the group of each block, and the size of a block.
+
+    >>> position, group_of_block, size = sorted_blocks(torch.tensor([1, 0, 1, 1]), 2)
+    >>> bool((group_of_block[position // size] == torch.tensor([1, 0, 1, 1])).all())
+    True
+    """
+    n = group.shape[0]
+    size = rows.smaller(8 * (n // num_groups // 8 + 1), 1024)
+    num_blocks = n // size + num_groups
+    counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
+    needed = (counts + size - 1) // size
+    ends = needed.cumsum(0)
+    order = torch.argsort(group, stable=True)
+    in_order = group[order]
+    rank = torch.arange(n, device=group.device) - (counts.cumsum(0) - counts)[in_order]
+    position = torch.empty_like(group).index_copy(0, order, (ends - needed)[in_order] * size + rank)
+    group_of_block = group.new_zeros(num_blocks + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:num_blocks]
+    return position, group_of_block.clamp(max=num_groups - 1), size
+
+
+def path_groups(specs: Sequence[TableSpec], table_of: Sequence[int]) -> list[list[int]]:
+    """Group the features whose path networks have the same shape, and so can run together."""
+    groups: dict[Any, list[int]] = {}
+    for f, t in enumerate(table_of):
+        scheme = path_scheme(specs[t])
+        if scheme is not None:
+            shape = (specs[t].width, scheme.hidden, scheme.activation, len(specs[t].partitions))
+            groups.setdefault(shape, []).append(f)
+    return list(groups.values())

@@ -1,0 +1,106 @@
+"""Quantized rows, 8 or 4 bits per number, for inference."""
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.codes import BITS, code_bytes, quantize
+from ..ops.cpu.pages import in_huge_pages
+from .holders import optimizers_of
+from .lookup import Tables
+
+BLOCK_ROWS = 2**16  # rows quantized at a time
+
+
+def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
+    """Store the rows of every quorem module in ``module`` in 8 or 4 bits per number, in place.
+
+    Each row has its own scale and integer zero point. At D = 16 a row takes 20 bytes with 8 bits, 12 bytes with 4 bits,
+    and 64 bytes in float32. The lookup dequantizes rows. They no longer take gradients, since ``stored`` holds bytes.
+    An optimizer that holds the rows loses them, with a warning.
+    Networks of path-based tables are not quantized. Afterwards ``module.half()`` and the like change the dtype of these
+    networks and of the output vectors.
+
+    Args:
+        module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
+        bits: bits per number.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        TypeError: if ``module`` is not a module.
+        ValueError: if ``bits`` is neither 8 nor 4, there are no tables, or a table is quantized already, is updated in
+            backward, is not finite, or has a row whose scale float16 cannot hold. In these cases nothing is changed.
+
+    >>> from quorem import QR, Embedding
+    >>> table = quantize_(Embedding(1000, 16, QR(4)), bits=8)
+    >>> table(torch.tensor([7])).shape, table.stored.shape, table.stored.dtype
+    (torch.Size([1, 16]), torch.Size([254, 20]), torch.uint8)
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module ({type(module).__name__}) must be an nn.Module: its tables are found by themselves")
+    if bits not in BITS:
+        raise ValueError(f"bits ({bits!r}) must be 8 or 4")
+    members = [m for m in module.modules() if isinstance(m, Tables)]
+    if not members:
+        raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")
+    for tables in members:
+        if tables.bits:
+            raise ValueError(f"module has tables of {tables.bits} bits already: quantize_ takes float ones")
+        if tables.updates.collector is not None:
+            raise ValueError("module has a table that is updated in backward: remove() that optimizer first")
+        for name, table in tables.named_tables():
+            if not table.is_meta:
+                _check_range(name, table.detach().reshape(-1, tables.width), bits)
+    optimizers = optimizers_of(tables.stored for tables in members)
+    quantized: dict[nn.Parameter, nn.Parameter] = {}
+    for tables in members:
+        if tables.stored not in quantized:
+            quantized[tables.stored] = _quantized(tables, bits)
+        tables.vector_dtype, tables.bits = tables.stored.dtype, bits
+    for tables in members:
+        tables.stored = quantized[tables.stored]
+        tables.register_integers()
+    for optimizer in optimizers:
+        _leave(optimizer, set(quantized), bits)
+    return module
+
+
+def _leave(optimizer: torch.optim.Optimizer, rows: set[nn.Parameter], bits: int) -> None:
+    """Take rows that were quantized out of an optimizer, with their state, and say so."""
+    count = 0
+    for group in optimizer.param_groups:
+        count += sum(p in rows for p in group["params"])
+        group["params"][:] = [p for p in group["params"] if p not in rows]
+    for by_parameter in vars(optimizer).values():
+        for p in rows if isinstance(by_parameter, dict) else ():
+            by_parameter.pop(p, None)
+    text = (
+        f"{type(optimizer).__name__} no longer trains the rows of {count} tables: rows of {bits} bits take no gradient"
+    )
+    warnings.warn(text, stacklevel=3)
+
+
+def _check_range(name: str, rows: Tensor, bits: int) -> None:
+    """Raise ValueError unless the numbers of ``rows`` are finite, and the scale of each row fits in float16."""
+    limit = (2**bits - 1) * torch.finfo(torch.float16).max
+    for block in rows.split(BLOCK_ROWS):
+        if not block.isfinite().all():
+            raise ValueError(f"{name} must be finite to be quantized")
+        span = block.amax(1).clamp(min=0).double() - block.amin(1).clamp(max=0).double()
+        if (span > limit).any():
+            raise ValueError(f"{name} has numbers up to {span.max():.3g} apart in a row: {bits} bits take {limit:.3g}")
+
+
+@torch.no_grad()
+def _quantized(tables: Tables, bits: int) -> nn.Parameter:
+    stored = tables.stored
+    size = (len(stored), code_bytes(tables.width, bits) + 4)
+    rows = in_huge_pages(torch.empty(size, dtype=torch.uint8, device=stored.device))
+    if not stored.is_meta:
+        for source, target in zip(stored.split(BLOCK_ROWS), rows.split(BLOCK_ROWS), strict=True):
+            target.copy_(quantize(source, bits))
+    return nn.Parameter(rows, requires_grad=False)

@@ -1,0 +1,416 @@
+"""The rows of a module's tables in one parameter: their names, initial values, moves between devices, and copies."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import FLOAT_DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
+from ..ops.codes import dequantize
+from ..ops.cpu.pages import in_huge_pages
+from ..ops.lagging import unwatched
+from ..ops.layout import Extent, Layout, Storage, build, pool_key
+from ..ops.updates import Updates, updates_of
+from ..paper import init
+from ..paper.hashing import mixed_id
+from ..paper.renumbering import Mixing
+from ..paper.schemes import TableSpec
+from ..paper.schemes.frequency import Ranking, Ranks, RawCounts, are_known, rank
+from .id_rules import UnknownIds, check_unknown, rules_of
+from .meaning import are_ranked, differences, meaning_of, ranks_in
+from .path_networks import PathNetworks, path_groups
+
+
+class TableOptions(NamedTuple):
+    """One table and its options, as the constructor of a module is given them."""
+
+    name: str  # "" for the only table of a module
+    spec: TableSpec
+    padding_idx: int | None
+    frequencies: Ranking | None
+    raw_ids: bool
+    unknown: UnknownIds
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError if the options do not go together."""
+        if not isinstance(self.raw_ids, bool):
+            raise TypeError(f"raw_ids ({self.raw_ids!r}) must be a bool")
+        check_unknown(self.unknown, self.spec, self.raw_ids, self.name)
+        if isinstance(self.frequencies, RawCounts) and not self.raw_ids:
+            title = f" of table {self.name!r}" if self.name else ""
+            raise ValueError(f"frequencies{title} counts raw ids: raw_ids must be True")
+
+    def padding(self) -> int | None:
+        """The padding id as an id of the table: counted from the front, or hashed if ids are raw."""
+        if self.raw_ids and self.padding_idx is not None:
+            return mixed_id(self.padding_idx, self.spec.num_embeddings)
+        return check_padding(self.padding_idx, self.spec.num_embeddings)
+
+
+class StoredTables(nn.Module):
+    """All rows in one parameter ``stored`` ``[R, W]``, and the integers from which the rows of an id are computed.
+
+    ``named_tables`` gives each table as a view. A ``state_dict`` has ``stored``, ``meaning`` (what the rows mean, which
+    is compared when they are loaded) and, if ids are ranked by frequency, ``ranks`` (the lists of hot and cold ids).
+    All other integers are buffers that are not saved, but rebuilt whenever one of these changes.
+    """
+
+    stored: nn.Parameter
+    projections: nn.ParameterList | tuple[nn.Parameter, ...]  # the matrix ``[d, D]`` of each narrow table
+    updates: Updates
+
+    slots: Tensor
+    parts: Tensor
+    maps: Tensor
+    spans: Tensor
+    ranks: Tensor
+    meaning: Tensor
+    invalid_ids: Tensor
+    id_rules: Tensor  # the rule of each feature; exists only if raw ids are hashed or unknown ids are replaced
+    bits = 0  # bits per number in ``stored`` if rows are quantized (``quantize_``), else 0
+    vector_dtype: torch.dtype  # exists only if rows are quantized: dtype of the output vectors
+
+    def __init__(
+        self,
+        tables: Sequence[TableOptions],
+        *,
+        features: Sequence[tuple[str, int]] | None = None,
+        sparse: bool,
+        on_invalid_id: InvalidIdMode,
+        init_std: float | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        check_choice("on_invalid_id", on_invalid_id, InvalidIdMode)
+        check_dtype(dtype)
+        for table in tables:
+            table.check()
+        names = self.names = tuple(table.name for table in tables)
+        specs = self.specs = tuple(table.spec for table in tables)
+        self.raw_ids = tuple(table.raw_ids for table in tables)
+        self.unknown = tuple(table.unknown for table in tables)
+        self.padding = tuple(table.padding() for table in tables)
+        # The padding ids as the caller gives them; ``padding`` holds ids of the table, to which raw ids are hashed.
+        pairs = zip(tables, self.padding, strict=True)
+        self.padding_ids = tuple(table.padding_idx if table.raw_ids else within for table, within in pairs)
+        self.sparse, self.on_invalid_id = sparse, on_invalid_id
+        if init_std is not None and not 0 < init_std < math.inf:
+            raise ValueError(f"init_std ({init_std}) must be above 0 and finite")
+        self.init_std = init_std
+        features = [(name, t) for t, name in enumerate(names)] if features is None else features
+        self.features, self.table_of = tuple(name for name, _ in features), tuple(t for _, t in features)
+        self.titles = "\n".join(f"table {names[t]}" if names[t] else f"{type(self).__name__}" for t in self.table_of)
+        self._ranks: list[Ranks | None] = [
+            rank(table.frequencies, table.spec) if table.frequencies is not None and table.spec.num_own else None
+            for table in tables
+        ]
+        storage = self._storage()
+        self.extents, self.pools = storage.extents, storage.pools
+        self.width = storage.width
+        self.stored = nn.Parameter(
+            in_huge_pages(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
+        )
+        groups = path_groups(specs, self.table_of)
+        networks = [PathNetworks(group, names, specs, self.table_of, storage.layout, device, dtype) for group in groups]
+        self.paths = nn.ModuleList(networks) if networks else ()
+        self.narrow = tuple(t for t, spec in enumerate(specs) if spec.is_narrow)  # in the order of ``projections``
+        shapes = [(specs[t].width, specs[t].embedding_dim) for t in self.narrow]
+        matrices = [nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in shapes]
+        self.projections = nn.ParameterList(matrices) if matrices else ()
+        self.reset_parameters()
+        _warn_of_fallbacks(self)
+
+    @property
+    def live_stored(self) -> nn.Parameter:
+        """``stored``, found faster than as an attribute."""
+        stored: nn.Parameter | None = self._parameters.get("stored")
+        return self.stored if stored is None else stored  # None if pruning or a parametrization computes it
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the output vectors."""
+        return self.vector_dtype if self.bits else self.live_stored.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of stored parameters, of all tables, pools, path networks and matrices of narrow rows."""
+        pools = sum(extent.rows * extent.pitch for extents in self.pools.values() for extent in extents)
+        return sum(spec.num_parameters for spec in self.specs) + pools * self.width
+
+    @property
+    def compression(self) -> float:
+        """Parameters of the full tables divided by stored parameters."""
+        return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
+
+    def is_full(self, table: int = 0) -> bool:
+        """Whether a table is stored as the full table, row by row."""
+        return self.specs[table].is_naive and not self.specs[table].is_narrow
+
+    def projection(self, table: int = 0) -> Tensor | None:
+        """The matrix ``[d, D]`` that turns composed rows of width d into vectors; None if rows have width D."""
+        return self.projections[self.narrow.index(table)] if table in self.narrow else None
+
+    @property
+    def all_extents(self) -> list[Extent]:
+        """Where every stored table lies in ``stored``: those of the tables, then those of the pools."""
+        return [extent for group in (*self.extents, *self.pools.values()) for extent in group]
+
+    def features_of(self, table: int) -> list[str]:
+        """The features that read a table."""
+        return [name for name, t in zip(self.features, self.table_of, strict=True) if t == table]
+
+    def reset_parameters(self, method: init.Method = "matched") -> None:
+        """Draw new initial values for all tables, path networks and matrices.
+
+        Args:
+            method: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``).
+
+        Raises:
+            ValueError: if rows are quantized.
+        """
+        self._check_writable()
+        self.register_integers()  # after to_empty() the buffers hold nothing
+        for t, spec in enumerate(self.specs):
+            init.init_(self.tables(t), spec, method, std=self.start_std([t]))
+            if spec.is_naive and self.padding[t] is not None:
+                self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
+        for name, extents in self.pools.items():
+            members = self.pool_members(name)
+            init.pool_(self._views(extents), [self.specs[t] for t in members], std=self.start_std(members))
+        for group in self.networks():
+            group.reset_parameters()
+        for matrix in self.projections:
+            init.projection_(matrix)
+
+    def _check_writable(self) -> None:
+        if self.bits:
+            raise ValueError(f"a module of {self.bits} bits takes no new values: set them before quantize_")
+
+    def pool_members(self, pool: str) -> list[int]:
+        """The tables that share a pool, in the order in which it numbers their cold ids."""
+        return [t for t, spec in enumerate(self.specs) if pool_key(self.pools, spec) == pool]
+
+    def pool_numbering(self, table: int) -> tuple[int, Mixing]:
+        """The number of a table's first cold id in its pool, and the bijection that the pool applies to numbers."""
+        counts = {t: self.specs[t].num_composed for t in self.pool_members(pool_key(self.pools, self.specs[table]))}
+        first = sum(count for t, count in counts.items() if t < table)
+        return first, Mixing.covering(sum(counts.values()))
+
+    def start_std(self, members: Sequence[int]) -> float | None:
+        """The standard deviation of initial vectors, or None for the default, which depends on the number of ids.
+
+        Raw ids have a default that does not depend on the size of the id space.
+        """
+        if self.init_std is None and any(self.raw_ids[t] for t in members):
+            return init.RAW_STD
+        return self.init_std
+
+    def tables(self, table: int = 0) -> list[Tensor]:
+        """The stored tables of one table, as views ``[rows, width]`` of ``stored``; ids' own rows come first."""
+        return self._views(self.extents[table])
+
+    def _views(self, extents: Sequence[Extent]) -> list[Tensor]:
+        """The stored tables at ``extents``: views, or dequantized copies if rows are quantized."""
+        if not self.bits:
+            self.updates.flush_()
+            with unwatched():
+                return [extent.of(self.live_stored) for extent in extents]
+        rows = [self.live_stored[extent.base : extent.base + extent.rows * extent.pitch] for extent in extents]
+        wide = torch.promote_types(self.dtype, torch.float32)
+        numbers = [dequantize(row, self.width, self.bits).to(wide) for row in rows]
+        return [n.view(extent.rows, -1) for n, extent in zip(numbers, extents, strict=True)]
+
+    def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Name and view of each stored table; views of bytes if rows are quantized.
+
+        Args:
+            values: a tensor in the shape of ``stored``, such as ``stored.grad``, to view instead of ``stored``.
+        """
+        if values is None:
+            stored: Any = self.live_stored
+            values = cast(Tensor, stored.full_tensor() if is_sharded(stored) else stored)
+        for name, extents in zip(self.names, self.extents, strict=True):
+            for j, extent in enumerate(extents):
+                yield entry_name("tables", name, j), extent.of(values)
+        for name, extents in self.pools.items():
+            for j, extent in enumerate(extents):
+                yield f"pools.{name}.{j}", extent.of(values)
+
+    def _storage(self) -> Storage:
+        return build(self.specs, self.padding, self.table_of, self._ranks)
+
+    def networks(self) -> list[PathNetworks]:
+        """The networks of path-based tables, in groups that run together."""
+        return cast(list[PathNetworks], list(self.paths))
+
+    @property
+    def layout(self) -> Layout:
+        """The integers from which the ops compute the rows of an id."""
+        buffers: dict[str, Any] = self._buffers  # faster than a module's attribute lookup
+        layout: Layout | None = self.__dict__.get("_layout")
+        if layout is None or layout.slots is not buffers["slots"] or layout.parts is not buffers["parts"]:
+            if layout is None:
+                self._take_filled_integers()
+            layout = Layout(*[buffers[name] for name in Layout._fields])
+            self.__dict__["_layout"] = None if layout.slots.is_meta else layout
+        return layout
+
+    @property
+    def ranks_of(self) -> list[Ranks | None]:
+        """The lists of hot and cold ids of each table; None for a table whose ids are in order of frequency."""
+        if self.__dict__.get("_layout") is None:
+            self._take_filled_integers()
+        return self._ranks
+
+    def _take_filled_integers(self) -> None:
+        """Called without a layout: tools that fill a module of the meta device do not call ``load_state_dict``.
+
+        Raises:
+            RuntimeError: if a table still waits for the lists of ids of a ``state_dict``.
+        """
+        if self.live_stored.is_meta:
+            return
+        self._take_integers()
+        for name, ranks in zip(self.names, self._ranks, strict=True):
+            if ranks is not None and not are_known(ranks):
+                title = f"table {name!r}" if name else type(self).__name__
+                raise RuntimeError(f"{title} has frequencies='loaded': load a state_dict, which lists its hot ids")
+
+    def _take_integers(self) -> None:
+        """Take over ``meaning`` and ``ranks`` as somebody has set them, and rebuild all that follows from them.
+
+        Raises:
+            RuntimeError: if the rows mean something else than here.
+        """
+        if not self.meaning.is_meta:
+            if wrong := differences(self, self.meaning):
+                raise RuntimeError("\n".join(wrong))
+            if not self.ranks.is_meta:
+                self._ranks = ranks_in(self, self.meaning, self.ranks)
+        self._bind_updates()
+        self.register_integers()
+
+    def register_integers(self) -> None:
+        """(Re)build the buffers on the device of ``stored``; they hold no learned state."""
+        layout = self._storage().layout
+        integers = layout._asdict()
+        integers["meaning"] = meaning_of(self, [ranks is not None for ranks in self._ranks])
+        saved = {"meaning", *(["ranks"] if any(self._ranks) else [])}  # tools take empty tensors for shared ones
+        integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
+        rules, listed = rules_of(self.specs, self.raw_ids, self.unknown, self._ranks, self.padding, self.table_of)
+        self.rules: list[list[int]] = []  # the same as Python integers, for exported programs
+        if rules is not None:
+            integers["id_rules"], self.rules = rules, rules.tolist()
+        self._listed = [each._replace(ids=each.ids.to(self.stored.device)) for each in listed]
+        for name, values in integers.items():
+            self.register_buffer(name, values.to(self.live_stored.device), persistent=name in saved)
+        ready = not self.slots.is_meta and all(ranks is None or are_known(ranks) for ranks in self._ranks)
+        # Without a layout, the next lookup calls _take_filled_integers.
+        self.__dict__["_layout"] = Layout(*(getattr(self, name) for name in Layout._fields)) if ready else None
+        for group in self.networks():
+            group.register_integers(self.live_stored.device, layout)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register as ``nn.Module`` does; if it is ``stored``, this module joins the parameter's ``Updates``."""
+        super().register_parameter(name, param)
+        if name == "stored":
+            self._bind_updates()
+
+    def _bind_updates(self) -> None:
+        if "updates" in self.__dict__:
+            self.updates.modules.discard(self)
+        self.updates = updates_of(self.live_stored) or Updates(self.live_stored)
+        self.updates.modules.add(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self.__dict__.get("_layout") is None and not self.live_stored.is_meta:
+            self._take_integers()  # a tool has filled the parameters of a module of the meta device
+        super()._apply(self._keeping_bytes(fn) if self.bits else fn, recurse)
+        self._bind_updates()  # the parameter may be a new object
+        self.updates.watch()
+        self.register_integers()  # ``fn`` may have emptied the buffers or changed their dtype
+        return self
+
+    def _keeping_bytes(self, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """``fn``, except that quantized rows stay bytes: a change of dtype applies to output vectors and networks."""
+        stored = self.live_stored
+        dtype = fn(torch.empty(0, dtype=self.vector_dtype, device=stored.device)).dtype
+        if dtype not in FLOAT_DTYPES.values():
+            raise TypeError(f"dtype ({dtype}) must be one of {', '.join(map(str, FLOAT_DTYPES.values()))}")
+        self.vector_dtype = dtype
+
+        def applied(tensor: Tensor) -> Tensor:
+            out = fn(tensor)
+            return tensor.to(out.device) if tensor is stored and out.dtype != tensor.dtype else out
+
+        return applied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind_updates()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """As in ``nn.Module``, after one check: if the rows mean something else, nothing of the module is loaded."""
+        if f"{prefix}weight" in state_dict and f"{prefix}stored" not in state_dict:  # saved by torch.nn
+            if self.names == ("",) and self.is_full() and not self.bits:
+                state_dict[f"{prefix}stored"] = state_dict.pop(f"{prefix}weight")
+                state_dict.setdefault(f"{prefix}meaning", self.meaning)
+            else:
+                warnings.warn(
+                    f"{prefix}weight is a full table: from_pretrained fits a scheme's rows to it", stacklevel=2
+                )
+        meaning, lists = (state_dict.get(prefix + name) for name in ("meaning", "ranks"))
+        if meaning is not None and not getattr(meaning, "is_meta", False):
+            wrong = differences(self, meaning, prefix)
+            try:
+                if not wrong and (lists is not None or not any(are_ranked(meaning))):
+                    self._ranks = ranks_in(self, meaning, self.ranks[:0] if lists is None else lists)
+            except (ValueError, TypeError) as error:
+                wrong = [f"{prefix}{error}"]
+            if wrong:
+                error_msgs += wrong
+                return
+            self.register_integers()  # the lists may have another length now
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self._take_integers()
+
+
+def entry_name(kind: str, table: str, part: int | str) -> str:
+    """The name of one tensor of a table: ``kind.table.part``, without ``table`` if the table has no name.
+
+    >>> entry_name("tables", "user", 0), entry_name("ranks", "", "hot")
+    ('tables.user.0', 'ranks.hot')
+    """
+    return f"{kind}.{table}.{part}" if table else f"{kind}.{part}"
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is a ``DTensor``, of which each process has a part (``fully_shard``).
+
+    The test is by attribute, since importing ``DTensor`` takes a second.
+    """
+    return hasattr(tensor, "full_tensor")
+
+
+def _warn_of_fallbacks(tables: StoredTables) -> None:
+    pairs = zip(tables.names, tables.specs, strict=True)
+    kept = [f"{name + ': ' if name else ''}{spec.fallback}" for name, spec in pairs if spec.fallback]
+    if kept:
+        constructors = sum("__init__" in vars(cls) for cls in type(tables).__mro__ if issubclass(cls, StoredTables))
+        text = f"{len(kept)} of {len(tables.specs)} tables stay full: {'; '.join(kept)}"
+        warnings.warn(text, stacklevel=2 + constructors)  # point at the line that constructs the module

@@ -1,0 +1,210 @@
+"""The ids with the highest scores, exactly, and mostly without a look at every id.
+
+The best k sums of two falling lists are among the pairs of ranks whose product is at most k. So ``topk`` takes the best
+partial scores of each of two partitions, tries these pairs, and asks the partitions which id a pair belongs to.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..checks import check_int
+from ..paper.partitions import Partition
+from .lookup import Tables
+from .scores import (
+    BLOCK_NUMBERS,
+    FEWEST_IDS,
+    Composed,
+    Parts,
+    block_scores,
+    block_size,
+    checked_queries,
+    composed_of,
+    composed_scores,
+    has_partial_scores,
+    partial_scores,
+    parts_of,
+    score,
+)
+
+SPARE_PAIRS = 64  # pairs that are tried beyond those expected to hold enough ids
+
+
+def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+    """``Embedding.topk``."""
+    n = module.specs[0].num_embeddings
+    if torch.compiler.is_exporting() and exclude is None:
+        best = torch.topk(score(module, queries, None), k)
+        return best.values, best.indices
+    with torch.no_grad():
+        flat = checked_queries(module, queries, "topk")
+        excluded = _excluded(exclude, flat, n)
+        most = n if excluded is None else n - _most_distinct(excluded)
+        check_int("k", k, 1)
+        if k > most:
+            left = "" if excluded is None else f", which are left of {n} for some query after exclude"
+            raise ValueError(f"k ({k}) must be at most {most}{left or ', the number of ids'}")
+        size = max(1, BLOCK_NUMBERS // (FEWEST_IDS * 4))
+        pieces = [
+            _best(module, part, k, None if excluded is None else excluded[start : start + size])
+            for start, part in zip(range(0, len(flat), size), flat.split(size), strict=True)
+        ]
+        values, ids = (torch.cat(parts).view(*queries.shape[:-1], k) for parts in zip(*pieces, strict=True))
+        return values.to(queries.dtype), ids
+
+
+def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The best k of the candidates from hot ids, the rest and the composed ids."""
+    spec, pad = module.specs[0], module.padding[0]
+    wanted = k + (0 if excluded is None else excluded.shape[1]) + (pad is not None)
+    found: list[tuple[Tensor, Tensor]] = []
+    if has_partial_scores(module):
+        own, partial = partial_scores(parts := parts_of(module), queries)
+        ranks = module.ranks_of[0]
+        if spec.num_hot:
+            values, nth = own[: spec.num_hot].T.topk(min(wanted, spec.num_hot))
+            found.append((values, nth if ranks is None else ranks.hot.to(nth.device).long()[nth]))
+        if spec.num_rest:
+            rest = _first_of_rest(module, min(wanted, spec.num_rest)).to(queries.device)
+            found.append((own[spec.num_hot][:, None].expand(-1, len(rest)), rest.expand(len(queries), -1)))
+        if parts.rows:
+            composed = composed_of(module)
+            best = _best_pairs(parts, composed, partial, wanted)
+            values, nth = best or _best_of_blocks(composed_scores(parts, composed, partial), len(queries), wanted)
+            found.append((values, _ids_of(module, nth)))
+    else:
+        blocks = torch.arange(spec.num_embeddings, device=queries.device).split(block_size(len(queries)))
+        found.append(_best_of_blocks((block_scores(module, queries, ids) for ids in blocks), len(queries), wanted))
+    if pad is not None:  # its vector is zero, whatever its rows are
+        found = [(values.masked_fill(ids == pad, -math.inf), ids) for values, ids in found]
+        zero = queries.new_zeros(len(queries), 1)
+        found.append((zero, torch.full_like(zero, pad, dtype=torch.int64)))
+    values, ids = (torch.cat(tensors, 1) for tensors in zip(*found, strict=True))
+    if excluded is not None:
+        values = values.masked_fill((ids[:, :, None] == excluded[:, None, :]).any(2), -math.inf)
+    best_values, position = values.topk(k)
+    return best_values, ids.gather(1, position)
+
+
+def _best_pairs(parts: Parts, composed: Composed, partial: list[Tensor], wanted: int) -> tuple[Tensor, Tensor] | None:
+    """The best composed ids, from the pairs of rows with the highest sums; None where blocks are quicker.
+
+    The m-th best pair of two falling lists has ranks, counted from 1, whose product is at most m. So these are tried,
+    for an m that should contain enough pairs that belong to an id, or else a larger one.
+    """
+    if len(partial) == 1:
+        if partial[0].shape[0] < composed.num_ids:  # several ids read one row
+            return None
+        values, number = partial[0].T.topk(min(wanted, composed.num_ids))
+        return values, composed.nth(number)
+    number_of = _number_of_pair(parts.partitions)
+    if len(partial) != 2 or number_of is None:
+        return None
+    rows, columns = (len(scores) for scores in partial)
+    wanted = min(wanted, composed.num_ids)
+    most = wanted * rows * columns // composed.num_ids + SPARE_PAIRS
+    while True:
+        most = min(2 * most, rows * columns)
+        i, j = _ranks_below(most, rows, columns)
+        if len(i) > composed.num_ids:
+            return None
+        x, y = (scores.T.topk(min(most, len(scores))) for scores in partial)
+        i, j = i.to(x.values.device), j.to(x.values.device)
+        sums, position = (x.values[:, i] + y.values[:, j]).topk(min(most, len(i)))
+        number = number_of(x.indices.gather(1, i[position]), y.indices.gather(1, j[position]))
+        nth = composed.nth(number)
+        exists = (number < parts.space) & (nth >= 0) & (nth < composed.num_ids)
+        if most == rows * columns or int(exists.sum(1).min()) >= wanted:
+            values, position = sums.masked_fill(~exists, -math.inf).topk(wanted)
+            return values, torch.where(exists, nth, 0).gather(1, position)
+
+
+def _ranks_below(most: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """All ranks ``(i, j)``, counted from 0, of lists so long with ``(i + 1) * (j + 1) <= most``.
+
+    >>> [ranks.tolist() for ranks in _ranks_below(3, 9, 2)]
+    [[0, 0, 1, 2], [0, 1, 0, 0]]
+    """
+    lengths = (most // torch.arange(1, min(most, rows) + 1)).clamp(max=columns)
+    i = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return i, torch.arange(len(i)) - (lengths.cumsum(0) - lengths)[i]
+
+
+def _number_of_pair(partitions: Sequence[Partition]) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The function from two buckets to the number that falls into both; None if that is not known."""
+    if len(partitions) != 2:
+        return None
+    (stride, m), (other_stride, size) = ((p.stride, p.size) for p in partitions)
+    if (stride, other_stride) == (1, m):
+        return lambda a, b: a + m * b
+    if (stride, other_stride) == (1, 1) and math.gcd(m, size) == 1 and m * size < 2**62 and size < 2**31:
+        inverse = pow(m, -1, size)
+        return lambda a, b: a + m * ((b - a) * inverse % size)  # Chinese remainders
+    return None
+
+
+def _best_of_blocks(blocks: Iterator[Tensor], size: int, wanted: int) -> tuple[Tensor, Tensor]:
+    """The best ``wanted`` scores of blocks ``[B, block]`` that follow each other, and their positions."""
+    best: tuple[Tensor, Tensor] | None = None
+    begin = 0
+    for scores in blocks:
+        values, position = scores.topk(min(wanted, scores.shape[1]))
+        position = position + begin
+        begin += scores.shape[1]
+        if best is not None:
+            values, position = torch.cat([best[0], values], 1), torch.cat([best[1], position], 1)
+            values, kept = values.topk(min(wanted, values.shape[1]))
+            position = position.gather(1, kept)
+        best = values, position
+    assert best is not None
+    return best
+
+
+def _ids_of(module: Tables, nth: Tensor) -> Tensor:
+    """The ids of the ``nth`` composed ids, counted from 0."""
+    spec, ranks = module.specs[0], module.ranks_of[0]
+    if ranks is None:
+        return nth + spec.num_hot
+    if spec.num_rest:
+        return ranks.cold.to(nth.device).long()[nth]
+    hot = ranks.hot.to(nth.device).long()
+    return nth + torch.searchsorted(hot - torch.arange(len(hot), device=nth.device), nth, right=True)
+
+
+def _first_of_rest(module: Tables, count: int) -> Tensor:
+    """The lowest ``count`` ids of the rest."""
+    spec, ranks = module.specs[0], module.ranks_of[0]
+    if ranks is None:
+        return torch.arange(spec.num_embeddings - spec.num_rest, spec.num_embeddings)[:count]
+    ids = torch.arange(min(spec.num_embeddings, count + spec.num_hot + spec.num_composed))
+    listed = torch.cat([each.cpu().long() for each in ranks])
+    return ids[~torch.isin(ids, listed)][:count]
+
+
+def _excluded(exclude: Tensor | Sequence[Tensor] | None, queries: Tensor, n: int) -> Tensor | None:
+    """The excluded ids of each query, ``[B, E]``; lists of different lengths are filled with -1."""
+    if exclude is None:
+        return None
+    rows = (
+        list(exclude.reshape(-1, exclude.shape[-1]))
+        if isinstance(exclude, Tensor)
+        else [torch.as_tensor(row, dtype=torch.int64) for row in exclude]
+    )
+    if len(rows) != len(queries):
+        raise ValueError(f"exclude lists ids for {len(rows)} queries but must for all {len(queries)}")
+    for row in rows:
+        outside = row[(row < 0) | (row >= n)]
+        if len(outside):
+            raise ValueError(f"exclude holds id {int(outside[0])}, which must be in [0, {n})")
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    return padded.to(queries.device).long()
+
+
+def _most_distinct(excluded: Tensor) -> int:
+    """The most distinct ids that a query excludes."""
+    ordered = excluded.sort(1).values
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return int((new & (ordered >= 0)).sum(1).max()) if excluded.numel() else 0

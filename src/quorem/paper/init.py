@@ -1,0 +1,227 @@
+"""Initial values, chosen by operation so that a composed vector has the distribution of a row of the full table.
+
+``docs/initialization.md`` has the measurements behind the default.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..checks import check_choice
+from .schemes import TableSpec
+from .schemes.families import Activation
+
+RAW_STD = sqrt(1 / (3 * 2**20))  # standard deviation of vectors of raw ids: that of a full table of 2**20 ids
+NOISE = 0.01  # relative deviation of the small factors around their neutral value
+
+
+def intervals(spec: TableSpec, noise: float = NOISE, std: float | None = None) -> list[tuple[float, float]]:
+    """The interval from which ``matched_`` draws each stored table of ``spec``, uniformly.
+
+    Args:
+        spec: the spec of the table.
+        noise: relative deviation of the small tables around their neutral value.
+        std: standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
+
+    >>> from quorem import QR
+    >>> intervals(QR(num_collisions=4).spec(10_000, 16))
+    [(-0.01, 0.01), (0.99, 1.01)]
+    """
+    bound = sqrt(1 / spec.num_embeddings) if std is None else sqrt(3) * std
+    full = (-bound, bound)
+    neutral = (1 - noise, 1 + noise) if spec.operation == "mult" else (-noise * bound, noise * bound)
+    own = [full] * (spec.num_own > 0)
+    rows = [size for size, _ in spec.shapes[len(own) :]]
+    alike = spec.operation in ("concat", "feature")
+    return own + [full if alike or j == rows.index(max(rows)) else neutral for j in range(len(rows))]
+
+
+def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
+    """The default: the largest table is drawn like a full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral.
+
+    Neutral means one plus noise for ``mult``, and noise around zero for ``add``: the composed vector then has the
+    distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so all their tables are drawn
+    like a full one.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: the spec of the table.
+        noise: relative deviation of the small tables around their neutral value.
+    """
+    for table, interval in zip(tables, intervals(spec, noise)[-len(tables) :], strict=True):
+        table.uniform_(*interval)
+
+
+def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
+    """Draw all tables from one interval, scaled so that the composed vector has the full table's variance.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: the spec of the table.
+    """
+    bound, k = sqrt(1 / spec.num_embeddings), len(tables)
+    if spec.operation == "mult":  # var of a product of k uniforms is (b^2 / 3)^k; the full table's is bound^2 / 3
+        bound = sqrt(3) * (bound / sqrt(3)) ** (1 / k)
+    elif spec.operation == "add":
+        bound /= sqrt(k)
+    for table in tables:
+        table.uniform_(-bound, bound)
+
+
+def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
+    """Draw as the public reference code does, U(sqrt(1/n), 1) for every table. It trains badly; kept for comparison.
+
+    As in that code, a single table is drawn like a full one.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: the spec of the table.
+    """
+    bound = sqrt(1 / spec.num_embeddings)
+    for table in tables:
+        table.uniform_(-bound if len(tables) == 1 else bound, bound if len(tables) == 1 else 1)
+
+
+Method = Literal["matched", "symmetric", "reference"]
+METHODS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
+
+
+def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched", *, std: float | None = None) -> None:
+    """Draw the tables of one spec in place.
+
+    Args:
+        tables: the stored tables, filled in place.
+        spec: the spec of the table.
+        method: ``"matched"``, ``"symmetric"`` or ``"reference"``: the function of that name.
+        std: standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
+
+    Raises:
+        ValueError: if ``method`` is unknown.
+
+    >>> from quorem import QR
+    >>> spec = QR(num_collisions=4).spec(1000, 16)
+    >>> tables = [torch.empty(shape) for shape in spec.shapes]
+    >>> init_(tables, spec)
+    >>> bool((tables[0].abs() <= 1000**-0.5).all()), bool((tables[1] - 1).abs().max() <= 0.011)
+    (True, True)
+    """
+    check_choice("method", method, Method)
+    with torch.no_grad():
+        if spec.num_own:
+            bound = sqrt(1 / spec.num_embeddings)
+            tables[0].uniform_(-bound, bound)
+        composed = tables[spec.num_own > 0 :]
+        if composed:
+            METHODS[method](composed, spec)
+        if std is not None:
+            scale = std * sqrt(3 * spec.num_embeddings)
+            largest = max((len(table) for table in composed), default=0)
+            for j, table in enumerate(tables):
+                factor = j >= len(tables) - len(composed) and spec.operation == "mult"
+                if not factor:
+                    table.mul_(scale)
+                elif method == "symmetric":
+                    table.mul_(scale ** (1 / len(composed)))
+                elif len(table) == largest:  # one factor carries the scale; the others are neutral
+                    table.mul_(scale)
+                    largest = -1
+
+
+def deviation(table: Tensor) -> float | None:
+    """The standard deviation of a table's entries, estimated from a sample of rows; None if it is 0 or not finite.
+
+    Args:
+        table: ``[n, D]``.
+
+    >>> deviation(torch.zeros(10, 4)), round(deviation(torch.tensor([[-1.0, 1.0]] * 1000)), 2)
+    (None, 1.0)
+    """
+    with torch.no_grad():
+        rows = torch.randint(len(table), (10_000,), device=table.device)
+        std = float(table[rows].float().std())
+    return std if 0 < std < float("inf") else None
+
+
+def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None = None) -> float:
+    """The b of the interval [-b, b] from which a pool of ``num_tables`` tables is drawn.
+
+    Args:
+        num_tables: number of tables of the pool.
+        members: the specs of the tables that share the pool.
+        std: standard deviation of a sum of one row per table; if None, that of a row of the members' full tables,
+            averaged over the cold ids.
+    """
+    if std is not None:
+        return sqrt(3 / num_tables) * std
+    cold = sum(spec.num_composed for spec in members)
+    bound = sum(spec.num_composed * sqrt(1 / spec.num_embeddings) for spec in members) / max(cold, 1)
+    return bound / sqrt(num_tables)
+
+
+def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec], *, std: float | None = None) -> None:
+    """Draw the tables of a pool.
+
+    Args:
+        tables: the tables of the pool, filled in place.
+        members: the specs of the tables that share the pool.
+        std: standard deviation of a composed vector, as in ``pool_bound``.
+    """
+    bound = pool_bound(len(tables), members, std)
+    with torch.no_grad():
+        for table in tables:
+            table.uniform_(-bound, bound)
+
+
+def projection_(matrix: Tensor) -> None:
+    """Draw the matrix ``[d, D]`` of narrow rows: orthogonal rows of length sqrt(D / d).
+
+    Its rank is d, so distinct rows give distinct vectors, and the entries of vectors vary as those of rows do.
+    """
+    if matrix.is_meta:
+        return
+    d, out = matrix.shape
+    with torch.no_grad():
+        wide = torch.empty_like(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
+        matrix.copy_(torch.nn.init.orthogonal_(wide, gain=sqrt(out / d)))
+
+
+def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> None:
+    """Draw path networks (section 4.1) as close to the identity as their width allows, plus noise.
+
+    With ``relu``, a direction q passes as ``relu(q x) - relu(-q x)``, so 2 D hidden units carry D dimensions
+    exactly; narrower networks carry as many as they can, scaled to keep the variance. With ``sigmoid``, D units
+    suffice: for the small initial x, it is close to ``1/2 + x / 4``.
+
+    Args:
+        weights: the weights of each layer, ``[G, in, out]`` for G networks of one shape.
+        biases: the biases of each layer, ``[G, out]``.
+        activation: ``"relu"`` or ``"sigmoid"``.
+    """
+    if weights[0].is_meta:  # there is nothing to draw, and torch would load its compiler
+        return
+    d = weights[0].shape[1]
+    units = min((w.shape[2] for w in weights[:-1]), default=d)
+    pair = 2 if activation == "relu" and len(weights) > 1 else 1
+    directions = max(1, min(units // pair, d))
+    signs = [1.0, -1.0][: min(pair, units)]
+    with torch.no_grad():
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            carry = torch.zeros(weight.shape[1:], dtype=torch.float32, device=weight.device)
+            if len(weights) == 1:
+                carry.fill_diagonal_(1)
+            elif 0 < i < len(weights) - 1:
+                carry.fill_diagonal_(1 if activation == "relu" else 4)
+            else:  # from directions to units, or back
+                gain = sqrt(d / directions) * (1 if activation == "relu" else 4) if i else 1
+                across = carry.T if i else carry
+                for q in range(directions):
+                    for s, sign in enumerate(signs):
+                        across[q, len(signs) * q + s] = sign * gain
+            values = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1])).add_(carry)
+            weight.copy_(values)
+            bias.zero_()
+            if i > 0 and activation == "sigmoid":  # sigmoid(0) is 1/2: subtract the sum that this adds
+                bias.copy_(-values.sum(1) / 2)

@@ -1,0 +1,270 @@
+"""``quorem train``: a run on the terminal, interrupted and resumed, and its errors."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from runs_of_training import assert_same_model, small_log, small_run
+from typer.testing import CliRunner
+
+from quorem import QR, GeneralizedQR, load, schemes
+from quorem.cli import app, progress
+from quorem.cli.terminal import command
+from quorem.cli.training import busy_hint, scheme_from
+from quorem.experiments.reproduce import figures_in
+from quorem.training import checkpoint, clock
+from quorem.training.config import RunConfig
+from quorem.training.loop import train
+
+SMALL = ["--dim", "4", "--batch-size", "64", "--threads", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return small_log(tmp_path_factory.mktemp("log") / "log")
+
+
+def quorem(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+
+
+def test_options_make_the_configuration(log, tmp_path):
+    options = ["--scheme", "hash", "--collisions", "8", "--threshold", "5", "--network", "dcn", "--preset", "table1"]
+    options += ["--optimizer", "amsgrad", "--lr", "0.002", "--epochs", "2", "--seed", "3", "--shuffle"]
+    options += ["--precision", "bfloat16", "--validate-every", "30", "--max-rows", "2000"]
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, *options)
+    assert done.exit_code == 0, done.output
+    expected = small_run(
+        log, scheme=scheme_from("hash", 8), threshold=5, network="dcn", preset="table1", optimizer="amsgrad", lr=0.002,
+        epochs=2, seed=3, shuffle=True, precision="bfloat16", validate_every=30, max_rows=2000,
+    )  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert RunConfig.from_json(json.dumps(result["config"])) == expected
+    assert f"test: log loss {result['test']['log_loss']:.5f}, AUC {result['test']['auc']:.5f}" in done.output
+    assert f"{result['parameters']:,} parameters" in done.output
+    assert (
+        "training  2,000 rows, 2 epochs, batch 64, AMSGrad, lr 0.002, seed 3\ndevice    cpu, 1 thread\n" in done.output
+    )
+
+
+def test_a_scheme_may_be_given_as_json():
+    scheme = GeneralizedQR(3, operation="add")
+    assert scheme_from(schemes.to_json(scheme)) == scheme
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"scheme": "QR", "num_collisions": "4"}',
+        '{"scheme": "QR", "num_collisions": [4]}',
+        '{"scheme": "QR", "operation": ["add"]}',
+        '{"scheme": "QR", "dims": 5}',
+        '{"scheme": "Custom", "partitions": 3}',
+        '{"scheme": "Path", "hidden": 5}',
+        '{"scheme": 5}',
+        '{"scheme": "QR"',
+    ],
+)
+def test_json_of_the_wrong_type_is_told_in_one_line(log, tmp_path, text):
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", "--scheme", text, *SMALL)
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"quorem: scheme ({text}) must be the JSON of a scheme: ")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_table_that_would_not_shrink_stays_full_unless_forced(log, tmp_path, force):
+    options = ["--rows", 64, *(["--force"] if force else [])]
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, *options)
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    kept = [n for n in log.cardinalities if QR(4).spec(n, 4).fallback is not None]
+    assert len(kept) > 0 and result["tables_kept_full"] == (0 if force else len(kept))
+    told = f"{len(kept)} of 4 tables stay full, because the scheme would not shrink them (--force compresses them too)"
+    assert (told in done.output) is not force
+    tables = [QR(4, force=force).spec(n, 4) for n in log.cardinalities]
+    assert result["embedding_parameters"] == sum(spec.num_parameters for spec in tables)
+
+
+def test_a_run_has_a_header_and_a_finished_one_says_so(log, tmp_path):
+    out = tmp_path / "run"
+    first = quorem("train", "--data", log.path, "--out", out, "--rows", 64, *SMALL)
+    again = quorem("train", "--data", log.path, "--out", out, "--rows", 64, *SMALL)
+    for done in (first, again):
+        assert done.exit_code == 0, done.output
+        assert [line[:10].strip() for line in done.output.splitlines()[:4]] == ["data", "model", "tables", ""]
+        assert f"data      {log.path}: 3,429 train, 286 validation and 285 test rows;" in done.output
+        assert "times smaller than full float32 tables" in done.output
+        assert done.output.endswith(f"\nNext: {command('report', out)}\n")
+    finished = f"{out} is finished: nothing is trained again."
+    assert finished not in first.output and finished in again.output and "rows/s" not in again.output
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_one_run_has_a_report(log, tmp_path, validated):
+    pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[report]"')
+    out = tmp_path / "run"
+    options = ["--validate-every", 5] if validated else ["--epochs", 6]
+    assert quorem("train", "--data", log.path, "--out", out, *SMALL, *options).exit_code == 0
+    done = quorem("report", out)
+    assert (done.exit_code, done.output) == (0, f"{out / 'report.html'}\n")
+    (figure,) = figures_in(out)
+    (point,) = figure.points
+    result = json.loads((out / "result.json").read_text())
+    assert (point.test_mean, point.test_sd, point.trials) == (result["test"]["log_loss"], None, 1)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    curve = [[x["step"], x["validation"]["log_loss"], None] for x in lines if "validation" in x]
+    assert point.curve == curve and len(curve) > 2
+    page = (out / "report.html").read_text(encoding="utf-8")
+    rows, epochs = (3429, "1 epoch") if validated else (3429, "6 epochs")
+    assert f"trained on {rows:,} rows, {epochs}, batch 64" in page
+    assert "validation log loss" in page
+    again = quorem("train", "--data", log.path, "--out", out, *SMALL, *options)
+    assert again.exit_code == 0, again.output  # the page is no stranger in the folder
+
+
+def test_a_run_that_is_not_finished_has_no_report(log, tmp_path):
+    config = small_run(log)
+    (tmp_path / "run.json").write_text(config.to_json())
+    done = quorem("report", tmp_path)
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert "holds a run that is not finished" in done.stderr
+
+
+def test_without_a_terminal_there_are_lines_at_intervals(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(clock, "REPORT_SECONDS", 0.0)
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", "--rows", 256, *SMALL)
+    lines = [line for line in done.output.splitlines() if line.startswith("DLRM: step")]
+    assert [line.split(",")[0] for line in lines] == [f"DLRM: step {k} of 4 ({25 * k}%)" for k in (1, 2, 3, 4)]
+    assert all("rows/s" in line for line in lines)
+
+
+@pytest.mark.parametrize(("load", "threads", "hint"), [(4.0, None, True), (0.1, None, False), (4.0, 1, False)])
+def test_a_busy_machine_is_hinted_at_threads(monkeypatch, load, threads, hint):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert ("--threads 1 may be faster" in busy_hint("cpu", threads)) is hint
+    assert busy_hint("cuda", threads) == ""
+
+
+def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_path):
+    out = tmp_path / "cut"
+    options = ["--data", str(log.path), *SMALL, "--epochs", "6", "--checkpoint-seconds", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from quorem.cli import main; main()", "train", "--out", str(out), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while process.poll() is None and not checkpoint.saved(out / "checkpoints"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "quorem: interrupted; the same command goes on" in printed
+    (step, _), *_ = checkpoint.saved(out / "checkpoints")
+    assert step > 0
+    assert quorem("train", "--out", out, *options).exit_code == 0
+    result = json.loads((out / "result.json").read_text())
+    config = RunConfig.from_json(json.dumps(result["config"]))
+    train(config, log, tmp_path / "whole")
+    assert_same_model(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheme", "fold"], "scheme ('fold') must be one of"),
+        (["--scheme", "{}"], "scheme"),
+        (["--lr", "0"], "lr (0.0) must be above 0"),
+        (["--precision", "tf32"], "precision ('tf32') must be"),
+    ],
+)
+def test_a_mistake_is_one_line(log, tmp_path, options, message):
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, *options)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("quorem: ") and message in done.stderr and done.stderr.count("\n") == 1
+
+
+NETWORK = (Path(__file__).parents[2] / "examples" / "my_model.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("network", ["deepfm", "own"])
+def test_other_networks_train_and_resume(log, tmp_path, network):
+    file = tmp_path / "my_model.py"
+    file.write_text(NETWORK)
+    name = f"{file}:build" if network == "own" else network
+    options = ["--data", log.path, "--network", name, *SMALL, "--rows", 640]
+    done = quorem("train", "--out", tmp_path / "run", *options)
+    assert done.exit_code == 0, done.output
+    assert f"model     {'DeepFM' if network == 'deepfm' else name}, " in done.output
+    assert "is finished: nothing is trained again" in quorem("train", "--out", tmp_path / "run", *options).output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    metrics = load(tmp_path / "run").evaluate(log)  # the trained model, from its files
+    assert metrics.log_loss == pytest.approx(result["test"]["log_loss"], rel=1e-6)
+    exported = quorem("export", tmp_path / "run", "--out", tmp_path / "file", "--format", "safetensors")
+    assert exported.exit_code == (network == "own")
+    assert ("is a run with a network of your own" in exported.stderr) is (network == "own")
+    exported = quorem("export", tmp_path / "run", "--out", tmp_path / "model.pt2")
+    assert exported.exit_code == 0, exported.output
+    model = load(tmp_path / "run").model.eval()
+    dense, ids = torch.rand(5, 3), (torch.arange(5)[:, None] % 2).repeat(1, len(log.names))
+    logits = torch.export.load(tmp_path / "model.pt2").module()(dense, ids)["logits"]
+    torch.testing.assert_close(logits.detach(), model(dense, ids).detach())
+    file.write_text(NETWORK + "# another network\n")
+    again = quorem("train", "--out", tmp_path / "run", *options)
+    assert again.exit_code == (network == "own")
+    if network == "own":
+        assert "holds another run: network is" in again.stderr and again.stderr.count("\n") == 1
+        with pytest.raises(ValueError, match=r"my_model.py has changed since the run began"):
+            load(tmp_path / "run")
+
+
+def test_a_folder_of_another_run_is_refused_in_one_line(log, tmp_path):
+    for seed, code in ((0, 0), (1, 1)):
+        run = quorem("train", "--data", log.path, "--out", tmp_path / "run", *SMALL, "--max-rows", 64, "--seed", seed)
+        assert run.exit_code == code
+    assert run.stderr == f"quorem: {tmp_path / 'run'} holds another run: seed is 0 there and 1 here\n"
+    assert "is finished" not in run.stdout
+
+
+def test_a_report_compares_any_finished_runs(log, tmp_path):
+    pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[report]"')
+    for name, options in {
+        "full": ["--scheme", "full"],
+        "small": ["--scheme", "mult", "--seed", "0"],
+        "deep/again": ["--scheme", "mult", "--seed", "1"],
+    }.items():
+        done = quorem("train", "--data", log.path, "--out", tmp_path / name, *SMALL, *options)
+        assert done.exit_code == 0, done.output
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "run.json").write_text((tmp_path / "full" / "run.json").read_text())
+    done = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    lines = {line.split("  ")[0]: line for line in done.output.splitlines()}
+    results = {
+        name: json.loads((tmp_path / name / "result.json").read_text()) for name in ("full", "small", "deep/again")
+    }
+    assert f"{results['full']['test']['log_loss']:.5f}" in lines["full"] and "Full()" in lines["full"]
+    both = [results[name]["test"]["log_loss"] for name in ("deep/again", "small")]
+    assert (
+        f"{sum(both) / 2:.5f} ± " in lines["deep/again, small"] and "QR(num_collisions=4)" in lines["deep/again, small"]
+    )
+    (figure,) = figures_in(tmp_path)
+    assert {point.series: point.runs for point in figure.points} == {"full": ["full"], "mult": ["deep/again", "small"]}
+    page = (tmp_path / "report.html").read_text()
+    assert "What a byte buys" in page and "Finished runs" in page and page.count("<svg") == 2

@@ -1,0 +1,239 @@
+"""Charts: as files, and as SVG of the page, against the numbers that were put into them."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[report]"')
+
+import matplotlib.image
+from made_up_results import figure, result, sweep
+
+from quorem.experiments import words
+from quorem.experiments.report import draw
+from quorem.experiments.report.charts import drawing, figure_svgs
+from quorem.experiments.report.lines import coinciding, end_of, panels, span
+from quorem.experiments.report.page import html
+from quorem.experiments.report.styles import FIXED, OTHERS, styles
+from quorem.experiments.reproduce import publish
+from quorem.experiments.table1 import LOSSES
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from made_up_results import sweep
+from matplotlib.figure import Figure
+from quorem.experiments.reproduce import publish
+
+save = Figure.savefig
+
+def killed(self, file, *, format, **options):
+    if format == {format!r}:
+        file.write(b"half")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(self, file, format=format, **options)
+
+Figure.savefig = killed
+publish([sweep()], Path({out!r}))
+"""
+
+
+def test_drawings_are_written_and_the_same_each_time(tmp_path):
+    for folder in ("a", "b"):
+        draw(sweep(), tmp_path / folder / "figure6.v1")
+    names = ["figure6.v1.pdf", "figure6.v1.png"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
+    assert all((tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names)
+    height, width, _ = matplotlib.image.imread(tmp_path / "a" / "figure6.v1.png").shape
+    assert width > height > 300 and (tmp_path / "a" / "figure6.v1.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_report_that_is_stopped_leaves_the_pictures_of_the_one_before(tmp_path, monkeypatch):
+    draw(sweep(), tmp_path / "figure6")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    savefig = matplotlib.figure.Figure.savefig
+    for kind in ("png", "pdf"):
+
+        def stop(canvas, file, kind=kind, **options):
+            savefig(canvas, file, **options)
+            if options["format"] == kind:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(matplotlib.figure.Figure, "savefig", stop)
+        with pytest.raises(KeyboardInterrupt):
+            draw(sweep(series=("hash", "mult")), tmp_path / "figure6")
+        assert sorted(before) == sorted(path.name for path in tmp_path.iterdir())
+        assert (tmp_path / f"figure6.{kind}").read_bytes() == before[f"figure6.{kind}"]
+
+
+def test_fonts_of_the_pdf_are_truetype(tmp_path):
+    draw(sweep(), tmp_path / "figure6")
+    data = (tmp_path / "figure6.pdf").read_bytes()
+    assert b"/Type3" not in data and (b"/TrueType" in data or b"/CIDFontType2" in data)
+
+
+@pytest.mark.parametrize("format", ["png", "pdf"])
+def test_a_report_that_is_killed_leaves_nothing_half_written(tmp_path, format):
+    program = KILLED.format(tests=str(Path(__file__).parents[2]), format=format, out=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / f"figure6.{format}").exists() and list(tmp_path.glob("*.tmp"))
+    publish([sweep()], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"figure6.{e}" for e in ("csv", "json", "pdf", "png")]
+    assert (tmp_path / "figure6.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_drawing_has_a_panel_a_network_and_a_line_a_series():
+    shown = sweep(series=("hash", "feature", "mult"))
+    left, right = drawing(shown).axes
+    assert (left.get_title(), right.get_title()) == ("DCN", "DLRM")
+    for panel in (left, right):
+        assert (panel.get_xscale(), panel.get_yscale()) == ("log", "linear")
+        assert (panel.get_xlabel(), panel.get_ylabel()) == ("threshold", "test log loss")
+        assert len(panel.containers) == 3  # error bars: hash, feature, mult
+        level = next(line for line in panel.lines if line.get_linestyle() == "--")
+        assert list(level.get_ydata()) == [0.44, 0.44] and level.get_color() == FIXED["full"].light
+    (legend,) = left.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["full", "hash", "feature", "mult"]
+
+
+def test_a_drawing_of_curves_has_bands_and_keeps_a_dollar_sign():
+    curve = [[10, 0.5, 0.01], [20, 0.4, 0.02]]
+    (panel,) = drawing(figure([result("$x$", curve=curve, network="mine")], x="step")).axes
+    assert panel.get_title() == "mine" and len(panel.collections) == 1
+    assert panel.figure.legends[0].get_texts()[0].get_text() == r"\$x\$"
+
+
+def test_a_panel_has_the_numbers_of_its_network():
+    shown = sweep(series=("hash", "feature", "mult"))
+    for panel, network in zip(drawing(shown).axes, ("dcn", "dlrm"), strict=True):
+        lines = {line.get_gid(): line for line in panel.lines}
+        for series in ("hash", "feature", "mult"):
+            points = [p for p in shown.points if p.network == network and p.series == series]
+            assert list(lines[f"points:{series}"].get_xdata()) == [p.x for p in points]
+            assert list(lines[f"points:{series}"].get_ydata()) == [p.test_mean for p in points]
+        assert list(panel.get_xticks()) == [1, 20, 200]
+        low, high = panel.get_xlim()
+        assert low < 1 < 200 < high
+
+
+def abouts(svg):
+    return [element.get("data-about") for element in ET.fromstring(svg).iter() if element.get("data-about")]
+
+
+def test_a_point_of_the_page_says_configuration_mean_deviation_trials_and_size():
+    shown = figure([result("mult", 4, size=540_000_000, trials=5, missing=1, optimizer="amsgrad")])
+    (text,) = abouts(figure_svgs(shown, styles(["mult"]))["dcn"])
+    assert text.splitlines() == [
+        "mult · DCN",
+        "scheme QR(num_collisions=4)",
+        "threshold 0",
+        "optimizer AMSGrad",
+        "threshold 4",  # x
+        "test log loss 0.45000 ± 0.00100",
+        "validation log loss 0.45000 ± 0.00100",
+        "trials 5, 1 missing",
+        "model 135 M parameters, 540 MB",
+        "tables 135 M parameters, 540 MB",
+    ]
+
+
+def test_every_point_has_its_own_text_and_every_colour_is_a_variable():
+    shown = sweep(series=("hash", "mult"))
+    svg = figure_svgs(shown, styles(["full", "hash", "mult"]))["dcn"]
+    points = [p for p in shown.points if p.network == "dcn" and p.x is not None]
+    said = abouts(svg)
+    assert len(said) == len(points)
+    for point, text in zip(points, said, strict=True):
+        assert text.startswith(f"{point.series} · DCN") and f"threshold {point.x:g}" in text
+        assert f"test log loss {point.test_mean:.5f}" in text
+    assert not re.search(r"(stroke|fill): #", svg) and f"var(--c{FIXED['mult'].light[1:]})" in svg
+
+
+def test_curves_show_their_end_first_and_a_text_for_each_step():
+    curve = [[k, 0.8 if k < 25 else 0.46 - k / 1e4, None] for k in range(5, 105, 5)]
+    shown = figure([result(curve=curve), result("hash", curve=[])], x="step", y="validation", y_label="loss")
+    low, high = end_of(panels(shown)["dcn"])
+    assert low < 0.45 and 0.4575 <= high < 0.47  # 0.8, at the beginning, is outside
+    (panel,) = drawing(shown).axes
+    assert panel.get_ylim() == pytest.approx((low, high))
+    looks = styles(["mult", "hash"])
+    said, whole = (abouts(figure_svgs(shown, looks, whole=whole)["dcn"]) for whole in (False, True))
+    assert len(said) == 16 and "step 25, loss 0.45750" in said[0] and "step 100, loss 0.45000" in said[-1]
+    assert len(whole) == 20 and "step 5, loss 0.80000" in whole[0]
+    assert "Show all of training" in html([shown]) and "1 of 2 points have nothing to draw" in html([shown])
+    assert end_of(panels(sweep())["dcn"]) is None and "Show all of training" not in html([sweep()])
+
+
+def test_series_that_coincide_are_told():
+    same = [result(series, x, loss=0.45 + x / 100) for series in ("add", "mult") for x in (1, 2)]
+    near = [result("hash", x, loss=0.45001 + x / 100) for x in (1, 2)]
+    apart = [result("concat", x, loss=0.455 + x / 100) for x in (1, 2)]
+    shown = figure([*near, *same, *apart])
+    assert coinciding(panels(shown)["dcn"]) == ["hash ≈ add = mult"]
+    assert "Drawn on top of each other: hash ≈ add = mult (DCN)." in html([shown])
+    assert [text.get_text() for text in drawing(shown).axes[0].texts] == ["hash ≈ add = mult"]
+    assert "on top of each other" not in html([sweep()])
+
+
+def test_marks_of_an_axis_have_units():
+    points = [result("mult", x, size=400 * 1000 * x) for x in (1, 4, 160)]
+    for axes, ending in (({"x": "parameters"}, "M"), ({"x": "embedding_bytes"}, "MB")):
+        (panel,) = drawing(figure(points, x_log=True, **axes)).axes
+        panel.figure.draw_without_rendering()
+        low, high = panel.get_xlim()
+        texts = [
+            t.get_text() for v, t in zip(panel.get_xticks(), panel.get_xticklabels(), strict=True) if low < v < high
+        ]
+        assert len(texts) > 2 and texts[-1].endswith(ending)
+
+
+def test_a_point_at_zero_has_no_place_on_a_logarithmic_axis():
+    shown = figure([result(x=0), result(x=10)], x_log=True)
+    assert [line.x for line in panels(shown)["dcn"]] == [[10.0]]
+    assert "1 of 2 points have nothing to draw" in html([shown])
+    assert [line.x for line in panels(figure(shown.points))["dcn"]] == [[0.0, 10.0]]
+    low, high = span(panels(sweep())["dcn"], log=True)
+    assert low < 1 < 200 < high
+
+
+def test_points_without_training_show_their_parameters_only():
+    nothing = dict.fromkeys(("validation_mean", "validation_sd", "auc_mean", "auc_sd"))
+    counted = figure(
+        [result(loss=None, sd=None, trials=0, optimizer="", size=4000, **nothing)], y="parameters", y_log=True
+    )
+    (panel,) = drawing(counted).axes
+    assert list(panel.lines[0].get_ydata()) == [1100] and panel.get_yscale() == "log"
+    (text,) = abouts(figure_svgs(counted, styles(["mult"]))["dcn"])
+    assert "not trained" in text
+    assert "nan" not in html([counted]).split("<script>")[0].lower()
+
+
+def test_series_look_the_same_everywhere_and_different_from_each_other():
+    names = ["mine", "mult", "full", *(f"other {k}" for k in range(len(OTHERS) - 1))]
+    looks = styles(names)
+    assert looks["mult"] == FIXED["mult"] and list(looks)[:2] == ["full", "mult"]
+    assert len({s.light for s in looks.values()}) == len({s.marker for s in looks.values()}) == len(names)
+
+
+def test_table_1_is_a_table_too():
+    points = [
+        result("path", hidden, loss=loss, sd=0.00002, network=network)
+        for network, values in LOSSES.items()
+        for hidden, loss in values.items()
+    ]
+    text = html([figure(points, name="table1", title="Table 1", x_label="hidden layer", x_log=True)])
+    assert ">0.45263 ± 0.00002</td>" in text
+    assert "<strong>0.45252 ± 0.00002</strong>" in text and "<strong>0.45252</strong>" in text
+    assert "<strong>0.45254 ± 0.00002</strong>" in text and "<strong>0.45254</strong>" not in text  # a tie, here
+
+
+def test_markdown_keeps_a_bar_in_its_cell():
+    assert words.table([["a|b", "c"], ["1", "2"]]) == ["| a\\|b | c |", "|---|---|", "| 1 | 2 |"]

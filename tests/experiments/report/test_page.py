@@ -1,0 +1,114 @@
+"""The HTML page: one file with every point and number, and nothing from a file becomes markup."""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[report]"')
+
+from made_up_results import DATA, figure, result, sweep
+from report_pages import Reader
+
+from quorem.experiments.report import draw, page
+from quorem.experiments.report.page import html, sections
+from quorem.experiments.report.styles import FIXED, OTHERS
+
+EVIL = "</script><script>alert('<b>&amp;\"')</script>"
+
+
+def test_the_page_is_one_file_that_asks_nothing_of_a_network(tmp_path):
+    page([sweep()], tmp_path / "deep" / "page.html")
+    read = Reader((tmp_path / "deep" / "page.html").read_text(encoding="utf-8"))
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page.html"]
+    assert not [a for tag, a in read.tags if tag in ("link", "img", "iframe") or a.get("src")]
+    policy = next(a["content"] for _, a in read.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy and "connect-src" not in policy and "http" not in policy
+    assert len(read.having(class_="plot")) == 4 == sum(tag == "svg" for tag, _ in read.tags)
+
+
+def test_no_figures_is_an_error_and_no_points_is_said(tmp_path):
+    with pytest.raises(ValueError, match="at least one figure"):
+        page([], tmp_path / "page.html")
+    text = Reader(html([figure([])])).text
+    assert "No point of any figure is trained yet." in text and "No point of this figure is trained yet." in text
+    with pytest.raises(ValueError, match=r"'figure6'.* must have points"):
+        draw(figure([]), tmp_path / "figure6")
+
+
+def test_every_point_of_every_figure_has_a_row_with_command_and_configuration():
+    figures = [sweep(), sweep(name="mine", title="Mine", x="embedding_bytes")]
+    read = Reader(html(figures))
+    assert len(read.having(class_="point")) == sum(len(f.points) for f in figures) == 28
+    assert sum(tag == "details" for tag, _ in read.tags) == 28
+    for point in figures[0].points:
+        assert point.command in read.text and json.dumps(point.config, indent=1, sort_keys=True) in read.text
+    assert {json.loads(a["data-keys"])[0] for a in read.having(class_="point")} == {"Figure 6", "Mine"}
+
+
+def test_headings_of_the_points_are_buttons_that_tell_their_order():
+    text = html([sweep()])
+    table = text[text.index('<table id="points"') :]
+    head = Reader(table[table.index("<thead>") : table.index("</thead>") + 8])
+    headings = [a for tag, a in head.tags if tag == "th"]
+    assert all(a["aria-sort"] == "none" and a["scope"] == "col" for a in headings)
+    assert sum(tag == "button" for tag, _ in head.tags) == len(headings)
+
+
+def test_claim_numbers_and_makers_are_on_the_page():
+    text = Reader(html([sweep(paper="What they <say>.")])).text
+    for part in ("What they <say>.", "quorem reproduce all", "a machine", "torch 2.13.0", "abc1234", "2026-01-02"):
+        assert part in text
+    assert "mult at threshold 1, test 0.45500 ± 0.00100, 3.41% above full tables" in text  # 0.455 / 0.44
+
+
+def test_what_comes_from_files_is_text_and_never_markup():
+    point = result(EVIL, 1, command=EVIL, optimizer=EVIL, network=EVIL)
+    text = html([figure([point], {"name": EVIL, EVIL: EVIL}, name="evil", title=EVIL, x_label=EVIL, paper=EVIL)])
+    read = Reader(text)
+    assert EVIL not in text
+    assert sum(tag == "script" for tag, _ in read.tags) == 1
+    assert read.text.count(EVIL) > 8
+    assert any(EVIL in (a.get("data-about") or "") for _, a in read.tags)
+
+
+def test_one_run_without_a_curve_has_no_empty_axes_and_is_compared_with_nothing():
+    text = html([figure([result(curve=[])], x="step")])
+    said = Reader(text).text
+    assert "<svg" not in text and "1 of 1 points have nothing to draw, since they trained" in said
+    assert "What a byte buys" not in said and "One figure, 1 point;" in said
+
+
+def test_missing_and_failed_trials_are_said():
+    others = {"adagrad": {"trials": 4}, "amsgrad": {"trials": 5}}
+    text = Reader(html([figure([result(trials=4, missing=1, failed=1, others=others), result("hash")])])).text
+    assert "1 of 15 trials are missing, 1 of them failed." in text and "4 (1 missing, 1 failed)" in text
+    assert "missing" not in Reader(html([sweep()])).text
+
+
+def test_figures_stand_by_their_data():
+    other = {**DATA, "identity": "2"}
+    figures = [sweep(), sweep(data=other), sweep(data={**DATA, "path": "elsewhere"}), sweep(data=None)]
+    assert {name: [figures.index(f) for f in found] for name, found in sections(figures).items()} == {
+        "made-up": [0, 2],
+        "made-up (2)": [1],
+        "data": [3],
+    }
+    second = html(figures).split('<section id="d')[2]
+    assert second.count("<svg") == 4  # two networks of its figure, and of its trade-off
+
+
+@pytest.mark.parametrize("ground", ["light", "dark"])
+def test_colours_have_a_contrast_of_three_to_one(ground):
+    """By the definition of WCAG 2, on the ground of the cards."""
+
+    def luminance(colour):
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    card = luminance({"light": "#ffffff", "dark": "#181d24"}[ground])
+    assert re.search(r"--card: #ffffff.*--card: #181d24", html([sweep()]), re.DOTALL)
+    for style in (*FIXED.values(), *OTHERS):
+        low, high = sorted([luminance(getattr(style, ground)), card])
+        assert (high + 0.05) / (low + 0.05) >= 3, style

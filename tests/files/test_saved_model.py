@@ -1,0 +1,298 @@
+"""``quorem.save`` and ``quorem.load``: every scheme comes back as it was, and what does not fit is refused by name."""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from oracles import CASES, DTYPES, FEW, D, N, fill_
+from safetensors import safe_open
+
+from quorem import (
+    QR,
+    Custom,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    GeneralizedQR,
+    HotCold,
+    Pool,
+    Table,
+    quantize_,
+)
+from quorem.files.saved_model import load, save
+from quorem.models import DCN, DLRM, DeepFM
+from quorem.modules.lookup import Tables
+from quorem.paper.partitions import ExplicitPartition
+
+IDS = torch.arange(N)
+
+
+def collection(**options: object) -> EmbeddingCollection:
+    groups = ExplicitPartition([i * i % 7 for i in range(N)])
+    tables = [
+        Table("user", N, D, QR(4)),
+        Table("item.id", N, D, CASES["path-mlp"], padding_idx=3),
+        Table("day", 7, D, Full()),
+        Table("shop", N, D, CASES["path-mlp"]),
+        Table("car", N, D, Custom((groups,), check=False)),
+        Table("words", 10**12, D, GeneralizedQR(4, permute=5)),
+        Table("raw", 2**40, D, GeneralizedQR(4), raw_ids=True, padding_idx=2**64 - 5),
+    ]
+    return fill_(EmbeddingCollection(tables, **options))
+
+
+def assert_same(a: Tables, b: Tables) -> None:
+    assert type(a) is type(b) and a.padding_ids == b.padding_ids and a.names == b.names and a.raw_ids == b.raw_ids
+    assert a.specs == tuple(replace(spec, fallback=None) for spec in b.specs)
+    assert all(torch.equal(x, y) for x, y in zip(a.layout, b.layout, strict=True))
+    assert {name: value.dtype for name, value in a.state_dict().items()} == {
+        name: value.dtype for name, value in b.state_dict().items()
+    }
+    for name, value in a.state_dict().items():
+        assert torch.equal(value, b.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_scheme(case: str, tmp_path: Path) -> None:
+    module = fill_(Embedding(N, D, replace(CASES[case], permute=2), padding_idx=7))
+    save(module, tmp_path / "table")
+    other = load(tmp_path / "table")
+    assert_same(module, other)
+    assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
+
+
+COLD = ExplicitPartition([i % 7 for i in range(45)])
+HOT_COLD = {
+    "qr": HotCold(5, cold=QR(4), force=True),
+    "rest": HotCold(5, cold=QR(4, operation="concat", permute=3), num_rest=10, force=True),
+    "path": HotCold(5, cold=CASES["path-mlp"], num_rest=10, force=True),
+    "map": HotCold(5, cold=Custom((COLD,), check=False), num_rest=10, force=True),
+    "no cold": HotCold(20, cold=QR(4), num_rest=40, force=True),
+    "no hot": HotCold(0, cold=GeneralizedQR(2), num_rest=10, force=True),
+    "all cold": HotCold(0, cold=QR(4)),
+    "pool": HotCold(5, cold=Pool(40), num_rest=10, force=True),
+}
+COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("frequencies", [None, COUNTS], ids=["by frequency", "ranked"])
+@pytest.mark.parametrize("case", HOT_COLD)
+def test_hot_and_cold_ids(case: str, frequencies: torch.Tensor | None, tmp_path: Path) -> None:
+    module = fill_(Embedding(N, D, HOT_COLD[case], padding_idx=7, frequencies=frequencies))
+    save(module, tmp_path / "table")
+    other = load(tmp_path / "table")
+    assert_same(module, other)
+    assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
+
+
+def pooled(**options: object) -> EmbeddingCollection:
+    """Pools of two widths, a table that two features read, paths behind hot ids, lists of ids."""
+    tables = [
+        Table("user", N, D, HotCold(5, cold=Pool(40), num_rest=10), frequencies=COUNTS),
+        Table("item", N, D, HotCold(3, cold=Pool(40)), features=("clicked", "seen"), padding_idx=2),
+        Table("shop", N, 6, HotCold(3, cold=Pool(40))),
+        Table("city", N, D, HOT_COLD["path"], features=("from", "to"), frequencies=COUNTS),
+        Table("day", 7, D),
+    ]
+    return fill_(EmbeddingCollection(tables, **options))
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_pools_and_tables_of_several_features(bits: int, tmp_path: Path) -> None:
+    module = pooled()
+    if bits:
+        quantize_(module, bits)
+    save(module, tmp_path / "tables")
+    other = load(tmp_path / "tables")
+    assert_same(module, other)
+    assert other.features == module.features and other.bits == bits and other.dtype == torch.float32
+    ids = torch.randint(0, 7, (9, 7))
+    assert torch.equal(module(ids), other(ids))
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_a_table_of_a_pool_alone(bits: int, tmp_path: Path) -> None:
+    module = pooled()
+    if bits:
+        save(quantize_(pooled(), bits), tmp_path / "tables")
+        with pytest.raises(ValueError, match=r"table \('user'\) of .* is stored in pieces of 6 numbers"):
+            load(tmp_path / "tables", table="user")
+        hot = {"user": HotCold(5, cold=Pool(40), num_rest=10), "item": HotCold(3, cold=Pool(40))}
+        tables = [Table(name, N, D, scheme, unknown="hash", frequencies=COUNTS) for name, scheme in hot.items()]
+        module = quantize_(fill_(EmbeddingCollection(tables)), bits)
+    save(module, tmp_path / "tables")
+    for t, name in enumerate(("user", "item") if bits else ("user", "item", "shop")):
+        alone = load(tmp_path / "tables", table=name)
+        assert isinstance(alone, Embedding) and alone.bits == bits and alone.unknown == (module.unknown[t],)
+        torch.testing.assert_close(alone.to_dense(), module.to_dense()[name])
+        if bits:
+            unknown = torch.tensor([-1, N, 2**40])
+            torch.testing.assert_close(alone(unknown), module(unknown[:, None].expand(3, 2))[:, t])
+    raw = [Table(name, 2**40, D, HotCold(3, cold=Pool(2**20, 4)), raw_ids=True) for name in "ab"]
+    save(EmbeddingCollection(raw), tmp_path / "tables")
+    with pytest.raises(ValueError, match=r"table \('a'\) of .* must be loaded with the whole file: 1,099,.* cold ids"):
+        load(tmp_path / "tables", table="a")
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_scheme_in_every_dtype_and_bits(dtype: torch.dtype, bits: int, tmp_path: Path) -> None:
+    for scheme in CASES.values():
+        module = fill_(Embedding(N, D, scheme, padding_idx=7, dtype=dtype))
+        module = quantize_(module, bits) if bits else module
+        save(module, tmp_path / "table")
+        other = load(tmp_path / "table")
+        assert_same(module, other)
+        assert other.bits == bits and other.dtype == dtype and other.stored.requires_grad == (bits == 0)
+        assert torch.equal(module(IDS), other(IDS))
+
+
+def test_one_quantized_table_alone(tmp_path: Path) -> None:
+    module = quantize_(fill_(EmbeddingCollection([Table("a", N, D, QR(4)), Table("b", N, D, CASES["path-mlp"])])), 4)
+    save(module, tmp_path / "tables")
+    for name in "ab":
+        assert torch.equal(load(tmp_path / "tables", table=name).to_dense(), module.to_dense()[name])
+    mixed = quantize_(EmbeddingCollection([Table("a", N, D), Table("b", N, 3)]), 8)
+    save(mixed, tmp_path / "tables")
+    with pytest.raises(
+        ValueError, match=r"table \('a'\) of .* is stored in pieces of 3 numbers and must be loaded with"
+    ):
+        load(tmp_path / "tables", table="a")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", FEW)
+def test_every_dtype_of_bags(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    options = {"mode": "sum", "include_last_offset": True, "on_invalid_id": "raise", "dtype": dtype}
+    module = fill_(EmbeddingBag(N, D, CASES[case], **options))
+    save(module, tmp_path / "bag")
+    other = load(tmp_path / "bag")
+    assert_same(module, other)
+    assert (other.mode, other.include_last_offset, other.on_invalid_id) == ("sum", True, "raise")
+    offsets = torch.tensor([0, 5, 5, N])
+    assert torch.equal(module(IDS, offsets), other(IDS, offsets))
+
+
+def test_collections(tmp_path: Path) -> None:
+    module = collection(mode="sum", sparse=True)
+    save(module, tmp_path / "tables")
+    other = load(tmp_path / "tables")
+    assert_same(module, other)
+    assert other.mode == "sum" and other.sparse
+    ids = torch.randint(0, 7, (5, 7))
+    assert torch.equal(module(ids), other(ids))
+
+
+@pytest.mark.parametrize("in_network", [False, True])
+def test_one_table_alone(in_network: bool, tmp_path: Path) -> None:
+    module = collection()
+    save(DLRM(module, num_dense=2, bottom=(4,), top=(4,)) if in_network else module, tmp_path / "tables")
+    for feature, name in enumerate(module.names):
+        table = load(tmp_path / "tables", table=name)
+        assert type(table) is Embedding and table.specs[0] == module.specs[feature]
+        assert table.padding_idx == module.padding_ids[feature] and table.raw_ids[0] == module.raw_ids[feature]
+        assert all(torch.equal(a, b) for a, b in zip(table.tables(), module.tables(feature), strict=True))
+        if name not in ("words", "raw"):  # 10**12 ids
+            assert torch.equal(table.to_dense(), module.dense(feature))
+    with pytest.raises(ValueError, match=r"table \('shoe'\) of .*tables must be one of 'user', 'item.id', 'day',"):
+        load(tmp_path / "tables", table="shoe")
+    save(Embedding(N, D, QR(4)), tmp_path / "single")
+    with pytest.raises(ValueError, match=r"table \('user'\) of .*single must be None: the file holds a single table"):
+        load(tmp_path / "single", table="user")
+
+
+NETWORKS = {
+    "dlrm": lambda tables: DLRM(tables, num_dense=3, bottom=(8, 4), top=(6,)),
+    "dlrm-raw": lambda tables: DLRM(tables, num_dense=3, bottom=(), top=(6, 5), raw_dense=True),
+    "dlrm-no-dense": lambda tables: DLRM(tables, num_dense=0, top=(6,)),
+    "dcn": lambda tables: DCN(tables, num_dense=3, deep=(7, 5), num_cross=2),
+    "deepfm": lambda tables: DeepFM(tables, num_dense=3, deep=(7, 5)),
+    "dcn-double": lambda tables: DCN(tables.double(), num_dense=3, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, tmp_path: Path) -> None:
+    network = NETWORKS[name](collection())
+    save(network, tmp_path / "net")
+    state = torch.get_rng_state()
+    other = load(tmp_path / "net")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(other) is type(network)
+    assert_same(network.embeddings, other.embeddings)
+    ids, dense = torch.randint(0, 7, (5, 7)), torch.rand(5, network.num_dense, dtype=network.output.weight.dtype)
+    assert torch.equal(network(dense, ids), other(dense, ids))
+    other(dense, ids).sum().backward()  # it trains
+
+
+def test_a_network_around_a_single_table(tmp_path: Path) -> None:
+    network = DLRM(Embedding(N, D, QR(4)), num_dense=2, bottom=(4,), top=(4,), embedding_dims=(D, D))
+    save(network, tmp_path / "net")
+    ids, dense = torch.randint(0, N, (5, 2)), torch.rand(5, 2)
+    assert torch.equal(network(dense, ids), load(tmp_path / "net")(dense, ids))
+
+
+def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
+    network = DLRM(collection(), num_dense=2, bottom=(4,), top=(4,))
+    network.embeddings.stored.requires_grad_(False)
+    network.output.bias.requires_grad_(False)
+    save(network, tmp_path / "net")
+    frozen = [name for name, p in load(tmp_path / "net").named_parameters() if not p.requires_grad]
+    assert frozen == ["embeddings.stored", "output.bias"]
+    assert not load(tmp_path / "net", table="user").stored.requires_grad
+
+
+def test_a_table_that_stayed_full_comes_back_without_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with pytest.warns(UserWarning, match="1 of 1 tables stay full"):
+        module = Embedding(3, D, QR(4, operation="feature"))
+    save(module, tmp_path / "table")
+    recwarn.clear()
+    assert load(tmp_path / "table")(torch.tensor([2])).shape == module(torch.tensor([2])).shape == (1, 1, D)
+    assert not list(recwarn)
+
+
+def test_parameters_are_the_mapped_file_and_private(tmp_path: Path) -> None:
+    module = collection()
+    save(module, tmp_path / "tables")
+    before = (tmp_path / "tables").read_bytes()
+    other = load(tmp_path / "tables", verify=False)
+    distances = [p.data_ptr() - before.index(p.detach().numpy().tobytes()) for p in other.parameters()]
+    assert len(set(distances)) == 1  # they lie in memory as in the file: it is mapped, not copied
+    with torch.no_grad():
+        other.stored.zero_()
+    assert (tmp_path / "tables").read_bytes() == before
+    assert_same(module, load(tmp_path / "tables"))
+
+
+def test_what_was_loaded_is_saved_by_torch(tmp_path: Path) -> None:
+    tables = [Table("a", 20_000, D), Table("b", N, D, HOT_COLD["rest"], frequencies=COUNTS)]
+    save(quantize_(DLRM(EmbeddingCollection(tables))), tmp_path / "model")
+    model, b = load(tmp_path / "model"), load(tmp_path / "model", table="b")
+    torch.save(model.state_dict(), tmp_path / "state")  # rows of bytes, lists of integers, layers of floats
+    state = torch.load(tmp_path / "state", weights_only=False)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert len(pickle.dumps(b)) < 20_000  # without the other table
+
+
+def test_rows_that_lag_behind_are_saved_up_to_date(tmp_path: Path) -> None:
+    from quorem import optim
+
+    module = fill_(Embedding(N, D, QR(4)))
+    optim.apply_in_backward(module, optim.Adam, lr=0.1)
+    for i in (0, 1, 2):
+        module(torch.tensor([i])).sum().backward()
+    save(module, tmp_path / "table")
+    assert torch.equal(load(tmp_path / "table").to_dense(), module.to_dense())
+
+
+def test_other_readers_of_safetensors_read_it(tmp_path: Path) -> None:
+    module = collection(dtype=torch.bfloat16)
+    save(module, tmp_path / "tables.safetensors")
+    with safe_open(tmp_path / "tables.safetensors", "pt") as file:
+        for name, value in module.named_parameters():
+            assert torch.equal(file.get_tensor(name), value)

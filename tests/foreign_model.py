@@ -1,0 +1,100 @@
+"""A model of torch.nn, compressed, trained and saved by a tool, then loaded in a process without its data."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import quorem
+from quorem.planner import Plan
+
+KINDS = ("qr", "counts", "quantized")
+SCRIPT = "import runpy, sys, foreign_model as f; f.load_all(runpy.run_path(sys.argv[1])['load'], sys.argv[2])"
+
+
+class Recommender(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Embedding(3000, 16)
+        self.items = nn.EmbeddingBag(2000, 16, mode="sum")
+        self.top = nn.Linear(32, 1)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        return self.top(torch.cat([self.users(users), self.items(items)], 1)).flatten()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return torch.randint(0, 3000, (64,), generator=draw), torch.randint(0, 2000, (64, 5), generator=draw)
+
+
+def counts() -> dict[str, Tensor]:
+    """Few ids are frequent, and they are not the first."""
+    draw = torch.Generator().manual_seed(9)
+    sizes = {"users": 3000, "items": 2000}
+    return {
+        name: (10_000 / torch.arange(1, n + 1)).long()[torch.randperm(n, generator=draw)] for name, n in sizes.items()
+    }
+
+
+def empty(kind: str, folder: Path) -> nn.Module:
+    """The model as a process builds it that has the plan, but neither counts nor data."""
+    model = Recommender()
+    quorem.compress_(model, Plan.from_json((folder / "plan.json").read_text()) if kind == "counts" else quorem.QR(4))
+    return quorem.quantize_(model) if kind == "quantized" else model
+
+
+def trained(kind: str, folder: Path) -> nn.Module:
+    torch.manual_seed(0)
+    model = Recommender()
+    plan = quorem.plan(model, 120_000, frequencies=counts())
+    assert all(table.ranked for table in plan.tables)
+    (folder / "plan.json").write_text(plan.to_json())
+    quorem.compress_(model, plan if kind == "counts" else quorem.QR(4), frequencies=counts())
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
+    return quorem.quantize_(model) if kind == "quantized" else model
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        model(*batch(step)).square().mean().backward()
+        optimizer.step()
+
+
+def facts_of(model: nn.Module) -> dict[str, Tensor]:
+    """Everything that must come back: the state, the vectors of all ids, and what the model answers."""
+    tables = {f"{name} dense": getattr(model, name).to_dense().detach() for name in ("users", "items")}
+    return {**model.state_dict(), **tables, "answers": model.eval()(*batch(99)).detach()}
+
+
+def load_all(load: Callable[[nn.Module, Path], nn.Module | None], root: str) -> None:
+    """In the fresh process: load every kind, and write down what came back."""
+    for kind in KINDS:
+        folder = Path(root) / kind
+        model = empty(kind, folder)
+        torch.save(facts_of(load(model, folder) or model), folder / "loaded.pt")
+
+
+def check_tool(file: str, save: Callable[[nn.Module, Path], None], root: Path) -> None:
+    """What ``save`` saved comes back bit for bit by the ``load`` of the test file, in a fresh process."""
+    expected = {}
+    for kind in KINDS:
+        folder = root / kind
+        folder.mkdir()
+        model = trained(kind, folder)
+        save(model, folder)
+        expected[kind] = facts_of(model)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, str(root)]
+    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for kind, facts in expected.items():
+        loaded = torch.load(root / kind / "loaded.pt", weights_only=True)
+        assert loaded.keys() == facts.keys()
+        for name, value in facts.items():
+            assert torch.equal(loaded[name], value), f"{kind}: {name}"

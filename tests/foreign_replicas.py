@@ -1,0 +1,93 @@
+"""A compressed model of torch.nn in two processes; ``integrations/test_distributed.py`` starts them."""
+
+import copy
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from foreign_model import KINDS, batch, facts_of, train, trained
+from replicas import shard_
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+from quorem.optim import Adam
+
+STEPS = range(3)
+
+
+def train_wrapped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Each process has batches of its own."""
+    for step in STEPS:
+        optimizer.zero_grad()
+        model(*batch(100 + 2 * step + dist.get_rank())).square().mean().backward()
+        optimizer.step()
+
+
+def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What ``train_wrapped`` must do, by one process: the mean of both gradients."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for step in STEPS:
+        both = []
+        for rank in range(2):
+            loss = model(*batch(100 + 2 * step + rank)).square().mean()
+            both.append([g.to_dense() for g in torch.autograd.grad(loss, parameters)])
+        for parameter, first, second in zip(parameters, *both, strict=True):
+            parameter.grad = first / 2 + second / 2
+        optimizer.step()
+
+
+def adam(model: nn.Module) -> Adam:
+    return Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+
+
+def models(kind: str, steps: int) -> list[tuple[nn.Module, Adam]]:
+    """A model and its twin that have trained some steps: rows that were not read lag behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = trained(kind, Path(folder))
+    found = []
+    for each in (model, copy.deepcopy(model)):
+        for table in (each.users, each.items):
+            table.sparse = kind != "quantized"
+        optimizer = adam(each)
+        train(each, optimizer, range(steps))
+        found.append((each, optimizer))
+    return found
+
+
+def assert_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+
+
+def data_parallel() -> None:
+    for kind in KINDS:
+        for steps in (0, 3):
+            (model, ours), (twin, theirs) = models(kind, steps)
+            wrapped = DistributedDataParallel(model)
+            assert_equal(model.state_dict(), twin.state_dict())
+            train_wrapped(wrapped, ours)
+            train_alone(twin, theirs)
+            assert_equal(facts_of(model), facts_of(twin))
+
+
+def sharded() -> None:
+    """By ``fully_shard``, whose optimizer is made afterwards; then saved, and loaded into an empty model."""
+    whole = StateDictOptions(full_state_dict=True)
+    for kind in KINDS:
+        for steps in (0, 3):
+            (model, _), (twin, _) = models(kind, steps)
+            for table in (model.users, model.items, twin.users, twin.items):
+                table.sparse = False
+            shard_(model)
+            assert_equal(get_model_state_dict(model, options=whole), twin.state_dict())
+            train_wrapped(model, adam(model))
+            train_alone(twin, adam(twin))
+            assert_equal(get_model_state_dict(model, options=whole), twin.state_dict())
+            assert torch.equal(model(*batch(99)), twin(*batch(99)))
+
+
+CASES: list[Callable[[], None]] = [data_parallel, sharded]

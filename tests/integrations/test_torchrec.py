@@ -1,0 +1,203 @@
+"""quorem's tables as TorchRec's, in one process: every scheme equals the single-device collection."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import oracles
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import quorem
+
+pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
+
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec_tables import FEW, FREQUENCIES, NAMES, SHARDS, D, N, collection_of, expected, features_of, jagged
+
+from quorem.integrations import torchrec as integration
+from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, names
+
+CASES = {name: scheme for name, scheme in oracles.CASES.items() if "dims" not in name}
+CASES["qr-dims"] = quorem.QR(4, operation="concat", dims=(8, 40))
+PERMUTED = quorem.QR(4, operation="add", permute=3)
+
+
+POOL = quorem.Pool(40, num_partitions=2)
+HOT = {
+    "hot-pool": quorem.HotCold(10, cold=POOL, num_rest=5),
+    "hot-pool-ranked": quorem.HotCold(4, cold=POOL),
+    "cold-pool": quorem.HotCold(0, cold=POOL),
+    "hot-add": quorem.HotCold(10, cold=quorem.QR(4, operation="add", permute=1)),
+    "hot-add-ranked": quorem.HotCold(10, cold=quorem.ChineseRemainder(2, operation="add"), num_rest=9),
+    "hot-mult": quorem.HotCold(10, cold=quorem.QR(4), num_rest=20),
+    "hot-mult-ranked": quorem.HotCold(10, cold=quorem.GeneralizedQR(3)),
+    "hot-concat": quorem.HotCold(10, cold=quorem.QR(4, operation="concat"), num_rest=1),
+    "hot-path-ranked": quorem.HotCold(10, cold=quorem.Path(4, (5,)), num_rest=3, force=True),
+    "hot-only": quorem.HotCold(20, cold=quorem.Full(), num_rest=40),
+}
+
+
+def all_tables(pad: bool = True) -> list[quorem.Table]:
+    """Every scheme and operation; every third table has a padding id, the last ones are read by two features."""
+    schemes = {**CASES, "permuted": PERMUTED, **HOT}
+    tables = [
+        quorem.Table(
+            name,
+            N,
+            D,
+            scheme,
+            padding_idx=7 if pad and i % 3 == 0 else None,
+            frequencies=FREQUENCIES if "ranked" in name else None,
+        )
+        for i, (name, scheme) in enumerate(schemes.items())
+    ]
+    for name, scheme in {
+        "add": PERMUTED,
+        "mult": quorem.QR(4),
+        "path": CASES["path-mlp"],
+        "pool": HOT["hot-pool"],
+    }.items():
+        tables.append(quorem.Table(f"two-{name}", N, D, scheme, features=(f"{name}-x", f"{name}-y")))
+    return tables
+
+
+def gradients(module: EmbeddingBagCollection | EmbeddingCollection) -> dict[str, Tensor]:
+    """Gradients by quorem's names of the stored tables and the networks."""
+    grads = {}
+    for key, sizes in names.table_rows(module).items():
+        grads.update(zip(sizes, module.get_parameter(key).grad.split(list(sizes.values())), strict=True))
+    return grads | {name: p.grad for name, p in module.compose.named_parameters()}
+
+
+def expected_gradients(collection: quorem.EmbeddingCollection) -> dict[str, Tensor]:
+    stored = next(p for name, p in collection.named_parameters() if not name.startswith("paths."))
+    networks = {name: p.grad for name, p in collection.named_parameters() if name.startswith("paths.")}
+    return dict(collection.named_tables(stored.grad)) | networks
+
+
+def assert_same(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert set(actual) == set(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+@SHARDS
+def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weighted: bool, shards: Any) -> None:
+    tables = all_tables()
+    collection = collection_of(tables, mode)
+    module = integration.from_collection(collection, is_weighted=weighted, **shards)
+    features = jagged(features_of(tables), 5, weighted=weighted)
+    if weighted:
+        features.weights().requires_grad_()
+    out, wanted = module(features), expected(collection, features)
+    assert out.keys() == features_of(tables)
+    torch.testing.assert_close(out.values(), wanted, rtol=1e-5, atol=1e-5)
+    slope = torch.randn(wanted.shape)
+    grads = torch.autograd.grad((wanted * slope).sum(), features.weights(), retain_graph=True) if weighted else ()
+    (wanted * slope).sum().backward()
+    if weighted:
+        features.weights().grad = None
+    (out.values() * slope).sum().backward()
+    assert_same(gradients(module), expected_gradients(collection))
+    for grad in grads:
+        torch.testing.assert_close(features.weights().grad, grad, rtol=1e-5, atol=1e-5)
+
+
+@SHARDS
+def test_vectors_of_every_scheme_equal_the_dense_tables(shards: Any) -> None:
+    tables = all_tables()
+    collection = collection_of(tables)
+    module = EmbeddingCollection(tables, **shards)
+    integration.copy_state_(module, collection)
+    features = jagged(features_of(tables), 5)
+    out = module(features)
+    assert list(out) == features_of(tables)
+    total = torch.zeros(())
+    for name, t in zip(collection.features, collection.table_of, strict=True):
+        part = features[name]
+        wanted = collection.dense(t).flatten(1)[part.values()]
+        torch.testing.assert_close(out[name].values(), wanted, rtol=1e-5, atol=1e-5, msg=name)
+        assert torch.equal(out[name].lengths(), part.lengths())
+        slope = torch.randn(wanted.shape)
+        (wanted * slope).sum().backward()
+        total = total + (out[name].values() * slope).sum()
+    total.backward()
+    assert_same(gradients(module), expected_gradients(collection))
+
+
+def test_bags_equal_embedding_bag_of_the_dense_table() -> None:
+    tables = all_tables(pad=False)
+    module = EmbeddingBagCollection(tables, mode="mean")
+    dense = integration.to_collection(module).to_dense()
+    features = jagged(features_of(tables), 3)
+    out = module(features)
+    for table in tables:
+        for name in table.features:
+            part = features[name]
+            bags = F.embedding_bag(part.values(), dense[table.name].flatten(1), part.offsets()[:-1], mode="mean")
+            torch.testing.assert_close(out[name], bags, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_tables_are_drawn_as_the_single_device_collection() -> None:
+    schemes = {op: quorem.QR(100, operation=op) for op in ("add", "mult", "concat")}
+    schemes |= {"full": quorem.Full(), "path": quorem.Path(4, ())}
+    tables = [quorem.Table(name, 10_000, 16, scheme) for name, scheme in schemes.items()]
+    torch.manual_seed(0)
+    made = dict(integration.to_collection(EmbeddingBagCollection(tables)).named_tables())
+    for name, table in quorem.EmbeddingCollection(tables).named_tables():
+        low, high = table.min().item(), table.max().item()
+        slack = 0.1 * (high - low)
+        assert made[name].min() > low - slack and made[name].max() < high + slack, name
+        assert made[name].std().item() == pytest.approx(table.std().item(), rel=0.2), name  # of 800 numbers or more
+
+
+@SHARDS
+def test_collections_convert_both_ways(shards: Any) -> None:
+    collection = collection_of(all_tables(), "mean")
+    back = integration.to_collection(integration.from_collection(collection, **shards))
+    assert back.mode == "mean" and back.specs == collection.specs and back.padding == collection.padding
+    for key, value in collection.state_dict().items():
+        assert torch.equal(back.state_dict()[key], value), key
+    unpooled = EmbeddingCollection(all_tables(), **shards)
+    integration.copy_state_(unpooled, collection)
+    again = integration.to_collection(unpooled).state_dict()
+    assert all(torch.equal(again[key], value) for key, value in collection.state_dict().items())
+
+
+def test_a_plan_becomes_tables_in_one_call() -> None:
+    draw = torch.Generator().manual_seed(0)
+    counts = {n: (1e4 / (1 + torch.arange(n))).long()[torch.randperm(n, generator=draw)] for n in (900, 500, 9)}
+    tables = [quorem.Table(f"t{n}", n, 8, frequencies=count) for n, count in counts.items()]
+    plan = quorem.plan(tables, "26kB", optimizer="adagrad")
+    assert any(isinstance(getattr(scheme, "cold", None), quorem.Pool) for scheme in plan.values()), plan
+    module = EmbeddingBagCollection(plan.applied_to(tables))
+    collection = integration.to_collection(module)
+    rows = collection.row_numbers(torch.stack([torch.arange(9)] * 3, 1))
+    for f, table in enumerate(tables):
+        part = KeyedJaggedTensor([t.name for t in tables], torch.arange(27) % 9, lengths=torch.ones(27).int())
+        stored = torch.cat([collection.stored, torch.zeros(1, 8)])  # number -1 is no row
+        torch.testing.assert_close(module(part)[table.name], stored[rows[:, f]].sum(1), rtol=1e-5, atol=1e-6)
+
+
+@SHARDS
+def test_half_precision(shards: Any) -> None:
+    collection = quorem.EmbeddingCollection(FEW, mode="sum", dtype=torch.float16)
+    module = integration.from_collection(collection, **shards)
+    features = KeyedJaggedTensor(NAMES, torch.arange(10) % 7, lengths=torch.full((5,), 2))
+    out = module(features)
+    for name, dense in collection.to_dense().items():
+        wanted = dense.float()[features[name].values()].sum(0, keepdim=True)
+        torch.testing.assert_close(out[name], wanted, rtol=1e-2, atol=1e-3)
+
+
+def test_the_install_line_of_the_document_is_that_of_the_makefile() -> None:
+    root = Path(__file__).parents[2]
+    (version,) = re.findall(r"^TORCHREC := (\S+)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    line = f'pip install ".[torchrec-cpu]" && pip install --no-deps {version} '
+    assert line in (root / "docs" / "torchrec.md").read_text(encoding="utf-8")
+    assert f"--no-deps {version}" in Path(integration.__file__).read_text(encoding="utf-8")

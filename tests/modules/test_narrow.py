@@ -1,0 +1,383 @@
+"""Narrow rows: rows of d numbers, composed and pooled in d, then one learned matrix ``[d, D]`` of the table."""
+
+import copy
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import fill_, twin_of
+from torch import Tensor, nn
+
+import quorem
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
+from quorem.fit import fit_
+from quorem.integrations.features import features_of
+from quorem.paper import schemes
+from quorem.paper.schemes import Scheme
+
+N, D, NARROW = 200, 16, 4
+POOL = HotCold(9, cold=Pool(64), num_rest=20, force=True)
+SCHEMES: dict[str, Scheme] = {
+    "full": Full(width=NARROW),
+    "hash": Hash(4, width=NARROW),
+    "mult": QR(4, width=NARROW),
+    "add": QR(4, operation="add", width=NARROW),
+    "concat": QR(4, operation="concat", width=NARROW),
+    "pool": replace(POOL, width=NARROW),
+    "path": Path(4, hidden=(5,), width=NARROW, force=True),
+}
+IDS = torch.tensor([[0, 3], [199, 7], [3, 3]])
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).detach().norm() / expected.detach().norm())
+
+
+# Sizes.
+
+
+def test_a_spec_counts_the_matrix() -> None:
+    spec = QR(4, width=NARROW).spec(1000, D)
+    assert spec.shapes == ((250, 4), (4, 4)) and (spec.width, spec.embedding_dim) == (4, 16)
+    assert spec.num_parameters == 254 * 4 + 4 * 16
+    assert QR(4).spec(1000, D).width == D
+    layers = 4 * 5 + 5 + 5 * 4 + 4
+    assert Path(4, hidden=(5,), width=4).spec(1000, D).num_parameters == 250 * 4 + 4 * layers + 4 * 16
+    for scheme in SCHEMES.values():
+        module = Embedding(N, D, scheme)
+        assert module.num_parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_rows_that_would_not_shrink_the_table_stay_full() -> None:
+    """Full(width=4): 5 rows of 4 and a matrix of 64 numbers are 84, where the table has 80."""
+    for scheme in (Full(width=NARROW), Hash(1, width=NARROW)):
+        with pytest.warns(UserWarning, match="would store 84 parameters where the full table has 80"):
+            module = Embedding(5, D, scheme)
+        assert module.is_full() and not module.narrow and module.stored.shape == (5, D)
+    assert Embedding(5, D, Full(width=NARROW, force=True)).narrow == (0,)
+
+
+def test_schemes_carry_their_width_as_text() -> None:
+    for scheme in SCHEMES.values():
+        assert schemes.from_json(schemes.to_json(scheme)) == scheme
+        assert "width=4" in repr(scheme)
+
+
+def test_errors() -> None:
+    for width in (D, D + 1):
+        with pytest.raises(ValueError, match=rf"width \({width}\) of rows must be below embedding_dim \(16\)"):
+            QR(4, width=width).spec(N, D)
+    with pytest.raises(ValueError, match=r"width \(0\) must be at least 1"):
+        QR(4, width=0)
+    with pytest.raises(ValueError, match=r"width \(3\) must be divisible by the number of partitions \(2\)"):
+        QR(4, operation="concat", width=3).spec(N, D)
+    with pytest.raises(ValueError, match=r"width of cold \(.*\) must be None: all rows have the width of HotCold"):
+        HotCold(9, cold=QR(4, width=4))
+    with pytest.raises(ValueError, match=r"width \(4\) of rows must be embedding_dim \(16\)"):
+        Embedding(N, D, SCHEMES["add"]).row_numbers(IDS)
+    with pytest.raises(ValueError, match=r"scheme \(Full\(width=4\)\) of table 'a' must have width=None"):
+        features_of(EmbeddingCollection([Table("a", N, D, Full(width=4))]))
+    with pytest.raises(ValueError, match=r"matrix must be given for narrow rows"):
+        fit_([torch.empty(N, 4)], Full(width=4).spec(N, D), torch.ones(N, D))
+    with pytest.raises(ValueError, match=r"dense, the table to fit, must be finite"):
+        Embedding(N, D, Full(width=4)).fit_(torch.full((N, D), torch.inf))
+
+
+# Initial values.
+
+
+@pytest.mark.parametrize("case", SCHEMES)
+@pytest.mark.parametrize("init_std", [None, 0.5])
+def test_vectors_start_like_rows_of_a_full_table(case: str, init_std: float | None) -> None:
+    torch.manual_seed(0)
+    n = 20_000
+    scheme = HotCold(100, cold=Pool(2000), width=NARROW) if case == "pool" else SCHEMES[case]
+    module = Embedding(n, D, scheme, init_std=init_std)
+    std = (3 * n) ** -0.5 if init_std is None else init_std
+    assert abs(float(module.to_dense().detach().std()) / std - 1) < 0.1
+    matrix = module.projections[0]
+    torch.testing.assert_close(matrix @ matrix.T, D / NARROW * torch.eye(NARROW), rtol=1e-5, atol=1e-5)
+
+
+def test_distinct_rows_give_distinct_vectors() -> None:
+    for case in ("full", "mult", "add", "concat"):
+        assert Embedding(N, D, SCHEMES[case]).num_duplicates() == 0
+    assert Embedding(N, D, SCHEMES["pool"]).num_duplicates() == 20 - 1
+    assert Embedding(N, D, SCHEMES["hash"]).num_duplicates() == N - N // 4
+
+
+# Collections.
+
+
+def collection(dtype: torch.dtype = torch.float64, **options: object) -> EmbeddingCollection:
+    """Widths 4 and 2 and full rows, a pool of two widths, a table that two features read, and a path."""
+    tables = [
+        Table("a", N, D, QR(4, width=4), padding_idx=3, features=("a1", "a2")),
+        Table("b", N, D),
+        Table("c", N, D, replace(POOL, width=4)),
+        Table("d", N, D, replace(POOL, width=2)),
+        Table("e", N, D, Path(4, hidden=(5,), width=4)),
+        Table("f", N, D, QR(4, operation="feature", width=2)),
+    ]
+    return fill_(EmbeddingCollection(tables, dtype=dtype, **options))
+
+
+def test_a_collection_of_several_widths() -> None:
+    module = collection()
+    assert [tuple(p.shape) for p in module.projections] == [(4, D), (4, D), (2, D), (4, D), (2, D)]
+    assert sorted(module.pools) == ["pool.2", "pool.4"]
+    ids = torch.randint(N, (9, 7), generator=torch.Generator().manual_seed(0))
+    twin = twin_of(module)
+    dense = twin.to_dense()
+    expected = torch.cat(
+        [F.embedding(ids[:, f], dense[module.names[t]].flatten(1)) for f, t in enumerate(module.table_of)], 1
+    ).view(9, 8, D)
+    out = module(ids)
+    torch.testing.assert_close(out, expected)
+    assert out.is_contiguous()
+    weights = torch.randn(out.shape, dtype=torch.float64)
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for (name, p), q in zip(module.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_jagged_bags_of_several_widths(mode: str) -> None:
+    module = collection(mode=mode)
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, 4, (7 * 5,), generator=draw)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = torch.randint(N, (int(offsets[-1]),), generator=draw)
+    weights = torch.randn(len(ids), generator=draw, dtype=torch.float64)
+    out, dense = module(ids, offsets, weights), module.to_dense()
+    expected = []
+    for f, t in enumerate(module.table_of):
+        ends = offsets[5 * f : 5 * f + 6]
+        flat = dense[module.names[t]].flatten(1)
+        part, own = ids[ends[0] : ends[-1]], weights[ends[0] : ends[-1]]
+        options = {"offsets": ends - ends[0], "include_last_offset": True, "padding_idx": module.padding[t]}
+        total = F.embedding_bag(part, flat, mode="sum", per_sample_weights=own, **options)
+        count = F.embedding_bag(part, torch.ones_like(flat[:, :1]), mode="sum", **options).clamp(min=1)
+        expected.append(total / count if mode == "mean" else total)
+    torch.testing.assert_close(out, torch.cat(expected, 1).view(5, 8, D))
+
+
+# What a module can do with any table.
+
+
+@pytest.mark.parametrize("case", SCHEMES)
+def test_scores(case: str) -> None:
+    module = fill_(Embedding(N, D, SCHEMES[case], padding_idx=3, dtype=torch.float64))
+    queries, dense = torch.randn(5, D, dtype=torch.float64), module.to_dense()
+    expected = queries @ dense.T
+    torch.testing.assert_close(module.score(queries), expected)
+    torch.testing.assert_close(module.score(queries, IDS), expected[:, IDS])
+    values, ids = module.topk(queries, 7)
+    torch.testing.assert_close(values, expected.topk(7).values)
+    torch.testing.assert_close(expected.gather(1, ids), values)
+    targets = torch.arange(5)
+    loss, wanted = quorem.cross_entropy(queries, module, targets), F.cross_entropy(expected, targets)
+    torch.testing.assert_close(loss, wanted)
+    found = torch.autograd.grad(loss, list(module.parameters()))
+    for actual, gradient in zip(found, torch.autograd.grad(wanted, list(module.parameters())), strict=True):
+        torch.testing.assert_close(actual, gradient)
+
+
+def test_scores_of_some_ids_in_half_precision() -> None:
+    module = fill_(Embedding(N, D, SCHEMES["add"], dtype=torch.bfloat16))
+    queries = torch.randn(5, D, dtype=torch.bfloat16)
+    expected = queries.double() @ twin_of(module).to_dense()[IDS].flatten(0, 1).T
+    scores = module.score(queries, IDS)
+    assert scores.dtype == torch.bfloat16
+    torch.testing.assert_close(scores.flatten(1).double(), expected, rtol=6e-2, atol=6e-2)
+
+
+def best_error(dense: Tensor, width: int) -> float:
+    return float(torch.linalg.svdvals(dense)[width:].norm() / dense.norm())
+
+
+def test_a_fit_of_narrow_full_rows_is_the_truncated_svd() -> None:
+    dense = torch.randn(N, D, dtype=torch.float64) @ torch.diag(0.8 ** torch.arange(D, dtype=torch.float64))
+    for width in (1, 4, 15):
+        module = Embedding.from_pretrained(dense, Full(width=width, force=True))
+        assert not any(p.requires_grad for p in module.parameters())
+        assert abs(relative_error(module.to_dense(), dense) - best_error(dense, width)) < 1e-12
+    counts = torch.arange(N) % 7 + 1
+    root = counts.double().sqrt()[:, None]
+    module = Embedding.from_pretrained(dense, Full(width=4), frequencies=counts)
+    assert abs(relative_error(root * module.to_dense(), root * dense) - best_error(root * dense, 4)) < 1e-12
+    broken = dense.index_fill(0, torch.tensor([7]), torch.nan)
+    module = Embedding.from_pretrained(broken, Full(width=4), padding_idx=7)
+    kept = torch.arange(N) != 7
+    expected = best_error(dense[kept], 4)
+    assert abs(relative_error(module.to_dense()[kept], dense[kept]) - expected) < 1e-12
+
+
+@pytest.mark.parametrize("case", ["add", "concat", "mult", "pool", "hash"])
+def test_a_fit_is_that_of_the_projected_table(case: str) -> None:
+    """The matrix as above, and the rows as the scheme fits them to the coordinates of the vectors."""
+    dense, scheme = torch.randn(N, D, dtype=torch.float64), SCHEMES[case]
+    module = Embedding.from_pretrained(dense, scheme)
+    matrix = module.projections[0]
+    largest = torch.linalg.svd(dense).Vh[:NARROW]
+    torch.testing.assert_close((matrix @ largest.T).abs(), 2 * torch.eye(NARROW, dtype=torch.float64))
+    expected = Embedding.from_pretrained(dense @ largest.T @ largest @ matrix.T / 4, replace(scheme, width=None))
+    torch.testing.assert_close(module.stored, expected.stored, rtol=1e-6, atol=1e-6)
+    source = Embedding(N, D, SCHEMES["add"], init_std=1.0, dtype=torch.float64).to_dense().detach()
+    assert relative_error(Embedding.from_pretrained(source, SCHEMES["add"]).to_dense(), source) < 1e-6
+    with pytest.raises(ValueError, match="must not be path-based"):
+        Embedding.from_pretrained(dense, SCHEMES["path"])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("case", SCHEMES)
+def test_quantized_rows_keep_a_matrix_of_floats(case: str, bits: int) -> None:
+    module = fill_(EmbeddingBag(N, D, SCHEMES[case], mode="sum"))
+    before = module.to_dense().detach()
+    quorem.quantize_(module, bits)
+    assert module.stored.dtype == torch.uint8 and module.projections[0].dtype == torch.float32
+    torch.testing.assert_close(module(IDS), module.to_dense()[IDS].sum(1), rtol=1e-4, atol=1e-4)
+    assert relative_error(module.to_dense(), before) < (0.5 if bits == 4 else 0.05)
+    assert module.double()(IDS).dtype == torch.float64
+
+
+@pytest.mark.parametrize("case", ["full", "mult", "add", "concat", "hash", "pool"])
+def test_growth_keeps_old_vectors(case: str) -> None:
+    torch.manual_seed(0)
+    module = Embedding(N, D, SCHEMES[case])
+    before, matrix = module.to_dense().detach().clone(), module.projections[0]
+    module.grow_(N + 50)
+    assert module.projections[0] is matrix and module.to_dense().shape == (N + 50, D)
+    assert torch.equal(module.to_dense()[:N], before)
+    torch.testing.assert_close(module(torch.arange(N + 50)), module.to_dense())
+    module.grow_(N + 60)
+    assert torch.equal(module.to_dense()[:N], before)
+
+
+def test_a_state_dict_brings_rows_and_matrices_back() -> None:
+    module, other = collection(), collection()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    other.load_state_dict(module.state_dict())
+    ids = torch.randint(N, (9, 7))
+    assert torch.equal(other(ids), module(ids))
+    assert torch.equal(copy.deepcopy(module)(ids), module(ids))
+    wide = Embedding(N, D, Full(width=4)).state_dict()
+    with pytest.raises(RuntimeError, match=r"rows of 4 numbers.* in the checkpoint and .*rows of 5 numbers"):
+        Embedding(N, D, Full(width=5)).load_state_dict(wide)
+
+
+def test_a_file_brings_rows_and_matrices_back(tmp_path) -> None:
+    module = collection(torch.float32)
+    quorem.save(module, tmp_path / "tables.safetensors")
+    loaded = quorem.load(tmp_path / "tables.safetensors")
+    ids = torch.randint(N, (9, 7))
+    assert torch.equal(loaded(ids), module(ids))
+    tiny = Embedding(3, D, Full(width=1, force=True))
+    quorem.save(tiny, tmp_path / "tiny.safetensors")
+    assert torch.equal(quorem.load(tmp_path / "tiny.safetensors").to_dense(), tiny.to_dense())
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("case", [*SCHEMES, "feature"])
+def test_exported_bags(case: str, mode: str) -> None:
+    scheme = QR(4, operation="feature", width=NARROW) if case == "feature" else SCHEMES[case]
+    module = fill_(EmbeddingBag(N, D, scheme, mode=mode, padding_idx=3))
+    program = torch.export.export(module, (IDS,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    every = torch.arange(N).view(-1, 2)
+    torch.testing.assert_close(program(every), module(every))
+
+
+def test_an_exported_collection() -> None:
+    module = collection(torch.float32)
+    ids = torch.randint(N, (9, 7))
+    program = torch.export.export(module, (ids,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    torch.testing.assert_close(program(ids[:5]), module(ids[:5]))
+    assert program(torch.full((2, 7), N)).isnan().all()
+
+
+# Training.
+
+
+def test_updates_in_the_backward_pass_leave_the_matrix_to_its_own_optimizer() -> None:
+    module = Embedding(N, D, SCHEMES["mult"])
+    optim.apply_in_backward(module, optim.Adagrad, lr=0.1)
+    before = module.stored.detach().clone()
+    module(IDS).square().sum().backward()
+    assert module.stored.grad is None and not torch.equal(module.stored, before)
+    assert module.projections[0].grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("case", SCHEMES)
+def test_a_narrow_table_learns_what_it_can_store(case: str) -> None:
+    torch.manual_seed(0)
+    target = fill_(Embedding(N, D, SCHEMES[case], init_std=1.0)).to_dense().detach()
+    module = Embedding(N, D, SCHEMES[case], init_std=1.0)
+    trained = torch.optim.Adam(module.parameters(), lr=0.02)
+    first = None
+    for _ in range(60):
+        loss = (module(torch.arange(N)) - target).square().mean()
+        first = loss.item() if first is None else first
+        trained.zero_grad()
+        loss.backward()
+        trained.step()
+    assert loss.item() < 0.8 * first
+
+
+def test_compression_of_a_model_counts_the_matrix_and_moves_the_optimizer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(N, D), nn.Linear(D, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model(torch.arange(N)).sum().backward()
+    optimizer.step()
+    report = quorem.compress_(model, QR(4, width=NARROW), fit=True, optimizer=optimizer)
+    table = model[0]
+    (entry,) = report.entries
+    assert entry.bytes_after == sum(t.nbytes for t in (*table.parameters(), *table.buffers()))
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert any(p is table.stored for p in held) and any(p is table.projections[0] for p in held)
+    before = table.projections[0].detach().clone()
+    optimizer.zero_grad()
+    model(torch.arange(N)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, table.projections[0])
+    state = [v for p in table.parameters() for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+    assert entry.state_bytes == sum(v.nbytes for v in state)
+    quorem.decompress_(model, optimizer=optimizer)
+    torch.testing.assert_close(model[0].weight, table.to_dense())
+
+
+def test_the_state_of_narrow_rows_is_that_of_their_gradients() -> None:
+    """Momentum is linear in the gradients, so one step of it, converted, is the gradient of the narrow rows."""
+    model = nn.Sequential(nn.Embedding(N, D, dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    weights = torch.randn(N, D, dtype=torch.float64)
+    (model(torch.arange(N)) * weights).sum().backward()
+    optimizer.step()
+    quorem.compress_(model, Full(width=NARROW), fit=True, optimizer=optimizer)
+    table = model[0]
+    (gradient,) = torch.autograd.grad((table(torch.arange(N)) * weights).sum(), table.stored)
+    momentum = optimizer.state[table.stored]["momentum_buffer"]
+    torch.testing.assert_close(momentum, gradient, rtol=1e-5, atol=1e-5)
+
+
+def test_tied_weights_share_the_matrix() -> None:
+    model = nn.ModuleDict({"a": nn.Embedding(N, D), "b": nn.EmbeddingBag(N, D)})
+    model["b"].weight = model["a"].weight
+    report = quorem.compress_(model, Full(width=NARROW), fit=True)
+    assert model["a"].projections[0] is model["b"].projections[0] and model["a"].stored is model["b"].stored
+    after = sum(entry.bytes_after for entry in report.entries)
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    assert after == sum(t.nbytes for t in tensors.values())
+
+
+def test_a_plan_leaves_narrow_tables_alone() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = nn.ModuleDict({"narrow": Embedding(N, D, Full(width=4)), "wide": Embedding(N, D)})
+    planned = quorem.plan(model, "8KB")
+    assert [table.name for table in planned.tables] == ["wide"]

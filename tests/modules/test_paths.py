@@ -1,0 +1,77 @@
+"""Section 4.1: path networks in sorted_blocks, without a loop over networks and without a matrix per id."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import D, assert_near, dense_by_hand, fill_
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quorem import Embedding, EmbeddingCollection, Path, Table
+from quorem.modules.path_networks import sorted_blocks
+
+
+@given(st.integers(1, 40), st.data())
+def test_blocks_hold_one_group_each(num_groups: int, data: st.DataObject) -> None:
+    groups = data.draw(st.lists(st.integers(0, num_groups - 1), max_size=300))
+    group = torch.tensor(groups, dtype=torch.int64)
+    place, owner, size = sorted_blocks(group, num_groups)
+    assert len(set(place.tolist())) == len(groups)  # no two items in one place
+    assert len(owner) == len(groups) // size + num_groups  # a function of the two numbers alone
+    assert torch.equal(owner[place // size], group)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 63, 64, 1000, 65536])
+@pytest.mark.parametrize("num_groups", [1, 4, 1000])
+def test_blocks_waste_little(n: int, num_groups: int) -> None:
+    """Places for at most twice the items, and eight more for each group."""
+    skewed = torch.zeros(n, dtype=torch.int64)
+    place, owner, size = sorted_blocks(skewed, num_groups)
+    assert len(owner) * size <= 2 * n + 8 * num_groups
+    assert torch.equal(place, torch.arange(n))
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+@pytest.mark.parametrize("hidden", [(), (5,), (3, 9), (1,)])
+@pytest.mark.parametrize(("collisions", "levels"), [(4, 1), (12, 2), (30, 3), (1, 1)])
+def test_every_id_takes_its_own_path(collisions: int, levels: int, hidden: tuple[int, ...], activation: str) -> None:
+    scheme = Path(collisions, hidden, num_partitions=levels + 1, activation=activation, force=True, permute=1)
+    table = fill_(Embedding(61, 6, scheme, dtype=torch.float64))
+    assert len(table.paths[0].counts) == levels
+    assert_near(table(torch.arange(61)), dense_by_hand(table), torch.float64)
+    assert table.num_duplicates() == 0 or (activation == "relu" and hidden)  # units that are off tell nothing apart
+
+
+def test_features_of_one_shape_share_a_group() -> None:
+    tables = [Table(f"t{f}", 50 + f, D, Path(4, (5,), force=True)) for f in range(6)]
+    module = EmbeddingCollection([*tables, Table("linear", 50, D, Path(4, (), force=True))])
+    assert [group.members for group in module.paths] == [(0, 1, 2, 3, 4, 5), (6,)]
+    assert module.paths[0].weights[0].shape == (6 * 4, D, 5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor any operator gave."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(value, torch.Tensor):
+                self.largest = max(self.largest, value.numel())
+        return out
+
+
+def test_no_copy_of_a_matrix_for_each_id() -> None:
+    """65,536 ids through networks of 16 x 64: a matrix for each would be 67M numbers."""
+    samples, d, hidden = 65536, 16, 64
+    table = Embedding(100_000, d, Path(4, (hidden,)))
+    with LargestTensor() as seen:
+        table(torch.arange(samples)).sum().backward()
+    assert seen.largest <= 2 * samples * hidden + 8 * 4 * hidden < samples * d * hidden / 7
+
+
+def test_padding_reaches_no_network() -> None:
+    table = fill_(Embedding(60, D, Path(4, (5,), force=True), padding_idx=3))
+    table(torch.tensor([3, 3])).sum().backward()
+    assert not any(parameter.grad.any() for parameter in table.parameters())

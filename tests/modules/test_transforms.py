@@ -1,0 +1,310 @@
+"""What torch does to modules and functions: compile, export, meta, vmap, functional gradients, double backward."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from oracles import CASES, FEW, D, N, assert_near, assert_same_gradients, dense_by_hand, fill_, twin_of
+from torch import Tensor
+from torch.export import Dim
+from torch.func import functional_call, grad, jacrev, jvp, vmap
+
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, HotCold, Path, Table
+
+IDS = torch.tensor([[7, 0, 59], [59, 31, 12]])
+BAG_IDS, OFFSETS = torch.tensor([4, 7, 59, 12, 7, 7, 33]), torch.tensor([0, 0, 3, 6])
+MIXED = [
+    Table("a", N, D, CASES["qr-mult"], padding_idx=7),
+    Table("b", N + 7, D, Full()),
+    Table("c", N, D, CASES["path-mlp"]),
+    Table("d", N, D, CASES["qr-feature"]),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def embedding(case: str, **options: object) -> Embedding:
+    return fill_(Embedding(N, D, CASES[case], padding_idx=7, **options))
+
+
+def bag(case: str, **options: object) -> EmbeddingBag:
+    return fill_(EmbeddingBag(N, D, CASES[case], padding_idx=7, **options))
+
+
+def calls() -> dict[str, tuple[torch.nn.Module, tuple[Tensor, ...]]]:
+    """A module and its arguments, of every kind that takes another path through the code."""
+    weights = torch.linspace(-1, 1, len(BAG_IDS))
+    jagged = torch.tensor([0, 2, 2, 3, 4, 4, 6, 6, 7])
+    found = {f"embedding-{case}": (embedding(case), (IDS,)) for case in FEW}
+    for case in ("qr-mult", "path-mlp"):
+        for mode in ("sum", "mean", "max"):
+            found[f"bag-{case}-{mode}"] = (bag(case, mode=mode), (BAG_IDS, OFFSETS))
+        found[f"bag-{case}-weighted"] = (bag(case, mode="sum"), (BAG_IDS, OFFSETS, weights))
+        found[f"bag-{case}-2d"] = (bag(case), (IDS,))
+    found["collection"] = (fill_(EmbeddingCollection(MIXED)), (torch.arange(20).view(5, 4),))
+    found["collection-jagged"] = (fill_(EmbeddingCollection(MIXED)), (BAG_IDS, jagged, weights))
+    return found
+
+
+CALLS = list(calls())
+
+
+def check_same(module: torch.nn.Module, function: object, arguments: tuple[Tensor, ...]) -> None:
+    """``function`` gives what ``module`` gives, and the gradients too."""
+    twin = copy.deepcopy(module)
+    expected, out = twin(*arguments), function(*arguments)
+    torch.testing.assert_close(out, expected)
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    expected.backward(upstream)
+    out.backward(upstream)
+    assert_same_gradients(module, twin)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compile(name: str) -> None:
+    module, arguments = calls()[name]
+    check_same(module, torch.compile(module, fullgraph=True, backend="aot_eager"), arguments)
+
+
+@pytest.mark.parametrize("name", ["embedding-qr-mult", "embedding-path-mlp"])
+def test_compile_with_inductor(name: str) -> None:
+    module, arguments = calls()[name]
+    check_same(module, torch.compile(module, fullgraph=True), arguments)
+
+
+@pytest.mark.parametrize("case", ["qr-mult", "path-mlp"])
+@pytest.mark.parametrize("kind", ["embedding", "sum", "max"])
+def test_compiled_once_for_batches_of_any_size(kind: str, case: str) -> None:
+    module = embedding(case) if kind == "embedding" else bag(case, mode=kind)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled(*((BAG_IDS,) if kind == "embedding" else (BAG_IDS, OFFSETS)))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for size in (5, 12, 47, 5000):
+            ids = torch.arange(size) % 60
+            arguments = (ids,) if kind == "embedding" else (ids, torch.arange(0, size, 2))
+            module.zero_grad()
+            check_same(module, compiled, arguments)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_ids_out_of_range_raise(backend: str) -> None:
+    compiled = torch.compile(embedding("qr-mult"), fullgraph=True, backend=backend)
+    with pytest.raises(IndexError, match=r"id 60 is outside \[0, 60\) of Embedding"):
+        compiled(torch.tensor([1, 60]))
+
+
+def test_compiled_ids_out_of_range_raise_in_bags_and_collections() -> None:
+    for mode in ("sum", "max"):
+        with pytest.raises(IndexError, match=r"id -1 is outside \[0, 60\) of EmbeddingBag"):
+            torch.compile(bag("path-mlp", mode=mode), fullgraph=True, backend="aot_eager")(torch.tensor([[0, -1]]))
+    collection = torch.compile(EmbeddingCollection(MIXED), fullgraph=True, backend="aot_eager")
+    with pytest.raises(IndexError, match=r"id 60 is outside \[0, 60\) of table c"):
+        collection(torch.tensor([[0, 60, 60, 0]]))
+    with pytest.raises(IndexError, match=r"id 60 is outside \[0, 60\) of table c"):
+        collection(torch.tensor([0, 60, 60]), torch.tensor([0, 1, 2, 3, 3]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_export(name: str) -> None:
+    module, arguments = calls()[name]
+    exported = torch.export.export(module, arguments).module()
+    torch.testing.assert_close(exported(*arguments), module(*arguments))
+
+
+@pytest.mark.parametrize("case", ["qr-mult", "path-mlp"])
+def test_export_for_batches_of_any_size(case: str) -> None:
+    table, bags = embedding(case), bag(case)
+    exported = torch.export.export(table, (BAG_IDS,), dynamic_shapes=({0: Dim.DYNAMIC},)).module()
+    pooled = torch.export.export(bags, (BAG_IDS, OFFSETS), dynamic_shapes=({0: Dim.DYNAMIC},) * 2).module()
+    for size in (3, 20, 59, 5000):
+        ids, offsets = torch.arange(size) % 60, torch.arange(0, size, 2)
+        torch.testing.assert_close(exported(ids), table(ids))
+        torch.testing.assert_close(pooled(ids, offsets), bags(ids, offsets))
+    assert exported(torch.tensor([0, 60, -1])).isnan().all(-1).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_meta(name: str) -> None:
+    module, arguments = calls()[name]
+    expected = module(*arguments)
+    out = copy.deepcopy(module).to("meta")(*(a.to("meta") for a in arguments))
+    assert out.is_meta and out.shape == expected.shape and out.dtype == expected.dtype
+    out.sum().backward()
+
+
+def test_a_table_of_a_trillion_ids_on_meta() -> None:
+    table = Embedding(10**12, 64, QR(4), device="meta", dtype=torch.bfloat16)
+    assert table(torch.empty(5, 3, dtype=torch.int64, device="meta")).shape == (5, 3, 64)
+    assert table.num_parameters == table.stored.numel() == (250 * 10**9 + 4) * 64
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_leaves_the_dtype_of_the_tables(name: str) -> None:
+    """As for ``nn.Embedding``: vectors of a float32 table are float32; networks may be rounded inside."""
+    module, arguments = calls()[name]
+    expected = module(*arguments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(*arguments)
+    assert out.dtype == torch.float32
+    assert_near(out, expected, torch.bfloat16 if "path" in name or "collection" in name else torch.float32)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_functional_call_and_gradient(case: str) -> None:
+    module = embedding(case, dtype=torch.float64)
+    twin = twin_of(module)
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    grads = grad(lambda p: functional_call(module, p, (IDS,)).pow(3).sum())(parameters)
+    twin.to_dense()[IDS].pow(3).sum().backward()
+    for name, expected in twin.named_parameters():
+        torch.testing.assert_close(grads[name], expected.grad, msg=name)
+
+
+@pytest.mark.parametrize("no_grad", [False, True])
+@pytest.mark.parametrize("case", FEW)
+def test_vmap_over_ids(case: str, no_grad: bool) -> None:
+    table, bags = embedding(case), bag(case)
+    with torch.set_grad_enabled(not no_grad), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(vmap(table)(IDS), table(IDS))
+        torch.testing.assert_close(vmap(table, in_dims=1, out_dims=1)(IDS), table(IDS))
+        torch.testing.assert_close(vmap(vmap(table))(IDS), table(IDS))
+        torch.testing.assert_close(vmap(bags)(IDS[:, None])[:, 0], bags(IDS))
+    for f, ids in ((table, IDS + 1), (bags, IDS[:, None] + 1)):
+        with pytest.raises(IndexError, match=r"id 60 is outside \[0, 60\)"):
+            vmap(f)(ids)
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_gradients_per_sample(case: str) -> None:
+    """``vmap(grad)`` over samples is the loop over samples; ``grad(vmap)`` is its sum."""
+    check_per_sample(embedding(case), IDS)
+    check_per_sample(bag(case), IDS[:, None])
+
+
+def check_per_sample(module: torch.nn.Module, ids: Tensor) -> None:
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+
+    def loss(p: dict[str, Tensor], i: Tensor) -> Tensor:
+        return functional_call(module, p, (i,)).pow(2).sum()
+
+    each = vmap(grad(loss), (None, 0))(parameters, ids)
+    looped = [grad(loss)(parameters, i) for i in ids]
+    total = grad(lambda p: vmap(loss, (None, 0))(p, ids).sum())(parameters)
+    for name in parameters:
+        expected = torch.stack([g[name] for g in looped])
+        torch.testing.assert_close(each[name], expected, msg=name)
+        torch.testing.assert_close(total[name], expected.sum(0), msg=name)
+
+
+def test_vmap_over_weights() -> None:
+    """An ensemble: one set of ids, several sets of tables."""
+    modules = [fill_(Embedding(N, D, CASES["qr-mult"]), seed) for seed in range(3)]
+    stacked, _ = torch.func.stack_module_state(modules)
+    out = vmap(lambda p: functional_call(modules[0], p, (IDS,)))(stacked)
+    torch.testing.assert_close(out, torch.stack([m(IDS) for m in modules]))
+
+
+@pytest.mark.parametrize("case", ["qr-mult", "path-mlp"])
+def test_jacobian(case: str) -> None:
+    module = embedding(case, dtype=torch.float64)
+    weight = module.stored.detach()
+    jacobian = jacrev(lambda w: functional_call(module, {"stored": w}, (IDS,)))(weight)
+    expected = jacrev(lambda w: functional_call(Dense(module), {"module.stored": w}, ())[IDS])(weight)
+    torch.testing.assert_close(jacobian, expected)
+
+
+class Dense(torch.nn.Module):
+    """``to_dense`` of a module as a forward, so that ``functional_call`` reaches it."""
+
+    def __init__(self, module: Embedding) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self) -> Tensor:
+        return dense_by_hand(self.module)
+
+
+def test_forward_mode_refuses() -> None:
+    module = embedding("qr-mult")
+    weight = module.stored.detach()
+    with pytest.raises(NotImplementedError, match="jvp"):
+        jvp(lambda w: functional_call(module, {"stored": w}, (IDS,)), (weight,), (weight,))
+
+
+@pytest.mark.parametrize(
+    "case", ["qr-mult", "generalized3-concat", "generalized3-mult", "chinese2-add", "path-sigmoid"]
+)
+def test_gradients_and_their_gradients_against_differences(case: str) -> None:
+    module = fill_(Embedding(N, D, CASES[case], padding_idx=7, dtype=torch.float64))
+    names, values = zip(*module.named_parameters(), strict=True)
+    chosen = [0, 1] if len(values) > 1 else [0]
+    inputs = tuple(values[j].detach().requires_grad_() for j in chosen)
+    ids = torch.tensor([7, 0, 59, 0])
+
+    def function(*parameters: Tensor) -> Tensor:
+        return functional_call(module, dict(zip([names[j] for j in chosen], parameters, strict=True)), (ids,))
+
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("case", ["qr-mult", "generalized3-concat", "path-sigmoid"])
+def test_bag_gradients_and_their_gradients_against_differences(case: str, mode: str) -> None:
+    module = fill_(EmbeddingBag(N, D, CASES[case], mode=mode, padding_idx=7, dtype=torch.float64))
+    weight = module.stored.detach().requires_grad_()
+    sample = torch.linspace(-1, 1, len(BAG_IDS), dtype=torch.float64).requires_grad_()
+
+    def function(weight: Tensor, sample: Tensor) -> Tensor:
+        return functional_call(module, {"stored": weight}, (BAG_IDS, OFFSETS, sample))
+
+    assert torch.autograd.gradcheck(function, (weight, sample), fast_mode=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(function, (weight, sample), fast_mode=True)
+
+
+def test_double_backward_by_name() -> None:
+    """The gradient of a gradient's norm, as a gradient penalty takes it."""
+    module = embedding("generalized3-mult", dtype=torch.float64)
+    twin = twin_of(module)
+    for m, vectors in ((module, module(IDS)), (twin, twin.to_dense()[IDS])):
+        (first,) = torch.autograd.grad(vectors.pow(3).sum(), m.stored, create_graph=True)
+        first.pow(2).sum().backward()
+    assert_same_gradients(module, twin)
+
+
+@pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
+def test_networks_of_cold_ids_that_are_listed_compile(kind: type[Embedding]) -> None:
+    scheme = HotCold(5, cold=Path(4, (3,)), num_rest=9, force=True)
+    module = fill_(kind(N, D, scheme, frequencies=torch.arange(N) % 7))
+    check_same(module, torch.compile(module, fullgraph=True, backend="aot_eager"), (IDS,))
+
+
+def test_networks_of_unlike_shape_in_one_collection_compile() -> None:
+    linear = Path(6, (), force=True)
+    tables = [Table("a", N, 4, Path(4, (3,))), Table("b", N, 8, linear), Table("c", N, 8, linear)]
+    module = fill_(EmbeddingCollection([*tables, Table("d", 9, 2)]))
+    check_same(module, torch.compile(module, fullgraph=True, backend="aot_eager"), (torch.arange(8).view(2, 4),))
+    assert_near(module(torch.tensor([[5, 6, 7, 8]]))[0, 4:12], dense_by_hand(module, 1)[6], torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.trace:DeprecationWarning")
+def test_a_traced_module_reads_other_ids():
+    table = Embedding(100, 8, QR(4))
+    ids = torch.arange(50, 59)
+    with torch.no_grad():
+        traced = torch.jit.trace(table, torch.arange(5), check_trace=False)
+        assert torch.equal(traced(ids), table(ids))
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.trace:DeprecationWarning")
+def test_tracing_does_not_compose_the_whole_table():
+    table = Embedding(10**12, 8, GeneralizedQR(4), raw_ids=True)  # whose weight would take 29 TiB
+    ids = torch.tensor([7, -3, 2**60])
+    with torch.no_grad():
+        assert torch.equal(torch.jit.trace(table, ids, check_trace=False)(ids), table(ids))

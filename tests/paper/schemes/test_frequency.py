@@ -1,0 +1,346 @@
+"""HotCold and Pool: against the table they stand for, by brute force, and at their edges."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hot_cold_cases import FEATURES, hot_and_cold
+from oracles import assert_near
+from varied import varied
+
+from quorem import (
+    QR,
+    ChineseRemainder,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    GeneralizedQR,
+    Hash,
+    HotCold,
+    Path,
+    Pool,
+    Table,
+    optim,
+)
+from quorem.ops import cpu
+from quorem.paper.hashing import mixed_id
+from quorem.paper.renumbering import Mixing
+from quorem.paper.schemes import Ranks, RawCounts, from_json, to_json
+from quorem.paper.schemes.frequency import places, rank
+
+N, D = 97, 8
+COLD = {
+    "pool": Pool(24),
+    "pool of 3": Pool(30, num_partitions=3),
+    "QR add": QR(4, operation="add"),
+    "QR mult": QR(4),
+    "QR concat": QR(4, operation="concat"),
+    "permuted": QR(5, permute=3),
+    "hash": Hash(4),
+    "generalized": GeneralizedQR(3),
+    "remainders": ChineseRemainder(2, operation="add"),
+    "full": Full(),
+    "linear path": Path(4, ()),
+    "path": Path(4, (6,)),
+}
+
+
+@pytest.fixture(params=COLD)
+def cold(request):
+    return COLD[request.param]
+
+
+@pytest.fixture(params=["by rank", "by frequency"])
+def frequencies(request):
+    torch.manual_seed(0)
+    return None if request.param == "by rank" else torch.randint(0, 9, (N,))
+
+
+def test_an_empty_batch_gives_nothing(cold, frequencies):
+    module = Embedding(N, D, HotCold(10, cold=cold, num_rest=40, force=True), frequencies=frequencies)
+    assert module(torch.empty(0, dtype=torch.int64)).shape == (0, D)
+
+
+@pytest.mark.parametrize("num_rest", [0, 40])
+def test_lookup_and_gradients_are_those_of_the_table_it_stands_for(cold, frequencies, num_rest):
+    scheme = HotCold(10, cold=cold, num_rest=num_rest, force=True)
+    module = varied(Embedding(N, D, scheme, frequencies=frequencies, padding_idx=3, dtype=torch.float64))
+    ids = torch.randint(0, N, (5, 40))
+    dense = module.to_dense()
+    expected = F.embedding(ids, dense)
+    got = module(ids)
+    torch.testing.assert_close(got, expected)
+    weights = torch.randn_like(got)
+    parameters = list(module.parameters())
+    for a, b in zip(
+        torch.autograd.grad((got * weights).sum(), parameters, allow_unused=True),
+        torch.autograd.grad((expected * weights).sum(), parameters, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_bags_are_those_of_the_table_it_stands_for(cold, frequencies):
+    scheme = HotCold(10, cold=cold, num_rest=40, force=True)
+    for mode in ("sum", "mean"):
+        module = varied(EmbeddingBag(N, D, scheme, mode=mode, frequencies=frequencies, dtype=torch.float64))
+        ids, offsets = torch.randint(0, N, (60,)), torch.tensor([0, 5, 5, 31])
+        expected = F.embedding_bag(ids, module.to_dense(), offsets, mode=mode)
+        torch.testing.assert_close(module(ids, offsets), expected)
+
+
+def test_ranges_of_a_table():
+    spec = HotCold(10, cold=Pool(24), num_rest=40).spec(N, D)
+    assert (spec.num_own, spec.num_composed, spec.shapes) == (11, 47, ((11, D),))
+    counts = torch.randint(0, 5, (N,))
+    lists = rank(counts, spec)
+    order = sorted(range(N), key=lambda i: (-int(counts[i]), i))
+    assert lists.hot.tolist() == sorted(order[:10]) and lists.cold.tolist() == sorted(order[10:57])
+    place = places(spec, lists)
+    assert set(place[order[57:]].tolist()) == {10} and sorted(place[order[:57]].tolist()) == [
+        *range(10),
+        *range(11, 58),
+    ]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_table_without_cold_ids_does_not_search_the_lists_of_the_next(fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(cpu, "kernels", dict)
+    only_hot = Table("hot", 12, D, HotCold(3, cold=Full(), num_rest=9, force=True), frequencies=torch.arange(12.0))
+    scheme = HotCold(1, cold=Full(), num_rest=1, force=True)
+    others = [Table(f"{i}", 12, D, scheme, frequencies=torch.rand(12)) for i in range(3)]
+    module = EmbeddingCollection([only_hot, *others])
+    ids = torch.arange(12)[:, None].expand(12, 4)
+    torch.testing.assert_close(module(ids)[:, 0], module.to_dense()["hot"])
+
+
+def tables(pool, **options):
+    return [
+        Table("user", 60, D, HotCold(5, cold=pool, num_rest=20), **options),
+        Table("item", 47, D, HotCold(3, cold=pool)),
+        Table("day", 7, D, Full()),
+        Table("query", 33, D, HotCold(0, cold=pool, num_rest=1), features=("typed", "clicked")),
+    ]
+
+
+def test_cold_ids_of_all_tables_have_combinations_of_their_own():
+    collection = EmbeddingCollection(tables(Pool(40)))
+    pairs, others = set(), set()
+    for f, (n, hot, rest) in enumerate([(60, 5, 20), (47, 3, 0), (7, 7, 0), (33, 0, 1)]):
+        ids = torch.zeros(n, 5, dtype=torch.int64)
+        ids[:, f] = torch.arange(n)
+        for i, rows in enumerate(collection.row_numbers(ids)[:, f].tolist()):
+            rows = tuple(r for r in rows if r >= 0)
+            assert len(rows) == (2 if hot <= i < n - rest else 1)
+            assert (rows not in pairs) or i > n - rest
+            (pairs if len(rows) == 2 else others).add(rows)
+    assert len(pairs) == 35 + 44 + 32 and len(others) == 6 + 3 + 7 + 1
+
+
+def test_a_collection_equals_its_tables_and_shares_rows():
+    collection = varied(EmbeddingCollection(tables(Pool(40), frequencies=torch.arange(60)), dtype=torch.float64))
+    assert collection.features == ("user", "item", "day", "typed", "clicked")
+    ids = torch.stack([torch.randint(0, n, (50,)) for n in (60, 47, 7, 33, 33)], 1)
+    dense = collection.to_dense()
+    names = ("user", "item", "day", "query", "query")
+    expected = torch.stack([F.embedding(ids[:, f], dense[name]) for f, name in enumerate(names)], 1)
+    torch.testing.assert_close(collection(ids), expected)
+    weights = torch.randn_like(expected)
+    got = torch.autograd.grad((collection(ids) * weights).sum(), collection.stored)[0]
+    torch.testing.assert_close(got, torch.autograd.grad((expected * weights).sum(), collection.stored)[0])
+    rows = collection.row_numbers(ids)
+    summed = F.embedding(rows.clamp(min=0), collection.stored).mul((rows >= 0)[..., None]).sum(-2)
+    torch.testing.assert_close(summed, expected)
+    by_name = dict(zip(collection.features, ids.unbind(1), strict=True))
+    assert torch.equal(collection(by_name), collection(ids))
+
+
+def test_by_feature_takes_bags_of_either_form():
+    collection = varied(EmbeddingCollection([Table("a", 9, 4), Table("b", 9, 4)], mode="sum"))
+    a, b = torch.tensor([[1, 2], [3, 4]]), torch.tensor([5, 6, 7])
+    dense = collection.to_dense()
+    expected = torch.stack([dense["a"][a].sum(1), F.embedding_bag(b, dense["b"], torch.tensor([0, 1]), mode="sum")], 1)
+    for offsets in (torch.tensor([0, 1]), torch.tensor([0, 1, 3])):
+        torch.testing.assert_close(collection({"a": a, "b": (b, offsets)}), expected)
+    pairs = {"a": (a.flatten(), torch.tensor([0, 2, 4])), "b": (b, torch.tensor([0, 1, 3]))}
+    torch.testing.assert_close(collection(pairs), expected)
+    with pytest.raises(ValueError, match=r"ids\['b'\]\[1\] must end with the number of values \(3\)"):
+        collection({**pairs, "b": (b, torch.tensor([0, 1]))})  # two bags or one?
+    with pytest.raises(ValueError, match=r"ids\['b'\] has 1 bags but must have 2"):
+        collection({**pairs, "b": (b, torch.tensor([0, 3]))})
+    with pytest.raises(ValueError, match=r"missing \['b'\], unknown \['c'\]"):
+        collection({"a": a, "c": b})
+
+
+def test_state_dict_copies_and_pickles_hold_the_lists_of_ids(frequencies):
+    made = [Table("user", N, D, HotCold(9, cold=Pool(24), num_rest=30), frequencies=frequencies), Table("day", 7, D)]
+    first = varied(EmbeddingCollection(made))
+    ids = torch.stack([torch.randint(0, N, (50,)), torch.randint(0, 7, (50,))], 1)
+    again = EmbeddingCollection(
+        [Table("user", N, D, made[0].scheme, frequencies=None if frequencies is None else torch.zeros(N)), made[1]]
+    )
+    assert set(first.state_dict()) == {"stored", "meaning"} | ({"ranks"} if frequencies is not None else set())
+    again.load_state_dict(first.state_dict())
+    for other in (again, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert torch.equal(other(ids), first(ids))
+    assert first.num_parameters == first.stored.numel()
+
+
+@pytest.mark.parametrize(
+    "scheme", [HotCold(3, cold=Pool(9, 3, name="cold")), HotCold(0, cold=QR(4), num_rest=2, force=True)]
+)
+def test_json(scheme):
+    assert from_json(to_json(scheme)) == scheme
+
+
+def test_lists_of_ids_may_be_given_instead_of_frequencies():
+    scheme, counts = HotCold(10, cold=QR(4), num_rest=40), torch.randint(0, 9, (N,))
+    module = varied(Embedding(N, D, scheme, frequencies=counts))
+    lists = module.ranks_of[0]
+    other = Embedding(N, D, scheme, frequencies=Ranks(lists.hot.long(), lists.cold))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.to_dense(), module.to_dense())
+    wrong = {
+        "frequencies lists 9 hot and 47 cold ids but must list 10 and 47": Ranks(lists.hot[1:], lists.cold),
+        r"frequencies.hot must rise and lie in \[0, 97\)": Ranks(lists.hot.flip(0), lists.cold),
+        r"frequencies.cold must rise and lie in \[0, 97\)": Ranks(lists.hot, lists.cold + 50),
+        "frequencies must not list an id as hot and as cold": Ranks(lists.cold[:10], lists.cold),
+    }
+    for message, ranks in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            Embedding(N, D, scheme, frequencies=ranks)
+    with pytest.raises(TypeError, match=r"frequencies.hot must be a 1-D tensor of int32 or int64"):
+        Embedding(N, D, scheme, frequencies=Ranks(lists.hot.float(), lists.cold))
+
+
+def test_modules_given_the_same_lists_have_copies():
+    hot = torch.tensor([7, 12], dtype=torch.int32)
+    table = Table("user", N, D, HotCold(2, cold=QR(4)), frequencies=Ranks(hot, hot[:0]))
+    loaded, other = EmbeddingCollection([table]), EmbeddingCollection([table])
+    counts = torch.arange(N)
+    saved = EmbeddingCollection([Table("user", N, D, table.scheme, frequencies=counts)])
+    loaded.load_state_dict(saved.state_dict())
+    assert other.ranks_of[0].hot.tolist() == hot.tolist() == [7, 12]
+    assert torch.equal(other.to_dense()["user"][:, None], other(torch.arange(N)[:, None]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.uint16, torch.uint32, torch.uint64, torch.float16])
+def test_counts_of_any_dtype(dtype):
+    counts = torch.tensor([1, 100, 120, 110]).to(dtype)
+    scheme = HotCold(2, cold=QR(4), force=True)
+    assert Embedding(4, D, scheme, frequencies=counts).ranks_of[0].hot.tolist() == [2, 3]
+    often = RawCounts(torch.tensor([5, 6, 7]).repeat(20), torch.tensor([115, 120, 110]).repeat(20).to(dtype))
+    module = Embedding(2**20, D, scheme, frequencies=often, raw_ids=True)
+    assert sorted(module.ranks_of[0].hot.tolist()) == sorted(mixed_id(i, 2**20) for i in (5, 6))
+
+
+def test_counts_in_an_array_that_runs_backwards():
+    counts = np.arange(N)[::-1]
+    with torch.device("meta"):  # of no concern to counts
+        module = Embedding(N, D, HotCold(3, cold=QR(4)), frequencies=counts)
+    assert module.ranks_of[0].hot.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 7, 12])
+def test_mixing_is_a_bijection(bits):
+    assert sorted(Mixing(bits)(torch.arange(2**bits)).tolist()) == list(range(2**bits))
+
+
+def test_mixing_mixes():
+    """Ids that are multiples of 2**20 spread over the rows of a table; an affine renumbering leaves them in few."""
+    numbers = torch.arange(2**12) << 20
+    counts = torch.bincount(Mixing(40)(numbers) % 64, minlength=64)
+    assert counts.float().var() / counts.float().mean() < 2
+
+
+def test_num_duplicates_counts_the_rest():
+    module = varied(Embedding(N, D, HotCold(10, cold=Pool(24), num_rest=40)))
+    assert module.num_duplicates() == 39
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: HotCold(60, cold=Pool(9), num_rest=50).spec(N, D),
+            ValueError,
+            r"num_hot \(60\) \+ num_rest \(50\) must be at most num_embeddings \(97\)",
+        ),
+        (lambda: HotCold(1, cold=3), TypeError, r"cold \(3\) must be a Scheme or a Pool"),
+        (lambda: HotCold(1, cold=HotCold(1, cold=Full())), ValueError, "must not be a HotCold itself"),
+        (lambda: HotCold(1, cold=QR(4, operation="feature")), ValueError, r"operation \('feature'\) of cold"),
+        (lambda: HotCold(1, cold=Full(), permute=1), ValueError, r"permute \(1\) must be None"),
+        (lambda: Pool(9, operation="mult"), ValueError, r"operation \('mult'\) must be 'add'"),
+        (
+            lambda: Embedding(N, D, HotCold(0, cold=Pool(6))),
+            ValueError,
+            r"num_rows \(6\) of pool 'pool' must be at least 23",
+        ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.ones(3)),
+            ValueError,
+            r"frequencies has shape \(3,\)",
+        ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.full((N,), torch.nan)),
+            ValueError,
+            r"frequencies\[0\] \(nan\) must be at least 0",
+        ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=-torch.ones(N)),
+            ValueError,
+            r"frequencies\[0\] \(-1.0\)",
+        ),
+        (
+            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.full((N,), torch.inf)),
+            ValueError,
+            r"frequencies\[0\] \(inf\)",
+        ),
+        (lambda: Embedding(N, D, QR(4)).row_numbers(torch.tensor([1])), ValueError, "must add rows"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_table_without_cold_ids_reads_no_other_list() -> None:
+    """The list of the next table's hot ids comes after an empty one of cold ids."""
+    scheme, falling = HotCold(20, cold=QR(4), num_rest=40, force=True), torch.arange(60, 0, -1)
+    tables = [Table("a", 60, 4, scheme, frequencies=falling), Table("b", 60, 4, scheme, frequencies=falling.flip(0))]
+    module = EmbeddingCollection(tables)
+    vectors = module(torch.arange(60)[:, None].expand(60, 2))[20:, 0]
+    assert torch.equal(vectors, vectors[:1].expand_as(vectors)) and vectors.any()
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tables_of_every_kind_in_any_number_of_bits(bits, dtype):
+    module = hot_and_cold(bits, dtype=dtype)
+    dense = list(module.to_dense().values())
+    ids = torch.randint(0, 60, (50, FEATURES))
+    tables = [*range(8), 7, *range(8, 15)]  # the eighth table has two features
+    for f, table in enumerate(tables):
+        assert_near(module(ids)[:, f], F.embedding(ids[:, f], dense[table]).double(), dtype, str(f))
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.RowWiseAdagrad, optim.AMSGrad])
+def test_fused_steps_are_those_of_plain_torch(optimizer, monkeypatch):
+    stored = []
+    for fused in (True, False):
+        if not fused:
+            monkeypatch.setattr(cpu, "kernels", dict)
+        module = hot_and_cold()
+        optim.apply_in_backward(module, optimizer, lr=0.05)
+        torch.manual_seed(2)
+        for _ in range(4):
+            out = module(torch.randint(0, 60, (7, FEATURES)))
+            out.backward(torch.randn(out.shape))
+        module.updates.flush_()
+        stored.append(module.stored.detach())
+    torch.testing.assert_close(stored[0], stored[1])

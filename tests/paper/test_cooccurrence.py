@@ -1,0 +1,46 @@
+"""``order_by_cooccurrence`` on sessions with planted clusters."""
+
+import pytest
+import torch
+
+import quorem
+
+
+def planted(items: int, clusters: int, sessions: int, noise: float = 0.05) -> tuple[list[torch.Tensor], torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    cluster = torch.randperm(items, generator=generator) % clusters
+    members = [(cluster == c).nonzero().flatten() for c in range(clusters)]
+    drawn = []
+    for s in range(sessions):
+        own = members[s % clusters]
+        session = own[torch.randint(len(own), (12,), generator=generator)]
+        strangers = torch.randint(items, (12,), generator=generator)
+        drawn.append(torch.where(torch.rand(12, generator=generator) < noise, strangers, session))
+    return drawn, cluster
+
+
+def test_clusters_become_runs_of_numbers():
+    sessions, cluster = planted(256, 8, 800)
+    number = quorem.order_by_cooccurrence(sessions)
+    assert sorted(number.tolist()) == list(range(256))
+    ordered = cluster[torch.argsort(number)]
+    assert (ordered[1:] != ordered[:-1]).sum() < 3 * 8  # at random there would be about 223 changes
+
+
+def test_the_same_seed_gives_the_same_order():
+    sessions, _ = planted(64, 4, 100)
+    first, again = (quorem.order_by_cooccurrence(sessions, 70, seed=3) for _ in range(2))
+    assert torch.equal(first, again) and len(first) == 70  # ids that never occur have numbers, too
+
+
+@pytest.mark.parametrize(
+    ("sessions", "n", "message"),
+    [
+        ([], None, "sessions must hold at least one session"),
+        ([torch.tensor([1, 9])], 5, r"sessions hold id 9, which must be in \[0, 5\)"),
+        ([torch.tensor([-1, 2])], 5, r"sessions hold id -1, which must be in \[0, 5\)"),
+    ],
+)
+def test_refused(sessions, n, message):
+    with pytest.raises(ValueError, match=message):
+        quorem.order_by_cooccurrence(sessions, n)

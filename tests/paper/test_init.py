@@ -1,0 +1,163 @@
+"""The distribution that the composed vectors start with."""
+
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+import torch
+
+from quorem import QR, ChineseRemainder, Embedding, Full, GeneralizedQR, Hash, Path
+from quorem.paper.init import METHODS, NOISE, matched_, path_
+from quorem.paper.schemes import Scheme
+
+ROWS = 40_000
+BOUND = sqrt(1 / ROWS)
+
+
+def started(scheme: Scheme, start: str = "matched", seed: int = 0) -> Embedding:
+    torch.manual_seed(seed)
+    table = Embedding(ROWS, 16, scheme, dtype=torch.float64)
+    table.reset_parameters(start)
+    return table
+
+
+# The standard error of a uniform deviation over M numbers is 0.45 / sqrt(M) of it, and M is 160,000 at least.
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [Full(), Hash(4), *(QR(4, operation=o, large=side) for o in ("add", "mult") for side in ("remainder", "quotient"))],
+    ids=str,
+)
+def test_vectors_start_as_the_full_table_would(scheme: Scheme) -> None:
+    """U(-sqrt(1/n), sqrt(1/n)): mean, deviation, fourth moment and bounds."""
+    vectors = started(scheme).to_dense().detach()
+    assert abs(vectors.mean()) < 0.01 * BOUND
+    assert vectors.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.01)
+    assert vectors.pow(4).mean().item() == pytest.approx(BOUND**4 / 5, rel=0.02)
+    assert BOUND * 0.99 < vectors.abs().max() <= BOUND * (1 + NOISE)
+
+
+@pytest.mark.parametrize("operation", ["concat", "feature"])
+def test_vectors_kept_apart_all_start_as_the_full_table(operation: str) -> None:
+    table = started(QR(200, operation=operation))
+    for stored in table.tables():
+        assert stored.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.05)
+        assert stored.abs().max() <= BOUND
+
+
+@pytest.mark.parametrize("operation", ["add", "mult"])
+@pytest.mark.parametrize("scheme", [GeneralizedQR(3), ChineseRemainder(2), GeneralizedQR(4)], ids=str)
+def test_one_table_starts_large_and_the_others_neutral(scheme: Scheme, operation: str) -> None:
+    table = started(replace(scheme, operation=operation))
+    sizes = [len(stored) for stored in table.tables()]
+    neutral = 1.0 if operation == "mult" else 0.0
+    scale = 1.0 if operation == "mult" else BOUND
+    for j, stored in enumerate(table.tables()):
+        if j == sizes.index(max(sizes)):
+            assert stored.abs().max() <= BOUND and stored.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.2)
+        else:
+            assert 0 < (stored - neutral).abs().max() <= NOISE * scale
+
+
+@pytest.mark.parametrize("operation", ["add", "mult", "concat", "feature"])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_symmetric_start_has_the_full_tables_deviation(k: int, operation: str) -> None:
+    """All tables alike. The tables are small, so the deviation is averaged over starts."""
+    dims = {"dims": (4, 6, 6)[:k]} if operation == "concat" and k == 3 else {}
+    scheme = GeneralizedQR(k, operation=operation, force=True, **dims)
+    variances = []
+    for seed in range(1 if k == 1 else 12):
+        table = started(scheme, "symmetric", seed)
+        bounds = [stored.abs().max().item() for stored in table.tables()]
+        assert max(bounds) == pytest.approx(min(bounds), rel=0.1)
+        variances.append(table.to_dense().detach().pow(2).mean().item())
+    assert sum(variances) / len(variances) == pytest.approx(BOUND**2 / 3, rel=0.1)
+
+
+def test_the_reference_start_is_the_public_codes() -> None:
+    """U(sqrt(1/n), 1) in each factor, so products of mean 1/4 and deviation sqrt(1/9 - 1/16)."""
+    table = started(QR(200), "reference")
+    for stored in table.tables():
+        assert stored.min() >= BOUND and stored.max() <= 1 and stored.mean().item() == pytest.approx(0.5, rel=0.05)
+    vectors = table.to_dense().detach()
+    assert vectors.mean().item() == pytest.approx(1 / 4, rel=0.05)
+    assert vectors.std().item() == pytest.approx(sqrt(1 / 9 - 1 / 16), rel=0.05)
+
+
+@pytest.mark.parametrize("start", METHODS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
+    """One plus noise survives rounding: the small tables do not start as all ones."""
+    table = Embedding(4000, 8, QR(40), dtype=dtype)
+    table.reset_parameters(start)
+    assert all(stored.isfinite().all() and stored.unique().numel() > 2 for stored in table.tables())
+
+
+def test_starts_are_seeded() -> None:
+    first, again, other = (started(QR(4), seed=seed).stored for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+# Path networks.
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize(
+    ("hidden", "activation"),
+    [((), "relu"), ((32,), "relu"), ((40, 33), "relu"), ((16,), "sigmoid"), ((20, 17), "sigmoid")],
+)
+def test_networks_wide_enough_start_as_the_identity(hidden: tuple[int, ...], activation: str, levels: int) -> None:
+    table = started(Path(4, hidden, activation=activation, num_partitions=levels + 1, force=True))
+    ids = torch.arange(2000)
+    rows = table.tables()[0][table.specs[0].partitions[0](ids)]
+    vectors = table(ids)
+    error = (vectors - rows).norm() / rows.norm()
+    assert 0 < error < 0.1 * (len(hidden) + 1) * levels
+    assert vectors.mean(0).abs().max() < 0.2 * BOUND
+    assert vectors.std().item() == pytest.approx(BOUND / sqrt(3), rel=0.1)
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+@pytest.mark.parametrize("hidden", [(1,), (2,), (6,), (6, 31)])
+def test_narrow_networks_keep_the_variance(hidden: tuple[int, ...], activation: str) -> None:
+    """They carry as many dimensions as they can; the others start at zero, give or take the noise."""
+    table = started(Path(4, hidden, activation=activation, force=True))
+    vectors = table(torch.arange(4000)).detach()
+    carried = min(hidden[0] // (2 if activation == "relu" else 1) or 1, 16)
+    strong = vectors.std(0) > 0.3 * BOUND
+    assert strong.sum() == carried
+    if hidden != (1,) or activation == "sigmoid":  # a single rectified unit passes one half of one direction
+        assert vectors.var(0).sum().item() == pytest.approx(16 * BOUND**2 / 3, rel=0.15)
+    assert vectors[:, ~strong].abs().mean() < 0.1 * BOUND
+    assert vectors.mean(0).abs().max() < 0.1 * BOUND or (hidden, activation) == ((1,), "relu")
+
+
+def test_networks_start_apart() -> None:
+    """Equal networks would give ids of one row the same vector, and the same gradient for ever."""
+    table = started(Path(4, (64,)))
+    m = len(table.tables()[0])
+    first, second = table(torch.tensor([5, m + 5]))
+    assert not torch.equal(first, second)
+
+
+def test_path_start_in_bfloat16() -> None:
+    weights, biases = [torch.empty(3, 4, 8), torch.empty(3, 8, 4)], [torch.empty(3, 8), torch.empty(3, 4)]
+    half = [w.bfloat16() for w in weights], [b.bfloat16() for b in biases]
+    path_(*half, "relu")
+    x = torch.randn(3, 5, 4)
+    y = torch.relu(x @ half[0][0].float()) @ half[0][1].float()
+    assert (y - x).norm() < 0.1 * x.norm() and not any(b.any() for b in half[1])
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"method \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
+        Embedding(60, 4, QR(4)).reset_parameters("normal")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_noise_bounds_the_small_table(noise: float) -> None:
+    table = started(QR(4))
+    with torch.no_grad():
+        matched_(table.tables(), table.specs[0], noise=noise)
+    assert noise * 0.9 <= (table.tables()[1] - 1).abs().max() <= noise

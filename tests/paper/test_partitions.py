@@ -1,0 +1,378 @@
+"""Section 3: the definition by brute force, the families with and without their conditions, huge ids."""
+
+import copy
+import itertools
+import math
+import pickle
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import pairwise_coprime
+
+from quorem import partitions
+from quorem.paper.partitions import ExplicitPartition, Partition
+from quorem.paper.renumbering import Permutation
+
+Parts = Sequence[Partition | ExplicitPartition]
+sizes_lists = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+
+
+def complementary_by_definition(parts: Parts, n: int) -> bool:
+    """Definition 1, word for word: each pair of categories is told apart by some partition."""
+    buckets = [part(torch.arange(n)).tolist() for part in parts]
+    return all(any(b[x] != b[y] for b in buckets) for x, y in itertools.combinations(range(n), 2))
+
+
+def as_pairs(parts: Sequence[Partition]) -> list[tuple[int, int]]:
+    return [(part.stride, part.size) for part in parts]
+
+
+# Partition
+
+
+def test_partition_example() -> None:
+    assert Partition(1, 4)(torch.arange(6)).tolist() == [0, 1, 2, 3, 0, 1]
+    assert Partition(2, 2)(torch.arange(6)).tolist() == [0, 0, 1, 1, 0, 0]
+
+
+@given(
+    st.integers(1, 2**63 - 1),
+    st.integers(1, 2**63 - 1),
+    st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20),
+)
+def test_partition_is_exact_on_all_of_int64(stride: int, size: int, ids: list[int]) -> None:
+    assert Partition(stride, size)(torch.tensor(ids)).tolist() == [i // stride % size for i in ids]
+
+
+@pytest.mark.parametrize("edge", [2**24, 2**31, 2**53, 2**62, 2**63 - 4])
+@pytest.mark.parametrize(("stride", "size"), [(1, 3), (7, 1000), (1, 2**31 + 11), (3, 2**53 + 5)])
+def test_partition_past_the_edges_of_float_and_int32(edge: int, stride: int, size: int) -> None:
+    ids = [edge + step for step in range(-3, 4)]
+    assert Partition(stride, size)(torch.tensor(ids)).tolist() == [i // stride % size for i in ids]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_partition_widens_ids(dtype: torch.dtype) -> None:
+    ids = torch.tensor([[0, 1], [99, 127]], dtype=dtype).t()
+    buckets = Partition(1, 2**40)(ids)
+    assert buckets.dtype == torch.int64
+    assert buckets.tolist() == ids.tolist()
+
+
+def test_int32_ids_meet_strides_past_int32() -> None:
+    ids = torch.tensor([0, 2**31 - 1], dtype=torch.int32)
+    assert Partition(2**31, 2**40)(ids).tolist() == [0, 0]
+    assert Partition(2**31 - 1, 2**40)(ids).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3)])
+def test_calls_keep_the_shape_of_ids(shape: tuple[int, ...]) -> None:
+    ids = torch.ones(shape, dtype=torch.int64)
+    for function in (Partition(1, 2), ExplicitPartition([4, 5]), Permutation(1, 1, 3)):
+        assert function(ids).shape == shape
+
+
+def test_partition_of_meta_ids() -> None:
+    assert Partition(2, 3)(torch.empty(5, dtype=torch.int64, device="meta")).shape == (5,)
+
+
+def test_partition_is_a_value() -> None:
+    assert Partition(1, 4) == Partition(stride=1, size=4) != Partition(4, 1)
+    assert len({Partition(1, 4), Partition(1, 4)}) == 1
+    with pytest.raises(AttributeError):
+        Partition(1, 4).size = 5  # type: ignore[misc]
+    part = Partition(torch.tensor(3), torch.tensor(4))  # type: ignore[arg-type]
+    assert type(part.stride) is int and part == Partition(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("stride", "size", "error", "match"),
+    [
+        (0, 4, ValueError, r"stride \(0\) must be at least 1"),
+        (1, -2, ValueError, r"size \(-2\) must be at least 1"),
+        (2**63, 1, ValueError, r"stride \(9223372036854775808\) must be .* < 2\*\*63"),
+        (1.0, 4, TypeError, r"stride \(1\.0\) must be an integer"),
+        (1, True, TypeError, r"size \(True\) must be an integer"),
+        (1, "4", TypeError, r"size \('4'\) must be an integer"),
+    ],
+)
+def test_partition_refuses(stride: int, size: int, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        Partition(stride, size)
+
+
+@pytest.mark.parametrize("function", [Partition(1, 2), ExplicitPartition([0, 1]), Permutation(1, 0, 2)])
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        (torch.tensor([0.0]), r"ids \(torch.float32\) must be an integer tensor"),
+        (torch.tensor([True]), r"ids \(torch.bool\) must be an integer tensor"),
+        ([0, 1], r"ids \(list\) must be an integer tensor"),
+        (torch.arange(2).numpy(), r"ids \(ndarray\) must be an integer tensor"),
+    ],
+)
+def test_calls_refuse_ids(function: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        function(ids)
+
+
+# ExplicitPartition
+
+
+def test_explicit_partition_looks_up_with_gaps() -> None:
+    part = ExplicitPartition([5, 0, 5, 2])
+    assert part.size == 6
+    assert part.index.dtype == torch.int64
+    assert part(torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)).tolist() == [[2, 5], [0, 5]]
+    assert ExplicitPartition([2**62]).size == 2**62 + 1
+
+
+def test_explicit_partition_from_labels() -> None:
+    assert ExplicitPartition.from_labels(["Kia", "Ford", "Kia", ("any", 1)]).index.tolist() == [0, 1, 0, 2]
+
+
+def test_explicit_partition_is_a_value() -> None:
+    index = torch.arange(100, dtype=torch.int32) % 7
+    part, same = ExplicitPartition(index), ExplicitPartition(index.tolist())
+    other = ExplicitPartition(index.flip(0))
+    assert part == same and hash(part) == hash(same)
+    assert part != other and part != Partition(1, 7) and part != "part"
+    assert pickle.loads(pickle.dumps(part)) == part == copy.deepcopy(part)
+    with pytest.raises(AttributeError):
+        part.size = 3  # type: ignore[misc]
+    wide = torch.arange(100)
+    kept = ExplicitPartition(wide)
+    wide.zero_()
+    assert kept.size == 100 and kept.index[99] == 99
+
+
+def test_explicit_partition_shows_only_its_start() -> None:
+    assert repr(ExplicitPartition([1, 0])) == "ExplicitPartition([1, 0], n=2, size=2)"
+    shown = repr(ExplicitPartition(torch.arange(10**5)))
+    assert shown == "ExplicitPartition([0, 1, 2, 3, 4, 5, 6, 7, ...], n=100000, size=100000)"
+
+
+def test_explicit_partition_is_real_inside_a_meta_context() -> None:
+    with torch.device("meta"):
+        part = ExplicitPartition([0, 1, 1])
+        assert partitions.is_complementary([part, Partition(1, 2), Partition(2, 2)], 3)
+    assert part.index.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "match"),
+    [
+        ([], ValueError, r"index \(shape \[0\]\) must be 1-D and not empty"),
+        ([[0, 1]], ValueError, r"index \(shape \[1, 2\]\) must be 1-D"),
+        ([0, -1], ValueError, r"index holds bucket -1; buckets must be >= 0"),
+        ([0.5], TypeError, r"index \(torch.float32\) must be an integer tensor"),
+        ([True], TypeError, r"index \(torch.bool\) must be an integer tensor"),
+    ],
+)
+def test_explicit_partition_refuses(index: list[int], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        ExplicitPartition(index)
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 2**40])
+def test_explicit_partition_refuses_ids_out_of_range(bad: int) -> None:
+    with pytest.raises(IndexError, match=rf"id \({bad}\) must be in \[0, 3\)"):
+        ExplicitPartition([0, 1, 2])(torch.tensor([0, bad]))
+
+
+# Families
+
+
+def test_family_examples() -> None:
+    assert as_pairs(partitions.naive(10)) == [(1, 10)]
+    assert as_pairs(partitions.hashing(10, 4)) == [(1, 4)]
+    assert as_pairs(partitions.quotient_remainder(10, 4)) == [(1, 4), (4, 3)]
+    assert as_pairs(partitions.quotient_remainder(10, 10)) == [(1, 10), (10, 1)]
+    assert as_pairs(partitions.quotient_remainder(10, 1)) == [(1, 1), (1, 10)]
+    assert as_pairs(partitions.generalized_quotient_remainder(60, [5, 4, 3])) == [(1, 5), (5, 4), (20, 3)]
+    assert as_pairs(partitions.chinese_remainder(60, [5, 4, 3])) == [(1, 5), (1, 4), (1, 3)]
+
+
+@pytest.mark.parametrize("n", [2**24 + 1, 2**31 + 1, 2**53 + 1, 2**62 + 1])
+def test_quotient_and_remainder_restore_huge_ids(n: int) -> None:
+    m = math.isqrt(n) + 1
+    ids = [0, 1, m - 1, m, n // 3, n - 2, n - 1]
+    remainder, quotient = (part(torch.tensor(ids)) for part in partitions.quotient_remainder(n, m))
+    assert [q * m + r for q, r in zip(quotient.tolist(), remainder.tolist(), strict=True)] == ids
+    assert int(quotient.max()) == partitions.quotient_remainder(n, m)[1].size - 1
+
+
+@given(st.integers(1, 60), st.data())
+def test_quotient_remainder_is_complementary_and_hashing_is_not(n: int, data: st.DataObject) -> None:
+    m = data.draw(st.integers(1, n))
+    assert complementary_by_definition(partitions.naive(n), n)
+    assert complementary_by_definition(partitions.quotient_remainder(n, m), n)
+    assert complementary_by_definition(partitions.hashing(n, m), n) == (m == n)
+
+
+@given(sizes_lists, st.data())
+def test_generalized_quotient_remainder_is_complementary(sizes: list[int], data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, min(math.prod(sizes), 80)))
+    parts = partitions.generalized_quotient_remainder(n, sizes)
+    assert complementary_by_definition(parts, n)
+    product = math.prod(sizes)
+    assert partitions.is_complementary(parts, product)
+    assert not partitions.is_complementary(parts, product + 1)
+
+
+@given(sizes_lists)
+def test_chinese_remainder_is_complementary_only_if_coprime(sizes: list[int]) -> None:
+    product = math.prod(sizes)
+    remainders = [Partition(1, size) for size in sizes]
+    assert partitions.is_complementary(remainders, math.lcm(*sizes))
+    assert not partitions.is_complementary(remainders, math.lcm(*sizes) + 1)
+    if pairwise_coprime(sizes):
+        assert partitions.chinese_remainder(product, sizes) == tuple(remainders)
+    else:
+        assert not partitions.is_complementary(remainders, product)
+        with pytest.raises(ValueError, match="must be pairwise coprime"):
+            partitions.chinese_remainder(product, sizes)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: partitions.naive(0), r"n \(0\) must be at least 1"),
+        (lambda: partitions.hashing(10, 0), r"m \(0\) must be in \[1, 10\]"),
+        (lambda: partitions.hashing(10, 11), r"m \(11\) must be in \[1, 10\]"),
+        (lambda: partitions.quotient_remainder(0, 1), r"n \(0\) must be at least 1"),
+        (lambda: partitions.quotient_remainder(10, 11), r"m \(11\) must be in \[1, 10\]"),
+        (
+            lambda: partitions.generalized_quotient_remainder(10, [3, 3]),
+            r"the product of sizes \(3, 3\) \(9\) must be >= n \(10\)",
+        ),
+        (lambda: partitions.generalized_quotient_remainder(1, []), r"the product of sizes \(\)"),
+        (lambda: partitions.generalized_quotient_remainder(4, [4, 0]), r"sizes\[1\] \(0\) must be at least 1"),
+        (
+            lambda: partitions.generalized_quotient_remainder(4, [2**40] * 3),
+            r"stride \(\d+\) must be .* < 2\*\*63",
+        ),
+        (lambda: partitions.chinese_remainder(10, [2, 3]), r"the product of sizes \(2, 3\) \(6\)"),
+        (lambda: partitions.chinese_remainder(10, [5, 4, 6]), r"sizes \(5, 4, 6\) .* gcd\(4, 6\) = 2"),
+        (lambda: partitions.overlapping_quotient_remainder(10, [3, 3]), r"the product of sizes \(3, 3\)"),
+        (lambda: partitions.is_complementary([Partition(1, 2)], 0), r"n \(0\) must be at least 1"),
+        (
+            lambda: partitions.is_complementary([Partition(1, 9), ExplicitPartition([0, 1])], 3),
+            r"parts\[1\] maps 2 ids; an ExplicitPartition must map n \(3\)",
+        ),
+    ],
+)
+def test_value_errors(call: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: partitions.naive(10.0), r"n \(10\.0\) must be an integer"),  # type: ignore[arg-type]
+        (lambda: partitions.hashing(10, True), r"m \(True\) must be an integer"),
+        (lambda: partitions.chinese_remainder(6, [2, 3.0]), r"sizes\[1\] \(3\.0\) must be"),  # type: ignore[list-item]
+    ],
+)
+def test_type_errors(call: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        call()
+
+
+# The overlapping extension
+
+
+def test_overlapping_example_fills_three_tables_that_plain_digits_leave_empty() -> None:
+    n, sizes = 10**6, (1000, 1000, 1000)
+    ids = torch.arange(n)
+    plain = partitions.generalized_quotient_remainder(n, sizes)
+    overlapping = partitions.overlapping_quotient_remainder(n, sizes)
+    assert [len(part(ids).unique()) for part in plain] == [1000, 1000, 1]
+    assert [len(part(ids).unique()) for part in overlapping] == [1000, 1000, 1000]
+    assert partitions.is_complementary(overlapping, n)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.data())
+def test_overlapping_is_complementary_and_uses_its_tables(sizes: list[int], data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, min(math.prod(sizes), 3000)))
+    parts = partitions.overlapping_quotient_remainder(n, sizes)
+    assert [part.size for part in parts] == sizes
+    assert parts[-1].stride * parts[-1].size >= n
+    for low, high in itertools.pairwise(parts):
+        assert high.stride % low.stride == 0 and high.stride // low.stride <= low.size
+    assert partitions.is_complementary(parts, n)
+    for part in parts:
+        used = len(part(torch.arange(n)).unique())
+        assert used == min(part.size, -(-n // part.stride))
+        assert 2 * used > min(part.size, sizes[-1], n)
+
+
+@given(sizes_lists)
+def test_overlapping_is_the_plain_family_when_nothing_is_spare(sizes: list[int]) -> None:
+    n = math.prod(sizes)
+    plain = partitions.generalized_quotient_remainder(n, sizes)
+    assert partitions.overlapping_quotient_remainder(n, sizes) == plain
+
+
+@given(st.integers(1, 2**62), st.integers(1, 8), st.integers(0, 10**6))
+def test_overlapping_stays_exact_for_huge_n(n: int, k: int, spare: int) -> None:
+    sizes = [size + spare for size in partitions.balanced_sizes(n, k)]
+    parts = partitions.overlapping_quotient_remainder(n, sizes)
+    assert parts[-1].stride * parts[-1].size >= n
+    assert all(b.stride // a.stride <= a.size for a, b in itertools.pairwise(parts))
+    assert 2 * -(-n // parts[-1].stride) > min(sizes[-1], n)
+
+
+# Complementary
+
+
+def test_the_papers_example() -> None:
+    parts = [ExplicitPartition(index) for index in ([0, 1, 2, 1, 1], [0, 0, 1, 0, 1], [0, 1, 1, 0, 1])]
+    assert partitions.is_complementary(parts, 5) and complementary_by_definition(parts, 5)
+    for pair in itertools.combinations(parts, 2):
+        assert not partitions.is_complementary(pair, 5)
+
+
+@given(st.integers(1, 24), st.data())
+def test_is_complementary_against_the_definition(n: int, data: st.DataObject) -> None:
+    # Gaps up to 2**62 drive the mixed-radix key past int64, and span past the bitmap.
+    buckets = st.integers(0, 3) | st.sampled_from([7, 1000, 2**40, 2**62])
+    explicit = st.lists(buckets, min_size=n, max_size=n).map(ExplicitPartition)
+    strides = st.integers(1, 6)
+    closed = st.builds(Partition, strides, st.integers(1, 6) | st.sampled_from([2**33, 2**62]))
+    parts = data.draw(st.lists(explicit | closed, min_size=1, max_size=4))
+    assert partitions.is_complementary(parts, n) == complementary_by_definition(parts, n)
+
+
+def test_no_partition_tells_one_category_apart() -> None:
+    assert partitions.is_complementary([], 1)
+    assert not partitions.is_complementary([], 2)
+
+
+def test_keys_past_int64_are_ranked_first() -> None:
+    n = 1024
+    zeros = [Partition(2**20, 512)] * 7  # 512**7 = 2**63: unranked, only the parity of the first bucket survives
+    assert partitions.is_complementary([*partitions.naive(n), *zeros], n)
+    assert not partitions.is_complementary([*partitions.hashing(n, n - 1), *zeros], n)
+
+
+def test_one_collision_among_many_is_found() -> None:
+    n = 10**5
+    index = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    assert partitions.is_complementary([ExplicitPartition(index)], n)
+    index[5] = index[n - 7]
+    assert not partitions.is_complementary([ExplicitPartition(index)], n)
+    spread = ExplicitPartition(index * 2**40)
+    assert not partitions.is_complementary([spread, Partition(10, 1), Partition(n, 2)], n)
+    assert partitions.is_complementary([spread, Partition(10, 100)], n)
+
+
+def test_is_complementary_for_ten_million_ids() -> None:
+    n = 10**7
+    assert partitions.is_complementary(partitions.quotient_remainder(n, 3163), n)
+    assert partitions.is_complementary(partitions.overlapping_quotient_remainder(n, (1000, 1000, 1000)), n)
+    assert not partitions.is_complementary([Partition(1, 3164), Partition(1, 3162)], n)
