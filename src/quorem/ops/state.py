@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..optimizer_names import StateDtype
 
-STATE_BYTES: dict[StateDtype, int] = {"float32": 4, "bfloat16": 2, "log8": 1}  # of a number
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "log8": torch.uint8}
+NARROW = (torch.bfloat16, torch.uint8)  # dtypes of a state that is rounded at random
 HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind; a power of two
 # Columns of ``AdamState.moments``: four moments, then two nodes, each a weight and a denominator.
 MOMENT_COLUMNS = 8
@@ -175,7 +176,7 @@ def row_state_bytes(
     """
     check_state_dtype(optimizer, row_dtype, state_dtype)
     rule = RULES[optimizer]
-    number = 8 if row_dtype == torch.float64 else STATE_BYTES[state_dtype]
+    number = 8 if row_dtype == torch.float64 else STATE_DTYPES[state_dtype].itemsize
     numbers = len(rule.averages) * (1 if rule.by_row else width)
     return numbers * number + (4 if rule.lags and lags else 0)
 
