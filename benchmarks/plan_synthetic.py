@@ -34,7 +34,7 @@ from quorem import QR, EmbeddingCollection, Full, Table, models, plan
 from quorem.data.batches import Batch
 from quorem.data.shape import day_split, scaled_cardinalities
 from quorem.data.synthetic import ClickLog
-from quorem.experiments.bench import facts
+from quorem.experiments.bench.run import facts_of_run
 from quorem.paper.schemes.frequency import comes_by_frequency
 from quorem.training.config import RunConfig
 from quorem.training.metrics import Evaluation
@@ -200,7 +200,7 @@ def main() -> None:
     compiling = []
     if options.out is not None and device.type == "cuda":
         compiling = compile_kernels(options.settings, options.optimizers, options.ids)
-    about: dict[str, Any] = {"facts": facts.facts_of_run(device, "python benchmarks/plan_synthetic.py", options.commit)}
+    about: dict[str, Any] = {"facts": facts_of_run(device, "python benchmarks/plan_synthetic.py", options.commit)}
     about["config"] = {"network": "dlrm", "dim": D, "batch": 128, "epochs": 1, "scale": options.scale}
     for seed in options.seeds:
         if time.perf_counter() - began > options.seconds:
