@@ -227,18 +227,6 @@ def test_a_worker_killed_in_the_middle_of_a_report_hangs_nothing(log, tmp_path):
     assert len(results(folder)) == 2 and trained_once(folder)  # the other worker took its run over
 
 
-def test_a_clock_that_is_set_back_does_not_repeat_a_failure(log, tmp_path, monkeypatch):
-    bad = small_run(log, lr=1e30, scheme=Full(), epochs=4)
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + 3600)
-    made = made_of(log, tmp_path, [bad])
-    monkeypatch.undo()
-    stop = threading.Event()
-    threading.Timer(60, stop.set).start()
-    reports = work(made, stop)
-    assert made.has_failed(bad) and [value for kind, value in reports if kind == "settled"] == [bad]
-
-
 def test_workers_end_with_the_process_that_began_them(log, tmp_path):
     folder = tmp_path / "runs"
     process = start(log, folder, 500)

@@ -165,7 +165,12 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, execution: Execution)
     if "best_epoch" in result:
         console.print(f"Kept: epoch {result['best_epoch']} of {config.epochs}, the best by validation loss.")
     for split in ("validation", "test"):
-        console.print(words.metrics(split, result[split]), soft_wrap=True)
+        metrics = result[split]
+        console.print(
+            f"{split}: log loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f},"
+            f" accuracy {metrics['accuracy']:.4f}, calibration {metrics['calibration']:.4f}",
+            soft_wrap=True,
+        )
     if not finished:
         compiling = cpu.compile_seconds() - compiled_before
         once = (
@@ -185,7 +190,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     size = sum(p.nbytes for p in tables.parameters())
     full_size = sum(4 * spec.num_embeddings * spec.embedding_dim for spec in tables.specs)  # float32
     about = describe(prepared, config.data)
-    rows = min(config.max_rows or about["rows"]["train"], about["rows"]["train"])
+    rows = min(config.max_rows or about.rows["train"], about.rows["train"])
     conditions = Conditions(config.data, rows, config.epochs, config.batch_size)
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"

@@ -11,7 +11,6 @@ import pickle
 import signal
 import threading
 import traceback
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,15 +40,12 @@ class Sweep:
         runs: configurations, in the order of training; those of one inner list may share a GPU.
         data: folders of prepared data, by the identity of the data.
         device: device of the runs.
-        failed_before: text of the errors, by key of the run, that existed when the sweep began; those runs are tried
-            again. Times of files are not compared, since a clock may be set back.
     """
 
     folder: Path
     runs: Sequence[Sequence[RunConfig]]
     data: Mapping[str, Path]
     device: str
-    failed_before: Mapping[str, str]
 
     def is_done(self, config: RunConfig) -> bool:
         """Whether a run is finished."""
@@ -60,9 +56,8 @@ class Sweep:
         return self.folder / "runs" / config.key()
 
     def has_failed(self, config: RunConfig) -> bool:
-        """Whether a run failed since the sweep began."""
-        text = _text(self.error(config))
-        return text is not None and text != self.failed_before.get(config.key())
+        """Whether a run failed."""
+        return self.error(config).exists()
 
     def error(self, config: RunConfig) -> Path:
         """The file in which a failure of a run is written."""
@@ -155,11 +150,8 @@ def _train(
             return
         sweep.error(configs[0]).parent.mkdir(exist_ok=True)
         about = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        about |= {"config": configs[0].to_json(), "attempt": uuid.uuid4().hex}  # failures must differ in text
-        write(sweep.error(configs[0]), json.dumps(about, indent=1) + "\n")
+        write(sweep.error(configs[0]), json.dumps(about | {"config": configs[0].to_json()}, indent=1) + "\n")
     for config in configs:
-        if sweep.is_done(config):
-            sweep.error(config).unlink(missing_ok=True)
         report("settled", config)
 
 
@@ -242,7 +234,7 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] |
 
 
 def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Path], device: str) -> Sweep:
-    """A sweep that begins now; a run that is listed twice is trained once."""
+    """A sweep that begins now: what is listed twice is trained once, and what failed before is tried again."""
     seen: set[RunConfig] = set()
     groups = []
     for group in runs:
@@ -251,14 +243,7 @@ def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Pa
         if fresh:
             groups.append(fresh)
     folder.mkdir(parents=True, exist_ok=True)
-    errors = {path.stem: _text(path) for path in (folder / "errors").glob("*.json")}
-    failed_before = {key: text for key, text in errors.items() if text is not None}
-    return Sweep(folder=folder, runs=groups, data=data, device=device, failed_before=failed_before)
-
-
-def _text(path: Path) -> str | None:
-    """The text of a file; None if the file does not exist."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
+    sweep = Sweep(folder=folder, runs=groups, data=data, device=device)
+    for config in seen:
+        sweep.error(config).unlink(missing_ok=True)
+    return sweep
