@@ -125,7 +125,7 @@ def test_one_run_has_a_report(log, tmp_path, validated):
     result = json.loads((out / "result.json").read_text())
     assert (point.test_mean, point.test_sd, point.trials) == (result["test"]["log_loss"], None, 1)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    curve = [[x["step"], x["validation"]["log_loss"], None] for x in lines if "validation" in x]
+    curve = [(x["step"], x["validation"]["log_loss"], None) for x in lines if "validation" in x]
     assert point.curve == curve and len(curve) > 2
     page = (out / "report.html").read_text(encoding="utf-8")
     rows, epochs = (3429, "1 epoch") if validated else (3429, "6 epochs")

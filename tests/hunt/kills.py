@@ -213,7 +213,7 @@ def grid(folder: Path, out: Path) -> sweep.Sweep:
 
 
 def trained(folder: Path, out: Path) -> None:
-    sweep.work(grid(folder, out), 1, lambda *_: None, threading.Event())
+    sweep.work(grid(folder, out), threading.Event())
 
 
 def sweeping(folder: Path) -> Job:
