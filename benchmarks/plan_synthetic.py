@@ -61,9 +61,10 @@ def draw(seed: int, num_rows: int, scale: float, ids: str, device: torch.device)
     """The rows of a seed's log, with ids as the log has them or by falling count."""
     log = ClickLog(cardinalities=scaled_cardinalities(scale), seed=seed)
     split = day_split(num_rows, 7)
-    train = log.draw(*split["train"], device).batch
-    test, probability = log.draw(*split["test"], device)
+    train = log.draw(*split["train"]).batch.to(device)
+    test, probability = log.draw(*split["test"])
     best = float(F.binary_cross_entropy(probability, test.labels.double()))
+    test = test.to(device)
     counts = {}
     for f, n in enumerate(log.cardinalities):
         count = torch.bincount(train.ids[:, f].long(), minlength=n)
