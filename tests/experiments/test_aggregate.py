@@ -167,9 +167,9 @@ def test_csv_has_a_line_a_point(tmp_path):
     assert int(row["parameters"]) == figure.points[0].parameters
 
 
-@pytest.mark.parametrize(("trials", "deviation"), [(1, ""), (2, "0.001")])
-def test_csv_has_no_deviation_for_one_trial_and_says_the_rows(tmp_path, trials, deviation):
-    write_csv(made_up([result(trials=trials)]), tmp_path / "x.csv")
+@pytest.mark.parametrize(("sd", "deviation"), [(None, ""), (0.001, "0.001")])
+def test_csv_has_no_deviation_for_one_trial_and_says_the_rows(tmp_path, sd, deviation):
+    write_csv(made_up([result(sd=sd, auc_sd=sd)]), tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert [row[name] for name in ("test_sd", "validation_sd", "auc_sd")] == [deviation] * 3

@@ -242,16 +242,10 @@ CSV_COLUMNS = (
 def write_csv(figure: Figure, path: Path) -> None:
     """Write one line for each point; the deviation of a single trial is empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for point in figure.points:
-        values = vars(point) | conditions_of(point, figure.made)._asdict()
-        values |= {
-            "figure": figure.axes.name,
-            "scheme": json.dumps(point.config["scheme"]),
-            "threshold": point.config["threshold"],
-        }
-        if point.trials < 2:
-            values |= dict.fromkeys(("test_sd", "validation_sd", "auc_sd"))
-        writer.writerow(["" if values[name] is None else values[name] for name in CSV_COLUMNS])
+        scheme = {"scheme": json.dumps(point.config["scheme"]), "threshold": point.config["threshold"]}
+        conditions = conditions_of(point, figure.made)._asdict()
+        writer.writerow({"figure": figure.axes.name, **vars(point), **conditions, **scheme})
     write(path, text.getvalue())
