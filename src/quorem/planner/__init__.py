@@ -31,7 +31,17 @@ from .footprint import Form, StoredModules
 from .modules import Module, joined_modules, modules_of, with_frequencies
 from .planned import Candidate, Plan, PlannedPool, PlannedTable
 
-__all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
+__all__ = [
+    "TIMES_NARROWER",
+    "Plan",
+    "PlannedPool",
+    "PlannedTable",
+    "Rule",
+    "joined_modules",
+    "modules_of",
+    "plan",
+    "plan_modules",
+]
 
 
 def plan(

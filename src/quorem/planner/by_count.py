@@ -44,13 +44,13 @@ class Rule:
         times_narrower: how many times narrower rows are: 1, 2, 4 or 8. None chooses it by ``most_shared``.
 
     >>> Rule(pool_share=0.3)
-    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2, most_shared=0.16, times_narrower=None)
+    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2, most_shared=0.13, times_narrower=None)
     """
 
     pool_share: float = 0.6
     kept_per_row: float = 8.0
     rarely: int = 2
-    most_shared: float = 0.16
+    most_shared: float = 0.13
     times_narrower: int | None = None
 
     def __post_init__(self) -> None:

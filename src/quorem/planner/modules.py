@@ -14,7 +14,7 @@ from ..modules.lookup import Tables
 from ..paper.schemes import Full, RawCounts
 from ..paper.schemes.frequency import check_frequencies, counts_by_id
 
-FEW = 20  # ids of a table whose rows are as wide as vectors, since they cost next to nothing
+FEW = 50  # ids of a table whose rows are as wide as vectors, since they cost next to nothing
 
 
 class TableToPlan(NamedTuple):
