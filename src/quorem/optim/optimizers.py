@@ -128,9 +128,9 @@ class Adagrad(RowOptimizer):
 
     def _is_by_row(self, p: Tensor) -> bool:
         total = self.state.get(p, {}).get("sum")  # a loaded one may be what torch does not have
-        by_row = total is not None and (total.shape != p.shape or total.dtype in NARROW and total.dtype != p.dtype)
+        loaded = total is not None and (total.shape != p.shape or total.dtype in {*NARROW} - {p.dtype})
         narrow = self.state_dtype != "float32" and module_of(p) is not None
-        return super()._is_by_row(p) or by_row or narrow
+        return super()._is_by_row(p) or loaded or narrow
 
     def _start_dense(self, p: Tensor) -> None:
         self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])
@@ -148,6 +148,7 @@ class RowWiseAdagrad(Adagrad):
         weight_decay: for parameters with dense gradients; must be 0 for tables.
         initial_accumulator_value: initial value of the sums.
         eps: added to the denominator.
+        state_dtype: must be ``"float32"``.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
