@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table, optim, quantize_
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments.bench import facts, grid
+from quorem.experiments.bench import grid, run
 from quorem.optimizer_names import StateDtype
 
 DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up to SMALL ids stay full
@@ -168,7 +168,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     command = "python benchmarks/cpu_lookups.py"
-    results: dict[str, Any] = {"facts": facts.facts_of_run(torch.device("cpu"), command, None), "rows": []}
+    results: dict[str, Any] = {"facts": run.facts_of_run(torch.device("cpu"), command, None), "rows": []}
     for size in ("small", "full"):
         for part in ("latency", "bits", "pool", "state"):
             results["rows"] += measured(part, size)
