@@ -14,9 +14,8 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import polars as pl
 import torch
 
-from quorem.data.columns import Columns, choose_columns
-from quorem.data.infer import infer
-from quorem.data.prepare import PrepareConfig
+from quorem.data.columns import Columns, choose_columns, infer
+from quorem.data.config import PrepareConfig
 from quorem.data.source import open_source
 from quorem.data.table import prepare_table
 

@@ -49,8 +49,8 @@ from runs_of_training import StopAt, small_log, small_run
 
 from quorem import EmbeddingCollection, HotCold, Pool, Table, quantize_, schemes
 from quorem.cli.errors import plain_errors
+from quorem.data.config import PrepareConfig
 from quorem.data.encoding import read_encoding
-from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.raw import write_raw
 from quorem.data.synthetic import ClickLog

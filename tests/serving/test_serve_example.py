@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import quorem
 from quorem.cli import app
-from quorem.data.prepare import PrepareConfig
+from quorem.data.config import PrepareConfig
 from quorem.data.table import prepare_table
 from quorem.training.config import RunConfig
 from quorem.training.loop import train

@@ -48,8 +48,8 @@ def prepare_criteo(
     from . import preparing
 
     preparing.need_polars()
+    from ..data.config import PrepareConfig
     from ..data.criteo import prepare_criteo
-    from ..data.prepare import PrepareConfig
 
     config = PrepareConfig(
         ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
@@ -111,7 +111,7 @@ def prepare_table(
 
     preparing.need_polars()
     from ..data.columns import Columns, choose_columns
-    from ..data.prepare import PrepareConfig
+    from ..data.config import PrepareConfig
     from ..data.source import open_source
     from ..data.table import prepare_columns
     from ..data.values import MISSING
@@ -164,9 +164,8 @@ def synthesize(
     overwrite: Overwrite = False,
 ) -> None:
     """Make up a click log of Criteo's shape with a planted signal."""
-    from ..data.raw import is_csv, write_raw
     from ..data.shape import scaled_cardinalities
-    from ..data.synthetic import ClickLog, synthesize
+    from ..data.synthetic import ClickLog, is_csv, synthesize
     from . import preparing
 
     if out.suffix in TEXT_SUFFIXES and not (raw or is_csv(out)):
@@ -175,6 +174,9 @@ def synthesize(
     console = terminal()
     with preparing.bar(console) as report:
         if raw or is_csv(out):
+            preparing.need_polars()
+            from ..data.raw import write_raw
+
             write_raw(log, rows, out, overwrite=overwrite, progress=report)
             console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", soft_wrap=True)
             return

@@ -14,7 +14,7 @@ from .progress import bars
 from .terminal import command
 
 if TYPE_CHECKING:  # loads polars
-    from ..data.infer import Inferred
+    from ..data.columns import Inferred
 
 RATE_SECONDS = 0.5  # in a shorter time, the number of rows per second is noise
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..optimizer_names import Optimizer
+from ..optimizer_names import Optimizer, StateDtype
 from .options import Data, Device, Threads, integers
 
 commands = typer.Typer()
@@ -41,6 +41,9 @@ def train(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Dtype of the rows in training; by default the plan's, else float32."),
     ] = None,
+    state_dtype: Annotated[
+        StateDtype, typer.Option(help="Dtype of the optimizer's state for the rows; adagrad takes all three.")
+    ] = "float32",
     unknown: Annotated[
         Literal["error", "rest", "hash"],
         typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
@@ -99,6 +102,7 @@ def train(
         plan=planned.get("plan"),
         bits=bits_after,
         row_dtype=row_dtype or planned.get("row_dtype", "float32"),
+        state_dtype=state_dtype,
         unknown=unknown,
         network=models.pinned(network),
         preset=preset,

@@ -192,6 +192,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
     hardware = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
     dtype = "" if config.row_dtype == "float32" else f", {config.row_dtype}"
+    state = "" if config.state_dtype == "float32" else f" state in {config.state_dtype},"
     return [
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {parameters:,} parameters",
@@ -199,7 +200,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
         f" {words.size(size)}, {full_size / size:,.3g} times smaller than full float32 tables",
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
         f"training  {conditions.text()}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
-        f" seed {config.seed}",
+        f"{state} seed {config.seed}",
         f"device    {device}, {hardware}",
     ]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import polars as pl
 
 from .columns import Columns, choose_columns
+from .config import PrepareConfig
 from .folder import Progress
 from .malformed import Malformed, ParsedRows
-from .prepare import LABEL, TIME, PrepareConfig, write
+from .prepare import LABEL, TIME, write
 from .prepared import Prepared
 from .source import Source, open_source
 from .text import BLOCK_BYTES
@@ -113,7 +114,7 @@ def _with_clicks(source: Source, columns: Columns, rows: Iterator[ParsedRows]) -
 def read_columns(source: Source, columns: Columns, malformed: Malformed) -> Iterator[ParsedRows]:
     """The rows of a table, a block at a time, for ``write`` or an ``Encoder``.
 
-    Numbers become floats, categories integers or text, and bags lists of text. Labels and times are in the columns
+    Numbers become floats, categories text, and bags lists of text. Labels and times are in the columns
     ``LABEL`` and ``TIME``, as numbers.
 
     Raises:

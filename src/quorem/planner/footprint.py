@@ -19,7 +19,7 @@ from ..modules.id_rules import RULE_COLUMNS
 from ..ops import replay
 from ..ops.codes import code_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
-from ..ops.state import HISTORY, MOMENT_COLUMNS, RULES
+from ..ops.state import HISTORY, MOMENT_COLUMNS, RULES, row_state_bytes
 from ..optimizer_names import Optimizer
 from ..paper.schemes import Scheme
 from .by_count import Integers
@@ -78,12 +78,11 @@ class TrainedStorage:
         row = rows * (code_bytes(self.width, self.bits) + 4) if self.bits else embedding_dim * number
         if self.bits or self.optimizer is None:
             return Rate(row, 0, 0)
-        average, rule = max(number, 4) if self.sparse else number, RULES[self.optimizer]
-        if rule.by_row and self.sparse:
-            return Rate(row, rows * average, 16)
-        state = embedding_dim * average * len(rule.averages)
-        last = 4 * rows if self.sparse and self.lags and rule.lags else 0
-        return Rate(row, state + last, 0)
+        rule = RULES[self.optimizer]
+        if not self.sparse:  # the state of torch.optim
+            return Rate(row, embedding_dim * number * len(rule.averages), 0)
+        row_state = row_state_bytes(self.optimizer, self.width, self.dtype, lags=self.lags)
+        return Rate(row, rows * row_state, 16 if rule.by_row else 0)
 
     def shared_state(self) -> int:
         """Bytes of the optimizer's state that do not depend on the rows."""
