@@ -27,7 +27,7 @@ def bench(
     table: Annotated[
         Path | None, typer.Option(help="Print the tables of a CSV file; measure nothing.", exists=True, dir_okay=False)
     ] = None,
-    value: Annotated[Literal["time", "floor", "memory"], typer.Option(help="What the tables show.")] = "time",
+    value: Annotated[Literal["time", "floor"], typer.Option(help="What the tables show.")] = "time",
     quick: Annotated[
         bool, typer.Option("--quick", help="Small tables, few samples: only to see that it runs.")
     ] = False,

@@ -25,7 +25,7 @@ def test_no_rows_make_no_table():
 
 
 def test_rows_come_back_from_a_file(tmp_path):
-    rows = [row(), row(provider="dense", scheme="Full()", peak_extra_bytes=7)]
+    rows = [row(), row(provider="dense", scheme="Full()", dim=64)]
     report.append(tmp_path / "x.csv", rows[:1])
     report.append(tmp_path / "x.csv", rows[1:])
     assert report.read(tmp_path / "x.csv") == rows

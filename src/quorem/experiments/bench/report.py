@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from ...files.atomic import replacing
 from .. import words
@@ -26,8 +26,6 @@ class Row:
         bytes: the fewest bytes that the op must move, see ``measure.bytes_to_move``.
         gbps: these bytes over the median time, in 10^9 bytes per second.
         floor_us: the time of a copy of these bytes, at the copy bandwidth measured in the same run.
-        peak_extra_bytes: the most GPU memory during a step beyond tables, optimizer state, ids and upstream gradient;
-            "" for a lookup and on a CPU.
         stored_bytes: bytes of the tables.
     """
 
@@ -48,7 +46,6 @@ class Row:
     gbps: float
     floor_us: float
     ratio_to_floor: float
-    peak_extra_bytes: int | str
     stored_bytes: int
     copy_gbps: float
     device: str
@@ -85,12 +82,8 @@ def read(path: Path) -> list[Row]:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != CSV_COLUMNS:
             raise ValueError(f"columns of {path.name} ({reader.fieldnames}) must be {list(CSV_COLUMNS)}")
-        return [Row(**{f.name: _parse(f.type, line[f.name]) for f in fields(Row)}) for line in reader]
-
-
-def _parse(kind: Any, value: str) -> Any:
-    kinds = get_args(kind) or (kind,)
-    return value if not value and str in kinds else kinds[0](value)
+        kinds: dict[str, Any] = {f.name: f.type for f in fields(Row)}
+        return [Row(**{name: kinds[name](text) for name, text in line.items()}) for line in reader]
 
 
 def _time(row: Row, fused: Row | None) -> str:
@@ -103,16 +96,9 @@ def _floor(row: Row, fused: Row | None) -> str:
     return f"{_short(row.gbps)} ({_short(row.ratio_to_floor)}x)"
 
 
-def _memory(row: Row, fused: Row | None) -> str:
-    if isinstance(row.peak_extra_bytes, str):
-        return "-"
-    return f"{_short(row.peak_extra_bytes / 1e6)} ({_short(100 * row.peak_extra_bytes / row.stored_bytes)}%)"
-
-
 VALUES: dict[str, tuple[str, Callable[[Row, Row | None], str]]] = {
     "time": ("median us (times fused)", _time),
     "floor": ("GB/s of the bytes that must move (times the floor)", _floor),
-    "memory": ("extra MB of a step (share of the tables)", _memory),
 }
 
 
