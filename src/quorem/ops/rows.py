@@ -113,7 +113,7 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     """What the partitions of a table divide: the id, or its number among the composed ids, permuted or mixed."""
     i = ids.long()
     valid = ~out_of_range(i, slots[..., column.LIMIT]) & (i != slots[..., column.PADDING])
-    place, own = _places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
+    place, own = places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
     composed = place >= own
     number = torch.where(composed, place - own, 0)
     number = (slots[..., column.MULTIPLIER] * number + slots[..., column.SHIFT]) % slots[..., column.COMPOSED]
@@ -121,7 +121,7 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
 
-def _places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
+def places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
     """The place of each id in its table: ids with rows of their own first (hot, then the rest), then the composed ids.
 
     Without lists of ids, hot ids are the lowest and the rest are the highest (``frequency`` explains the ranges).
@@ -219,8 +219,9 @@ def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding |
     """
     width = change.shape[1]
     numbers = (read(stored, rows, width) - change).to(accumulator(stored))
-    bits = None if rounding is None else random_bits(rows, width, rounding)
-    stored[rows] = numbers.to(stored.dtype) if bits is None else round_at_random(numbers, bits, stored.dtype)
+    if rounding is not None and stored.dtype in (torch.bfloat16, torch.float16):
+        numbers = round_at_random(numbers, random_bits(rows, width, rounding), stored.dtype)
+    stored[rows] = numbers.to(stored.dtype)
 
 
 def larger(a: int | torch.SymInt, b: int) -> int:

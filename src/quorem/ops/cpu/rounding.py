@@ -1,17 +1,24 @@
-"""Half-precision rows rounded at random: ``ops.rounding``, compiled, with the same bits."""
+"""Rows and sums in few bits, rounded at random: ``ops.rounding``, compiled, with the same bits.
 
+Sums have a kind as rows have (see ``vector``): here uint8 is ``log8``.
+"""
+
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from ..rounding import LOG8_INFINITY, LOG8_LAST, LOG8_LOWEST, LOG8_MANTISSAS, LOG8_NAN
 from .compiled import inner
 from .memory import pointer
-from .vector import narrowed, splat_value, store
+from .vector import load_numbers, narrowed, splat_value, store
 
-_INT32, _INT64 = ir.IntType(32), ir.IntType(64)
+_INT8, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _LOW = 0xFFFFFFFF
+# From each code of an octave to the next, in units of a float32's last bit, divided by the number of draws.
+_GAPS = [(high - low) * 2.0**-24 for low, high in pairwise(LOG8_MANTISSAS)]
 
 
 class Rounding(NamedTuple):
@@ -55,11 +62,93 @@ def _store_at_random(typing: Any, kind: Any, stored: Any, position: Any, vector:
     return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64), build
 
 
+@intrinsic
+def load_sum(typing: Any, kind: Any, vector: Any, sums: Any, position: Any) -> Any:
+    """Load sums of squares from ``position`` on."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, _, sums, position = args
+        shape = context.get_value_type(vector)
+        if kind != types.uint8:
+            return load_numbers(builder, kind, vector, shape, sums, position)
+        wide = ir.VectorType(_INT32, vector.lanes)
+        code = builder.load(pointer(builder, 8, sums, position, ir.VectorType(_INT8, vector.lanes)), align=1)
+        return builder.bitcast(_log8_pattern(builder, builder.zext(code, wide)), shape)
+
+    return vector(kind, vector, types.int64, types.int64), build
+
+
+@intrinsic
+def store_sum(typing: Any, kind: Any, sums: Any, position: Any, vector: Any, first: Any, second: Any) -> Any:
+    """Write sums of squares from ``position`` on, at random if they have fewer bits than the vector."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, sums, position, value, first, second = args
+        if kind.bitwidth <= 16:
+            bits = _random_bits(builder, vector.lanes, position, first, second)
+        if kind.bitwidth == 16:
+            value = _round_at_random(builder, True, vector.lanes, value, builder.lshr(bits, _all(bits.type, 16)))
+        if kind == types.uint8:
+            narrow = builder.trunc(_log8(builder, value, bits), ir.VectorType(_INT8, vector.lanes))
+        else:
+            narrow = narrowed(builder, kind, value, vector.lanes)
+        builder.store(narrow, pointer(builder, kind.bitwidth, sums, position, narrow.type), align=kind.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64), build
+
+
+def _log8_pattern(builder: Any, code: Any) -> Any:
+    """The bits of the float32 that each code stands for."""
+    wide = code.type
+    place = builder.sub(code, _all(wide, 1))
+    octave = builder.add(builder.lshr(place, _all(wide, 2)), _all(wide, 127 + LOG8_LOWEST))
+    odd, upper = (
+        builder.trunc(builder.lshr(place, _all(wide, i)), ir.VectorType(ir.IntType(1), wide.count)) for i in (0, 1)
+    )
+    halves = [builder.select(odd, *(_all(wide, LOG8_MANTISSAS[i]) for i in pair)) for pair in ((3, 2), (1, 0))]
+    pattern = builder.add(builder.shl(octave, _all(wide, 23)), builder.select(upper, *halves))
+    for special, bits in ((0, 0), (LOG8_INFINITY, 0x7F800000), (LOG8_NAN, 0x7FC00000)):
+        pattern = builder.select(builder.icmp_unsigned("==", code, _all(wide, special)), _all(wide, bits), pattern)
+    return pattern
+
+
+def _log8(builder: Any, value: Any, bits: Any) -> Any:
+    """``ops.rounding.log8``: the code is read off the exponent and three comparisons of the mantissa."""
+    wide, shape = bits.type, value.type
+    pattern = builder.bitcast(value, wide)
+    octave = builder.lshr(pattern, _all(wide, 23))
+    mantissa = builder.and_(pattern, _all(wide, 0x7FFFFF))
+    quarter, low, gap = _all(wide, 1), _all(wide, 0), _all(shape, _GAPS[0])
+    for i in (1, 2, 3):
+        reached = builder.icmp_unsigned(">=", mantissa, _all(wide, LOG8_MANTISSAS[i]))
+        quarter = builder.add(quarter, builder.zext(reached, wide))
+        low = builder.select(reached, _all(wide, LOG8_MANTISSAS[i]), low)
+        gap = builder.select(reached, _all(shape, _GAPS[i]), gap)
+    above = builder.sitofp(builder.sub(mantissa, low), shape)  # above the code below, in units of the last bit
+    code = builder.shl(builder.sub(octave, _all(wide, 127 + LOG8_LOWEST)), _all(wide, 2))
+    code = builder.add(code, quarter)
+    small = builder.icmp_unsigned("<", octave, _all(wide, 127 + LOG8_LOWEST))  # less than code 1
+    code = builder.select(small, _all(wide, 0), code)
+    above = builder.select(small, value, above)
+    gap = builder.select(small, _all(shape, 2.0 ** (LOG8_LOWEST - 24)), gap)
+    draw = builder.or_(builder.lshr(bits, _all(wide, 8)), _all(wide, 1))
+    up = builder.fcmp_ordered("<", builder.fmul(builder.sitofp(draw, shape), gap), above)
+    code = builder.add(code, builder.zext(up, wide))
+    code = builder.select(builder.icmp_signed(">", code, _all(wide, LOG8_LAST)), _all(wide, LOG8_LAST), code)
+    infinite = builder.icmp_unsigned("==", pattern, _all(wide, 0x7F800000))
+    code = builder.select(infinite, _all(wide, LOG8_INFINITY), code)
+    return builder.select(builder.fcmp_unordered("uno", value, value), _all(wide, LOG8_NAN), code)
+
+
 def _random_bits(builder: Any, lanes: int, position: Any, first: Any, second: Any) -> Any:
     """``ops.rounding.random_bits`` of the numbers from ``position`` on."""
-    wide, long = ir.VectorType(_INT32, lanes), ir.VectorType(_INT64, lanes)
-    positions = builder.add(splat_value(builder, position, long), ir.Constant(long, [*range(lanes)]))
-    low, high = builder.trunc(positions, wide), builder.trunc(builder.lshr(positions, _all(long, 32)), wide)
+    wide = ir.VectorType(_INT32, lanes)
+    start, high = (
+        splat_value(builder, builder.trunc(p, _INT32), wide) for p in (position, builder.lshr(position, _INT64(32)))
+    )
+    low = builder.add(start, ir.Constant(wide, [*range(lanes)]))
+    high = builder.add(high, builder.zext(builder.icmp_unsigned("<", low, start), wide))  # where ``low`` has overflowed
     keys = [splat_value(builder, builder.trunc(key, _INT32), wide) for key in (first, second)]
     bits = _mix(builder, builder.xor(low, keys[0]))
     return _mix(builder, builder.xor(builder.xor(bits, high), keys[1]))
