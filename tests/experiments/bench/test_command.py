@@ -6,7 +6,8 @@ from bench_rows import row
 from typer.testing import CliRunner
 
 from quorem.cli import app
-from quorem.experiments.bench import report, run
+from quorem.cli.bench import Ids, Mode, Provider, Scheme
+from quorem.experiments.bench import grid, report, run
 
 TINY = ["bench", "--quick", "--device", "cpu", "--scheme", "qr", "--ids", "zipf", "--batch", "3"]
 TINY += ["--dim", "4", "--provider", "loop", "--provider", "fused"]
@@ -58,20 +59,15 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     assert [r.provider for r in report.read(tmp_path / "cpu.csv")] == ["fused"]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "match"),
-    [
-        ("--provider", "magic", "provider ('magic') must be of dense"),
-        ("--mode", "sideways", "mode ('sideways') must be of forward"),
-        ("--ids", "normal", "ids ('normal') must be of zipf"),
-        ("--scheme", "x", "scheme ('x') must be the start of one of QR(4)"),
-        ("--preset", "tpu", "preset ('tpu') must be one of cpu"),
-    ],
-)
-def test_unknown_values_are_a_usage_error(option, value, match):
-    done = CliRunner().invoke(app, ["bench", option, value], env={"COLUMNS": "200"})
-    assert done.exit_code == 2
-    assert match in done.output
+@pytest.mark.parametrize("option", ["--provider", "--mode", "--ids", "--scheme", "--preset"])
+def test_unknown_values_are_a_usage_error(option):
+    done = CliRunner().invoke(app, ["bench", option, "magic"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and option in done.output and "magic" in done.output
+
+
+def test_the_command_offers_what_can_be_measured():
+    assert (*Mode,) == grid.MODES and (*Provider,) == grid.PROVIDERS and (*Ids,) == grid.IDS
+    assert (*Scheme,) == (*grid.SCHEME_OPTIONS,)
 
 
 def test_options_select_the_rows_of_a_file(tmp_path):
