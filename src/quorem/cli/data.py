@@ -71,7 +71,7 @@ def prepare_table(
         list[str] | None, typer.Option(help="Columns of categories, with commas between; repeatable.")
     ] = None,
     dense: Annotated[list[str] | None, typer.Option(help="Columns of numbers, likewise.")] = None,
-    multi: Annotated[list[str] | None, typer.Option(help="Those of --categorical with several values a row.")] = None,
+    multi: Annotated[list[str] | None, typer.Option(help="Columns of categories, several values a row.")] = None,
     infer: Annotated[
         bool, typer.Option("--infer", help="Take the columns that are not named too, for what they look like.")
     ] = False,

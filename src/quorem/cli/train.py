@@ -42,8 +42,9 @@ def train(
         typer.Option(help="Dtype of the rows in training; by default the plan's, else float32."),
     ] = None,
     state_dtype: Annotated[
-        StateDtype, typer.Option(help="Dtype of the optimizer's state for the rows; adagrad takes all three.")
-    ] = "float32",
+        StateDtype | None,
+        typer.Option(help="Dtype of Adagrad's state for the rows; by default the plan's, else float32."),
+    ] = None,
     unknown: Annotated[
         Literal["error", "rest", "hash"],
         typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
@@ -93,7 +94,7 @@ def train(
     if budget is not None:
         if plan is not None:
             raise ValueError("--budget makes a plan: leave out --plan")
-        planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype)
+        planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype, state_dtype)
     if planned and (scheme is not None or collisions is not None or threshold or force):
         raise ValueError("a plan says how tables are stored: leave out --scheme, --collisions, --threshold and --force")
     bits_after: Literal[8, 4] | None = planned.get("bits") if bits is None else 8 if bits == "8" else 4
@@ -104,7 +105,7 @@ def train(
         plan=planned.get("plan"),
         bits=bits_after,
         row_dtype=row_dtype or planned.get("row_dtype", "float32"),
-        state_dtype=state_dtype,
+        state_dtype=state_dtype or planned.get("state_dtype", "float32"),
         unknown=unknown,
         network=models.pinned(network),
         preset=preset,

@@ -14,7 +14,7 @@ from ..experiments.conditions import Conditions, describe
 from ..files import atomic as files
 from ..modules.collection import EmbeddingCollection
 from ..ops import cpu
-from ..optimizer_names import Optimizer
+from ..optimizer_names import Optimizer, StateDtype
 from ..paper import schemes
 from ..paper.schemes import Scheme
 from ..planner import Plan
@@ -86,11 +86,18 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, An
 
 
 def plan_for(
-    budget: str, prepared: Prepared, embedding_dim: int, optimizer: Optimizer, row_dtype: str | None
+    budget: str,
+    prepared: Prepared,
+    embedding_dim: int,
+    optimizer: Optimizer,
+    row_dtype: str | None,
+    state_dtype: StateDtype | None,
 ) -> dict[str, Any]:
     """The options of ``RunConfig`` of the plan that ``quorem plan`` would make; prints the plan."""
     dtypes = planning.TRIED_DTYPES if row_dtype is None else (getattr(torch, row_dtype),)
-    planned = planning.plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes)
+    planned = planning.plan(
+        prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, state_dtype=state_dtype or "auto"
+    )
     if os.environ.get("RANK", "0") == "0":
         terminal().print(str(planned), soft_wrap=True, markup=False, highlight=False)
     return planning.options_of(planned)
