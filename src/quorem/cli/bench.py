@@ -31,8 +31,7 @@ def bench(
     dim: Annotated[list[int] | None, typer.Option(min=1, help="Width of the vectors; repeatable.")] = None,
     device: Device = "auto",
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the CSV file and the plot.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="File for the plot.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; one that is there is replaced.")] = None,
     table: Annotated[
         Path | None, typer.Option(help="Print the tables of a CSV file; measure nothing.", exists=True, dir_okay=False)
     ] = None,
@@ -55,14 +54,9 @@ def bench(
     schemes = [grid.SCHEME_OPTIONS[name] for name in scheme or ()]
     axes = {"mode": mode, "provider": provider, "scheme": schemes, "ids": ids, "batch": batch, "dim": dim}
     named = {axis: tuple(values) for axis, values in axes.items() if values}
-    file = None
-    if table is None and out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        file = out / f"{preset or where.type}.csv"
-        file.unlink(missing_ok=True)
-        plot = plot or file.with_suffix(".png")
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)  # a path that cannot be written is an error before measuring
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.unlink(missing_ok=True)
     if table is not None:
         rows = [row for row in report.read(table) if all(getattr(row, axis) in named[axis] for axis in named)]
     else:
@@ -74,8 +68,6 @@ def bench(
             for row in run.rows(grids, where, quick=quick, say=say, facts=facts):
                 rows.append(row)
                 status.update(f"{row.mode} B={row.batch} {row.provider}: {row.median_us} us")
-                if file is not None:
-                    report.append(file, [row])
-    if plot is not None and rows:
-        report.plot(rows, plot)
+                if out is not None:
+                    report.append(out, [row])
     typer.echo(report.tables(rows, value), nl=False)
