@@ -11,8 +11,6 @@ from .terminal import command, terminal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from ..experiments.figures import Figure, FigurePlan
 
 commands = typer.Typer()
@@ -128,13 +126,13 @@ def report(
         reproduce.publish(figures, runs / "results")
     for figure in figures:
         if figure.axes.name == "runs":
-            terminal().print(_table_of_runs(figure))
+            _print_runs(figure)
     page(figures, out := out or runs / "report.html")
     typer.echo(out)
 
 
-def _table_of_runs(figure: "Figure") -> "Table":
-    """A line for each setting: its runs, scheme, metrics on the test rows, bytes and time."""
+def _print_runs(figure: "Figure") -> None:
+    """Print a line for each setting: its runs, scheme, metrics on the test rows, bytes and time."""
     from rich.table import Table
 
     from ..experiments import words
@@ -152,7 +150,7 @@ def _table_of_runs(figure: "Figure") -> "Table":
             words.size(point.embedding_bytes),
             f"{point.seconds:,.1f} s",
         )
-    return table
+    terminal().print(table)
 
 
 def _run(plans: "Sequence[FigurePlan]", out: Path, *, device: str, workers: int | None, train_only: bool) -> None:
