@@ -1,6 +1,6 @@
 """A trained table that is read in blocks of ids."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -97,32 +97,15 @@ class Target:
         target = replace(self, partitions=tuple(partitions), members=None, starts=None)
         if self.permutation is None and self.rows is None and isinstance(partitions[0], Partition):
             return target
-        return target._with_members(self.num_ids, lambda begin, end: torch.arange(begin, end, device="cpu"))
-
-    def sample(self, number: int) -> "Target":
-        """The target restricted to the ``number`` ids with the largest weights."""
-        assert self.weights is not None
-        weights = self.weights if self.rows is None else self.weights[self.rows]
-        ids = weights.topk(number, sorted=False).indices
-        target = self._with_members(number, lambda begin, end: ids[begin:end])
-        assert target.members is not None
-        return replace(target, members=ids[target.members])
-
-    def _with_members(self, number: int, some: Callable[[int, int], Tensor]) -> "Target":
-        """The target with ``members`` and ``starts`` for the ``number`` ids of which ``some(begin, end)`` is a part.
-
-        Members are positions among these ids, in order of their buckets in the first partition.
-        """
-        size, device = self.partitions[0].size, self.dense.device
+        number, size, device = self.num_ids, target.partitions[0].size, self.dense.device
         buckets = torch.empty(number, dtype=torch.int32 if size < 2**31 else torch.int64, device=device)
         counts = torch.zeros(size, dtype=torch.int64, device=device)
-        for begin in range(0, number, BLOCK_NUMBERS):
-            ids = some(begin, min(begin + BLOCK_NUMBERS, number)).to(device)
-            bucket = self.partitions[0](ids if self.permutation is None else self.permutation(ids))
+        for ids in torch.arange(number, device=device).split(BLOCK_NUMBERS):
+            bucket = target.partitions[0](ids if self.permutation is None else self.permutation(ids))
             counts.index_add_(0, bucket, torch.ones_like(bucket))
-            buckets[begin : begin + BLOCK_NUMBERS] = bucket
+            buckets[ids] = bucket.to(buckets.dtype)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
-        return replace(self, members=buckets.argsort(stable=True), starts=starts)
+        return replace(target, members=buckets.argsort(stable=True), starts=starts)
 
     def columns(self, some: slice) -> "Target":
         """The target restricted to some columns of the table."""
@@ -171,11 +154,6 @@ class Target:
     def row_of(self, ids: Tensor) -> Tensor:
         """The row of ``dense`` for each of ``ids``."""
         return ids if self.rows is None else self.rows[ids]
-
-    def entries(self, ids: Tensor) -> Tensor:
-        """The scaled rows of ``ids``, in float64; zeros for padding."""
-        rows = self.dense[self.row_of(ids)] / self.scale  # in float64, like the scale
-        return rows if self.padding is None else rows.masked_fill_((self.row_of(ids) == self.padding)[:, None], 0)
 
     def _block(self, ids: Tensor, rows: Tensor, weights: Tensor | None, first: int) -> Block:
         """The block of ``ids`` and ``weights`` ``[T, W]``, with ``rows`` ``[T, W, D]``."""

@@ -128,7 +128,7 @@ class Adagrad(RowOptimizer):
 
     def _is_by_row(self, p: Tensor) -> bool:
         total = self.state.get(p, {}).get("sum")  # a loaded one may be what torch does not have
-        by_row = total is not None and (total.shape != p.shape or total.dtype in NARROW and total.dtype != p.dtype)
+        by_row = total is not None and (total.shape != p.shape or (total.dtype in NARROW and total.dtype != p.dtype))
         narrow = self.state_dtype != "float32" and module_of(p) is not None
         return super()._is_by_row(p) or by_row or narrow
 
