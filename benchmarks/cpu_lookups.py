@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table, optim, quantize_
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments.bench import facts, grid
+from quorem.experiments.bench import grid, run
 
 DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up to SMALL ids stay full
 Call = Callable[[int], Any]  # with the number of a batch
@@ -159,7 +159,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     command = "python benchmarks/cpu_lookups.py"
-    results: dict[str, Any] = {"facts": facts.facts_of_run(torch.device("cpu"), command, None), "rows": []}
+    results: dict[str, Any] = {"facts": run.facts_of_run(torch.device("cpu"), command, None), "rows": []}
     for size in ("small", "full"):
         for part in ("latency", "bits", "pool"):
             results["rows"] += measured(part, size)

@@ -91,6 +91,11 @@ def compile_frequency() -> None:
             replay.catch_up_(bags, stored, state, layout, **options)
             replay.MANY_READS = 1
             replay.catch_up_(ids, stored, state, layout, **options)
+    for dtype in (torch.uint8, torch.bfloat16):
+        state, constants = rule_state("adagrad", stored.float())
+        state = state._replace(sum=state.sum.to(dtype))
+        options = {"rule": "adagrad", "constants": constants, "rounding_seed": 5}
+        rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options)
     for bits in (8, 4):
         fewer = quorem.quantize_(quorem.EmbeddingCollection(tables), bits)
         options = {"width": 4, "bits": bits, "dtype": torch.float32}

@@ -3,6 +3,7 @@
 from typing import Literal, get_args
 
 Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
+StateDtype = Literal["float32", "bfloat16", "log8"]
 
 
 def check_optimizer(optimizer: str | None) -> None:

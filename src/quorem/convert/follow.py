@@ -17,7 +17,9 @@ from torch.optim import Optimizer as TorchOptimizer
 from ..modules.embedding import Embedding
 from ..modules.holders import held_by, unwrapped
 from ..ops.layout import MULT, OPERATION
+from ..ops.rounding import converted_state as state_in
 from ..ops.rows import lookup_reads
+from ..ops.state import NARROW
 from ..optim import AMSGrad, RowOptimizer, RowWiseAdagrad
 from ..optimizer_names import Optimizer
 
@@ -138,6 +140,8 @@ def converted_state(name: str, value: Any, weight: Tensor, module: Embedding, st
     """
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
+    if value.dtype in NARROW:  # the optimizer converts it back
+        value = state_in(value, torch.float32, None)
     if value.shape == weight.shape[:1]:  # one number for each row
         value = value[:, None].expand(weight.shape)
     power = 2 if name in SQUARES else 1

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from ..ops.layout import pool_key
+from ..ops.rounding import converted_state
+from ..ops.state import NARROW
 from ..paper import init
 from ..paper.partitions import Partition, is_complementary
 from ..paper.renumbering import Mixing
@@ -184,7 +186,11 @@ def move_state_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor) and value.dim() and len(value) == len(new_rows):
             start = group.get("initial_accumulator_value", 0) if name == "sum" else 0
-            longer = value.new_full((len(stored), *value.shape[1:]), start)
+            shape = (len(stored), *value.shape[1:])
+            if value.dtype in NARROW:
+                longer = converted_state(torch.tensor(float(start), device=value.device).expand(shape), value.dtype, 0)
+            else:
+                longer = value.new_full(shape, start)
             state[name] = longer.index_copy_(0, new_rows.to(value.device), value)
     by_row = getattr(optimizer, "_row_rules", {}).pop(stored, None)
     if by_row is not None:

@@ -219,8 +219,9 @@ def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding |
     """
     width = change.shape[1]
     numbers = (read(stored, rows, width) - change).to(accumulator(stored))
-    bits = None if rounding is None else random_bits(rows, width, rounding)
-    stored[rows] = numbers.to(stored.dtype) if bits is None else round_at_random(numbers, bits, stored.dtype)
+    if rounding is not None and stored.dtype in (torch.bfloat16, torch.float16):
+        numbers = round_at_random(numbers, random_bits(rows, width, rounding), stored.dtype)
+    stored[rows] = numbers.to(stored.dtype)
 
 
 def larger(a: int | torch.SymInt, b: int) -> int:

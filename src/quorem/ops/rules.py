@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import gradients, replay
 from .layout import Layout, extents_of
-from .rounding import Rounding
+from .rounding import Rounding, read_state, write_state_
 from .rows import IdBatch, accumulator, subtract_
 from .state import (
     AdagradConstants,
@@ -103,8 +103,8 @@ def sgd(touched: TouchedRows, state: SGDState, constants: SGDConstants) -> None:
 
 def adagrad(touched: TouchedRows, state: AdagradState, constants: AdagradConstants) -> None:
     """``torch.optim.Adagrad``."""
-    squares = state.sum[touched.rows] + touched.grad**2
-    state.sum[touched.rows] = squares
+    squares = read_state(state.sum, touched.rows) + touched.grad**2
+    write_state_(state.sum, touched.rows, squares, touched.rounding)
     rate = touched.lr / (1 + state.step.double() * constants.lr_decay)
     touched.subtract_(rate * touched.grad / (squares.sqrt() + constants.eps))
     state.step.add_(1)

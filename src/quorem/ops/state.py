@@ -1,15 +1,20 @@
 """What an optimizer keeps for the rows of ``stored`` ``[R, W]``: the state and the constants of each rule, by name.
 
 Sums and averages are ``[R, W]`` (``[R]`` for rowwise_adagrad) in the accumulator's dtype, float32 for half precision.
+The sums of adagrad may also be bfloat16, or uint8 codes on a logarithmic scale (``rounding.log8``).
 ``step`` is an int64 scalar that counts the steps taken. It lies on the device of ``stored``, as does the learning rate,
 so that a CUDA graph can advance them.
 """
 
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
+from ..optimizer_names import StateDtype
+
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "log8": torch.uint8}
+NARROW = (torch.bfloat16, torch.uint8)  # dtypes of a state that is rounded at random
 HISTORY = 2**16  # H: steps that are remembered, and so the most that a row may lag behind; a power of two
 # Columns of ``AdamState.moments``: four moments, then two nodes, each a weight and a denominator.
 MOMENT_COLUMNS = 8
@@ -126,18 +131,54 @@ class Rule(NamedTuple):
     averages: tuple[str, ...] = ()  # names of its tensors with a number for each weight, as in ``torch.optim``
     by_row: bool = False  # whether these have one number for each row instead
     lags: bool = False  # whether rows that no gradient reaches move too
+    state_dtypes: tuple[StateDtype, ...] = ("float32",)  # that the averages may have
 
 
 _ADAM = ("exp_avg", "exp_avg_sq")
 RULES: dict[str, Rule] = {
     "sgd": Rule(SGDState, SGDConstants),
-    "adagrad": Rule(AdagradState, AdagradConstants, ("sum",)),
+    "adagrad": Rule(AdagradState, AdagradConstants, ("sum",), state_dtypes=get_args(StateDtype)),
     "rowwise_adagrad": Rule(RowWiseAdagradState, AdagradConstants, ("sum",), by_row=True),
     "adam": Rule(AdamState, AdamConstants, _ADAM, lags=True),
     "amsgrad": Rule(AdamState, AdamConstants, (*_ADAM, "max_exp_avg_sq"), lags=True),
     "adamw": Rule(AdamWState, AdamWConstants, _ADAM, lags=True),
 }
 CATCHES_UP = tuple(name for name, rule in RULES.items() if rule.lags)
+
+
+def check_state_dtype(optimizer: str, row_dtype: torch.dtype, state_dtype: StateDtype) -> None:
+    """Raise ValueError unless an optimizer can keep its state for rows of ``row_dtype`` in ``state_dtype``."""
+    allowed = RULES[optimizer].state_dtypes if row_dtype != torch.float64 else ("float32",)
+    if state_dtype not in allowed:
+        raise ValueError(
+            f"state_dtype ({state_dtype!r}) must be one of {', '.join(map(repr, allowed))} for {optimizer} and rows of"
+            f" {row_dtype}"
+        )
+
+
+def row_state_bytes(
+    optimizer: str, width: int, row_dtype: torch.dtype, state_dtype: StateDtype = "float32", lags: bool = True
+) -> int:
+    """Bytes that an optimizer keeps for one row of ``stored``, ``width`` numbers.
+
+    Args:
+        optimizer: name of an optimizer.
+        width: W.
+        row_dtype: dtype of the rows; the state of float64 rows is float64.
+        state_dtype: dtype of the averages.
+        lags: whether rows may lag behind, as under the optimizers of ``quorem.optim``.
+
+    Raises:
+        ValueError: if the optimizer cannot keep its state in ``state_dtype``.
+
+    >>> [row_state_bytes("adagrad", 16, torch.float32, dtype) for dtype in ("float32", "bfloat16", "log8")]
+    [64, 32, 16]
+    """
+    check_state_dtype(optimizer, row_dtype, state_dtype)
+    rule = RULES[optimizer]
+    number = 8 if row_dtype == torch.float64 else STATE_DTYPES[state_dtype].itemsize
+    numbers = len(rule.averages) * (1 if rule.by_row else width)
+    return numbers * number + (4 if rule.lags and lags else 0)
 
 
 def present(state: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -42,7 +42,8 @@ class RowRule:
 
     def note_rows(self, stored: Tensor) -> None:
         """Record that ``stored`` is as this rule has written it."""
-        self.written, self.flushed = (stored._version, stored.data_ptr()), None
+        with unwatched():  # to ask for the address would bring every row up to date
+            self.written, self.flushed = (stored._version, stored.data_ptr()), None
 
     def keep_what_was_written_(self, stored: Tensor) -> None:
         """If other code has written into ``stored`` since, count its rows as up to date: they stay as written."""

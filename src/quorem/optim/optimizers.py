@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ..modules.lookup import module_of
 from ..ops import replay
+from ..ops.rounding import converted_state
 from ..ops.rows import accumulator
 from ..ops.state import (
+    NARROW,
     AdagradConstants,
     AdamConstants,
     AdamState,
@@ -19,7 +22,9 @@ from ..ops.state import (
     SGDConstants,
     SGDState,
     State,
+    check_state_dtype,
 )
+from ..optimizer_names import StateDtype
 from .row_optimizer import RowOptimizer, table_extents
 
 
@@ -73,6 +78,12 @@ class Adagrad(RowOptimizer):
         weight_decay: for parameters with dense gradients; must be 0 for tables.
         initial_accumulator_value: initial value of the sums of squares.
         eps: added to the denominator.
+        state_dtype: how tables keep a sum of squares: ``"float32"`` (float64 for float64 tables), ``"bfloat16"``, or
+            ``"log8"``, one byte on a logarithmic scale; the last two are rounded at random (``ops.rounding``).
+            Parameters of networks keep torch's state.
+
+    Raises:
+        ValueError: if ``state_dtype`` is unknown, or not ``"float32"`` for tables in float64.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -90,7 +101,10 @@ class Adagrad(RowOptimizer):
         weight_decay: float = 0,
         initial_accumulator_value: float = 0,
         eps: float = 1e-10,
+        state_dtype: StateDtype = "float32",
     ) -> None:
+        check_state_dtype(self.rule, torch.float32, state_dtype)
+        self.state_dtype = state_dtype
         super().__init__(
             params,
             lr=lr,
@@ -104,9 +118,19 @@ class Adagrad(RowOptimizer):
         return AdagradConstants(float(group["lr_decay"]), float(group["eps"]))
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        state = super()._initial_state(group, p)
-        state["sum"] += group["initial_accumulator_value"]
+        state, start = super()._initial_state(group, p), group["initial_accumulator_value"]
+        if self.state_dtype == "float32":
+            state["sum"] += start
+        elif start:
+            numbers = torch.tensor(float(start), device=p.device).expand(p.shape)
+            state["sum"] = converted_state(numbers, self._average_dtype(p), self.rounding_seed)
         return state
+
+    def _is_by_row(self, p: Tensor) -> bool:
+        total = self.state.get(p, {}).get("sum")  # a loaded one may be what torch does not have
+        by_row = total is not None and (total.shape != p.shape or total.dtype in NARROW and total.dtype != p.dtype)
+        narrow = self.state_dtype != "float32" and module_of(p) is not None
+        return super()._is_by_row(p) or by_row or narrow
 
     def _start_dense(self, p: Tensor) -> None:
         self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])
@@ -134,10 +158,6 @@ class RowWiseAdagrad(Adagrad):
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         return super()._initial_state(group, p[:, 0])
-
-    def _is_by_row(self, p: Tensor) -> bool:
-        total = self.state.get(p, {}).get("sum")  # one number a row if it was loaded after steps in backward
-        return super()._is_by_row(p) or (total is not None and total.dim() < p.dim())
 
     def _state_shape(self, p: Tensor) -> torch.Size:
         return p.shape[:1]

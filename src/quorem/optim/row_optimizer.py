@@ -11,11 +11,20 @@ from torch.optim.optimizer import ParamsT
 from ..modules.lookup import module_of
 from ..ops.cpu.pages import in_huge_pages
 from ..ops.lagging import LaggingParameter, unwatched
+from ..ops.rounding import converted_state
 from ..ops.rows import accumulator
-from ..ops.state import CATCHES_UP, RULES, Constants, DeviceScalar, State
+from ..ops.state import (
+    CATCHES_UP,
+    NARROW,
+    RULES,
+    STATE_DTYPES,
+    Constants,
+    DeviceScalar,
+    State,
+    check_state_dtype,
+)
 from ..ops.updates import RowRule, Updates, update_, updates_of
-
-ROUNDED = (torch.bfloat16, torch.float16)  # dtypes of rows that are rounded at random
+from ..optimizer_names import StateDtype
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -49,6 +58,7 @@ class RowOptimizer(torch.optim.Optimizer):
     clip_value: float | None = None
     loss_scale: float | Tensor | None = None
     rounding_seed: int | None = 0
+    state_dtype: StateDtype = "float32"
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self._updates: dict[Tensor, Updates] = {}  # of the parameters that are updated row by row
@@ -68,7 +78,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        options = ("clip_value", "loss_scale", "rounding_seed")
+        options = ("clip_value", "loss_scale", "rounding_seed", "state_dtype")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in options}}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -102,6 +112,9 @@ class RowOptimizer(torch.optim.Optimizer):
                     f"{option} ({group[option]}) must be 0 for tables: under {name} it would move rows that have no"
                     " gradient; use AdamW"
                 )
+        check_state_dtype(self.rule, p.dtype, self.state_dtype)
+        if self.state_dtype != "float32" and self.rounding_seed is None:
+            raise ValueError(f"rounding_seed (None) must be an integer where state_dtype is {self.state_dtype!r}")
         if p.dim() != 2:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
         if self.rule in CATCHES_UP and module_of(p) is None:
@@ -123,8 +136,12 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
-        zeros = {name: in_huge_pages(torch.empty_like(p, dtype=accumulator(p))).zero_() for name in self.averages}
+        dtype = self._average_dtype(p)
+        zeros = {name: in_huge_pages(torch.empty_like(p, dtype=dtype)).zero_() for name in self.averages}
         return {"step": torch.tensor(0, device="cpu"), **zeros}
+
+    def _average_dtype(self, p: Tensor) -> torch.dtype:
+        return accumulator(p) if self.state_dtype == "float32" else STATE_DTYPES[self.state_dtype]
 
     def _state_shape(self, p: Tensor) -> torch.Size:
         """The shape of each average of ``p``."""
@@ -152,9 +169,12 @@ class RowOptimizer(torch.optim.Optimizer):
                 if name in self.averages and value.shape != shape:
                     rule = f"must be {tuple(shape)}, as the table's rows: it was saved under another scheme or size"
                     raise ValueError(f"{name} {tuple(value.shape)} of the optimizer's state {rule}")
-                if name == "step" or name in self.averages:
-                    dtype = torch.int64 if name == "step" else accumulator(p)
-                    state[name] = torch.as_tensor(value, dtype=dtype, device=p.device)
+                if name == "step":
+                    state[name] = torch.as_tensor(value, dtype=torch.int64, device=p.device)
+                elif name in self.averages:
+                    value, dtype = value.to(p.device), self._average_dtype(p)
+                    same = value.dtype == dtype
+                    state[name] = value if same else converted_state(value, dtype, self.rounding_seed)
             row_state = self._row_state(state, p, constants)
             row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             row_rule.kind = (p.dtype, p.device)
@@ -164,8 +184,7 @@ class RowOptimizer(torch.optim.Optimizer):
         if updates.lagging is not lagging:
             updates.lag_under(lagging)
         row_rule.lr.set(group["lr"])
-        if p.dtype is not torch.float32:
-            row_rule.options["rounding_seed"] = self.rounding_seed if p.dtype in ROUNDED else None
+        row_rule.options["rounding_seed"] = self.rounding_seed
         return row_rule
 
     def _start_dense(self, p: Tensor) -> None:
@@ -263,7 +282,8 @@ class RowOptimizer(torch.optim.Optimizer):
             self._check(group)
             for p, i in zip(group["params"], saved["params"], strict=True):
                 for name, value in state_dict["state"].get(i, {}).items():
-                    if name in self.averages and accumulator(p) != p.dtype:  # torch rounded it to the parameter's dtype
+                    # torch has converted it to the parameter's dtype
+                    if name in self.averages and (accumulator(p) != p.dtype or value.dtype in NARROW):
                         self.state[p][name] = value.to(p.device)
 
     @property

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
+import torch
+
 from .. import models
 from ..checks import check_choice, check_int
 from ..files.checked_json import build
 from ..modules.id_rules import UnknownIds
 from ..ops.codes import BITS
-from ..optimizer_names import Optimizer
+from ..ops.state import check_state_dtype
+from ..optimizer_names import Optimizer, StateDtype
 from ..paper import schemes
 from ..paper.schemes import QR, Scheme
 
@@ -23,6 +26,7 @@ _RARELY_SET = (
     ("unknown", "error"),
     ("bits", None),
     ("row_dtype", "float32"),
+    ("state_dtype", "float32"),
     ("hidden", None),
     ("bottom", None),
     ("patience", None),
@@ -48,7 +52,9 @@ class RunConfig:
         bits: 8 or 4: after training, rows are stored in so many bits per number, and the final metrics are measured
             with these rows. None keeps ``row_dtype``.
         row_dtype: dtype of the rows in training: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` with stochastic
-            rounding of updates (``quorem.ops.rounding``). The optimizer's state is always float32.
+            rounding of updates (``quorem.ops.rounding``).
+        state_dtype: how the optimizer keeps a number of its state for the rows: ``"float32"``; or, with ``"adagrad"``,
+            ``"bfloat16"`` or ``"log8"``, one byte.
         embedding_dim: width of a stored row, D; with ``concat``, vectors are several rows wide (see ``tables_of``).
         optimizer: name of an optimizer of ``quorem.optim``, with torch's defaults for all options but ``lr``.
             Parameters outside the tables have the ``torch.optim`` class; with ``"rowwise_adagrad"``, Adagrad.
@@ -82,6 +88,7 @@ class RunConfig:
     unknown: UnknownIds = "error"
     bits: Literal[8, 4] | None = None
     row_dtype: RowDtype = "float32"
+    state_dtype: StateDtype = "float32"
     embedding_dim: int = 16
     optimizer: Optimizer = "adagrad"
     lr: float | None = None
@@ -117,6 +124,7 @@ class RunConfig:
         for field in fields(self):
             if get_origin(field.type) is Literal:
                 check_choice(field.name, getattr(self, field.name), field.type)
+        check_state_dtype(self.optimizer, getattr(torch, self.row_dtype), self.state_dtype)
         least = {"threshold": 0, "embedding_dim": 1, "batch_size": 1, "epochs": 1, "seed": 0}
         optional = {name: 1 for name in ("validate_every", "max_rows", "patience") if getattr(self, name) is not None}
         for name, low in (least | optional).items():

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,8 +57,10 @@ class Trial:
         self.device = self.embeddings.stored.device
         if config.precision == "tf32" and self.device.type != "cuda":
             raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
-        lr = config.learning_rate
-        self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZER_CLASSES[config.optimizer], lr=lr)
+        options: dict[str, Any] = {"lr": config.learning_rate}
+        if config.state_dtype != "float32":
+            options["state_dtype"] = config.state_dtype
+        self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZER_CLASSES[config.optimizer], **options)
         self.layers = [p for p in model.parameters() if p is not self.embeddings.stored]
         self.dense = dense_optimizer(config, self.layers)
         self.steps = 0

@@ -7,7 +7,7 @@ from kernel_cases import HOT_COLD, LR, RULES, Case, fresh, fused, same, truth
 from quorem import Full
 from quorem.ops import rounding
 from quorem.ops.rows import IdBatch
-from quorem.ops.state import CATCHES_UP
+from quorem.ops.state import CATCHES_UP, AdagradConstants, AdagradState
 
 pytestmark = pytest.mark.kernels(device="cpu")
 HALVES = [torch.bfloat16, torch.float16]
@@ -56,14 +56,25 @@ def test_rules_round_as_the_truth_does(rule):
     same("stored", runs[0], runs[1])
 
 
-def test_float32_rows_are_not_rounded_at_random():
-    case = Case(HOT_COLD[:1])
-    state, constants = fresh("sgd", case)
-    with pytest.raises(AssertionError):
-        fused(
-            "update_",
-            *(case.grad(2), IdBatch(case.ids(2)), case.stored, LR, state, case.layout),
-            rule="sgd",
-            constants=constants,
-            rounding_seed=1,
-        )
+@pytest.mark.parametrize("state_dtype", [torch.uint8, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [16, 7])
+def test_sums_of_squares_are_rounded_by_the_same_bits(state_dtype, dtype, width):
+    """Every code, and gradients of all sizes: the sums are those of the truth, bit for bit."""
+    case = Case([(Full(), 4000, None)], width=width, dtype=dtype)
+    grad = torch.randn(4000, width) * 2.0 ** torch.randint(-40, 20, (4000, width))
+    grad[:4, 0] = torch.tensor([torch.inf, -torch.inf, torch.nan, 0])
+    sums = torch.randint(0, 256, (4000, width), dtype=torch.uint8)
+    if state_dtype == torch.bfloat16:
+        sums = rounding.log8_numbers(sums.device)[sums.long()].bfloat16()
+    runs = []
+    for run in (fused, truth):
+        stored, state = case.stored.clone(), AdagradState(sums.clone(), torch.tensor(2**33 + 5))
+        options = {"rule": "adagrad", "constants": AdagradConstants(0.0, 1e-10), "rounding_seed": 2**40 + 77}
+        run("rows_update_", torch.arange(4000), grad, stored, LR, state, **options)
+        runs.append((stored, state.sum))
+    same("sum", runs[0][1], runs[1][1], rtol=0, atol=0, equal_nan=True)
+    assert (runs[0][1] != sums).sum() > 1000
+    finite = runs[1][0].isfinite()  # infinite gradients make no number of a row
+    assert torch.equal(finite, runs[0][0].isfinite()) and not finite.all()
+    same("stored", runs[0][0][finite], runs[1][0][finite])

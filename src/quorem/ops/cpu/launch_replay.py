@@ -10,6 +10,8 @@ from ..layout import Layout
 from ..rows import IdBatch, accumulator
 from ..state import (
     MOMENT_COLUMNS,
+    NARROW,
+    AdagradState,
     AdamState,
     AdamWState,
     CatchUpOptions,
@@ -38,7 +40,7 @@ def catch_up_(
 ) -> None:
     """``ops.replay.catch_up_``."""
     inputs = kernel_input(IdBatch(batch.ids, batch.offsets), stored, layout)
-    if inputs is None or not state_fits(stored, state, options.get("rounding_seed")):
+    if inputs is None or not state_fits(stored, state):
         return NotImplemented
     slots, partitions, _ = layout.parts.shape
     run = partial(replay.catch_up_slots, KINDS[stored.dtype], inputs.source, *_lagging(state, options))
@@ -56,7 +58,7 @@ def catch_up_(
 
 def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **options: Unpack[CatchUpOptions]) -> None:
     """``ops.replay.rows_catch_up_``."""
-    if stored.dtype not in KINDS or not state_fits(stored, state, options.get("rounding_seed")):
+    if stored.dtype not in KINDS or not state_fits(stored, state):
         return NotImplemented
     num_rows, width = stored.shape
     rows = None if rows is None else checked_rows(rows, stored)
@@ -96,17 +98,17 @@ def history_of(state: AdamState) -> Addresses:
     return tuple(History(int(state.step), state.lrs.data_ptr(), len(state.lrs), moments))
 
 
-def state_fits(stored: Tensor, state: State, rounding_seed: int | None) -> bool:
+def state_fits(stored: Tensor, state: State) -> bool:
     """Whether kernels can change ``stored`` and ``state`` in place: memory, dtypes and shapes are as expected."""
-    if rounding_seed is not None and stored.dtype not in (torch.bfloat16, torch.float16):
-        return False
     if isinstance(state, AdamWState):
         return False
     rows, number = stored.shape[:1], accumulator(stored)
     for name, tensor in zip(state._fields, state, strict=True):
         if tensor is None:
             continue
-        if tensor.dtype != _DTYPES.get(name, number) or not tensor.is_contiguous():
+        may_be_narrow = isinstance(state, AdagradState) and name == "sum" and number == torch.float32
+        narrow = may_be_narrow and tensor.dtype in NARROW
+        if (tensor.dtype != _DTYPES.get(name, number) and not narrow) or not tensor.is_contiguous():
             return False
         by_row = name == "last" or (name == "sum" and isinstance(state, RowWiseAdagradState))
         if (by_row or name not in _DTYPES) and tensor.shape != (rows if by_row else stored.shape):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from .rules import AdamFactors, GradientOptions
 from .scratch import Scratch
 from .threads import run_tasks, threads_for
 
+SUM_KINDS = {**KINDS, torch.uint8: np.uint8(0)}  # of Adagrad's sums
 _ONE_AREA = torch.zeros(1, dtype=torch.int64, device="cpu")  # its slot, and where it starts
 
 
@@ -49,7 +51,7 @@ def update_(
 ) -> None:
     """``ops.rules.update_``."""
     inputs = kernel_input(batch, stored, layout, grad)
-    if inputs is None or not state_fits(stored, state, options.get("rounding_seed")):
+    if inputs is None or not state_fits(stored, state):
         return NotImplemented
     step = _step(stored, float(lr), state, options)
     # Here a row of a table that is several rows of ``stored`` is looked at as a whole, so its slots come together.
@@ -71,7 +73,7 @@ def rows_update_(
     **options: Unpack[StepOptions],
 ) -> None:
     """``ops.rules.rows_update_``."""
-    if stored.dtype not in KINDS or not state_fits(stored, state, options.get("rounding_seed")):
+    if stored.dtype not in KINDS or not state_fits(stored, state):
         return NotImplemented
     if extents is None and isinstance(state, RowWiseAdagradState):
         extents = state.extents
@@ -110,10 +112,12 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
     if isinstance(state, SGDState):
         return KernelStep(lambda areas: rules.sgd(kind, areas, gradient_options, address, lr, rounding), finish)
     assert isinstance(state, AdagradState | RowWiseAdagradState)
-    rule = rules.adagrad if isinstance(state, AdagradState) else rules.rowwise_adagrad
     rate = lr / (1 + step * constants.lr_decay)
-    fixed = (gradient_options, address, state.sum.data_ptr(), rate, constants.eps, rounding)
-    return KernelStep(lambda areas: rule(kind, areas, *fixed), finish)
+    fixed = (address, state.sum.data_ptr(), rate, constants.eps, rounding)
+    if isinstance(state, RowWiseAdagradState):
+        return KernelStep(lambda areas: rules.rowwise_adagrad(kind, areas, gradient_options, *fixed), finish)
+    sum_kind = SUM_KINDS[state.sum.dtype]
+    return KernelStep(lambda areas: rules.adagrad(kind, areas, gradient_options, sum_kind, *fixed), finish)
 
 
 def _adam_step(

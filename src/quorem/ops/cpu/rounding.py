@@ -1,4 +1,7 @@
-"""Half-precision rows rounded at random: ``ops.rounding``, compiled, with the same bits."""
+"""Rows and sums in few bits, rounded at random: ``ops.rounding``, compiled, with the same bits.
+
+Sums have a kind as rows have (see ``vector``): here uint8 is ``log8``.
+"""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +9,12 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from ..rounding import LOG8_INFINITY, LOG8_LAST, LOG8_LOWEST, LOG8_MANTISSAS, LOG8_NAN
 from .compiled import inner
 from .memory import pointer
-from .vector import narrowed, splat_value, store
+from .vector import load_numbers, narrowed, splat_value, store
 
-_INT32, _INT64 = ir.IntType(32), ir.IntType(64)
+_INT8, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _LOW = 0xFFFFFFFF
 
 
@@ -53,6 +57,90 @@ def _store_at_random(typing: Any, kind: Any, stored: Any, position: Any, vector:
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64), build
+
+
+@intrinsic
+def load_sum(typing: Any, kind: Any, vector: Any, sums: Any, position: Any) -> Any:
+    """Load sums of squares from ``position`` on."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, _, sums, position = args
+        shape = context.get_value_type(vector)
+        if kind != types.uint8:
+            return load_numbers(builder, kind, vector, shape, sums, position)
+        wide = ir.VectorType(_INT32, vector.lanes)
+        code = builder.load(pointer(builder, 8, sums, position, ir.VectorType(_INT8, vector.lanes)), align=1)
+        return builder.bitcast(_log8_pattern(builder, builder.zext(code, wide)), shape)
+
+    return vector(kind, vector, types.int64, types.int64), build
+
+
+@intrinsic
+def store_sum(typing: Any, kind: Any, sums: Any, position: Any, vector: Any, first: Any, second: Any) -> Any:
+    """Write sums of squares from ``position`` on, at random if they have fewer bits than the vector."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, sums, position, value, first, second = args
+        if kind.bitwidth <= 16:
+            bits = _random_bits(builder, vector.lanes, position, first, second)
+        if kind.bitwidth == 16:
+            value = _round_at_random(builder, True, vector.lanes, value, builder.lshr(bits, _all(bits.type, 16)))
+        if kind == types.uint8:
+            narrow = builder.trunc(_log8(builder, value, bits), ir.VectorType(_INT8, vector.lanes))
+        else:
+            narrow = narrowed(builder, kind, value, vector.lanes)
+        builder.store(narrow, pointer(builder, kind.bitwidth, sums, position, narrow.type), align=kind.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64), build
+
+
+def _log8_pattern(builder: Any, code: Any) -> Any:
+    """The bits of the float32 that each code stands for."""
+    wide = code.type
+    place = builder.sub(code, _all(wide, 1))
+    octave = builder.add(builder.lshr(place, _all(wide, 2)), _all(wide, 127 + LOG8_LOWEST))
+    quarter = builder.and_(place, _all(wide, 3))
+    mantissa = _all(wide, LOG8_MANTISSAS[3])
+    for i in (2, 1, 0):
+        mantissa = builder.select(builder.icmp_unsigned("==", quarter, _all(wide, i)), _of(wide, i), mantissa)
+    pattern = builder.add(builder.shl(octave, _all(wide, 23)), mantissa)
+    for special, bits in ((0, 0), (LOG8_INFINITY, 0x7F800000), (LOG8_NAN, 0x7FC00000)):
+        pattern = builder.select(builder.icmp_unsigned("==", code, _all(wide, special)), _all(wide, bits), pattern)
+    return pattern
+
+
+def _log8(builder: Any, value: Any, bits: Any) -> Any:
+    """``ops.rounding.log8``: the code is read off the exponent and three comparisons of the mantissa."""
+    wide, shape = bits.type, value.type
+    pattern = builder.bitcast(value, wide)
+    octave = builder.lshr(pattern, _all(wide, 23))
+    mantissa = builder.and_(pattern, _all(wide, 0x7FFFFF))
+    quarter, low, high = _all(wide, 0), _of(wide, 0), _of(wide, 1)
+    for i in (1, 2, 3):
+        reached = builder.icmp_unsigned(">=", mantissa, _of(wide, i))
+        quarter = builder.select(reached, _all(wide, i), quarter)
+        low, high = builder.select(reached, _of(wide, i), low), builder.select(reached, _of(wide, i + 1), high)
+    base = builder.and_(pattern, _all(wide, 0xFF800000))
+    code = builder.shl(builder.sub(octave, _all(wide, 127 + LOG8_LOWEST)), _all(wide, 2))
+    code = builder.add(builder.add(code, quarter), _all(wide, 1))
+    small = builder.icmp_unsigned("<", octave, _all(wide, 127 + LOG8_LOWEST))  # less than code 1
+    code = builder.select(small, _all(wide, 0), code)
+    below = builder.bitcast(builder.select(small, _all(wide, 0), builder.add(base, low)), shape)
+    above = builder.select(small, _all(wide, 127 + LOG8_LOWEST << 23), builder.add(base, high))
+    draw = builder.or_(builder.shl(builder.lshr(bits, _all(wide, 9)), _all(wide, 1)), _all(wide, 1))
+    draw = builder.fmul(builder.sitofp(draw, shape), _all(shape, 2.0**-24))
+    reach = builder.fmul(draw, builder.fsub(builder.bitcast(above, shape), below))
+    up = builder.fcmp_ordered("<", reach, builder.fsub(value, below))
+    code = builder.add(code, builder.zext(up, wide))
+    code = builder.select(builder.icmp_signed(">", code, _all(wide, LOG8_LAST)), _all(wide, LOG8_LAST), code)
+    infinite = builder.icmp_unsigned("==", pattern, _all(wide, 0x7F800000))
+    code = builder.select(infinite, _all(wide, LOG8_INFINITY), code)
+    return builder.select(builder.fcmp_unordered("uno", value, value), _all(wide, LOG8_NAN), code)
+
+
+def _of(shape: Any, i: int) -> Any:
+    return _all(shape, LOG8_MANTISSAS[i])
 
 
 def _random_bits(builder: Any, lanes: int, position: Any, first: Any, second: Any) -> Any:

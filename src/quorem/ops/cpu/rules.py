@@ -9,7 +9,7 @@ from .areas import COUNT, DISTINCT, SUMS, Areas, area_of, block_of, header, pitc
 from .compiled import inner, kernel
 from .memory import INT32, INT64, item, prefetch, put, size_of
 from .replay import Averages, History, catch_up_row
-from .rounding import Rounding, store_rounded
+from .rounding import Rounding, load_sum, store_rounded, store_sum
 from .vector import accumulator, load, maximum, over_columns, splat, sqrt, store, total
 
 AHEAD = 32  # how many rows ahead state is prefetched
@@ -108,27 +108,25 @@ def sgd(kind, areas, options, stored, lr, rounding):
 
 
 @over_columns
-def _adagrad_columns(zero, j, kind, stored, start, squares, grad, lr, eps, rounding):
-    float_kind = accumulator(kind)
-    g = load(float_kind, zero, grad, j)
-    h = load(float_kind, zero, squares, j) + g * g
-    store(float_kind, squares, j, h)
+def _adagrad_columns(zero, j, kind, sum_kind, stored, start, squares, grad, lr, eps, rounding):
+    g = load(accumulator(kind), zero, grad, j)
+    h = load_sum(sum_kind, zero, squares, start + j) + g * g
+    store_sum(sum_kind, squares, start + j, h, rounding.first_key, rounding.second_key)
     change = splat(zero, lr) * g / (sqrt(h) + splat(zero, eps))
     store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @_over_rows
-def _adagrad(kind, W, r, ahead, grad, stored, squares, lr, eps, rounding):
-    size = W * size_of(accumulator(kind))
-    prefetch(squares + ahead * size)
+def _adagrad(kind, W, r, ahead, grad, sum_kind, stored, squares, lr, eps, rounding):
+    prefetch(squares + ahead * W * size_of(sum_kind))
     prefetch(stored + ahead * W * size_of(kind))
-    _adagrad_columns(kind, W, kind, stored, r * W, squares + r * size, grad, lr, eps, rounding)
+    _adagrad_columns(kind, W, kind, sum_kind, stored, r * W, squares, grad, lr, eps, rounding)
 
 
 @kernel
-def adagrad(kind, areas, options, stored, squares, lr, eps, rounding):
+def adagrad(kind, areas, options, sum_kind, stored, squares, lr, eps, rounding):
     """``rules.adagrad``."""
-    _adagrad(kind, Areas(*areas), GradientOptions(*options), stored, squares, lr, eps, Rounding(*rounding))
+    _adagrad(kind, Areas(*areas), GradientOptions(*options), sum_kind, stored, squares, lr, eps, Rounding(*rounding))
 
 
 @over_columns

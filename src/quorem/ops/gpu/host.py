@@ -10,6 +10,7 @@ from .. import layout as column
 from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, UNUSED_PART, Layout
 from ..per_tensor import PerTensor
 from ..rows import accumulator
+from ..state import NARROW
 from ..words import with_words
 from .fast_launch import LaunchPlan
 from .rows import TYPES
@@ -117,7 +118,7 @@ def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
 def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = None) -> None:
     """Raise ValueError if the tensors of an optimizer's state do not fit ``stored``."""
     for tensor, dtype in [(average, accumulator(stored)) for average in averages] + [(last, torch.int32)]:
-        if tensor is not None and (tensor.shape[0] != stored.shape[0] or tensor.dtype != dtype):
+        if tensor is not None and (tensor.shape[0] != stored.shape[0] or tensor.dtype not in (dtype, *NARROW)):
             raise ValueError(
                 f"the optimizer's state has {tensor.shape[0]} rows of {tensor.dtype} but must have {stored.shape[0]} of"
                 f" {dtype}, as stored does"

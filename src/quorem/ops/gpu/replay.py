@@ -19,7 +19,7 @@ from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH,
 from .fast_launch import planned, scratch
 from .host import check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
-from .rounding import as_stored, can_round, seed_bits
+from .rounding import as_stored, rounds, seed_bits
 from .rows import OWN, TYPES, if_used, is_valid, number_of, part_at, read_ids, row_dtype, row_of, slot_at
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
@@ -238,8 +238,7 @@ def catch_up_(
     rounding_seed: int | None = None,
 ) -> Any:
     """``ops.replay.catch_up_`` in one launch, including the rows that each step brings up to date in turn."""
-    takes = isinstance(state, AdamState) and can_round(stored, rounding_seed)
-    host = fused_layout(stored, layout, whole_rows=True) if takes else None
+    host = fused_layout(stored, layout, whole_rows=True) if isinstance(state, AdamState) else None
     if host is None:
         return NotImplemented
     batch = batch.contiguous()
@@ -269,7 +268,7 @@ def catch_up_(
             seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k,
             N=each, T=block, C=columns, ACC=TYPES[stored.dtype], JAGGED=batch.jagged,
             AMSGRAD=state.max_exp_avg_sq is not None, CLOSED=len(state.moments) > 0, **host.row_flags,
-            ROUNDED=rounding_seed is not None, num_warps=4,
+            ROUNDED=rounds(stored, rounding_seed), num_warps=4,
         )  # fmt: skip
 
     types = (ids.dtype, stored.dtype, None if offsets is None else offsets.dtype)

@@ -1,16 +1,21 @@
-"""Stochastic rounding of half-precision rows in a kernel, bit for bit equal to the reference in ``ops.rounding``."""
+"""Stochastic rounding of rows and sums in a kernel, bit for bit equal to the reference in ``ops.rounding``."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import rounding as truth
+
 HALVES = (torch.bfloat16, torch.float16)
+FIRST_OCTAVE = tl.constexpr(127 + truth.LOG8_LOWEST)  # the exponent bits of code 1
+M1, M2, M3, M4 = map(tl.constexpr, truth.LOG8_MANTISSAS[1:])
+LAST, INFINITY, NAN = map(tl.constexpr, (truth.LOG8_LAST, truth.LOG8_INFINITY, truth.LOG8_NAN))
 
 
-def can_round(stored: Tensor, rounding_seed: int | None) -> bool:
-    """Whether the kernels support the rounding: with a seed, only half precision is rounded at random."""
-    return rounding_seed is None or stored.dtype in HALVES
+def rounds(stored: Tensor, rounding_seed: int | None) -> bool:
+    """Whether rows are rounded at random."""
+    return rounding_seed is not None and stored.dtype in HALVES
 
 
 def seed_bits(rounding_seed: int | None) -> int:
@@ -38,14 +43,64 @@ def random_bits(position, step, seed):
 def as_stored(numbers, stored, position, step, seed, ROUNDED: tl.constexpr):
     """``numbers`` in the dtype of ``stored``: at random if ROUNDED, else the nearest."""
     if ROUNDED:
-        DROPPED: tl.constexpr = 16 if stored.dtype.element_ty == tl.bfloat16 else 13
-        noise = (random_bits(position, step, seed) & ((1 << DROPPED) - 1)).to(tl.int32)
-        pattern = numbers.to(tl.int32, bitcast=True)
-        rounded = ((pattern + noise) & -(1 << DROPPED)).to(tl.float32, bitcast=True)
-        size = tl.abs(numbers)
-        if DROPPED == 13:  # below float16's smallest normal number all are 2**-24 apart
-            whole = tl.floor(size * 16777216.0 + noise.to(tl.float32) * 0.0001220703125) * 5.9604644775390625e-08
-            signed = (whole.to(tl.int32, bitcast=True) | (pattern & -2147483648)).to(tl.float32, bitcast=True)
-            rounded = tl.where(size < 0.00006103515625, signed, rounded)
-        numbers = tl.where(size < float("inf"), rounded, numbers)
+        numbers = rounded_to_half(numbers, stored, random_bits(position, step, seed))
     return numbers.to(stored.dtype.element_ty)
+
+
+@triton.jit
+def rounded_to_half(numbers, stored, bits):
+    """``numbers`` rounded by the lower ``bits`` to what the dtype of ``stored`` can hold."""
+    DROPPED: tl.constexpr = 16 if stored.dtype.element_ty == tl.bfloat16 else 13
+    noise = (bits & ((1 << DROPPED) - 1)).to(tl.int32)
+    pattern = numbers.to(tl.int32, bitcast=True)
+    rounded = ((pattern + noise) & -(1 << DROPPED)).to(tl.float32, bitcast=True)
+    size = tl.abs(numbers)
+    if DROPPED == 13:  # below float16's smallest normal number all are 2**-24 apart
+        whole = tl.floor(size * 16777216.0 + noise.to(tl.float32) * 0.0001220703125) * 5.9604644775390625e-08
+        signed = (whole.to(tl.int32, bitcast=True) | (pattern & -2147483648)).to(tl.float32, bitcast=True)
+        rounded = tl.where(size < 0.00006103515625, signed, rounded)
+    return tl.where(size < float("inf"), rounded, numbers)
+
+
+@triton.jit
+def load_sum(sums, elements, mask):
+    """Sums of squares: numbers as they are, or as float32 where they have fewer bits."""
+    h = tl.load(sums + elements, mask=mask, other=0)
+    if sums.dtype.element_ty == tl.uint8:
+        code = h.to(tl.int32)
+        quarter = (code - 1) & 3
+        mantissa = tl.where(quarter == 0, 0, tl.where(quarter == 1, M1, tl.where(quarter == 2, M2, M3)))
+        pattern = ((((code - 1) >> 2) + FIRST_OCTAVE) << 23) + mantissa
+        pattern = tl.where(code == 0, 0, tl.where(code == INFINITY, 0x7F800000, pattern))
+        h = tl.where(code == NAN, 0x7FC00000, pattern).to(tl.float32, bitcast=True)
+    elif sums.dtype.element_ty == tl.bfloat16:
+        h = h.to(tl.float32)
+    return h
+
+
+@triton.jit
+def as_sum(h, sums, elements, step, seed):
+    """Sums of squares in the dtype of ``sums``: at random where it has fewer bits."""
+    if sums.dtype.element_ty == tl.uint8:
+        h = log8(h, random_bits(elements, step, seed))
+    elif sums.dtype.element_ty == tl.bfloat16:
+        h = rounded_to_half(h, sums, random_bits(elements, step, seed) >> 16)
+    return h.to(sums.dtype.element_ty)
+
+
+@triton.jit
+def log8(h, bits):
+    """``ops.rounding.log8``: the code is read off the exponent and three comparisons of the mantissa."""
+    pattern = h.to(tl.int32, bitcast=True)
+    octave, mantissa = (pattern >> 23) & 255, pattern & 0x7FFFFF
+    quarter = (mantissa >= M1).to(tl.int32) + (mantissa >= M2).to(tl.int32) + (mantissa >= M3).to(tl.int32)
+    low = tl.where(quarter == 0, 0, tl.where(quarter == 1, M1, tl.where(quarter == 2, M2, M3)))
+    high = tl.where(quarter == 0, M1, tl.where(quarter == 1, M2, tl.where(quarter == 2, M3, M4)))
+    small = octave < FIRST_OCTAVE  # less than code 1
+    code = tl.where(small, 0, (octave - FIRST_OCTAVE) * 4 + quarter + 1)
+    below = tl.where(small, 0, (octave << 23) + low).to(tl.float32, bitcast=True)
+    above = tl.where(small, FIRST_OCTAVE << 23, (octave << 23) + high).to(tl.float32, bitcast=True)
+    draw = (((bits >> 9) * 2 + 1).to(tl.int32)).to(tl.float32) * 5.9604644775390625e-08
+    code += (draw * (above - below) < h - below).to(tl.int32)
+    code = tl.where(h == float("inf"), INFINITY, tl.minimum(code, LAST))
+    return tl.where(h != h, NAN, code)

@@ -18,7 +18,7 @@ from .fast_launch import planned
 from .host import check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .places import rounded_up
-from .rounding import as_stored, can_round, seed_bits
+from .rounding import as_stored, as_sum, load_sum, rounds, seed_bits
 from .row_sums import FIRST, PLACE_COLUMNS, UNIT, release_kernel, run_of, sum_by_row, sums_of, touched_rows
 from .rows import PITCH, TYPES, part_at
 
@@ -54,10 +54,10 @@ def move(
         w -= rate.to(ACC) * g
         tl.debug_barrier()
     elif RULE == "adagrad":
-        h = tl.load(state0 + elements, mask=mask, other=0) + g * g
+        h = load_sum(state0, elements, mask) + g * g
         w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))
         tl.debug_barrier()
-        tl.store(state0 + elements, h, mask=mask)
+        tl.store(state0 + elements, as_sum(h, state0, elements, step, seed), mask=mask)
     else:
         beta1, beta2 = tl.load(constants + BETA1), tl.load(constants + BETA2)
         m = tl.load(state0 + elements, mask=mask, other=0)
@@ -178,8 +178,7 @@ def update_(
     loss_scale: Tensor | None = None,
 ) -> Any:
     """``ops.rules.update_`` in three launches for each range of slots."""
-    takes = rule in RULES and (rounding_seed is None or can_round(stored, rounding_seed))
-    host = fused_layout(stored, layout, whole_rows=True, any_order=True) if takes else None
+    host = fused_layout(stored, layout, whole_rows=True, any_order=True) if rule in RULES else None
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
         return NotImplemented
     lagging, step = rule in CATCHES_UP, state.step
@@ -208,7 +207,7 @@ def update_(
                 seed_bits(rounding_seed), layout.parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
                 W=width, K=layout.parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule,
                 CLIPPED=clip_value is not None, SCALED=loss_scale is not None, PITCHED=host.flags["PITCHED"],
-                ROUNDED=rounding_seed is not None, num_warps=8,
+                ROUNDED=rounds(stored, rounding_seed), num_warps=8,
             )  # fmt: skip
             if loss_scale is not None and host.flags["PITCHED"] and r.num_claimers:  # pieces of rows read the claims
                 size = cdiv(r.num_places - r.num_direct, 1024)
@@ -225,7 +224,7 @@ def update_(
     if loss_scale is not None:
         fixed, types = (*fixed, loss_scale), (*types, loss_scale.dtype)
     rows_of_state = getattr(state, RULES[rule])  # its shape is in the key: ``check_state`` runs when a plan is made
-    sizes = (grad.shape[0], reads, stored.shape, rows_of_state.shape, stored.dtype, grad.dtype)
+    sizes = (grad.shape[0], reads, stored.shape, rows_of_state.shape, rows_of_state.dtype, stored.dtype, grad.dtype)
     key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
     planned(host.plans, key, fixed, given, launches)
     return None
