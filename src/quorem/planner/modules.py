@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from ..modules.collection import Table
 from ..modules.lookup import Tables
 from ..paper.schemes import Full, RawCounts
 from ..paper.schemes.frequency import check_frequencies, counts_by_id
+
+FEW = 50  # ids of a table whose rows are as wide as vectors, since they cost next to nothing
 
 
 class TableToPlan(NamedTuple):
@@ -34,6 +37,26 @@ class Module:
     sparse: bool
     has_id_rules: bool = False  # whether a table takes raw or unknown ids
     lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
+    narrows: bool = True  # whether rows may be narrower than vectors
+
+    def widths(self, times_narrower: int) -> list[int]:
+        """Width of the rows of each table that is to be so many times narrower.
+
+        Rows have at least 2 numbers. A table of few ids, or one that would not shrink, its matrix counted, keeps its
+        width.
+        """
+        dims = [table.embedding_dim for table in self.tables]
+        common = gcd(*dims)
+        if not self.narrows or common % times_narrower or common // times_narrower < 2:
+            return dims
+        widths = [(dim // times_narrower, table.num_embeddings) for dim, table in zip(dims, self.tables, strict=True)]
+        return [d if n > FEW and n * d + d * dim < n * dim else dim for dim, (d, n) in zip(dims, widths, strict=True)]
+
+    def row_dtype(self, dtypes: Sequence[torch.dtype], itemsize: int) -> torch.dtype:
+        """The first of ``dtypes`` that has ``itemsize`` bytes, if that is allowed and narrower than the own dtype."""
+        if self.dtype not in dtypes or itemsize >= self.dtype.itemsize:
+            return self.dtype
+        return next(dtype for dtype in dtypes if dtype.itemsize == itemsize)
 
 
 def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list[Module]:
