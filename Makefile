@@ -69,7 +69,7 @@ build/serve/model.onnx: | install
 		&& quorem train --data data --budget 500kB --out run \
 		&& quorem export run --bits 8 --out model.onnx
 
-bench: install ## run the CPU kernels' tests, then measure speed and memory
+bench: install ## run the CPU kernels' tests, then measure speed
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m "kernels(device='cpu')" tests
 	$(BIN)/quorem bench
 

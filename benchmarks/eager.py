@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments.bench import facts, grid, measure, run
+from quorem.experiments.bench import grid, measure, run
 
-PROVIDERS = ("fbgemm", "fbgemm_fastest", "fused", "fused_trust")
+PROVIDERS = ("fbgemm", "fbgemm_fastest", "fused")
 THREADS = {"engine": True, "caller": False}  # who runs the backward pass, and whether autograd is multithreaded then
 SETTINGS = [(16, "zipf", 128), (16, "zipf", 2048), (64, "zipf", 2048), (128, "zipf", 2048), (16, "uniform", 2048)]
 
@@ -38,7 +38,7 @@ def measured(dim: int, how: str, batch: int, device: torch.device) -> list[dict[
     ids = [grid.draw_ids(how, CARDINALITIES, batch, seed=seed).to(device) for seed in range(4)]
     calls = {}
     for provider in PROVIDERS:
-        contender = run.build(provider, "QR(4)", "adagrad", CARDINALITIES, dim, device)
+        contender = run.build(provider, "QR(4)", "step", CARDINALITIES, dim, device)
         steps = [run.operation("step", contender, rows) for rows in ids]
         for thread, multithreaded in THREADS.items():
             for step in steps:
@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda")
     command = "python benchmarks/eager.py"
-    results: dict[str, Any] = {"facts": facts.facts_of_run(device, command, options.commit), "rows": []}
+    results: dict[str, Any] = {"facts": run.facts_of_run(device, command, options.commit), "rows": []}
     for setting in SETTINGS:
         rows = measured(*setting, device)
         results["rows"] += rows

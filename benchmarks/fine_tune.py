@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import quorem
 from quorem.data.batches import Batch
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
-from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.files.provenance import commit, versions
 from quorem.models import DLRM

@@ -20,7 +20,7 @@ import torch
 
 import quorem
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments.bench import facts, grid, measure, run
+from quorem.experiments.bench import grid, measure, run
 from quorem.ops.rows import lookup_reads
 
 SMALL = 100  # ids up to which a table stays full
@@ -138,7 +138,7 @@ def main() -> None:
     device = torch.device("cuda")
     command = "python benchmarks/frequency.py"
     bandwidth = measure.copy_bandwidth(device, measure.EFFORTS["cuda"])
-    results: dict[str, Any] = {"facts": facts.facts_of_run(device, command, options.commit)}
+    results: dict[str, Any] = {"facts": run.facts_of_run(device, command, options.commit)}
     results |= {"copy_bytes_per_s": round(bandwidth), "rows": []}
     for dim in options.dim or (16, 64):
         for mode in options.mode or MODES:

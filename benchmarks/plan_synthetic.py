@@ -34,7 +34,7 @@ from quorem import QR, EmbeddingCollection, Full, Table, models, plan
 from quorem.data.batches import Batch
 from quorem.data.shape import day_split, scaled_cardinalities
 from quorem.data.synthetic import ClickLog
-from quorem.experiments.bench import facts
+from quorem.experiments.bench.run import facts_of_run
 from quorem.paper.schemes.frequency import comes_by_frequency
 from quorem.training.config import RunConfig
 from quorem.training.metrics import Evaluation
@@ -61,9 +61,10 @@ def draw(seed: int, num_rows: int, scale: float, ids: str, device: torch.device)
     """The rows of a seed's log, with ids as the log has them or by falling count."""
     log = ClickLog(cardinalities=scaled_cardinalities(scale), seed=seed)
     split = day_split(num_rows, 7)
-    train = log.draw(*split["train"], device).batch
-    test, probability = log.draw(*split["test"], device)
+    train = log.draw(*split["train"]).batch.to(device)
+    test, probability = log.draw(*split["test"])
     best = float(F.binary_cross_entropy(probability, test.labels.double()))
+    test = test.to(device)
     counts = {}
     for f, n in enumerate(log.cardinalities):
         count = torch.bincount(train.ids[:, f].long(), minlength=n)
@@ -199,7 +200,7 @@ def main() -> None:
     compiling = []
     if options.out is not None and device.type == "cuda":
         compiling = compile_kernels(options.settings, options.optimizers, options.ids)
-    about: dict[str, Any] = {"facts": facts.facts_of_run(device, "python benchmarks/plan_synthetic.py", options.commit)}
+    about: dict[str, Any] = {"facts": facts_of_run(device, "python benchmarks/plan_synthetic.py", options.commit)}
     about["config"] = {"network": "dlrm", "dim": D, "batch": 128, "epochs": 1, "scale": options.scale}
     for seed in options.seeds:
         if time.perf_counter() - began > options.seconds:

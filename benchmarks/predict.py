@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import quorem
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo, read_criteo
 from quorem.data.malformed import Malformed
-from quorem.data.prepare import PrepareConfig
 from quorem.data.raw import write_raw
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog

@@ -13,7 +13,7 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import numpy as np
 
-from quorem.data.prepare import PrepareConfig
+from quorem.data.config import PrepareConfig
 
 SAMPLE = Path(os.environ.get("QUOREM_CRITEO_SAMPLE", Path(__file__).parents[2] / "shared" / "data" / "criteo-sample"))
 

@@ -14,9 +14,8 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import quorem
 from quorem import data
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
-from quorem.data.ids import IdConfig
-from quorem.data.prepare import PrepareConfig
 from quorem.data.raw import write_raw
 from quorem.data.table import prepare_table
 from quorem.experiments.figures import Axes, Point
@@ -58,7 +57,7 @@ PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, inspect_f
 PUBLIC |= {owner.__name__: owner for owner in (lightning.callback,)}
 PUBLIC |= {owner.__name__: owner for owner in (lightning.on_save_checkpoint, lightning.on_load_checkpoint)}
 PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, scale.estimate, scale.Machine, Axes, Point)}
-PUBLIC |= {owner.__name__: owner for owner in (IdConfig, PrepareConfig, data.ClickLog, RunConfig, Options, train_many)}
+PUBLIC |= {owner.__name__: owner for owner in (PrepareConfig, data.ClickLog, RunConfig, Options, train_many)}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -82,7 +81,7 @@ def test_every_argument_is_explained(name: str) -> None:
         (quorem.models.build, "preset", ("text", "table1")),
         (RunConfig, "optimizer", ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw")),
         (RunConfig, "precision", ("float32", "tf32", "bfloat16")),
-        (IdConfig, "ids", ("appearance", "frequency", "hash", "raw")),
+        (PrepareConfig, "ids", ("appearance", "frequency", "hash", "raw")),
     ],
 )
 def test_editors_complete_the_choices(owner: Any, option: str, choices: tuple[Any, ...]) -> None:

@@ -200,7 +200,7 @@ def test_unknown_feature_is_refused(criteo):
 
 def test_reading_needs_neither_polars_nor_anything_heavier():
     code = (
-        "import sys, quorem.data.prepared, quorem.data.synthetic, quorem.data.raw, quorem.data;"
+        "import sys, quorem.data.prepared, quorem.data.synthetic, quorem.data;"
         "print(*sorted({'polars', 'pandas', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

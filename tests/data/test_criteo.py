@@ -10,8 +10,8 @@ import pytest
 from click_logs import SAMPLE, assert_prepared, line, oracle, random_lines
 
 from quorem.data import shape
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
-from quorem.data.prepare import PrepareConfig
 
 LINES = random_lines(200)
 CONFIGS = {

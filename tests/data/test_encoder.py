@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 import torch
 
+from quorem.data.config import PrepareConfig
 from quorem.data.encoder import Encoder, UnknownTokenError, Vocabulary
 from quorem.data.encoding import KIND, Encoding, read_encoding, write_encoding
-from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.files.tensors import write_tensors

@@ -11,9 +11,9 @@ import pytest
 from click_logs import assert_prepared, folder_bytes, random_lines
 
 from quorem.data import prepared
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
 from quorem.data.folder import ArrayFile, Folder
-from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 
 LINES = random_lines(300)

@@ -1,4 +1,4 @@
-"""Prepared and synthetic rows on a GPU; needs torch and numpy only."""
+"""Prepared rows on a GPU; needs torch and numpy only."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 from quorem.data.batches import Bags, Batch
 from quorem.data.synthetic import ClickLog
 
-ROWS = 60_000
 LOG = ClickLog(cardinalities=(400, 300, 50, 3, 2000, 1_000_000, 7, 120))
 
 pytestmark = pytest.mark.gpu
@@ -25,20 +24,3 @@ def test_resident_batches_equal_those_on_the_cpu():
                 assert torch.equal(getattr(expected, name), getattr(moved, name).cpu()), name
             assert torch.equal(expected.bags["tags"].values, moved.bags["tags"].values.cpu())
             assert torch.equal(expected.bags["tags"].offsets, moved.bags["tags"].offsets.cpu())
-
-
-def test_log_is_that_of_the_cpu():
-    on_cpu, on_gpu = LOG.draw(5, ROWS), LOG.draw(5, ROWS, "cuda")
-    equal = on_gpu.batch.ids.cpu() == on_cpu.batch.ids
-    assert equal.double().mean() > 1 - 1e-5  # an exponential rounded otherwise may move an id that is at a border
-    same = equal.all(1)
-    torch.testing.assert_close(on_gpu.probability.cpu()[same], on_cpu.probability[same], rtol=0, atol=1e-5)
-    torch.testing.assert_close(on_gpu.batch.dense.cpu(), on_cpu.batch.dense)
-    assert (on_gpu.batch.labels.cpu() == on_cpu.batch.labels)[same].double().mean() > 1 - 1e-4
-
-
-def test_rows_do_not_depend_on_chunks():
-    whole = LOG.draw(0, ROWS, "cuda")
-    parts = [LOG.draw(a, b, "cuda") for a, b in ((0, 1), (1, 777), (777, ROWS))]
-    assert torch.equal(whole.batch.ids, torch.cat([part.batch.ids for part in parts]))
-    assert torch.equal(whole.probability, torch.cat([part.probability for part in parts]))

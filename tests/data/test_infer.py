@@ -6,7 +6,7 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
 
-from quorem.data.infer import ROWS, infer
+from quorem.data.columns import ROWS, infer
 from quorem.data.source import open_source
 from quorem.data.table import prepare_table
 

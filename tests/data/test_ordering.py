@@ -9,7 +9,7 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import polars as pl
 import torch
 
-from quorem.data.prepare import PrepareConfig
+from quorem.data.config import PrepareConfig
 from quorem.data.table import prepare_table
 
 

@@ -9,8 +9,8 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import numpy as np
 import torch
 
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
-from quorem.data.prepare import PrepareConfig
 from quorem.data.raw import token, write_raw
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import quorem
 from quorem import GeneralizedQR, HotCold, hash_strings
 from quorem.cli import app
-from quorem.data.prepare import PrepareConfig
+from quorem.data.config import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.serving.predict import predict

@@ -200,10 +200,3 @@ def test_log_without_dense_features():
     draw = ClickLog(cardinalities=(5, 1), num_dense=0).draw(0, 100)
     assert draw.batch.dense.shape == (100, 0)
     assert (draw.batch.ids[:, 1] == 0).all()
-
-
-def test_nothing_is_left_on_the_cpu():
-    """Tensors of two devices do not mix, so a draw on the meta device shows that all are on the one asked for."""
-    draw = SMALL.draw(3, 10, "meta")
-    assert draw.batch.ids.shape == (7, 8)
-    assert {t.device.type for t in (draw.batch.labels, draw.batch.dense, draw.batch.ids, draw.probability)} == {"meta"}

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fit_cases import buckets_of, compose, fitted, made_by, noise, uneven
+from fit_cases import buckets_of, compose, fitted, noise, uneven
 from oracles import N
 
-from quorem import QR, ChineseRemainder, Embedding, GeneralizedQR, HotCold
-from quorem.fit import fit_, products
+from quorem import QR, ChineseRemainder, Embedding, GeneralizedQR
+from quorem.fit import products
 from quorem.paper.schemes import Scheme
 
 
@@ -42,27 +42,6 @@ def test_weighted_products_are_no_worse_than_plain_alternation(scheme: Scheme) -
         errors.append((weights * (compose(tables, spec) - dense) ** 2).sum(0))
     error = (weights * (compose(fitted(spec, dense, weights[:, 0]), spec) - dense) ** 2).sum(0)
     assert float(error.sum()) <= 1.01 * float(torch.stack(errors).amin(0).sum())
-
-
-@pytest.mark.parametrize(
-    "scheme",
-    [QR(4), QR(60), QR(4, permute=1), GeneralizedQR(3), HotCold(100, cold=QR(9)), ChineseRemainder(3)],
-    ids=str,
-)
-def test_large_tables_are_fitted_to_their_frequent_ids_first(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a sample is fitted first changes the error by less than one percent; exact tables are recovered."""
-    n, weights = 64_000, uneven(64_000)
-    spec = scheme.spec(n, 4)
-    exact = made_by(QR(9).spec(n, 4) if isinstance(scheme, HotCold) else spec)
-    dense, errors = exact + noise(n, 4), []
-    for numbers in (products.SAMPLED_NUMBERS, 1):
-        monkeypatch.setattr(products, "SAMPLED_NUMBERS", numbers)
-        module = Embedding(n, 4, scheme, dtype=torch.float64)
-        fit_(module.tables(), spec, dense, weights)
-        errors.append((weights[:, None] * (module.to_dense() - dense).square()).sum().item())
-        if not isinstance(scheme, HotCold):
-            torch.testing.assert_close(compose(fitted(spec, exact, weights), spec), exact)
-    assert errors[1] < 1.01 * errors[0]
 
 
 def test_products_whose_factors_cancel_are_fitted() -> None:

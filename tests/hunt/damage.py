@@ -49,8 +49,8 @@ from runs_of_training import StopAt, small_log, small_run
 
 from quorem import EmbeddingCollection, HotCold, Pool, Table, quantize_, schemes
 from quorem.cli.errors import plain_errors
+from quorem.data.config import PrepareConfig
 from quorem.data.encoding import read_encoding
-from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.raw import write_raw
 from quorem.data.synthetic import ClickLog
@@ -244,8 +244,9 @@ def targets(folder: Path) -> list[Target]:
     swept = folder / "sweep"
     (swept / "plans").mkdir(parents=True)
     plan.write(swept / "plans" / "grid.json")
-    made = sweep.new(swept, plan.runs, {plan.runs[0][0].data: log.path}, "cpu")
-    for config_of_run in plan.runs[0]:
+    runs = plan.points[0].runs
+    made = sweep.new(swept, [runs], {runs[0].data: log.path}, "cpu")
+    for config_of_run in runs:
         train(config_of_run, log, made.run(config_of_run))
 
     def reported(copy: Path) -> Any:

@@ -23,7 +23,7 @@ import quorem
 from quorem.cli import app
 from quorem.data import ClickLog, synthesize
 from quorem.data.batches import Batch
-from quorem.data.prepare import PrepareConfig
+from quorem.data.config import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.paper.hashing import hash_strings

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 import quorem
 from quorem.cli import app
 from quorem.data.batches import Batch
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
-from quorem.data.prepare import PrepareConfig
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.files import atomic as files

@@ -6,8 +6,8 @@ import pytest
 from click_logs import SAMPLE
 
 from quorem import QR, Full
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
-from quorem.data.prepare import PrepareConfig
 from quorem.training.config import RunConfig
 from quorem.training.loop import train_many
 from quorem.training.model import data_identity

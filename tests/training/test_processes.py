@@ -78,11 +78,6 @@ def test_no_thread_of_the_group_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the process to kill in Linux's /proc")
-@pytest.mark.xfail(
-    reason="since reading a parameter brings its rows up to date, a checkpoint changes the last bits of AMSGrad's rows"
-    " (open): pytest --runxfail shows it",
-    strict=False,
-)
 def test_killed_then_interrupted_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
     log, epochs, checkpoints = small_log(tmp_path / "log", 1500), ("--epochs", "20"), tmp_path / "cut" / "checkpoints"
     for sent in (signal.SIGKILL, signal.SIGINT):

@@ -48,8 +48,8 @@ def prepare_criteo(
     from . import preparing
 
     preparing.need_polars()
+    from ..data.config import PrepareConfig
     from ..data.criteo import prepare_criteo
-    from ..data.prepare import PrepareConfig
 
     config = PrepareConfig(
         ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
@@ -71,7 +71,7 @@ def prepare_table(
         list[str] | None, typer.Option(help="Columns of categories, with commas between; repeatable.")
     ] = None,
     dense: Annotated[list[str] | None, typer.Option(help="Columns of numbers, likewise.")] = None,
-    multi: Annotated[list[str] | None, typer.Option(help="Those of --categorical with several values a row.")] = None,
+    multi: Annotated[list[str] | None, typer.Option(help="Columns of categories, several values a row.")] = None,
     infer: Annotated[
         bool, typer.Option("--infer", help="Take the columns that are not named too, for what they look like.")
     ] = False,
@@ -97,7 +97,6 @@ def prepare_table(
         list[str] | None,
         typer.Option(help="signed_log (the default), log or none for numbers; or COLUMN=TRANSFORM; repeatable."),
     ] = None,
-    raw_dense: Annotated[bool, typer.Option("--raw-dense", help="The same as --transform none.")] = False,
     ids: Ids = "frequency",
     buckets: Buckets = None,
     id_bits: IdBits = None,
@@ -111,13 +110,13 @@ def prepare_table(
 
     preparing.need_polars()
     from ..data.columns import Columns, choose_columns
-    from ..data.prepare import PrepareConfig
+    from ..data.config import PrepareConfig
     from ..data.source import open_source
     from ..data.table import prepare_columns
     from ..data.values import MISSING
 
     kinds: list[tuple[str, str, Any]] = [name.rpartition("=") for name in _names(transform)]
-    whole = [kind for column, _, kind in kinds if not column] + ["none"] * raw_dense
+    whole = [kind for column, _, kind in kinds if not column]
     config = PrepareConfig(
         ids=ids,
         buckets=buckets,
@@ -164,9 +163,8 @@ def synthesize(
     overwrite: Overwrite = False,
 ) -> None:
     """Make up a click log of Criteo's shape with a planted signal."""
-    from ..data.raw import is_csv, write_raw
     from ..data.shape import scaled_cardinalities
-    from ..data.synthetic import ClickLog, synthesize
+    from ..data.synthetic import ClickLog, is_csv, synthesize
     from . import preparing
 
     if out.suffix in TEXT_SUFFIXES and not (raw or is_csv(out)):
@@ -175,6 +173,9 @@ def synthesize(
     console = terminal()
     with preparing.bar(console) as report:
         if raw or is_csv(out):
+            preparing.need_polars()
+            from ..data.raw import write_raw
+
             write_raw(log, rows, out, overwrite=overwrite, progress=report)
             console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", soft_wrap=True)
             return

@@ -45,12 +45,12 @@ def reproduce(
     ] = False,
 ) -> None:
     """Train what a figure of the paper needs; write its numbers, its picture and the page. Goes on if interrupted."""
-    from ..experiments import reproduce, table1
+    from ..experiments import paper_figures, reproduce
 
     if params_only:
         if what != "table1":
             raise typer.BadParameter(f"--params-only is for table1 (figure7 counts parameters), not {what}")
-        for (network, hidden), count in table1.parameter_counts().items():
+        for (network, hidden), count in paper_figures.table1_parameters().items():
             typer.echo(f"{network},{hidden},{count}")
         return
     if data is None:
@@ -58,11 +58,10 @@ def reproduce(
     import torch
 
     from ..data.prepared import Prepared
-    from ..experiments.settings import Study
 
     prepared = Prepared(data)
     counts = {name: torch.from_numpy(prepared.frequencies(name)) for name in prepared.names if what == "plans"}
-    study = Study(
+    study = paper_figures.Study(
         cardinalities=prepared.cardinalities,
         num_rows=len(prepared.split("train", check=False)),
         networks=networks.split(","),
@@ -72,14 +71,14 @@ def reproduce(
     )
     plans = [
         reproduce.plan(
-            figure.AXES,
+            figure.axes,
             figure.points(study),
             data,
             trials=trials,
             optimizers=optimizers.split(","),
             command=command_line(),
         )
-        for figure in (reproduce.PAPER.values() if what == "all" else [reproduce.FIGURES[what]])
+        for figure in (paper_figures.FIGURES.values() if what == "all" else [reproduce.FIGURES[what]])
     ]
     _run(plans, out, device=device, workers=workers, train_only=train_only)
 

@@ -79,6 +79,8 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
+    import torch
+
     from .. import models
     from ..data.prepared import Prepared
     from ..paper.schemes import QR
@@ -122,5 +124,8 @@ def train(
         max_rows=rows,
     )
     options = Options(checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
-    execution = training.Execution(device=device, threads=threads, deterministic=deterministic, options=options)
-    training.run(config, prepared, out, execution)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    training.run(config, prepared, out, device, options)

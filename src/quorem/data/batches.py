@@ -1,10 +1,14 @@
 """Rows of a click log as tensors, in batches. Needs only torch."""
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,3 +129,13 @@ class Batch:
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
             yield self.rows(start, stop) if order is None else self.take(order[start:stop])
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each produced by another thread while the previous one is used."""
+    packed = ((item,) for item in items)
+    with ThreadPoolExecutor(1) as maker:
+        coming = maker.submit(next, packed, None)
+        while (item := coming.result()) is not None:
+            coming = maker.submit(next, packed, None)
+            yield item[0]

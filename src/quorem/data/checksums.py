@@ -29,23 +29,23 @@ class BlockChecksums:
     """
 
     def __init__(self) -> None:
-        self._whole: list[int] = []  # checksums of full blocks
-        self._last, self._filled = 0, 0
+        self._crcs: list[int] = []
+        self._free = 0  # bytes that the last block can still take
 
     def update(self, data: memoryview) -> None:
         """Add the next bytes of the stream."""
         while len(data):
-            part = data[: BLOCK_BYTES - self._filled]
-            self._last = zlib.crc32(part, self._last)
-            self._filled += len(part)
-            if self._filled == BLOCK_BYTES:
-                self._whole.append(self._last)
-                self._last, self._filled = 0, 0
+            if not self._free:
+                self._crcs.append(0)
+                self._free = BLOCK_BYTES
+            part = data[: self._free]
+            self._crcs[-1] = zlib.crc32(part, self._crcs[-1])
+            self._free -= len(part)
             data = data[len(part) :]
 
     def text(self) -> str:
         """Eight hex digits per block, concatenated."""
-        return "".join(f"{crc:0{DIGITS}x}" for crc in [*self._whole, *[self._last] * bool(self._filled)])
+        return "".join(f"{crc:0{DIGITS}x}" for crc in self._crcs)
 
 
 def of_bytes(data: memoryview) -> str:
@@ -66,7 +66,7 @@ class CheckedArray:
 
     def __init__(self, path: Path, array: NDArray[Any], checksums: str) -> None:
         self.path, self.array, self.checksums = path, array, checksums
-        self._data = _bytes(array)
+        self._data = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
         self._is_checked = np.zeros(-(-len(self._data) // BLOCK_BYTES), bool)
         if len(checksums) != DIGITS * len(self._is_checked):
             raise ValueError(f"{path}: meta.json is damaged: it has checksums of another number of blocks")
@@ -112,7 +112,3 @@ def checked_bytes(path: Path, checksums: str) -> bytes:
     if of_bytes(memoryview(data)) != checksums:
         raise damaged(path)
     return data
-
-
-def _bytes(array: NDArray[Any]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")

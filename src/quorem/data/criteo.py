@@ -8,9 +8,10 @@ import polars as pl
 
 from . import shape
 from .columns import Columns
+from .config import PrepareConfig
 from .folder import Progress
 from .malformed import Malformed, ParsedRows
-from .prepare import LABEL, PrepareConfig, write
+from .prepare import LABEL, write
 from .prepared import Prepared
 from .text import BLOCK_BYTES, TextFile, TextLayout, parse
 

@@ -50,8 +50,6 @@ class Dense:
         for name, below in zip(names, np.count_nonzero(values < 0, axis=0).tolist(), strict=True):
             if below and self.kinds[name] == "log":
                 self.clipped[name] = self.clipped.get(name, 0) + below
-        if len(set(kinds)) == 1:
-            return transformed(values, str(kinds[0])).astype(np.float32)
         for kind in TRANSFORMS:
             values[:, kinds == kind] = transformed(values[:, kinds == kind], kind)
         return values.astype(np.float32)

@@ -34,14 +34,8 @@ class ArrayFile:
         self.path, self.dtype, self.row = path, np.dtype(dtype), row
         self.rows = 0
         self.checksums = BlockChecksums()
-        self.path.touch()
-        self._write_header()
-
-    def _write_header(self) -> None:
-        # NumPy pads the header so that the first axis can grow without moving the data.
-        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row)}
-        with open(self.path, "r+b") as file:
-            np.lib.format.write_array_header_1_0(file, header)
+        self.path.write_bytes(b"")
+        self.close()
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows at the end.
@@ -53,14 +47,15 @@ class ArrayFile:
             raise ValueError(f"rows of {self.path.name} have shape {rows.shape[1:]} but must have {self.row}")
         data = np.ascontiguousarray(rows, self.dtype).data.cast("B") if rows.size else memoryview(b"")
         self.checksums.update(data)
-        with open(self.path, "ab", buffering=0) as file:
-            while len(data):
-                data = data[file.write(data) :]
+        with open(self.path, "ab") as file:
+            file.write(data)
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Write the final length into the header."""
-        self._write_header()
+        """Write the length into the header, which NumPy pads so that the first axis can grow in place."""
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row)}
+        with open(self.path, "r+b") as file:
+            np.lib.format.write_array_header_1_0(file, header)
 
 
 class Folder:
@@ -81,7 +76,6 @@ class Folder:
         self.replaced = replaced(self.path)
         self.overwrite = overwrite
         self.arrays: dict[str, ArrayFile] = {}
-        self._lock: files.Lock | None = None
 
     def __enter__(self) -> "Folder":
         """Lock the path, check what exists there, and remove what a killed run left."""
@@ -126,7 +120,9 @@ class Folder:
 
     def save(self, name: str, values: NDArray[Any]) -> None:
         """Write a whole array."""
-        self.array(name, values.dtype, values.shape[1:]).append(values)
+        array = self.array(name, values.dtype, values.shape[1:])
+        array.append(values)
+        array.close()
 
     def reorder(self, name: str, order: NDArray[np.int64]) -> None:
         """Put the rows of an array into another order."""
@@ -136,7 +132,6 @@ class Folder:
         array = self.array(name, old.dtype, old.row)
         for start in range(0, len(order), REORDER_ROWS):
             array.append(rows[order[start : start + REORDER_ROWS]])
-        array.close()
 
     def save_counts(self, name: str, counts: NDArray[np.int64]) -> None:
         """Write how often each id of a feature occurs in training."""
@@ -153,10 +148,8 @@ class Folder:
             checksums[name] = of_bytes(memoryview((self.partial / name).read_bytes()))
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
         files.write_json(self.partial / META, {**head, **meta, "checksums": dict(sorted(checksums.items()))})
-        for root, _, names in os.walk(self.partial):
-            for name in names:
-                files.sync(Path(root, name))
-            files.sync(Path(root))
+        for path in (*self.partial.rglob("*"), self.partial):
+            files.sync(path)
         self._check_target()  # someone may have put files there meanwhile
         if self.path.exists():
             os.rename(self.path, self.replaced)
@@ -168,8 +161,7 @@ class Folder:
         """Remove what was written if the run failed."""
         full = files.disk_full(self.partial, "nothing was written") if files.is_disk_full(error) else None
         _remove(self.partial)
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
         if full is not None:
             raise full from error
 
@@ -186,6 +178,11 @@ def file_name(column: str) -> str:
     if len(name := quote(column, safe=" ()[]")) > LONGEST_NAME:
         raise ValueError(f"column ({column!r}) must have a shorter name: it names files, by {len(name)} characters")
     return name
+
+
+def offsets_file(column: str) -> str:
+    """The file with the offsets of a column with several values per row."""
+    return f"bags/{file_name(column)}.offsets.npy"
 
 
 def replaced(path: Path) -> Path:

@@ -8,8 +8,8 @@ vocabulary, never the whole file.
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,59 +19,20 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ..files.provenance import versions
-from . import ids, ordering, shape
-from .ahead import ahead
+from . import ids, shape
+from .batches import ahead
 from .column import Column
 from .columns import Columns
+from .config import PrepareConfig
 from .dense import Dense
-from .folder import ArrayFile, Folder, Progress, file_name
+from .folder import ArrayFile, Folder, Progress, file_name, offsets_file
 from .malformed import Malformed, ParsedRows
-from .meta import TRANSFORMS, Transform
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
-WEAVE_ROWS = 1 << 16
+WEAVE_ROWS = 1 << 14  # rows of all columns that fit in the cache
+TIMES = "times.npy"  # scratch file with the times of the rows, in the order of the file
 LABEL, TIME = "\nlabel", "\ntime"  # parsed rows have labels and times, as numbers, under these names
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareConfig(ids.IdConfig):
-    """How a click log is prepared.
-
-    Args:
-        ids: how tokens are given ids: ``"frequency"``, ``"appearance"``, ``"hash"`` or ``"raw"`` (see ``IdConfig``).
-        vocabulary: ``"all"`` has the tokens of all days; ``"train"`` has those of the training days, and all others
-            share id 1.
-        buckets: number of hashed ids per feature, with ``ids="hash"``.
-        id_bits: with ``ids="raw"``, tables have ``2 ** id_bits`` ids; 40 if None.
-        days: number of equal parts of the log. The last part is halved into validation and test; the others train.
-        max_malformed: number of malformed lines that may be left out; with one more, the run stops.
-        transform: transform of dense features: ``"log"``, ``log(max(x, 0) + 1)`` as in the paper; ``"signed_log"``,
-            ``sign(x) log(|x| + 1)``; or ``"none"``. None means ``"log"`` for Criteo, ``"signed_log"`` for other tables.
-        transforms: exceptions to ``transform``, by name of the dense feature.
-
-    Raises:
-        ValueError: if a value is out of range or unknown, or for a reason that ``IdConfig`` lists.
-
-    >>> PrepareConfig(days=5, transform="none", transforms={"price": "log"}).ids
-    'frequency'
-    """
-
-    days: int = 7
-    max_malformed: int = 10
-    transform: Transform | None = None
-    transforms: Mapping[str, Transform] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        shape.check_days(self.days)
-        if self.max_malformed < 0:
-            raise ValueError(f"max_malformed ({self.max_malformed}) must be at least 0")
-        for name, kind in {"transform": self.transform, **self.transforms}.items():
-            if kind not in TRANSFORMS and not (kind is None and name == "transform"):
-                known = ", ".join(map(repr, TRANSFORMS))
-                raise ValueError(f"transform of {name} ({kind!r}) must be one of {known}")
 
 
 def write(
@@ -105,7 +66,7 @@ def write(
             raise ValueError(f"{source} has no well-formed rows ({malformed.count} malformed)")
         times = time_meta = None
         if columns.time is not None:
-            times, time_meta = ordering.by_time(folder, columns.time, parts, columns.bags, report)
+            times, time_meta = _sort_by_time(folder, columns, parts, report)
         split = shape.day_split(num_rows, config.days, times)
         cardinalities = []
         with ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
@@ -113,8 +74,7 @@ def write(
             for cardinality in pool.map(encode, parts.values()):
                 cardinalities.append(cardinality)
                 report("number", len(cardinalities) / len(parts), num_rows)
-        id_dtype = np.dtype(np.int64 if config.ids == "raw" else np.int32)
-        _weave(folder, [parts[name] for name in columns.single], num_rows, id_dtype, report)
+        _weave(folder, [parts[name] for name in columns.single], num_rows, config, report)
         shutil.rmtree(scratch)
         folder.commit(
             {
@@ -155,24 +115,20 @@ def _set_aside(
     """Write labels, dense features and offsets of bags, and categories to scratch files; returns the number of rows."""
     labels = folder.array("labels.npy", np.uint8)
     numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
-    times = ArrayFile(folder.partial / "scratch" / ordering.TIMES, np.float64)
-    offsets = {name: folder.array(f"bags/{file_name(name)}.offsets.npy", np.int64) for name in columns.bags}
+    times = ArrayFile(folder.partial / "scratch" / TIMES, np.float64)
+    offsets = {name: folder.array(offsets_file(name), np.int64) for name in columns.bags}
     for array in offsets.values():
         array.append(np.zeros(1, np.int64))
     ends = dict.fromkeys(columns.bags, 0)
+    group: list[list[pl.Series]] = []  # values of the next group of rows, one series per column
     grouped = 0
-    threads = pl.thread_pool_size()
-    waiting: list[list[pl.Series]] = []  # values of the next group of rows, one series per column
-    writing: list[Future[None]] = []  # the group before it, which other threads write to scratch files
 
-    def write_group() -> None:
-        for future in writing:
-            future.result()
-        columns = zip(parts.values(), zip(*waiting, strict=True), strict=True)
-        writing[:] = [writers.submit(column.add, values) for column, values in columns]
-        waiting.clear()
+    with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
 
-    with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(threads) as writers:
+        def write_group() -> None:
+            list(pool.map(Column.add, parts.values(), zip(*group, strict=True)))
+            group.clear()
+
         for frame, _, done in rows:
             labels.append(frame[LABEL].to_numpy())
             numbers.append(dense.array(frame))
@@ -182,34 +138,67 @@ def _set_aside(
                 lengths = frame[name].list.len().fill_null(0).to_numpy()
                 offsets[name].append(ends[name] + np.cumsum(lengths, dtype=np.int64))
                 ends[name] += int(lengths.sum())
-            waiting.append(list(pool.map(compact, frame.select(*parts))))
+            group.append([_flat(frame[name]) for name in parts])
             if labels.rows - grouped >= GROUP_ROWS:
                 write_group()
                 grouped = labels.rows
             report("parse", done, labels.rows)
-        if waiting:
+        if group:
             write_group()
-    for future in writing:
-        future.result()
     for array in (labels, numbers, times, *offsets.values()):
         array.close()
     return labels.rows
 
 
-def compact(values: pl.Series) -> pl.Series:
-    """Categories in the form in which a ``Column`` stores them: integers, packed tokens or text; bags are flattened."""
+def _flat(values: pl.Series) -> pl.Series:
+    """Categories as text, with those of bags one after another."""
     if values.dtype == pl.List:
         values = values.filter(values.list.len() > 0).explode()
-    if values.dtype.is_integer() and values.dtype != pl.UInt64:
-        return values.cast(pl.Int64)
-    return ids.packed(values.cast(pl.String))
+    return values.cast(pl.String)
+
+
+def _sort_by_time(
+    folder: Folder, columns: Columns, parts: dict[str, Column], report: Progress
+) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Sort the rows by time, unless they are in order already; rows with equal times keep their order.
+
+    It needs memory for the order and for one column at a time: some twenty bytes per row. The columns in ``parts`` are
+    replaced by sorted ones.
+
+    Returns:
+        The sorted times, and a summary of them for ``meta.json``.
+    """
+    scratch = folder.partial / "scratch"
+    times: NDArray[np.float64] = np.load(scratch / TIMES)
+    steps_back = int(np.count_nonzero(np.diff(times) < 0))
+    about = {"column": columns.time, "first": times.min().item(), "last": times.max().item(), "steps_back": steps_back}
+    if not steps_back:
+        return times, about
+    order = np.argsort(times, kind="stable")
+    (scratch / "sorted").mkdir()
+    for array in ("labels.npy", "dense.npy"):
+        folder.reorder(array, order)
+    for done, (name, column) in enumerate(list(parts.items()), 1):
+        values = _sort_offsets(folder, name, order) if name in columns.bags else order
+        parts[name] = column.reordered(values, scratch / "sorted")
+        report("sort", done / len(parts), len(order))
+    return times[order], about
+
+
+def _sort_offsets(folder: Folder, name: str, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rewrite the offsets of a column of bags for another order of rows; returns the new order of its values."""
+    old = np.load(folder.partial / offsets_file(name))
+    lengths = np.diff(old)[order]
+    new = np.concatenate([[0], np.cumsum(lengths)])
+    folder.save(offsets_file(name), new)
+    return np.arange(new[-1]) + np.repeat(old[:-1][order] - new[:-1], lengths)
 
 
 def _number(folder: Folder, bags: Sequence[str], num_train: int, config: PrepareConfig, column: Column) -> int:
     """Give a column its ids; write its counts, its vocabulary and the values of bags; returns its cardinality."""
     name = file_name(column.name)
     if column.name in bags:
-        num_train = int(np.load(folder.partial / "bags" / f"{name}.offsets.npy", mmap_mode="r")[num_train])
+        num_train = int(np.load(folder.partial / offsets_file(column.name), mmap_mode="r")[num_train])
     if config.ids == "raw":
         distinct, counts = column.number_raw(num_train)
         folder.save(f"raw_ids/{name}.npy", distinct)
@@ -224,29 +213,25 @@ def _number(folder: Folder, bags: Sequence[str], num_train: int, config: Prepare
             ids.write_vocabulary(path, tokens)
     folder.save_counts(column.name, counts)
     if column.name in bags:
-        values = folder.array(f"bags/{name}.values.npy", column.id_dtype)
+        values = folder.array(f"bags/{name}.values.npy", _id_dtype(config))
         for group in range(len(column.num_values)):
-            values.append(column.ids_of_words(group)[column.codes(group)])
+            values.append(column.ids(group))
     return num_ids
 
 
-def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, dtype: np.dtype[Any], report: Progress) -> None:
+def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, config: PrepareConfig, report: Progress) -> None:
     """Write the ids of all columns as one array ``[N, F]``."""
-    array = folder.array("categorical.npy", dtype, (len(columns),))
+    array = folder.array("categorical.npy", _id_dtype(config), (len(columns),))
     if not columns:
-        array.append(np.empty((num_rows, 0), dtype))
+        array.append(np.empty((num_rows, 0)))
         return
     with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
         for group, size in enumerate(columns[0].num_values):
-            rows_from = partial(_rows, [(column.ids_of_words(group), column.codes(group)) for column in columns])
-            for rows in pool.map(rows_from, range(0, size, WEAVE_ROWS)):
-                array.append(rows)
+            values = list(pool.map(partial(Column.ids, group=group), columns))
+            for start in range(0, size, WEAVE_ROWS):
+                array.append(np.stack([column[start : start + WEAVE_ROWS] for column in values], axis=1))
             report("write", array.rows / num_rows, num_rows)
 
 
-def _rows(columns: Sequence[tuple[NDArray[Any], NDArray[Any]]], start: int) -> NDArray[Any]:
-    """The ids ``[rows, F]`` of at most ``WEAVE_ROWS`` rows from ``start``; a column is its words' ids and its codes."""
-    rows = np.empty((min(WEAVE_ROWS, len(columns[0][1]) - start), len(columns)), columns[0][0].dtype)
-    for k, (ids_of_words, codes) in enumerate(columns):
-        rows[:, k] = ids_of_words.take(codes[start : start + len(rows)])
-    return rows
+def _id_dtype(config: PrepareConfig) -> type[np.integer[Any]]:
+    return np.int64 if config.ids == "raw" else np.int32

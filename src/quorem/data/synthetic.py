@@ -1,4 +1,4 @@
-"""A synthetic click log with Criteo's shape and a planted signal, on any device. Needs only torch and NumPy.
+"""A synthetic click log with Criteo's shape and a planted signal. Needs only torch and NumPy.
 
 A counter-based generator computes every value from ``(seed, row, column)``, so that any rows can be drawn, in chunks of
 any size. A category's hidden effect is a hash of ``(feature, id)``. This needs no table, whatever the cardinality, and
@@ -25,8 +25,7 @@ from .prepared import Prepared
 from .shape import CARDINALITIES, day_split, day_starts
 
 CALIBRATION_ROWS = 1 << 14
-CPU_CHUNK_ROWS = 1 << 12  # fits in the cache
-GPU_CHUNK_ROWS = 1 << 18
+CHUNK_ROWS = 1 << 12  # fits in the cache
 WRITE_ROWS = 1 << 17
 LOG_UNIT = 1 << 20
 MISSING = -(2**31)  # marks a missing count
@@ -88,8 +87,8 @@ class ClickLog:
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed ({self.seed}) must be in [0, 2**31)")
 
-    def draw(self, start: int, stop: int, device: torch.device | str = "cpu") -> "Draw":
-        """Rows ``[start, stop)``. On one kind of device, a row is the same in every call that includes it.
+    def draw(self, start: int, stop: int) -> "Draw":
+        """Rows ``[start, stop)``. A row is the same in every call that includes it.
 
         >>> log = ClickLog(cardinalities=(10, 1000), num_dense=2)
         >>> log.draw(0, 4).batch.ids.shape, bool((log.draw(2, 4).batch.ids == log.draw(0, 4).batch.ids[2:]).all())
@@ -97,35 +96,29 @@ class ClickLog:
         """
         if not 0 <= start <= stop:
             raise ValueError(f"start ({start}) and stop ({stop}) must be 0 <= start <= stop")
-        device, rows = torch.device(device), stop - start
-        labels = torch.empty(rows, dtype=torch.uint8, device=device)
-        dense = torch.empty(rows, self.num_dense, device=device)
-        ids = torch.empty(rows, len(self.cardinalities), dtype=torch.int32, device=device)
-        probability = torch.empty(rows, dtype=torch.float64, device=device)
+        rows = stop - start
+        labels = torch.empty(rows, dtype=torch.uint8, device="cpu")
+        dense = torch.empty(rows, self.num_dense, device="cpu")
+        ids = torch.empty(rows, len(self.cardinalities), dtype=torch.int32, device="cpu")
+        probability = torch.empty(rows, dtype=torch.float64, device="cpu")
 
         def fill(first: int) -> None:
-            chunk = self._chunk(first, device)
-            target = slice(max(first - start, 0), min(first + chunk_rows, stop) - start)
-            source = slice(max(start - first, 0), min(stop - first, chunk_rows))
+            chunk = self.chunk(first)
+            target = slice(max(first - start, 0), min(first + CHUNK_ROWS, stop) - start)
+            source = slice(max(start - first, 0), min(stop - first, CHUNK_ROWS))
             labels[target], probability[target] = chunk.labels[source], chunk.probability[source]
             dense[target], ids[target] = chunk.logs[:, source].T, chunk.ids[:, source].T
 
-        chunk_rows = CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS
-        starts = range(start - start % chunk_rows, stop, chunk_rows)
-        if device.type == "cpu":
-            in_threads(fill, starts)
-        else:
-            list(map(fill, starts))
+        in_threads(fill, range(start - start % CHUNK_ROWS, stop, CHUNK_ROWS))
         return Draw(Batch(labels, dense, ids), probability)
 
-    def _chunk(self, start: int, device: torch.device) -> "Chunk":
+    def chunk(self, start: int) -> "Chunk":
         """The rows of a whole chunk from ``start`` on.
 
-        It is never cut: on a CPU, functions may round the last elements of a tensor differently.
+        It is never cut: functions may round the last elements of a tensor differently.
         """
-        stop = start + (CPU_CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
         scales = _calibration(self)
-        bits = self._bits(start, stop, device)
+        bits = self._bits(start, start + CHUNK_ROWS)
         features = len(self.cardinalities)
         ids, counts = self._ids(bits[:features]), self._counts(bits[features:-1])
         logs = counts.clamp(min=0).double().log1p()
@@ -135,11 +128,11 @@ class ClickLog:
         probability = log_odds.sigmoid_()
         return Chunk(_uniform(bits[-1]) < probability, counts, logs, ids, probability)
 
-    def _bits(self, start: int, stop: int, device: torch.device) -> Tensor:
+    def _bits(self, start: int, stop: int) -> Tensor:
         """64 random bits per column and row, ``[F + num_dense + 1, B]``."""
         columns = len(self.cardinalities) + self.num_dense + 1
-        row = torch.arange(start, stop, device=device) * columns
-        return _hash(row + torch.arange(columns, device=device)[:, None], self.seed)
+        row = torch.arange(start, stop, device="cpu") * columns
+        return _hash(row + torch.arange(columns, device="cpu")[:, None], self.seed)
 
     def _ids(self, bits: Tensor) -> Tensor:
         n = torch.tensor(self.cardinalities, device=bits.device)[:, None]
@@ -192,11 +185,8 @@ class Scales(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _calibration(log: ClickLog) -> Scales:
-    """Scales and bias that give the wanted standard deviations and click rate on the first rows of the log.
-
-    They are always computed on the CPU and rounded, so that all devices use the same values.
-    """
-    bits = log._bits(0, CALIBRATION_ROWS, torch.device("cpu"))
+    """Scales and bias, rounded, that give the wanted standard deviations and click rate on the first rows."""
+    bits = log._bits(0, CALIBRATION_ROWS)
     ids = log._ids(bits[: len(log.cardinalities)])
     logs = log._counts(bits[len(log.cardinalities) : -1]).clamp(min=0).double().log1p()
     effects = [effect.double().numpy() for effect in log._effects(ids, logs)]
@@ -225,6 +215,15 @@ def in_threads(work: Callable[[int], T], starts: Sequence[int]) -> list[T]:
             return list(pool.map(work, starts))
     finally:
         torch.set_num_threads(threads)
+
+
+def is_csv(path: str | os.PathLike[str]) -> bool:
+    """Whether the name is that of a CSV file, plain or compressed.
+
+    >>> [is_csv(name) for name in ("log.csv", "log.csv.gz", "train.txt", "csv")]
+    [True, True, False, False]
+    """
+    return os.fspath(path).endswith((".csv", ".csv.gz"))
 
 
 def _rounded(x: float) -> float:

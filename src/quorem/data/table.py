@@ -8,9 +8,10 @@ from pathlib import Path
 import polars as pl
 
 from .columns import Columns, choose_columns
+from .config import PrepareConfig
 from .folder import Progress
 from .malformed import Malformed, ParsedRows
-from .prepare import LABEL, TIME, PrepareConfig, write
+from .prepare import LABEL, TIME, write
 from .prepared import Prepared
 from .source import Source, open_source
 from .text import BLOCK_BYTES
@@ -107,13 +108,16 @@ def _with_clicks(source: Source, columns: Columns, rows: Iterator[ParsedRows]) -
         assert columns.label is not None
         values = source.first_rows([columns.label], 1000)[columns.label].unique(maintain_order=True).to_list()
         shown = ", ".join(map(repr, values[:5])) + ", ..." * (len(values) > 5)
-        raise ValueError(f"positive ({columns.positive!r}) must be a value of {columns.label}, which has {shown}")
+        raise ValueError(
+            f"positive ({columns.positive!r}) must be a value of {columns.label}, or a bound such as '>=4' that some of"
+            f" its values reach; it has {shown}"
+        )
 
 
 def read_columns(source: Source, columns: Columns, malformed: Malformed) -> Iterator[ParsedRows]:
     """The rows of a table, a block at a time, for ``write`` or an ``Encoder``.
 
-    Numbers become floats, categories integers or text, and bags lists of text. Labels and times are in the columns
+    Numbers become floats, categories text, and bags lists of text. Labels and times are in the columns
     ``LABEL`` and ``TIME``, as numbers.
 
     Raises:

@@ -21,7 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ..files import atomic as files
-from .ahead import ahead
+from .batches import ahead
 from .malformed import Malformed, ParsedRows
 
 BLOCK_BYTES = 1 << 24
@@ -76,7 +76,8 @@ class TextFile:
         Raises:
             ValueError: if the file is empty, or the quotes of the row are wrong.
         """
-        reader = csv.reader(_lines(self.head.data.decode(errors="replace")), delimiter=separator, strict=True)
+        lines = io.TextIOWrapper(io.BytesIO(self.head.data), "utf-8", "replace", newline="\n")
+        reader = csv.reader(lines, delimiter=separator, strict=True)
         try:
             names = next(reader, None)
         except csv.Error:
@@ -220,7 +221,8 @@ def _parse_lines(
     data: bytes, first: int, chunk: Chunk, layout: TextLayout, malformed: Malformed, *, is_end: bool
 ) -> tuple[ParsedRows, bytes]:
     """As ``_parse``, by the ``csv`` module. After a malformed line it starts again with the next one."""
-    lines = _lines(data.decode(errors="surrogateescape")).readlines()
+    text = io.StringIO(data.decode(errors="surrogateescape"), newline="\n")  # a carriage return alone ends no line
+    lines = text.readlines()
     rows: list[list[str]] = []
     numbers: list[int] = []
     row_start = 0
@@ -248,13 +250,10 @@ def _parse_lines(
             )
             row_start += 1
     rest = "".join(lines[row_start:]).encode(errors="surrogateescape")
-    frame = {
-        name: pl.Series(name, [row[k] for row in rows], dtype=pl.String)
-        for k, name in enumerate(layout.names)
-        if name in layout.types
-    }
-    text = pl.DataFrame(frame).select(*layout.types)
-    return _typed(ParsedRows(text, np.array(numbers, np.int64), chunk.done), layout, malformed), rest
+    position = {name: k for k, name in enumerate(layout.names)}
+    values = {name: [row[position[name]] for row in rows] for name in layout.types}
+    frame = pl.DataFrame(values, schema=dict.fromkeys(layout.types, pl.String))
+    return _typed(ParsedRows(frame, np.array(numbers, np.int64), chunk.done), layout, malformed), rest
 
 
 def _flaw(row: list[str], num_fields: int, is_cut: bool) -> str | None:
@@ -279,10 +278,6 @@ def _typed(rows: ParsedRows, layout: TextLayout, malformed: Malformed) -> Parsed
             rows = malformed.filtered(rows, name, rule, values.is_null() & pl.col(name).is_not_null())
             rows = rows._replace(frame=rows.frame.with_columns(values))
     return rows
-
-
-def _lines(text: str) -> io.StringIO:
-    return io.StringIO(text, newline="\n")  # a carriage return alone ends no line
 
 
 def _count(data: bytes, byte: int) -> int:

@@ -50,22 +50,13 @@ def check_category(values: pl.Series) -> None:
 
 
 def category(values: pl.Series, missing: tuple[str, ...]) -> pl.Expr:
-    """A column with one category a row, as integers or text.
-
-    Raises:
-        ValueError: if its type cannot be a category.
-    """
+    """A column with one category a row, as text; raises ValueError if its type cannot be a category."""
     check_category(values)
-    column = pl.col(values.name)
-    return column if values.dtype.is_integer() else category_text(column, values.dtype, missing).alias(values.name)
+    return category_text(pl.col(values.name), values.dtype, missing).alias(values.name)
 
 
 def category_lists(values: pl.Series, separator: str, missing: tuple[str, ...]) -> pl.Expr:
-    """A column with several categories a row, as lists of text; text is split.
-
-    Raises:
-        ValueError: if its type cannot be categories.
-    """
+    """A column with several categories a row, as lists of text; text is split."""
     column, dtype = pl.col(values.name), values.dtype
     if isinstance(dtype, pl.List | pl.Array):
         elements = values.explode()
@@ -113,11 +104,7 @@ def clicks(values: pl.Expr, dtype: pl.DataType, positive: str | None, missing: t
 
 
 def time_numbers(name: str, dtype: pl.DataType) -> pl.Expr:
-    """A column of times as floats: numbers are unchanged, ISO dates and times become microseconds, other text null.
-
-    Raises:
-        ValueError: if its type cannot be a time.
-    """
+    """A column of times as floats: numbers are unchanged, ISO dates and times become microseconds, other text null."""
     values = pl.col(name)
     if dtype in (pl.Categorical, pl.Enum):
         values, dtype = values.cast(pl.String), pl.String()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..paper.schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
 from .figures import Axes, Point
-from .settings import Study
+from .paper_figures import Study
 
 SHARES = (4, 16, 60, 250, 1000)  # rows of the full table for each stored row
 AXES = Axes(

@@ -19,9 +19,6 @@ MAX_ROUNDS = 100  # the most rounds over all small tables
 GAIN = 1e-4  # the small tables have converged when a round lowers the error by a smaller share than this
 EXACT = 1e-13  # a smaller error, relative to the entries of the table, counts as zero
 EXTRAPOLATED_FROM = 5  # number of rounds that the next one is extrapolated from
-SAMPLED_NUMBERS = 2**24  # a weighted table with at least so many numbers is first fitted on a sample of its ids
-SAMPLE = 16  # the sample has 1 / SAMPLE of the ids, the most frequent
-IDS_A_ROW = 64  # a sample must have so many ids for each row of the small tables
 FLOORS = (0.1, 0.03, 0.01)  # limits for small factors, relative to the root mean square of their column; see COST
 COST = 0.05  # factors are kept above a limit where this adds at most so much relative error
 FEW_BUCKETS = 128  # with at most so many buckets, the best product of two tables comes from an eigenvector
@@ -31,10 +28,7 @@ START_ROUNDS = 5  # rounds after which initial values are compared
 def fit_product_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> None:
     """Fill the stored tables with the best product found."""
     even = replace(target, weights=None)
-    is_sampled = target.weights is not None and target.dense.numel() >= SAMPLED_NUMBERS
-    values = alternate(even, _start(even), 1 if is_sampled else MAX_ROUNDS)
-    if is_sampled and run_pass(target, values, "mult", []).error.sum() > EXACT**2 * target.total_weight:
-        values = _fitted_to_sample(target, values)
+    values = alternate(even, _start(even), MAX_ROUNDS)
     if target.weights is not None:
         values = alternate(target, values, MAX_ROUNDS)
     values = [_normalized(factor) for factor in values]
@@ -43,17 +37,6 @@ def fit_product_(target: Target, largest: Tensor, small: Sequence[Tensor]) -> No
     for table, factor in zip(small, values, strict=True):
         table.copy_(_normalized(factor))
     run_pass(target, [table.double() for table in small], "mult", largest=largest)
-
-
-def _fitted_to_sample(target: Target, small: Sequence[Tensor]) -> list[Tensor]:
-    """Improve the small tables on the most frequent ids, in single precision; then all ids need only a few rounds."""
-    part = target.sample(target.num_ids // SAMPLE)
-    assert part.weights is not None and part.starts is not None
-    # An id that is alone in its bucket of the largest table says nothing about the small ones.
-    if int((part.starts.diff() - 1).clamp_(min=0).sum()) < IDS_A_ROW * sum(target.sizes[1:]):
-        return list(small)
-    part = replace(part, scale=part.scale.float(), weights=part.weights.float())
-    return [table.double() for table in alternate(part, [table.float() for table in small], MAX_ROUNDS)]
 
 
 def _normalized(factor: Tensor) -> Tensor:
@@ -152,8 +135,7 @@ def _eigenvectors(target: Target) -> Tensor:
     for first, last in target.ranges():
         grid = gram.new_zeros((last - first) * size, d)
         for block in target.blocks(first, last):
-            cell = (block.buckets[0] * size + block.buckets[1]).flatten()
-            grid.index_add_(0, cell, block.rows.flatten(0, 1))
+            grid.index_add_(0, block.buckets[0] * size + block.buckets[1], block.rows)
         grid = grid.view(last - first, size, d).permute(2, 1, 0)
         gram.baddbmm_(grid, grid.transpose(1, 2))
     return torch.linalg.eigh(gram).eigenvectors[:, :, -1].T.contiguous()

@@ -301,11 +301,15 @@ class StoredTables(nn.Module):
         integers["meaning"] = meaning_of(self, [ranks is not None for ranks in self._ranks])
         saved = {"meaning", *(["ranks"] if any(self._ranks) else [])}  # tools take empty tensors for shared ones
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        rules, listed = rules_of(self.specs, self.raw_ids, self.unknown, self._ranks, self.padding, self.table_of)
-        self.rules: list[list[int]] = []  # the same as Python integers, for exported programs
+        options = (self.specs, self.raw_ids, self.unknown, self._ranks, self.padding, self.table_of)
+        rules, listed = rules_of(*options, layout)
+        # The same as Python integers, which exported programs have as constants.
+        self.rules: list[list[int]] = []
+        self.lists: dict[str, Any] = {name: getattr(layout, name).tolist() for name in ("slots", "parts", "spans")}
         if rules is not None:
             integers["id_rules"], self.rules = rules, rules.tolist()
-        self._listed = [each._replace(ids=each.ids.to(self.stored.device)) for each in listed]
+        device = self.live_stored.device
+        self._listed = [each._replace(ranks=Ranks(*(ids.to(device) for ids in each.ranks))) for each in listed]
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.live_stored.device), persistent=name in saved)
         ready = not self.slots.is_meta and all(ranks is None or are_known(ranks) for ranks in self._ranks)

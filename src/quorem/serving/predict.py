@@ -13,8 +13,7 @@ import polars as pl
 import torch
 
 from ..data import criteo, shape, table
-from ..data.ahead import ahead
-from ..data.batches import Batch
+from ..data.batches import Batch, ahead
 from ..data.columns import Columns
 from ..data.encoder import Encoder
 from ..data.folder import Progress

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..data.ahead import ahead
-from ..data.batches import Batch
+from ..data.batches import Batch, ahead
 from ..data.meta import SPLITS
 from ..data.prepared import Prepared
 from .config import RunConfig

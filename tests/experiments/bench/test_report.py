@@ -25,7 +25,7 @@ def test_no_rows_make_no_table():
 
 
 def test_rows_come_back_from_a_file(tmp_path):
-    rows = [row(), row(provider="dense", scheme="Full()", bytes=10, gbps=1.5, floor_us=0.5, ratio_to_floor=20.0)]
+    rows = [row(), row(provider="dense", scheme="Full()", dim=64)]
     report.append(tmp_path / "x.csv", rows[:1])
     report.append(tmp_path / "x.csv", rows[1:])
     assert report.read(tmp_path / "x.csv") == rows
@@ -45,7 +45,7 @@ def test_tables_compare_with_fused_on_the_same_tables():
     ]
 
 
-def test_tables_and_plots_name_the_setting_of_fbgemm():
+def test_tables_name_the_setting_of_fbgemm():
     rows = [
         row(provider="fbgemm", setting="default", optimizer="FBGEMM exact Adagrad", graph=1),
         row(provider="fbgemm_fastest", setting="fastest", optimizer="FBGEMM row-wise Adagrad"),
@@ -57,9 +57,6 @@ def test_tables_and_plots_name_the_setting_of_fbgemm():
         "`fbgemm_fastest`, FBGEMM row-wise Adagrad",
         "`fused`",
     ]
-    (legend,) = report.figure(rows).legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert texts[:3] == ["fbgemm, default", "fbgemm_fastest", "fused"]
 
 
 def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
@@ -67,7 +64,6 @@ def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
     rows += [row(provider="loop", median_us=10.0), row(provider="loop", mode="forward", graph=1, batch=1)]
     rows += [
         row(dim=64, batch=5),
-        row(mode="dlrm", batch=6),
         row(ids="uniform", batch=7),
         row(scheme="ChineseRemainder(3)", batch=9),
         row(scheme="Full()", batch=8),

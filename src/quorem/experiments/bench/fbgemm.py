@@ -12,14 +12,12 @@ from ...modules.collection import EmbeddingCollection
 from ...paper.operations import OPERATIONS
 from ...paper.partitions import Partition
 
-ROW_WISE = "row-wise Adagrad"
-
 
 class TableBatched(nn.Module):
     """One lookup for all tables, partition by partition; then each feature's vectors are composed.
 
-    The output has the features in the order of ``order``, those with the most tables first. So composing takes one
-    operation on slices for each number of tables.
+    The output has the features in the order of ``order``, those with the most tables first, so that composing takes
+    operations on slices.
     """
 
     def __init__(
@@ -66,14 +64,12 @@ class TableBatched(nn.Module):
         vectors = self.lookup(buckets.reshape(-1), self.offsets).view(len(ids), tables, self.width)
         if not self.composed:
             return vectors
-        pieces = vectors.split(self.counts, 1)  # a piece for the first tables, the second tables, ...
-        runs, start = [], 0
-        for k in range(len(self.counts), 0, -1):  # features with k tables
-            stop = self.counts[k - 1]
-            if stop > start:
-                runs.append(self.compose(*(piece[:, start:stop] for piece in pieces[:k])))
-            start = stop
-        return runs[0] if len(runs) == 1 else torch.cat(runs, 1)
+        composed, *others = vectors.split(self.counts, 1)
+        for vectors in others:  # of the second tables, the third tables, ...
+            count = vectors.shape[1]
+            head = self.compose(composed[:, :count], vectors)
+            composed = head if count == composed.shape[1] else torch.cat((head, composed[:, count:]), 1)
+        return composed
 
 
 def build(
@@ -81,17 +77,10 @@ def build(
 ) -> tuple[TableBatched, str]:
     """The module, and the optimizer of its backward in words.
 
-    The default setting uses exact Adagrad (row-wise if this build has no other) and checks every id. The fastest uses
-    row-wise Adagrad, with one number of state for each row, and checks no ids.
+    The default setting uses exact Adagrad and checks every id. The fastest uses row-wise Adagrad, with one number of
+    state for each row, and checks no ids.
     """
     if setting == "fastest":
-        return TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.NONE, lr, eps), ROW_WISE
-    try:
-        module = TableBatched(source, EmbOptimType.EXACT_ADAGRAD, BoundsCheckMode.WARNING, lr, eps)
-        probe = torch.zeros(2, len(source.specs), dtype=torch.int64, device=source.stored.device)
-        with torch.enable_grad():
-            out = module(probe)
-            out.backward(torch.zeros_like(out))
-        return module, "exact Adagrad"
-    except (AssertionError, AttributeError, RuntimeError, NotImplementedError):
-        return TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.WARNING, lr, eps), ROW_WISE
+        module = TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.NONE, lr, eps)
+        return module, "row-wise Adagrad"
+    return TableBatched(source, EmbOptimType.EXACT_ADAGRAD, BoundsCheckMode.WARNING, lr, eps), "exact Adagrad"

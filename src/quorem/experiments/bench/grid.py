@@ -19,29 +19,24 @@ SCHEMES: dict[str, Scheme] = {
 }
 FULL = ("dense", "fbgemm_full", "fbgemm_full_fastest")  # providers that store the full tables, whatever the scheme
 FBGEMM = ("fbgemm_full", "fbgemm_full_fastest", "fbgemm", "fbgemm_fastest")
-PROVIDERS = ("dense", "loop", "reference", "compiled", *FBGEMM, "fused", "fused_trust")
-MODES = ("forward", "step", "step_amsgrad", "dlrm")
+PROVIDERS = ("dense", "loop", *FBGEMM, "fused")
+MODES = ("forward", "step")
 IDS = ("zipf", "uniform")
-BATCHES = (1, 128, 2048, 16384, 65536)
-DIMS = (16, 64, 128)
 ROTATION = 4  # number of batches of ids that a measurement uses in turn
+
+Axes = Mapping[str, tuple[Any, ...]]  # the values of some axes, by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The axes of a benchmark, each a tuple of names or sizes; every combination is measured.
-
-    ``limits`` has entries ``(provider, mode, batches)``: in that mode the provider is measured at these batch sizes
-    only.
-    """
+    """The axes of a benchmark, each a tuple of names or sizes; every combination is measured."""
 
     mode: tuple[str, ...] = MODES
     provider: tuple[str, ...] = PROVIDERS
-    scheme: tuple[str, ...] = tuple(SCHEMES)[:4]
-    ids: tuple[str, ...] = IDS
-    batch: tuple[int, ...] = BATCHES
-    dim: tuple[int, ...] = DIMS
-    limits: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    scheme: tuple[str, ...] = ("QR(4)",)
+    ids: tuple[str, ...] = ("zipf",)
+    batch: tuple[int, ...] = (1, 128, 2048, 16384, 65536)
+    dim: tuple[int, ...] = (16,)
 
     def __post_init__(self) -> None:
         """Check the names and sizes."""
@@ -55,7 +50,28 @@ class Grid:
                 raise ValueError(f"{axis} ({getattr(self, axis)}) must be at least 1")
 
 
-Axes = Mapping[str, tuple[Any, ...]]  # the values of some axes, by name
+@dataclass(frozen=True)
+class Group:
+    """Cases that are measured together, with all their providers in memory."""
+
+    mode: str
+    scheme: str
+    dim: int
+    providers: tuple[str, ...]
+    ids: tuple[str, ...]
+    batches: tuple[int, ...]
+
+
+FULL_GRID = Grid(scheme=tuple(SCHEMES)[:4], ids=IDS, dim=(16, 64, 128))
+PRESETS: dict[str, tuple[Grid, ...]] = {
+    "cpu": (Grid(provider=("loop", "fbgemm", "fbgemm_fastest", "fused"), batch=(1, 128, 2048, 16384)),),
+    "h200": (
+        Grid(dim=(16, 64)),
+        Grid(provider=("fused",), scheme=tuple(SCHEMES)[1:], batch=(2048, 65536), dim=(16, 64)),
+        Grid(provider=("fbgemm", "fbgemm_fastest", "fused"), batch=(2048, 65536), ids=("uniform",)),
+    ),
+    "full": (FULL_GRID,),
+}
 
 
 def named_axes(values: Mapping[str, Sequence[Any] | None]) -> Axes:
@@ -63,98 +79,40 @@ def named_axes(values: Mapping[str, Sequence[Any] | None]) -> Axes:
 
     Raises:
         ValueError: if no scheme, or more than one, has a name that starts so.
+
+    >>> named_axes({"scheme": ["qr"], "dim": None})
+    {'scheme': ('QR(4)',)}
     """
     named = {axis: tuple(chosen) for axis, chosen in values.items() if chosen}
-    return named | {"scheme": tuple(map(scheme_named, named["scheme"]))} if "scheme" in named else named
+    for start in named.get("scheme", ()):
+        matches = [scheme for scheme in SCHEMES if scheme.lower().startswith(start.lower())]
+        if len(matches) != 1:
+            raise ValueError(f"scheme ({start!r}) must be the start of one of {', '.join(SCHEMES)}")
+        named["scheme"] = tuple(matches[0] if name == start else name for name in named["scheme"])
+    return named
 
 
-def scheme_named(name: str) -> str:
-    """The scheme whose name starts with ``name``, in upper or lower case.
+def chosen_grids(preset: str | None, device: torch.device, named: Axes) -> tuple[Grid, ...]:
+    """The grids of ``preset``, with the ``named`` axes replaced.
+
+    Without a preset, it is ``"full"`` if an axis is named, else the preset of the device.
 
     Raises:
-        ValueError: if there is none, or more than one.
-
-    >>> scheme_named("qr"), scheme_named("chinese")
-    ('QR(4)', 'ChineseRemainder(3)')
+        ValueError: if a preset, or a value on an axis, is unknown.
     """
-    matches = [scheme for scheme in SCHEMES if scheme.lower().startswith(name.lower())]
-    if len(matches) != 1:
-        raise ValueError(f"scheme ({name!r}) must be the start of one of {', '.join(SCHEMES)}")
-    return matches[0]
+    if preset is None:
+        preset = "full" if named else "h200" if device.type == "cuda" else "cpu"
+    if preset not in PRESETS:
+        raise ValueError(f"preset ({preset!r}) must be one of {', '.join(PRESETS)}")
+    return tuple(dict.fromkeys(replace(grid, **named) for grid in PRESETS[preset]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseGroup:
-    """Cases that are measured together, with all their providers in memory: one mode, scheme and width."""
-
-    mode: str
-    scheme: str
-    dim: int
-    cells: tuple[tuple[str, int, tuple[str, ...]], ...]  # distribution of ids, batch size, providers
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """Every provider of a cell, once."""
-        return tuple(dict.fromkeys(p for *_, providers in self.cells for p in providers))
-
-
-_ZIPF = Grid(mode=("forward", "step"), scheme=("QR(4)",), ids=("zipf",), dim=(16,))
-PRESETS: dict[str, tuple[Grid, ...]] = {
-    "full": (Grid(),),
-    "cpu": (
-        replace(
-            _ZIPF, provider=("loop", "reference", "fbgemm", "fbgemm_fastest", "fused"), batch=(1, 128, 2048, 16384)
-        ),
-    ),
-    "h200": (
-        replace(
-            _ZIPF,
-            dim=(16, 64),
-            limits=(
-                ("compiled", "forward", (2048, 65536)),
-                ("compiled", "step", ()),
-                *((p, mode, (128, 2048)) for p in ("dense", "loop", "reference") for mode in ("forward", "step")),
-            ),
-        ),
-        replace(_ZIPF, provider=("fused",), scheme=("Full()",), dim=(16, 64), batch=(128, 2048, 16384, 65536)),
-        replace(_ZIPF, mode=("step_amsgrad",), provider=("fused", "fused_trust"), batch=(128, 2048, 65536)),
-        replace(_ZIPF, mode=("dlrm",), provider=("fbgemm", "fbgemm_fastest", "fused"), batch=(128, 2048, 16384)),
-        replace(
-            _ZIPF,
-            provider=("fused", "fused_trust"),
-            scheme=("GeneralizedQR(3)", "ChineseRemainder(3)", "Path(4, (64,))"),
-            batch=(2048, 65536),
-        ),
-        replace(_ZIPF, provider=("fbgemm", "fbgemm_fastest", "fused"), dim=(128,), batch=(2048, 65536)),
-        replace(_ZIPF, provider=("fbgemm", "fbgemm_fastest", "fused"), ids=("uniform",), batch=(2048, 65536)),
-    ),
-}
-
-PRESETS["fbgemm"] = (
-    replace(_ZIPF, provider=(*FBGEMM, "fused", "fused_trust"), dim=(16, 64), batch=(128, 2048, 16384, 65536)),
-    *(grid for grid in PRESETS["h200"] if grid.scheme == ("Full()",) or grid.mode == ("dlrm",)),
-)  # the rows of "h200" in which FBGEMM and quorem can be compared, in half the time
-
-
-def groups(grids: Sequence[Grid]) -> Iterator[CaseGroup]:
-    """What to measure, in order, each case once. Full tables are measured with a grid's first scheme only."""
-    seen: set[tuple[object, ...]] = set()
+def groups(grids: Sequence[Grid]) -> Iterator[Group]:
+    """What to measure, in order. Full tables are measured with a grid's first scheme only."""
     for grid in grids:
-        limits = {(provider, mode): batches for provider, mode, batches in grid.limits}
-        for mode, dim, (i, scheme) in product(grid.mode, grid.dim, enumerate(grid.scheme)):
-            cells = []
-            for how, batch in product(grid.ids, grid.batch):
-                wanted = {
-                    p: (mode, scheme_of(p, scheme), dim, p, how, batch)
-                    for p in grid.provider
-                    if (i == 0 or p not in FULL) and batch in limits.get((p, mode), grid.batch)
-                }
-                providers = tuple(p for p, key in wanted.items() if key not in seen)
-                seen |= set(wanted.values())
-                if providers:
-                    cells.append((how, batch, providers))
-            if cells:
-                yield CaseGroup(mode=mode, scheme=scheme, dim=dim, cells=tuple(cells))
+        for mode, dim, scheme in product(grid.mode, grid.dim, grid.scheme):
+            providers = tuple(p for p in grid.provider if scheme == grid.scheme[0] or p not in FULL)
+            yield Group(mode, scheme, dim, providers, grid.ids, grid.batch)
 
 
 def scheme_of(provider: str, scheme: str) -> str:

@@ -14,8 +14,6 @@ from ...ops import layout
 from ...ops.rows import lookup_reads
 from ...paper.schemes import TableSpec
 
-STATES = {"step": 1, "step_amsgrad": 3}  # numbers that the optimizer keeps for each weight
-
 
 @dataclass(frozen=True)
 class Effort:
@@ -40,14 +38,12 @@ class Call:
         run: the function.
         count: the number of operations that one run performs.
         graph: whether it replays a CUDA graph.
-        peak: the most GPU memory of an operation, see ``peak_extra_bytes``; None if not measured.
     """
 
     name: str
     run: Callable[[], Any]
     count: int = 1
     graph: bool = False
-    peak: int | None = None
     seconds: list[float] = field(default_factory=list)  # seconds of one operation, for each sample
     inner: int = 1
     samples: int = 1
@@ -117,16 +113,6 @@ def captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], None]:
     return graph.replay
 
 
-def peak_extra_bytes(run: Callable[[], Any]) -> int:
-    """The most GPU memory that ``run`` used beyond what was in use before it."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None) -> float:
     """Bytes per second of a large copy; bytes that are read and bytes that are written both count."""
     size = size or (2**30 if device.type == "cuda" else 2**28)
@@ -137,14 +123,12 @@ def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None
     return 2 * size / (call.quantiles()[1] / 1e6)
 
 
-def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: str) -> int | None:
-    """The fewest bytes that one operation must move, in float32, as a mean over ``batches``; None if not defined.
+def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: str) -> int:
+    """The fewest bytes that one operation must move, in float32, as a mean over ``batches``.
 
     Forward: read ids and each distinct row, write vectors. A step adds a second pass: read ids, rows and gradients, and
-    read and write each distinct row and its optimizer state. The networks of path-based tables are read as a whole.
+    read and write each distinct row and its Adagrad state. The networks of path-based tables are read as a whole.
     """
-    if mode == "dlrm":
-        return None
     storage = layout.build(specs, [None] * len(specs))
     integers = layout.Layout(*(tensor.to(batches[0].device) for tensor in storage.layout))
     networks = sum(spec.num_parameters - sum(rows * width for rows, width in spec.shapes) for spec in specs)
@@ -155,6 +139,6 @@ def bytes_to_move(specs: Sequence[TableSpec], batches: Sequence[Tensor], mode: s
         inputs = ids.numel() * ids.element_size() + distinct + networks * 4
         vectors = len(ids) * len(integers.slots) * storage.width * 4
         total += inputs + vectors
-        if mode != "forward":
-            total += inputs + vectors + (distinct + networks * 4) * (1 + 2 * STATES[mode])
+        if mode == "step":
+            total += inputs + vectors + 3 * (distinct + networks * 4)
     return total // len(batches)

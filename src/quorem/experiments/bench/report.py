@@ -4,11 +4,12 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from ...files.atomic import replacing
 from .. import words
-from .grid import FULL, PROVIDERS
+from ..figures import grouped
+from .grid import FULL, MODES, PROVIDERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement, with everything that is needed to interpret it; "" where a number is not defined.
+    """One measurement, with everything that is needed to interpret it.
 
     Args:
         optimizer: what updates the tables, in words; "" for a lookup.
@@ -25,7 +26,6 @@ class Row:
         bytes: the fewest bytes that the op must move, see ``measure.bytes_to_move``.
         gbps: these bytes over the median time, in 10^9 bytes per second.
         floor_us: the time of a copy of these bytes, at the copy bandwidth measured in the same run.
-        peak_extra_bytes: the most GPU memory during a step beyond tables, optimizer state, ids and upstream gradient.
         stored_bytes: bytes of the tables.
     """
 
@@ -42,11 +42,10 @@ class Row:
     q20_us: float
     q80_us: float
     samples: int
-    bytes: int | str
-    gbps: float | str
-    floor_us: float | str
-    ratio_to_floor: float | str
-    peak_extra_bytes: int | str
+    bytes: int
+    gbps: float
+    floor_us: float
+    ratio_to_floor: float
     stored_bytes: int
     copy_gbps: float
     device: str
@@ -83,12 +82,8 @@ def read(path: Path) -> list[Row]:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != CSV_COLUMNS:
             raise ValueError(f"columns of {path.name} ({reader.fieldnames}) must be {list(CSV_COLUMNS)}")
-        return [Row(**{f.name: _parse(f.type, line[f.name]) for f in fields(Row)}) for line in reader]
-
-
-def _parse(kind: Any, value: str) -> Any:
-    kinds = get_args(kind) or (kind,)
-    return value if not value and str in kinds else kinds[0](value)
+        kinds: dict[str, Any] = {f.name: f.type for f in fields(Row)}
+        return [Row(**{name: kinds[name](text) for name, text in line.items()}) for line in reader]
 
 
 def _time(row: Row, fused: Row | None) -> str:
@@ -98,33 +93,19 @@ def _time(row: Row, fused: Row | None) -> str:
 
 
 def _floor(row: Row, fused: Row | None) -> str:
-    if isinstance(row.ratio_to_floor, str) or isinstance(row.gbps, str):
-        return "-"
     return f"{_short(row.gbps)} ({_short(row.ratio_to_floor)}x)"
-
-
-def _memory(row: Row, fused: Row | None) -> str:
-    if isinstance(row.peak_extra_bytes, str):
-        return "-"
-    return f"{_short(row.peak_extra_bytes / 1e6)} ({_short(100 * row.peak_extra_bytes / row.stored_bytes)}%)"
 
 
 VALUES: dict[str, tuple[str, Callable[[Row, Row | None], str]]] = {
     "time": ("median us (times fused)", _time),
     "floor": ("GB/s of the bytes that must move (times the floor)", _floor),
-    "memory": ("extra MB of a step (share of the tables)", _memory),
 }
 
 
-def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ()) -> str:
+def tables(rows: Sequence[Row], value: str = "time") -> str:
     """Markdown text: what was measured on what, and a table for each mode, width and distribution of ids.
 
-    The columns of the tables are batch sizes.
-
-    Args:
-        rows: the rows of one file.
-        value: what the cells show, one of ``VALUES``.
-        absent: providers to list as not measured.
+    The columns of the tables are batch sizes; the cells show ``value``, one of ``VALUES``.
     """
     if not rows:
         return "Nothing was measured.\n"
@@ -137,13 +118,11 @@ def tables(rows: Sequence[Row], value: str = "time", absent: Sequence[str] = ())
         f"{first.device}; {versions}.",
         f"Measured at {runs}.",
         f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {what}.",
-        *([f"Not measured: {', '.join(f'`{name}`' for name in absent)}."] if absent else []),
     ]
     for mode, dim, ids in dict.fromkeys((row.mode, row.dim, row.ids) for row in rows):
         measured = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
         batches = sorted({row.batch for row in measured})
-        head = [f"{mode}, D = {dim}, {ids} ids", "tables", *(f"B = {b}" for b in batches)]
-        table = [head]
+        table = [[f"{mode}, D = {dim}, {ids} ids", "tables", *(f"B = {b}" for b in batches)]]
         lines: dict[tuple[str, str], dict[int, Row]] = {}
         for row in measured:
             lines.setdefault((_name(row), row.scheme), {})[row.batch] = row
@@ -190,46 +169,36 @@ def figure(rows: Sequence[Row]) -> "Figure":
     from matplotlib.lines import Line2D
 
     ids = "zipf" if any(row.ids == "zipf" for row in rows) else rows[0].ids
-    first = next((row.scheme for row in rows if row.provider not in FULL), "Full()")
-    rows = [row for row in rows if row.ids == ids and (row.scheme == first or row.provider in FULL)]
-    modes = [mode for mode in ("forward", "step") if any(row.mode == mode for row in rows)] or [rows[0].mode]
-    dim = next(row.dim for row in rows if row.mode in modes)
-    rows = [row for row in rows if row.mode in modes and row.dim == dim]
-    panels = [(mode, dim) for mode in modes]
-    across = len(panels)
-    drawn = Figure(figsize=(4.4 * across, 4.2), layout="constrained")
-    axes = drawn.subplots(1, across, squeeze=False)
+    scheme = next((row.scheme for row in rows if row.provider not in FULL), "Full()")
+    rows = [row for row in rows if row.ids == ids and (row.scheme == scheme or row.provider in FULL)]
+    rows = [row for row in rows if row.dim == rows[0].dim and row.provider in PROVIDERS]
+    modes = [mode for mode in MODES if any(row.mode == mode for row in rows)]
+    drawn = Figure(figsize=(4.4 * len(modes), 4.2), layout="constrained")
     colours = {provider: colormaps["tab10"](i) for i, provider in enumerate(PROVIDERS)}
     captured = any(row.graph for row in rows)
     styles = {1: "-", 0: "--" if captured else "-"}
-    shown = [provider for provider in PROVIDERS if any(row.provider == provider for row in rows)]
-    for axis, (mode, dim) in zip(axes.flat, panels, strict=False):
-        measured = [row for row in rows if (row.mode, row.dim) == (mode, dim)]
-        for provider, graph in dict.fromkeys((row.provider, row.graph) for row in measured):
-            line = sorted(
-                (r for r in measured if (r.provider, r.graph) == (provider, graph)), key=lambda row: row.batch
-            )
+    for axis, mode in zip(drawn.subplots(1, len(modes), squeeze=False).flat, modes, strict=True):
+        measured = [row for row in rows if row.mode == mode]
+        for (provider, graph), line in grouped(measured, lambda row: (row.provider, row.graph)).items():
+            line.sort(key=lambda row: row.batch)
             x, y = [row.batch for row in line], [row.median_us for row in line]
             errors = [row.median_us - row.q20_us for row in line], [row.q80_us - row.median_us for row in line]
-            main = provider == "fused"
-            width, above = (2.4, 4) if main else (1.2, 3)
+            width, size, above = (2.4, 5, 4) if provider == "fused" else (1.2, 3, 3)
             look = {"ls": styles[graph], "color": colours[provider], "lw": width, "elinewidth": 1, "zorder": above}
-            axis.errorbar(x, y, errors, marker="o", ms=5 if main else 3, label=provider, **look)
+            axis.errorbar(x, y, errors, marker="o", ms=size, label=provider, **look)
         _plain_ticks(axis, sorted({row.batch for row in measured}))
-        axis.set_title(f"{mode}, D = {dim}", fontsize=10)
+        axis.set_title(f"{mode}, D = {rows[0].dim}", fontsize=10)
         axis.set_xlabel("batch size", fontsize=8)
         axis.set_ylabel("us", fontsize=8)
         axis.grid(alpha=0.3)
-    handles = [Line2D([], [], color=colours[p], marker="o", ms=4, lw=2.4 if p == "fused" else 1.2) for p in shown]
-    defaults = {row.provider for row in rows if row.setting == "default"}
-    labels = [f"{provider}, default" if provider in defaults else provider for provider in shown]
+    labels = [provider for provider in PROVIDERS if any(row.provider == provider for row in rows)]
+    handles = [Line2D([], [], color=colours[p], marker="o", ms=4, lw=2.4 if p == "fused" else 1.2) for p in labels]
     if captured:
         handles += [Line2D([], [], color="black", ls=styles[graph]) for graph in (0, 1)]
         labels += ["eager", "CUDA graph"]
-    drawn.legend(
-        handles, labels, loc="outside lower center", ncols=min(len(labels), 5 if across > 1 else 3), fontsize=9
-    )
-    drawn.suptitle(f"{first}, {ids} ids, {rows[0].device}: median, 20% to 80%", fontsize=10)
+    columns = min(len(labels), 5 if len(modes) > 1 else 3)
+    drawn.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
+    drawn.suptitle(f"{scheme}, {ids} ids, {rows[0].device}: median, 20% to 80%", fontsize=10)
     return drawn
 
 

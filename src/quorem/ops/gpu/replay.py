@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import state as state_columns
 from ..layout import Layout
 from ..rows import IdBatch
-from ..state import AdamConstants, AdamState, present
+from ..state import RULES, AdamConstants, AdamState, present
 from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH, on_device, power
 from .fast_launch import planned, scratch
 from .host import check_state, fused_layout
@@ -238,7 +238,7 @@ def catch_up_(
     rounding_seed: int | None = None,
 ) -> Any:
     """``ops.replay.catch_up_`` in one launch, including the rows that each step brings up to date in turn."""
-    host = fused_layout(stored, layout, whole_rows=True) if isinstance(state, AdamState) else None
+    host = fused_layout(stored, layout, whole_rows=True) if RULES[rule].fused else None
     if host is None:
         return NotImplemented
     batch = batch.contiguous()

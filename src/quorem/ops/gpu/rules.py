@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..layout import Layout
 from ..rows import IdBatch
-from ..state import CATCHES_UP, Constants, State, present
+from ..state import RULES, Constants, State, present
 from . import replay
 from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
@@ -21,9 +21,6 @@ from .places import rounded_up
 from .rounding import as_stored, as_sum, load_sum, rounds, seed_bits
 from .row_sums import FIRST, PLACE_COLUMNS, UNIT, release_kernel, run_of, sum_by_row, sums_of, touched_rows
 from .rows import PITCH, TYPES, part_at
-
-# The rules that the kernels have, each with a field of its state that has as many rows as ``stored``, if it has one.
-RULES = {"sgd": "step", "adagrad": "sum", "rowwise_adagrad": "sum", "adam": "exp_avg", "amsgrad": "exp_avg"}
 
 
 @triton.jit
@@ -178,10 +175,10 @@ def update_(
     loss_scale: Tensor | None = None,
 ) -> Any:
     """``ops.rules.update_`` in three launches for each range of slots."""
-    host = fused_layout(stored, layout, whole_rows=True, any_order=True) if rule in RULES else None
+    host = fused_layout(stored, layout, whole_rows=True, any_order=True) if RULES[rule].fused else None
     if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
         return NotImplemented
-    lagging, step = rule in CATCHES_UP, state.step
+    lagging, step = RULES[rule].lags, state.step
     if not grad.numel() or not batch.ids.numel():
         if lagging:
             replay.advance_(replay.advance_of(lr, state, constants))
@@ -223,8 +220,9 @@ def update_(
     fixed = (stored, lr, *present(state))
     if loss_scale is not None:
         fixed, types = (*fixed, loss_scale), (*types, loss_scale.dtype)
-    rows_of_state = getattr(state, RULES[rule])  # its shape is in the key: ``check_state`` runs when a plan is made
-    sizes = (grad.shape[0], reads, stored.shape, rows_of_state.shape, rows_of_state.dtype, stored.dtype, grad.dtype)
+    rows_of_state = averages_of(state)[0]  # its shape is in the key: ``check_state`` runs when a plan is made
+    about_state = None if rows_of_state is None else (rows_of_state.shape, rows_of_state.dtype)
+    sizes = (grad.shape[0], reads, stored.shape, about_state, stored.dtype, grad.dtype)
     key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
     planned(host.plans, key, fixed, given, launches)
     return None
