@@ -25,7 +25,8 @@ import quorem
 
 D, SEEN, EPOCHS, BATCH, K = 32, 8, 5, 512, 20
 TIMES = (4, 16, 60)
-SETTINGS = ("hash", "QR add", "QR mult", "QR add, ordered", "hot, pool")
+LARGE = "QR add, large quotient"
+SETTINGS = ("hash", "QR add", "QR mult", LARGE, "QR add, ordered", f"{LARGE}, ordered", "hot, pool")
 
 
 def made_up(items: int = 4000, topics: int = 80, users: int = 1500, length: int = 20, seed: int = 0) -> list[Tensor]:
@@ -69,8 +70,9 @@ def scheme_of(setting: str, n: int, times: int, counts: Tensor) -> tuple[quorem.
         least = 2 * math.isqrt(2 ** (n - 1).bit_length()) + 4  # a pool must tell all cold ids apart
         pool = max(rows // 2, least)
         return quorem.HotCold(max(1, rows - pool), cold=quorem.Pool(pool)), counts
+    large: Any = "quotient" if setting.startswith(LARGE) else "remainder"
     schemes = {"hash": quorem.Hash(times), "QR mult": quorem.QR(times)}
-    return schemes.get(setting, quorem.QR(times, operation="add")), None
+    return schemes.get(setting, quorem.QR(times, operation="add", large=large)), None
 
 
 class Recommender(nn.Module):
@@ -86,9 +88,6 @@ class Recommender(nn.Module):
 
 def run(sessions: list[Tensor], n: int, setting: str, times: int, seed: int) -> dict[str, Any]:
     """Train and test one setting."""
-    if setting == "QR add, ordered":
-        number = quorem.order_by_cooccurrence([session[:-1] for session in sessions], n)
-        sessions = [number[session] for session in sessions]
     seen, following = examples(sessions, last=False)
     counts = torch.bincount(following, minlength=n)
     torch.manual_seed(seed)
@@ -123,8 +122,10 @@ def main() -> None:
     result: dict[str, Any] = {**result_file.made_by("torch"), "config": config, "rows": []}
     for name, sessions in logs.items():
         n = int(max(session.max() for session in sessions)) + 1
+        order = quorem.order_by_cooccurrence([session[:-1] for session in sessions], n)
         for setting, times in [("full", 1), *product(SETTINGS, TIMES)]:
-            runs = [run(sessions, n, setting, times, seed) for seed in range(options.seeds)]
+            numbered = [order[session] for session in sessions] if setting.endswith("ordered") else sessions
+            runs = [run(numbered, n, setting, times, seed) for seed in range(options.seeds)]
             row: dict[str, Any] = {
                 "log": name,
                 "items": n,
