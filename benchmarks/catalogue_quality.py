@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 import quorem
 
-D, SEEN, EPOCHS, BATCH, K = 32, 8, 5, 512, 20
+D, SEEN, EPOCHS, BATCH, K = 32, 8, 3, 512, 20
+LONGEST = 60  # items of a user of MovieLens, the last ones
 TIMES = (4, 16, 60)
 LARGE = "QR add, large quotient"
 SETTINGS = ("hash", "QR add", "QR mult", LARGE, "QR add, ordered", f"{LARGE}, ordered", "hot, pool")
 
 
-def made_up(items: int = 4000, topics: int = 80, users: int = 1500, length: int = 20, seed: int = 0) -> list[Tensor]:
+def made_up(items: int = 2000, topics: int = 40, users: int = 1000, length: int = 20, seed: int = 0) -> list[Tensor]:
     """Sessions of items of one topic each, some popular and some not, numbered at random."""
     generator = torch.Generator().manual_seed(seed)
     number = torch.randperm(items, generator=generator)
@@ -43,13 +44,13 @@ def made_up(items: int = 4000, topics: int = 80, users: int = 1500, length: int 
 
 
 def movielens(path: Path) -> list[Tensor]:
-    """The items of each user in order of time."""
+    """The last items of each user in order of time."""
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     items = {item: i for i, item in enumerate(dict.fromkeys(row[1] for row in rows))}
     sessions: dict[str, list[int]] = {}
     for user, item, _, _ in sorted(rows, key=lambda row: float(row[3])):
         sessions.setdefault(user, []).append(items[item])
-    return [torch.tensor(session) for session in sessions.values()]
+    return [torch.tensor(session[-LONGEST:]) for session in sessions.values()]
 
 
 def examples(sessions: list[Tensor], last: bool) -> tuple[Tensor, Tensor]:
@@ -118,7 +119,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options: argparse.Namespace = parser.parse_args()
     logs = {"made up": made_up()} | ({"MovieLens-100k": movielens(options.movielens)} if options.movielens else {})
-    config = {"dim": D, "seen": SEEN, "epochs": EPOCHS, "batch": BATCH, "k": K, "seeds": options.seeds}
+    config = {
+        "dim": D,
+        "seen": SEEN,
+        "longest": LONGEST,
+        "epochs": EPOCHS,
+        "batch": BATCH,
+        "k": K,
+        "seeds": options.seeds,
+    }
     result: dict[str, Any] = {**result_file.made_by("torch"), "config": config, "rows": []}
     for name, sessions in logs.items():
         n = int(max(session.max() for session in sessions)) + 1
