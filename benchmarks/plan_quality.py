@@ -4,9 +4,10 @@
     python benchmarks/plan_quality.py DATA --out benchmarks/results/plan_quality.json --workers 16
 
 At a 4th, 16th, 60th, 250th and 1000th of what full tables take: tables hashed alike; the quotient-remainder trick on
-all tables alike, down to the smallest that it can be; and the plan of ``quorem plan DATA``, by the counts of the
-training rows. *Training* bytes are rows, lists of ids, layouts and Adagrad's state; *serving* bytes are without state,
-with rows of 8 or 4 bits after training. Full tables count as their rows (and state) alone. DLRM and DCN, D = 16, batch
+all tables alike, down to the smallest that it can be; full tables with narrow rows; and the plans of ``quorem plan
+DATA`` and ``quorem plan DATA --serving``, by the counts of the training rows. *Training* bytes are rows, lists of ids,
+layouts, matrices of narrow rows and Adagrad's state; *serving* bytes are without state, with rows of 8 or 4 bits after
+training. Full tables count as their rows (and state) alone. DLRM and DCN, D = 16, batch
 128, one epoch, Adagrad at 0.01. Networks of one seed start alike around all tables, so losses are compared by seed.
 
 Results are written as they come, into OUT.jsonl; runs that it has are not trained again.
@@ -26,15 +27,12 @@ import result_file
 import torch
 from table_bytes import table_bytes
 
-from quorem import QR, Full, Hash, Table, plan, quantize_
+from quorem import QR, Full, Hash, quantize_
 from quorem.data.prepared import Prepared
 from quorem.experiments import planning
 from quorem.files.provenance import commit, versions
 from quorem.paper.schemes import Scheme
-from quorem.planner import Plan, Rule, modules_of
-from quorem.planner.counted import plan_counted
-from quorem.planner.footprint import StoredModules
-from quorem.planner.modules import with_frequencies
+from quorem.planner import Rule
 from quorem.training.config import RunConfig
 from quorem.training.feed import Feed
 from quorem.training.loop import evaluate
@@ -42,8 +40,8 @@ from quorem.training.model import build_model, data_identity
 from quorem.training.trial import Trial
 
 SIZES = (4, 16, 60, 250, 1000)
+SETTINGS = ("full", "plan", "plan, served", "narrow", "hash", "QR")
 D = 16
-ROW_DTYPES = ("float32", "bfloat16")  # of rows in training; the last where --settings names it
 SLACK = 1.01  # what collisions, which are whole numbers, may take more than the plan
 
 
@@ -59,58 +57,37 @@ def alike(make: Callable[[int], Scheme], data: Prepared, budget: int) -> tuple[S
     return make(smallest), sizes[smallest]
 
 
-def serving_plan(data: Prepared, tables: list[Table], budget: int, bits: int) -> Plan:
-    """The plan whose rows have so many bits, whether or not more would fit."""
-    counts = {name: torch.from_numpy(data.frequencies(name)) for name in data.names}
-    modules = [with_frequencies(module, counts) for module in modules_of(tables)]
-    planned = plan_counted(StoredModules(modules, modules, None, bits), budget, Rule()).plan
-    assert planned is not None
-    return planned
-
-
 def settings(data: Prepared, sizes: list[int], names: list[str]) -> list[dict[str, Any]]:
     """What is trained: its name, size, bytes and bits, and options of ``RunConfig``."""
-    tables = [
-        Table(name, n, D, frequencies=torch.from_numpy(data.frequencies(name)))
-        for name, n in zip(data.names, data.cardinalities, strict=True)
-    ]
     full = sum(data.cardinalities) * D * 4
     found: list[dict[str, Any]] = []
 
-    def add(setting: str, times: int, size: int, bits: int, **options: Any) -> None:
-        if setting in names or setting.replace(",", "").split()[0] in names:
+    def add(setting: str, times: int, size: int, **options: Any) -> None:
+        if setting in names:
+            bits = options.pop("bits", None) or 0
             found.append({"setting": setting, "times": times, "bytes": size, "bits": bits, "options": options})
 
-    add("full", 1, 2 * full, 0, scheme=Full())
+    add("full", 1, 2 * full, scheme=Full())
     for times in sizes:
-        try:
-            planned = planning.plan(data, 2 * full // times, D, optimizer="adagrad")
-            chosen = plan(tables, full // times, optimizer=None)
-        except ValueError as error:  # a small log, of which a few bytes pay for no row a table
-            print(f"{times}x is left out: {error}")
-            continue
-        row_dtype = planning.options_of(planned)["row_dtype"]
-        add("plan", times, planned.bytes, 0, plan=dict(planned), row_dtype=row_dtype)
-        for dtype in ROW_DTYPES:
-            name = f"plan in {dtype}"
-            if name in names or (dtype == "float32" != row_dtype):
-                dtypes = (getattr(torch, dtype),)
-                planned = planning.plan(data, 2 * full // times, D, optimizer="adagrad", dtypes=dtypes)
-                add(name, times, planned.bytes, 0, plan=dict(planned), row_dtype=dtype)
-        for bits in (8, 4):
-            planned = serving_plan(data, tables, full // times, bits)
-            add(f"plan, int{bits}", times, planned.bytes, bits, plan=dict(planned))
-        if chosen.bits is None:
-            add("plan, float32", times, chosen.bytes, 0, plan=dict(chosen))
+        for setting, budget, optimizer in (("plan", 2 * full, "adagrad"), ("plan, served", full, None)):
+            try:
+                planned = planning.plan(data, budget // times, D, optimizer=optimizer)
+            except ValueError as error:  # a small log, of which a few bytes pay for no row a table
+                print(f"{times}x is left out: {error}")
+            else:
+                add(setting, times, planned.bytes, **planning.options_of(planned))
+        if 1 <= D // times < D:
+            scheme = Full(width=D // times)
+            add("narrow", times, table_bytes([scheme.spec(n, D) for n in data.cardinalities], "adagrad"), scheme=scheme)
         for name, make in {"hash": Hash, "QR": QR}.items():
             scheme, size = alike(make, data, 2 * full // times)
             if scheme not in [setting["options"].get("scheme") for setting in found]:  # as small as it can be
-                add(name, times, size, 0, scheme=scheme)
+                add(name, times, size, scheme=scheme)
     return found
 
 
 def train(task: tuple[str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
-    """One run: its test loss, and that of the rows as they were trained."""
+    """One run: its validation and test loss, and the test loss of the rows as they were trained."""
     folder, device, network, seed, setting = task
     data, config, trial = begun(folder, device, network=network, seed=seed, **setting["options"])
     for batches in data.training(config, 0, trial.together, (100, None)):
@@ -122,7 +99,8 @@ def train(task: tuple[str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
         quantize_(trial.model, bits=setting["bits"])
         test = evaluate(trial, data, "test").log_loss
     about = {name: setting[name] for name in ("setting", "times", "bytes", "bits")}
-    return {**about, "network": network, "seed": seed, "test": test, "float32": trained}
+    validation = evaluate(trial, data, "validation").log_loss
+    return {**about, "network": network, "seed": seed, "test": test, "validation": validation, "trained": trained}
 
 
 _feeds: dict[str, Feed] = {}
@@ -154,7 +132,8 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row["percent_error"] = (
             100 * standard_error([run["test"] - full[run["seed"]] for run in group if run["seed"] in full]) / whole
         )
-        row["quantizing"] = mean - statistics.mean(run["float32"] for run in group)
+        row["validation"] = statistics.mean(run["validation"] for run in group)
+        row["quantizing"] = mean - statistics.mean(run["trained"] for run in group)
         rows.append({**row, "losses": losses})
     return rows
 
@@ -206,7 +185,7 @@ def main() -> None:
     parser = parser_of(__doc__, seeds=10)
     parser.add_argument("--networks", nargs="+", default=["dlrm", "dcn"])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--settings", nargs="+", default=["full", "plan", "hash", "QR"])
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     arguments = parser.parse_args()
     data = Prepared(arguments.data)
     todo = settings(data, arguments.sizes, arguments.settings)

@@ -41,7 +41,7 @@ def rows_of(body: Any) -> list[dict[str, Any]]:
 
 
 def app(path: str | os.PathLike[str], threads: int = 1, unknown: str = "error") -> Starlette:
-    """The service of one model: POST /score, GET /health."""
+    """The service of one model: POST /score; GET /health, or /, names the columns of a row."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -54,14 +54,19 @@ def app(path: str | os.PathLike[str], threads: int = 1, unknown: str = "error") 
 
     async def score(request: Request) -> JSONResponse:
         try:
-            return JSONResponse({"probabilities": await run_in_threadpool(probabilities, await request.json())})
+            body = await request.json()
         except (ValueError, RecursionError) as error:
+            return JSONResponse({"error": f"the body must be JSON: {error}"}, 400)
+        try:
+            return JSONResponse({"probabilities": await run_in_threadpool(probabilities, body)})
+        except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
 
     async def health(request: Request) -> JSONResponse:
-        return JSONResponse({"columns": columns})
+        return JSONResponse({"columns": columns, "usage": "POST /score with a row, or a list of rows, as JSON"})
 
-    return Starlette(routes=[Route("/score", score, methods=["POST"]), Route("/health", health)])
+    routes = [Route("/score", score, methods=["POST"]), Route("/health", health), Route("/", health)]
+    return Starlette(routes=routes)
 
 
 def main() -> None:
@@ -73,7 +78,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime")
     parser.add_argument("--unknown", choices=["error", "missing"], default="error", help="values training never saw")
     options = parser.parse_args()
+    for file in (Path(options.model), Path(options.model).with_suffix(".json")):
+        if not file.is_file():
+            parser.error(f"{file} is not a file: quorem export RUN --out model.onnx writes model.onnx and model.json")
     service = app(options.model, options.threads, options.unknown)
+    print(f"http://{options.host}:{options.port} scores rows (POST /score); Ctrl-C stops it", flush=True)
     uvicorn.run(service, host=options.host, port=options.port, log_level="warning", access_log=False)
 
 

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from quorem.experiments.figures import Axes, Figure, Result
+from quorem.experiments.figures import Axes, Dataset, Figure, Made, Result
 from quorem.paper.schemes import QR, Full, Scheme, to_json
 
-DATA = {"name": "made-up", "identity": "1", "rows": {"train": 1200, "test": 100}, "cardinalities": [30, 1000]}
+DATA = Dataset(name="made-up", identity="1", rows={"train": 1200, "test": 100}, cardinalities=[30, 1000])
 
 
 def result(
@@ -32,12 +32,16 @@ def result(
     return Result(**numbers | more)
 
 
-def figure(points: list[Result], data: Any = DATA, **axes: Any) -> Figure:
+def figure(points: list[Result], data: Dataset = DATA, **axes: Any) -> Figure:
     """A figure of those points."""
-    made = {
-        **{"command": "quorem reproduce all", "data": data, "device": "a machine", "versions": {"torch": "2.13.0"}},
-        **{"commit": "abc1234", "date": "2026-01-02"},
-    }
+    made = Made(
+        command="quorem reproduce all",
+        data=data,
+        date="2026-01-02",
+        device="a machine",
+        versions={"torch": "2.13.0"},
+        commit="abc1234",
+    )
     return Figure(
         axes=Axes(**{"name": "figure6", "title": "Figure 6: made up", "x_label": "threshold"} | axes),
         made=made,

@@ -102,11 +102,6 @@ def test_code_and_tests_named_in_the_paper_table_exist(file: str, colons: str, n
     assert name in names_in(ROOT / ("tests" if colons == "::" else "src/quorem") / file)
 
 
-def test_the_paper_table_names_nothing_else_as_code() -> None:
-    """A reference with a typing error in its form would escape the check above."""
-    assert set(re.findall(r"`([^`]*\.py[^`]*)`", PAPER)) <= {"".join(parts) for parts in NAMED}
-
-
 def test_the_paper_table_has_every_numbered_item() -> None:
     items = ["equation 1,", "equations 2 and 3", "equations 4 and 5", "equation 6", "equation 7", "equations 8 and 9"]
     items += ["equations 10 to 13", "algorithm 1", "algorithm 2", "definition 1", "definitions 2 to 4", "theorem 1"]

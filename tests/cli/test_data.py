@@ -79,7 +79,8 @@ def test_prepare_table(tmp_path):
         "d",
         "--multi",
         "d",
-        "--raw-dense",
+        "--transform",
+        "none",
     ]
     separators = ["--separator", ";", "--multi-separator", " "]
     done = quorem("prepare", "table", tmp_path / "t.csv", tmp_path / "out", *options, *separators)

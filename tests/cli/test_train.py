@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from quorem import QR, GeneralizedQR, load, schemes
 from quorem.cli import app, progress
 from quorem.cli.terminal import command
-from quorem.cli.training import busy_hint, scheme_from
+from quorem.cli.training import scheme_from
 from quorem.experiments.reproduce import figures_in
 from quorem.training import checkpoint, clock
 from quorem.training.config import RunConfig
@@ -125,7 +125,7 @@ def test_one_run_has_a_report(log, tmp_path, validated):
     result = json.loads((out / "result.json").read_text())
     assert (point.test_mean, point.test_sd, point.trials) == (result["test"]["log_loss"], None, 1)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    curve = [[x["step"], x["validation"]["log_loss"], None] for x in lines if "validation" in x]
+    curve = [(x["step"], x["validation"]["log_loss"], None) for x in lines if "validation" in x]
     assert point.curve == curve and len(curve) > 2
     page = (out / "report.html").read_text(encoding="utf-8")
     rows, epochs = (3429, "1 epoch") if validated else (3429, "6 epochs")
@@ -150,15 +150,6 @@ def test_without_a_terminal_there_are_lines_at_intervals(log, tmp_path, monkeypa
     lines = [line for line in done.output.splitlines() if line.startswith("DLRM: step")]
     assert [line.split(",")[0] for line in lines] == [f"DLRM: step {k} of 4 ({25 * k}%)" for k in (1, 2, 3, 4)]
     assert all("rows/s" in line for line in lines)
-
-
-@pytest.mark.parametrize(("load", "threads", "hint"), [(4.0, None, True), (0.1, None, False), (4.0, 1, False)])
-def test_a_busy_machine_is_hinted_at_threads(monkeypatch, load, threads, hint):
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert ("--threads 1 may be faster" in busy_hint("cpu", threads)) is hint
-    assert busy_hint("cuda", threads) == ""
 
 
 def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_path):

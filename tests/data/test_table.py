@@ -4,6 +4,7 @@ import datetime
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -163,7 +164,7 @@ def test_a_label_that_a_bound_cannot_judge_and_a_click_that_never_comes(tmp_path
     result = prepared(tmp_path, text, **columns, positive=">3")
     expected = [[3, "rating ('good') must be a number"], [4, "rating is missing"]]
     assert result.meta["malformed"]["first"] == expected
-    with pytest.raises(ValueError, match=r"positive \('Good'\) must be a value of rating, which has '5', 'good', 'NA'"):
+    with pytest.raises(ValueError, match=r"positive \('Good'\) must be a value of rating, .* it has '5', 'good'"):
         prepared(tmp_path, text, **columns, positive="Good", overwrite=True)
 
 
@@ -255,9 +256,23 @@ def test_malformed_lines_of_a_csv(tmp_path):
 
 def test_malformed_rows_of_a_parquet(tmp_path):
     pl.DataFrame({"y": [0, 5, 1], "c": ["a", "b", "c"]}).write_parquet(tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"t\.parquet has 1 malformed rows so far.*row 2: y \(5\) must be 0 or 1"):
+    with pytest.raises(ValueError, match=r"t\.parquet has 1 malformed row so far.*row 2: y \(5\) must be 0 or 1"):
         strict = PrepareConfig(max_malformed=0)
         prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["c"], config=strict)
+
+
+def test_a_rule_that_many_lines_break_is_written_once(tmp_path):
+    rule = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
+    shown = f"line 2: y ('yes') {rule}; line 3: y ('no'); line 4: y ('no'); line 5: y ('no'); line 6: y ('no'), ..."
+    (tmp_path / "t.csv").write_text("y,c\n" + "yes,a\n" + 20 * "no,b\n")
+    with pytest.raises(ValueError, match=re.escape(shown)):
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", categorical=["c"])
+
+
+def test_a_wrong_label_of_a_file_with_semicolons_is_told_with_its_columns(tmp_path):
+    (tmp_path / "t.csv").write_text("y;a, b;c\n1;2;3\n")
+    with pytest.raises(ValueError, match="has no column label; it has y, a, b, c"):
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="label")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +282,7 @@ def test_malformed_rows_of_a_parquet(tmp_path):
         ({"dense": ["price", "price"]}, r"names of columns \('price'\) must be unique"),
         ({"dense": ["user"], "categorical": ["user"], "multi": []}, r"names of columns \('user'\) must be unique"),
         ({"categorical": [], "multi": []}, "categorical must name at least one column"),
-        ({"multi": ["price"]}, r"multi \(price\) must be among the categorical columns"),
+        ({"multi": ["price"]}, r"names of columns \('price'\) must be unique"),
         ({"separator": "::"}, r"separator \('::'\) must be one ASCII character"),
         ({"multi_separator": ""}, r"multi_separator \(''\) must be one ASCII character"),
         ({"separator": '"'}, r"separator \('\"'\) must be one ASCII character, and no quote"),
@@ -404,8 +419,9 @@ def test_columns_to_infer_are_those_that_nothing_names(tmp_path):
         choose_columns(table, named, drop=["user", "tags"])
     with pytest.raises(ValueError, match=r"drop \(user\) must not name columns that are used"):
         choose_columns(table, Columns("y", (), ("user",)), drop=["user"])
-    with pytest.raises(ValueError, match=r"multi \(tags\) must be among the categorical columns"):
-        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", multi=["tags"])
+    assert choose_columns(table, Columns("y", (), (), ("tags",))).columns.categorical == ("tags",)
+    chosen = choose_columns(table, Columns("y", (), (), ("user",)), infer_others=True)  # few have a separator
+    assert (chosen.columns.categorical, chosen.columns.bags) == (("user", "tags"), ("user", "tags"))
 
 
 def test_columns_of_a_type_that_has_no_place_are_refused(tmp_path):

@@ -6,7 +6,6 @@ import math
 import shlex
 
 import pytest
-import torch
 from made_up_results import figure as made_up
 from made_up_results import result
 from runs_of_training import CARDINALITIES, small_log, small_run
@@ -15,22 +14,24 @@ from typer.testing import CliRunner
 from quorem import models
 from quorem.cli import app
 from quorem.experiments.aggregate import aggregate, command_of, curve, mean_and_deviation, write_csv
-from quorem.experiments.figure4 import AXES
-from quorem.experiments.figure7 import AXES as COUNTED
-from quorem.experiments.figures import FigurePlan, Point
+from quorem.experiments.figures import Dataset, FigurePlan, Made, PlannedPoint, Point
+from quorem.experiments.paper_figures import FIGURE4, FIGURE7
 from quorem.experiments.reproduce import plan
+from quorem.files.atomic import sealed
 from quorem.modules.collection import EmbeddingCollection
 from quorem.paper.schemes import QR
 from quorem.training.config import RunConfig
 from quorem.training.tables import tables_of
 
-DATA = {"path": "log", "identity": "abc", "cardinalities": list(CARDINALITIES), "num_dense": 3, "name": "log"}
-MADE = {"command": "quorem reproduce figure4", "data": DATA, "datasets": {"abc": DATA}}
+DATA = Dataset(
+    name="log", path="log", identity="abc", rows={"train": 9}, cardinalities=list(CARDINALITIES), num_dense=3
+)
+MADE = Made(command="quorem reproduce figure4", data=DATA, datasets={"abc": DATA})
 
 
-def planned(axes=AXES, optimizers=("adagrad", "amsgrad"), trials=2) -> FigurePlan:
+def planned(axes=FIGURE4, optimizers=("adagrad", "amsgrad"), trials=2) -> FigurePlan:
     runs = [RunConfig(data="abc", optimizer=o, seed=s) for o in optimizers for s in range(trials)]
-    return FigurePlan(axes=axes, made=MADE, points=[Point(series="mult", x=4, options={})], runs=[runs])
+    return FigurePlan(axes=axes, made=MADE, points=[PlannedPoint("mult", 4, runs)])
 
 
 def finish(folder, config: RunConfig, validation: float, test: float, curve: dict[int, float] | None = None) -> None:
@@ -48,8 +49,8 @@ def finish(folder, config: RunConfig, validation: float, test: float, curve: dic
     result |= {"device": "cpu", "versions": {"torch": "2"}, "commit": "c0ffee"}
     (out / "result.json").write_text(json.dumps(result))
     lines = [{"step": step, "validation": {"log_loss": loss}} for step, loss in (curve or {}).items()]
-    lines.insert(0, {"step": 1, "loss": 0.7})
-    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [{"step": 1, "loss": 0.7}, *lines, {"step": 10**6, "test": result["test"]}]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(sealed(line)) + "\n" for line in lines))
 
 
 def test_mean_and_sample_deviation():
@@ -62,7 +63,7 @@ def test_the_optimizer_with_the_lower_validation_loss_is_shown_with_its_final_te
     made = planned()
     losses = {("adagrad", 0): (0.50, 0.40), ("adagrad", 1): (0.52, 0.44)}
     losses |= {("amsgrad", 0): (0.49, 0.60), ("amsgrad", 1): (0.51, 0.68)}
-    for config in made.runs[0]:
+    for config in made.points[0].runs:
         finish(tmp_path, config, *losses[config.optimizer, config.seed])
     (point,) = aggregate(made, tmp_path).points
     assert (point.optimizer, point.trials, point.missing, point.failed) == ("amsgrad", 2, 0, 0)
@@ -72,24 +73,24 @@ def test_the_optimizer_with_the_lower_validation_loss_is_shown_with_its_final_te
     assert (point.auc_mean, point.auc_sd) == (pytest.approx(0.89), pytest.approx(0.08 / math.sqrt(2)))
     expected = {"validation": pytest.approx(0.51), "test": pytest.approx(0.42), "trials": 2}
     assert point.others["adagrad"] == expected
-    assert point.runs == [config.key() for config in made.runs[0][2:]]
+    assert point.runs == [config.key() for config in made.points[0].runs[2:]]
     assert point.test_losses == [0.60, 0.68]
     assert "seed" not in point.config and point.config["optimizer"] == "amsgrad"
 
 
 def test_curves_are_averaged_where_every_trial_has_a_value(tmp_path):
     made = planned(optimizers=("adagrad",))
-    finish(tmp_path, made.runs[0][0], 0.3, 0.3, {10: 0.6, 20: 0.5, 30: 0.3})
-    finish(tmp_path, made.runs[0][1], 0.5, 0.5, {10: 0.8, 30: 0.5})
+    finish(tmp_path, made.points[0].runs[0], 0.3, 0.3, {10: 0.6, 20: 0.5, 30: 0.3})
+    finish(tmp_path, made.points[0].runs[1], 0.5, 0.5, {10: 0.8, 30: 0.5})
     (point,) = aggregate(made, tmp_path).points
     deviation = pytest.approx(0.2 / math.sqrt(2))
-    assert point.curve == [[10, pytest.approx(0.7), deviation], [30, pytest.approx(0.4), deviation]]
+    assert point.curve == [(10, pytest.approx(0.7), deviation), (30, pytest.approx(0.4), deviation)]
 
 
 def test_a_loss_that_is_no_number_is_not_chosen(tmp_path):
     made = planned(trials=1)
-    finish(tmp_path, made.runs[0][0], math.nan, math.nan)
-    finish(tmp_path, made.runs[0][1], 0.9, 0.8)
+    finish(tmp_path, made.points[0].runs[0], math.nan, math.nan)
+    finish(tmp_path, made.points[0].runs[1], 0.9, 0.8)
     (point,) = aggregate(made, tmp_path).points
     assert (point.optimizer, point.test_mean) == ("amsgrad", 0.8)
 
@@ -97,10 +98,10 @@ def test_a_loss_that_is_no_number_is_not_chosen(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3"])
 def test_a_damaged_result_is_named(tmp_path, text):
     made = planned()
-    finish(tmp_path, made.runs[0][0], 0.5, 0.4)
-    path = tmp_path / "runs" / made.runs[0][0].key() / "result.json"
+    finish(tmp_path, made.points[0].runs[0], 0.5, 0.4)
+    path = tmp_path / "runs" / made.points[0].runs[0].key() / "result.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"{made.runs[0][0].key()}.*result.json is damaged: .*; remove it"):
+    with pytest.raises(ValueError, match=rf"{made.points[0].runs[0].key()}.*result.json is damaged: .*; remove it"):
         aggregate(made, tmp_path)
 
 
@@ -117,18 +118,18 @@ def test_one_validation_is_no_curve(tmp_path):
 
 def test_missing_and_failed_trials_are_counted(tmp_path):
     made = planned()
-    finish(tmp_path, made.runs[0][0], 0.5, 0.4)
+    finish(tmp_path, made.points[0].runs[0], 0.5, 0.4)
     (tmp_path / "errors").mkdir()
-    (tmp_path / "errors" / f"{made.runs[0][3].key()}.json").write_text("{}")
+    (tmp_path / "errors" / f"{made.points[0].runs[3].key()}.json").write_text("{}")
     figure = aggregate(made, tmp_path)
     (point,) = figure.points
     assert (point.trials, point.missing, point.failed, point.test_sd) == (1, 3, 1, None)
-    assert figure.made["commit"] == "c0ffee" and figure.made["command"] == MADE["command"]
+    assert figure.made.commit == "c0ffee" and figure.made.command == MADE.command
 
 
 def test_a_point_without_runs_is_left_out_unless_parameters_are_counted(tmp_path):
     assert aggregate(planned(), tmp_path).points == []
-    (point,) = aggregate(planned(COUNTED), tmp_path).points
+    (point,) = aggregate(planned(FIGURE7), tmp_path).points
     assert point.missing == 0
     tables = tables_of(CARDINALITIES, QR())
     model = models.build("dlrm", EmbeddingCollection(tables), num_dense=3)
@@ -158,7 +159,7 @@ def test_the_command_of_a_run_trains_that_run(tmp_path, monkeypatch):
 
 
 def test_csv_has_a_line_a_point(tmp_path):
-    figure = aggregate(planned(COUNTED), tmp_path)
+    figure = aggregate(planned(FIGURE7), tmp_path)
     write_csv(figure, tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
@@ -167,9 +168,9 @@ def test_csv_has_a_line_a_point(tmp_path):
     assert int(row["parameters"]) == figure.points[0].parameters
 
 
-@pytest.mark.parametrize(("trials", "deviation"), [(1, ""), (2, "0.001")])
-def test_csv_has_no_deviation_for_one_trial_and_says_the_rows(tmp_path, trials, deviation):
-    write_csv(made_up([result(trials=trials)]), tmp_path / "x.csv")
+@pytest.mark.parametrize(("sd", "deviation"), [(None, ""), (0.001, "0.001")])
+def test_csv_has_no_deviation_for_one_trial_and_says_the_rows(tmp_path, sd, deviation):
+    write_csv(made_up([result(sd=sd, auc_sd=sd)]), tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert [row[name] for name in ("test_sd", "validation_sd", "auc_sd")] == [deviation] * 3
@@ -179,12 +180,12 @@ def test_csv_has_no_deviation_for_one_trial_and_says_the_rows(tmp_path, trials, 
 def test_plans_are_refused_where_they_make_no_sense(tmp_path):
     how = {"trials": 1, "optimizers": ["adagrad"], "command": "x"}
     with pytest.raises(ValueError, match=r"trials \(0\) must be at least 1"):
-        plan(AXES, [], None, **how | {"trials": 0})
+        plan(FIGURE4, [], None, **how | {"trials": 0})
     with pytest.raises(ValueError, match=r"optimizers \('rmsprop'\) must be of"):
-        plan(AXES, [], None, **how | {"optimizers": ["rmsprop"]})
+        plan(FIGURE4, [], None, **how | {"optimizers": ["rmsprop"]})
     with pytest.raises(ValueError, match="point 'a' has no data"):
-        plan(AXES, [Point(series="a", x=1, options={})], None, **how)
+        plan(FIGURE4, [Point(series="a", x=1, options={})], None, **how)
     log = small_log(tmp_path / "log", 500)
-    made = plan(AXES, [Point(series="a", x=1, options={}, data=str(log.path))], None, **how | {"trials": 2})
-    assert [config.seed for config in made.runs[0]] == [0, 1] and made.made["data"]["num_dense"] == 3
-    assert torch.tensor(made.made["data"]["cardinalities"]).tolist() == list(CARDINALITIES)
+    made = plan(FIGURE4, [Point(series="a", x=1, options={}, data=str(log.path))], None, **how | {"trials": 2})
+    assert [config.seed for config in made.points[0].runs] == [0, 1] and made.made.data.num_dense == 3
+    assert made.made.data.cardinalities == list(CARDINALITIES)

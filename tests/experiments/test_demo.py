@@ -109,7 +109,7 @@ def test_curves_reach_from_the_first_rows_to_the_last(tmp_path):
     steps = -(-len(prepared.split("train")) // 128)
     for point in figure.points:
         assert 2 <= len(point.curve) <= demo.POINTS + 1
-        assert point.curve[-1] == [steps, point.validation_mean, None]
+        assert point.curve[-1] == (steps, point.validation_mean, None)
 
 
 def test_data_that_are_not_there_are_one_line(tmp_path):

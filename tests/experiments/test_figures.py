@@ -1,22 +1,24 @@
 """Each figure asks for what the paper describes, and runs that figures share are the same runs."""
 
-import dataclasses
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from quorem import EmbeddingCollection, Table, quantize_
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments import budgets, figure4, figure5, figure6, figure7, plans, table1
+from quorem.experiments import budgets, plans
 from quorem.experiments.budgets import rows_of
-from quorem.experiments.figures import Axes, Figure, FigurePlan, Point, Result
-from quorem.experiments.settings import Study
+from quorem.experiments.figures import Axes, Dataset, Figure, FigurePlan, Made, PlannedPoint, Point, Result
+from quorem.experiments.paper_figures import FIGURES, Study
 from quorem.files.atomic import write_json
 from quorem.paper.schemes import QR, Full, Hash, Path
 from quorem.training.config import RunConfig
 
 STUDY = Study(cardinalities=CARDINALITIES, num_rows=39_291_958)
+LOG = Dataset(name="log", identity="log", rows={"train": 9})
+MADE = Made(command="x", data=LOG, datasets={"log": LOG})
 OPERATIONS = {"hash", "feature", "concat", "add", "mult"}
 
 
@@ -31,61 +33,60 @@ def of(points: list[Point], network: str) -> dict[str, list[float | None]]:
 
 @pytest.mark.parametrize("network", ["dcn", "dlrm"])
 @pytest.mark.parametrize(
-    ("figure", "lines"),
+    ("name", "lines"),
     [
-        (figure4, {name: [None] for name in ("full", "hash", "mult")}),
-        (figure5, {"full": [None], **{name: [2, 3, 4, 5, 6, 7, 60] for name in OPERATIONS}}),
-        (figure6, {"full": [None], **{name: [1, 20, 200, 2000, 20000] for name in OPERATIONS}}),
-        (figure7, {"full": [None], **{name: [1, 20, 200, 2000, 20000] for name in OPERATIONS}}),
-        (table1, {"path": [16, 32, 64, 128]}),
+        ("figure4", {name: [None] for name in ("full", "hash", "mult")}),
+        ("figure5", {"full": [None], **{name: [2, 3, 4, 5, 6, 7, 60] for name in OPERATIONS}}),
+        ("figure6", {"full": [None], **{name: [1, 20, 200, 2000, 20000] for name in OPERATIONS}}),
+        ("figure7", {"full": [None], **{name: [1, 20, 200, 2000, 20000] for name in OPERATIONS}}),
+        ("table1", {"path": [16, 32, 64, 128]}),
     ],
 )
-def test_lines_and_points_of_the_paper(figure, lines, network):
-    assert of(figure.points(STUDY), network) == lines
+def test_lines_and_points_of_the_paper(name, lines, network):
+    assert of(FIGURES[name].points(STUDY), network) == lines
 
 
 @pytest.mark.parametrize(
-    ("figure", "x", "y"),
+    ("name", "x", "y"),
     [
-        (figure4, ("step", "iterations", False), ("validation", "validation log loss")),
-        (figure5, ("parameters", "parameters", True), ("test", "test log loss")),
-        (figure6, ("x", "threshold", True), ("test", "test log loss")),
-        (figure7, ("x", "threshold", True), ("parameters", "parameters")),
-        (table1, ("x", "hidden layer", True), ("test", "test log loss")),
-        (budgets, ("embedding_bytes", "bytes of the embedding tables", True), ("test", "test log loss")),
+        ("figure4", ("step", "iterations", False), ("validation", "validation log loss")),
+        ("figure5", ("parameters", "parameters", True), ("test", "test log loss")),
+        ("figure6", ("x", "threshold", True), ("test", "test log loss")),
+        ("figure7", ("x", "threshold", True), ("parameters", "parameters")),
+        ("table1", ("x", "hidden layer", True), ("test", "test log loss")),
     ],
 )
-def test_axes_of_the_paper(figure, x, y):
-    axes = figure.AXES
+def test_axes_of_the_paper(name, x, y):
+    axes = FIGURES[name].axes
     assert (axes.x, axes.x_label, axes.x_log) == x and (axes.y, axes.y_label) == y
-    assert axes.paper and axes.name in axes.title.lower().replace(" ", "") + "budgets"
+    assert axes.paper and axes.name == name and name in axes.title.lower().replace(" ", "")
 
 
 def test_settings_are_the_papers():
-    by_place = {(p.series, p.x): p.options for p in figure5.points(STUDY) if p.options["network"] == "dlrm"}
+    by_place = {(p.series, p.x): p.options for p in FIGURES["figure5"].points(STUDY) if p.options["network"] == "dlrm"}
     assert by_place["full", None]["scheme"] == Full()
     assert by_place["hash", 60]["scheme"] == Hash(60, force=True)
     assert by_place["add", 3]["scheme"] == QR(3, operation="add", force=True)
-    thresholds = {p.x: p.options.get("threshold", 0) for p in figure6.points(STUDY) if p.series == "concat"}
+    thresholds = {p.x: p.options.get("threshold", 0) for p in FIGURES["figure6"].points(STUDY) if p.series == "concat"}
     assert thresholds == {1: 0, 20: 20, 200: 200, 2000: 2000, 20000: 20000}  # no table has a single id
-    path = {p.x: p.options for p in table1.points(STUDY) if p.options["network"] == "dcn"}
+    path = {p.x: p.options for p in FIGURES["table1"].points(STUDY) if p.options["network"] == "dcn"}
     assert path[32]["scheme"] == Path(4, hidden=(32,), force=True) and path[32]["preset"] == "table1"
-    assert figure7.points(STUDY) == figure6.points(STUDY)
+    assert FIGURES["figure7"].points(STUDY) == FIGURES["figure6"].points(STUDY)
 
 
 def test_the_papers_batch_and_width_are_the_defaults():
-    config = RunConfig(data="log", **figure5.points(STUDY)[0].options)
+    config = RunConfig(data="log", **FIGURES["figure5"].points(STUDY)[0].options)
     assert (config.batch_size, config.embedding_dim, config.epochs, config.lr) == (128, 16, 1, None)
 
 
 def test_figures_share_runs():
     def runs(figure):
-        return {RunConfig(data="log", **point.options) for point in figure.points(STUDY)}
+        return {RunConfig(data="log", **point.options) for point in FIGURES[figure].points(STUDY)}
 
-    assert runs(figure4) <= runs(figure5)
-    at_four = {RunConfig(data="log", **p.options) for p in figure5.points(STUDY) if p.x in (None, 4)}
-    assert at_four <= runs(figure6)
-    assert all(run.validate_every == 15349 for run in runs(figure4))  # 20 times in 306,969 steps
+    assert runs("figure4") <= runs("figure5")
+    at_four = {RunConfig(data="log", **p.options) for p in FIGURES["figure5"].points(STUDY) if p.x in (None, 4)}
+    assert at_four <= runs("figure6")
+    assert all(run.validate_every == 15349 for run in runs("figure4"))  # 20 times in 306,969 steps
 
 
 def test_equal_budgets_are_equal_until_the_ids_are_not_covered():
@@ -124,13 +125,11 @@ def result(**changes) -> Result:
 
 
 def test_figures_and_plans_survive_their_files(tmp_path):
-    figure = Figure(axes=figure5.AXES, made={"command": "x"}, points=[result(), result(x=None, test_mean=None)])
+    figure = Figure(axes=FIGURES["figure5"].axes, made=MADE, points=[result(), result(x=None, test_mean=None)])
     figure.write(tmp_path / "f.json")
     assert Figure.read(tmp_path / "f.json") == figure
     run = RunConfig(data="log")
-    plan = FigurePlan(
-        axes=figure4.AXES, made={"datasets": {"log": {}}}, points=[Point(series="a", x=1, options={})], runs=[[run]]
-    )
+    plan = FigurePlan(axes=FIGURES["figure4"].axes, made=MADE, points=[PlannedPoint("a", 1, [run])])
     plan.write(tmp_path / "p.json")
     assert FigurePlan.read(tmp_path / "p.json") == plan
 
@@ -146,7 +145,6 @@ def test_other_files_are_refused(tmp_path, kind, name, text):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"series": 3}, r"series \(3\) must be text"),
         ({"x": "four"}, r"x \('four'\) of point 'mult' must be a finite number, or None"),
         ({"x": float("nan")}, r"x \(nan\) of point 'mult' must be a finite number"),
         ({"options": None}, r"options \(None\) of point 'mult' must be a mapping"),
@@ -178,13 +176,13 @@ def test_axes_are_checked(options, match):
         ({"failed": None}, r"points\[0\].failed \(None\) must be an integer"),
         ({"series": 3}, r"points\[0\].series \(3\) must be a string"),
         ({"config": []}, r"points\[0\].config \(\[\]\) must be an object"),
-        ({"curve": [[1, 0.5]]}, r"points\[0\]: curve \(\[1, 0.5\]\) must have rows of three numbers"),
+        ({"curve": [[1, 0.5]]}, r"points\[0\].curve\[0\] \(\[1, 0.5\]\) must have 3 values"),
         ({"others": {"adagrad": 3}}, r"points\[0\].others.adagrad \(3\) must be an object"),
     ],
 )
 def test_fields_of_the_wrong_type_are_refused(tmp_path, change, match):
     path = tmp_path / "f.json"
-    Figure(axes=figure5.AXES, made={}, points=[result()]).write(path)
+    Figure(axes=FIGURES["figure5"].axes, made=MADE, points=[result()]).write(path)
     values = json.loads(path.read_text())
     values["points"][0] |= change
     path.write_text(json.dumps(values))
@@ -196,15 +194,16 @@ def test_fields_of_the_wrong_type_are_refused(tmp_path, change, match):
     ("change", "match"),
     [
         ({"format": "other"}, r"format \('other'\) must be 'quorem-plan-1'"),
-        ({"made": {"datasets": {"log": 3}}}, "made.datasets must be an object of objects"),
-        ({"made": {"datasets": {}}}, "point 'a' must have runs on data of made.datasets"),
+        ({"made": {"datasets": {"log": 3}}}, "made.command is missing"),
+        ({"made": {**asdict(MADE), "datasets": {"log": 3}}}, r"made.datasets.log \(3\) must be an object"),
+        ({"made": {**asdict(MADE), "datasets": {}}}, "point 'a' must have runs on data of made.datasets"),
         ({"points": [{"series": "a", "x": 1, "runs": []}]}, "point 'a' must have runs on data of made.datasets"),
     ],
 )
 def test_plans_that_could_not_be_drawn_are_refused(tmp_path, change, match):
     point = {"series": "a", "x": 1, "runs": [json.loads(RunConfig(data="log").to_json())]}
-    made = {"datasets": {"log": {}}}
-    values = {"format": "quorem-plan-1", "axes": dataclasses.asdict(figure4.AXES), "made": made, "points": [point]}
+    axes = asdict(FIGURES["figure4"].axes)
+    values = {"format": "quorem-plan-1", "axes": axes, "made": asdict(MADE), "points": [point]}
     path = tmp_path / "p.json"
     write_json(path, values)
     FigurePlan.read(path)

@@ -1,6 +1,7 @@
 """The page in a real browser: Chromium, opened from a file, with no network needed."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     curves = figure([result("mult", None, curve=curve)], name="figure4", title="Figure 4: curves", x="step")
     page([sweep(), curves], folder / "page.html")
     sweep_of_own = figure(
-        [result(EVIL, 1), result("mult", 2, network="dlrm")], name="my sweep", title="Mine", data={"name": EVIL}
+        [result(EVIL, 1), result("mult", 2, network="dlrm")],
+        name="my sweep",
+        title="Mine",
+        data=replace(DATA, name=EVIL, identity="2"),
     )
     page([sweep(("hash", "feature", "concat", "add", "mult")), sweep_of_own], folder / "two.html")
     return folder

@@ -3,7 +3,7 @@
 from typer.testing import CliRunner
 
 from quorem.cli import app
-from quorem.experiments.table1 import parameter_counts
+from quorem.experiments.paper_figures import table1_parameters
 
 PRINTED = {
     "dcn": {16: 135_464_410, 32: 135_519_322, 64: 135_629_146, 128: 135_848_794},
@@ -13,7 +13,7 @@ PRINTED = {
 
 def test_all_eight_parameter_counts():
     expected = {(network, hidden): count for network, row in PRINTED.items() for hidden, count in row.items()}
-    assert parameter_counts() == expected
+    assert table1_parameters() == expected
 
 
 def test_command_prints_a_line_for_each_cell():

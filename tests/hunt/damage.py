@@ -244,8 +244,9 @@ def targets(folder: Path) -> list[Target]:
     swept = folder / "sweep"
     (swept / "plans").mkdir(parents=True)
     plan.write(swept / "plans" / "grid.json")
-    made = sweep.new(swept, plan.runs, {plan.runs[0][0].data: log.path}, "cpu")
-    for config_of_run in plan.runs[0]:
+    runs = plan.points[0].runs
+    made = sweep.new(swept, [runs], {runs[0].data: log.path}, "cpu")
+    for config_of_run in runs:
         train(config_of_run, log, made.run(config_of_run))
 
     def reported(copy: Path) -> Any:

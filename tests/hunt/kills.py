@@ -208,11 +208,12 @@ def grid(folder: Path, out: Path) -> sweep.Sweep:
     plan = reproduce.plan(axes, points, log.path, trials=2, optimizers=["adagrad"], command="quorem sweep grid.py")
     (out / "plans").mkdir(parents=True, exist_ok=True)
     plan.write(out / "plans" / "grid.json")
-    return sweep.new(out, plan.runs, {plan.runs[0][0].data: log.path}, "cpu")
+    runs = [point.runs for point in plan.points]
+    return sweep.new(out, runs, {runs[0][0].data: log.path}, "cpu")
 
 
 def trained(folder: Path, out: Path) -> None:
-    sweep.work(grid(folder, out), 1, lambda *_: None, threading.Event())
+    sweep.work(grid(folder, out), threading.Event())
 
 
 def sweeping(folder: Path) -> Job:

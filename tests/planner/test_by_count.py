@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from quorem import Embedding, EmbeddingCollection, Full, HotCold, Plan, Pool, Table, optim, plan, quantize_
 from quorem.paper.schemes.frequency import comes_by_frequency, places
-from quorem.planner.by_count import CountedTable, CountedTables, Rule, divide, fewest_pool_rows
+from quorem.planner import modules_of, plan_modules
+from quorem.planner.by_count import CountedTables, Rule, Tally, divide, fewest_pool_rows
 
 
 def zipf(n: int, visits: int, *, shuffled: int | None = None) -> torch.Tensor:
@@ -40,8 +42,21 @@ def built(planned: Plan, tables: list[Table], dtype: torch.dtype = torch.float32
         return EmbeddingCollection(planned.applied_to(tables), dtype=dtype)
 
 
-def state_of(module: EmbeddingCollection, optimizer: str) -> int:
-    return state_size(optim.apply_in_backward(module, OPTIMIZERS[optimizer]))
+def state_of(module: EmbeddingCollection, optimizer: str, state_dtype: str = "float32") -> int:
+    """Bytes of the state after one step on rows and matrices."""
+    options = {} if state_dtype == "float32" else {"state_dtype": state_dtype}
+    rows = optim.apply_in_backward(module, OPTIMIZERS[optimizer], **options)
+    matrices = OPTIMIZERS[optimizer](module.projections) if len(module.projections) else None
+    module(torch.zeros(2, len(module.features), dtype=torch.long)).float().sum().backward()
+    if matrices is not None:
+        matrices.step()
+    return state_size(rows) + (0 if matrices is None else state_size(matrices))
+
+
+def plan_with(times_narrower: int, tables: list[Table], budget: int, **options: object) -> Plan:
+    """A plan whose rows are so many times narrower than vectors."""
+    options = {"optimizer": "adagrad", **options, "rule": Rule(times_narrower=times_narrower)}
+    return plan_modules(modules_of(tables), budget, **options)
 
 
 def least_of(tables: list[Table], **options: object) -> int:
@@ -98,11 +113,45 @@ def test_any_counts_are_planned_exactly(drawn: list, more: int, optimizer: str |
     )
 
 
+@pytest.mark.parametrize("optimizer", [None, *OPTIMIZERS])
+@pytest.mark.parametrize("times_narrower", [2, 4])
+@pytest.mark.parametrize("share", [0.5, 0.05, 0.0])
+def test_bytes_of_narrow_rows_are_those_allocated(optimizer: str | None, times_narrower: int, share: float) -> None:
+    """Matrices count, and what an optimizer keeps for them; a table that would grow keeps the width of its vectors."""
+    with pytest.raises(ValueError, match="must be at least") as refusal:
+        plan_with(times_narrower, TABLES, 1, optimizer=optimizer)
+    least = int(str(refusal.value).split("at least ")[1].split()[0])
+    whole = plan(TABLES, "1GB", optimizer=optimizer, bits=())
+    planned = plan_with(times_narrower, TABLES, least + int(share * (whole.bytes - least)), optimizer=optimizer)
+    widths = {name: scheme.width for name, scheme in planned.items()}
+    assert (widths["user"], widths["narrow"], widths["day"]) == (16 // times_narrower, 8 // times_narrower, None)
+    module = built(planned, TABLES)
+    if optimizer is not None:
+        assert planned.state_bytes == state_of(module, optimizer)
+    elif planned.bits:
+        quantize_(module, planned.bits)
+    assert planned.bytes - planned.state_bytes - planned.index_bytes == size_of(tensors_of(module))
+    assert planned.bytes <= planned.budget and Plan.from_json(planned.to_json()) == planned
+
+
+def test_rows_become_narrower_before_much_traffic_shares_rows() -> None:
+    """The widest that leave at most 16% to the pool; where all ids are seen often, all have rows of their own."""
+    often = [Table(name, 1000, 16, frequencies=torch.full((1000,), 50)) for name in ("user", "item")]
+    full = 2 * 2000 * 64
+    schemes = [plan(often, int(full / times))["user"] for times in (0.9, 1.5, 3, 5)]
+    assert schemes == [Full(), Full(width=8), Full(width=4), Full(width=2)]
+    assert plan(often, full // 16)["user"].width == 2  # never fewer numbers than two, and then a pool
+    kept = replace(modules_of(often)[0], row_multiple=16)
+    assert plan_modules([kept], full // 3, optimizer="adagrad")["user"].width is None
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", None])
-def test_one_threshold_goes_over_all_tables(optimizer: str | None) -> None:
+@pytest.mark.parametrize("times_narrower", [1, 4])
+def test_one_threshold_goes_over_all_tables(optimizer: str | None, times_narrower: int) -> None:
     """No hot id is rarer than a cold one, no cold one than one of the rest, whatever their tables."""
-    tables = [table for table in TABLES if table.embedding_dim == 16]
-    planned = plan(tables, 40_000 if optimizer else 5_000, optimizer=optimizer)
+    tables = [table for table in TABLES if table.embedding_dim == 16 and (table.name != "day" or times_narrower == 1)]
+    budget = (40_000 if optimizer else 5_000) if times_narrower == 1 else (15_000 if optimizer else 4_000)
+    planned = plan_with(times_narrower, tables, budget, optimizer=optimizer)
     assert len(planned.pools) == 1 and (planned.bits == 4) == (optimizer is None)
     hot, cold, rest = [], [], []
     for table, spec, ranks in zip(tables, *_specs(built(planned, tables)), strict=True):
@@ -128,7 +177,7 @@ def _specs(module: EmbeddingCollection) -> tuple[list, list]:
 def test_no_two_cold_ids_of_any_table_share_both_rows() -> None:
     """By brute force over the union of the tables; with hot ids, no two ids but the rest have the same rows."""
     tables = [table for table in TABLES if table.embedding_dim == 16]
-    planned = plan(tables, 30_000)
+    planned = plan_with(1, tables, 30_000)
     module = built(planned, tables)
     rows = []
     for f, feature in enumerate(module.features):
@@ -147,7 +196,8 @@ def test_no_two_cold_ids_of_any_table_share_both_rows() -> None:
 def test_the_rule() -> None:
     """Case by case, in rows of one byte: all kept ids hot; a pool of 0.6; fewer where fewer ids are without a row."""
     counts = np.repeat([100, 10, 2, 1, 0], [50, 150, 800, 2000, 1000])
-    tables = CountedTables([CountedTable.of(counts, 1, 0, 0, in_order=True)], 1, lambda division: 0)
+    one, none = np.array([1]), np.array([0])
+    tables = CountedTables([Tally.of(counts, in_order=True)], one, none, none, lambda division: 0)
 
     def of(budget: int) -> tuple[int, int, int, int]:
         division = divide(tables, budget, Rule(kept_per_row=4, rarely=1))
@@ -210,7 +260,7 @@ def test_many_tables_and_ids() -> None:
     """A thousand tables of ten thousand ids, with shares of traffic for counts."""
     traffic = 1 / (1.0 + torch.arange(10_000))
     tables = [Table(f"t{i}", 10_000, 16, frequencies=traffic / (i + 1)) for i in range(1000)]
-    planned = plan(tables, "20MB")
+    planned = plan_with(1, tables, "20MB")
     assert 19_990_000 < planned.bytes <= 20_000_000
     rows = [table.scheme.num_hot for table in planned.tables]
     assert rows == sorted(rows, reverse=True) and rows[0] > 100 * max(rows[-1], 1)
@@ -272,12 +322,12 @@ def test_a_damaged_plan_is_refused(change, message: str) -> None:
 
 
 def test_a_plan_says_who_is_hot_cold_and_rest() -> None:
-    lines = str(plan(TABLES[:3], 40_000)).splitlines()
+    lines = str(plan_with(1, TABLES[:3], 40_000)).splitlines()
     assert lines[0].split()[:5] == ["table", "ids", "hot", "cold", "rest"]
     ids, hot, cold, rest = (int(cell.replace(",", "")) for cell in lines[1].split()[1:5])
     assert ids == 3000 == hot + cold + rest and lines[1].startswith("user ")
     assert any(line.startswith("(pool)") and "each of these ids sums two; 2 tables" in line for line in lines)
-    assert isinstance(plan(TABLES[:3], 40_000)["user"].cold, Pool)
+    assert isinstance(plan_with(1, TABLES[:3], 40_000)["user"].cold, Pool)
 
 
 @pytest.mark.parametrize(("twice", "bits"), [(0, None), (2000, 8)])

@@ -90,7 +90,7 @@ def test_scores(run: Path, port: int) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"{", "Expecting"),
+        (b"{", "the body must be JSON: Expecting"),
         ([], "must be a row"),
         ([1], "must be a row"),
         ({"price": 1}, "the row has no column user"),
@@ -102,6 +102,17 @@ def test_scores(run: Path, port: int) -> None:
 def test_what_it_cannot_take(body: Any, reason: str, port: int) -> None:
     status, answer = post(port, body)
     assert status == 400 and reason in answer["error"]
+
+
+def test_a_browser_is_told_the_columns(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/")
+    assert json.loads(connection.getresponse().read())["columns"] == ["price", "user"]
+
+
+def test_a_missing_model_is_told_in_a_line() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLE), "none.onnx"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "none.onnx is not a file: quorem export" in done.stderr
 
 
 def test_it_needs_neither_torch_nor_quorem() -> None:

@@ -71,7 +71,7 @@ def prepare_table(
         list[str] | None, typer.Option(help="Columns of categories, with commas between; repeatable.")
     ] = None,
     dense: Annotated[list[str] | None, typer.Option(help="Columns of numbers, likewise.")] = None,
-    multi: Annotated[list[str] | None, typer.Option(help="Those of --categorical with several values a row.")] = None,
+    multi: Annotated[list[str] | None, typer.Option(help="Columns of categories, several values a row.")] = None,
     infer: Annotated[
         bool, typer.Option("--infer", help="Take the columns that are not named too, for what they look like.")
     ] = False,
@@ -97,7 +97,6 @@ def prepare_table(
         list[str] | None,
         typer.Option(help="signed_log (the default), log or none for numbers; or COLUMN=TRANSFORM; repeatable."),
     ] = None,
-    raw_dense: Annotated[bool, typer.Option("--raw-dense", help="The same as --transform none.")] = False,
     ids: Ids = "frequency",
     buckets: Buckets = None,
     id_bits: IdBits = None,
@@ -117,7 +116,7 @@ def prepare_table(
     from ..data.values import MISSING
 
     kinds: list[tuple[str, str, Any]] = [name.rpartition("=") for name in _names(transform)]
-    whole = [kind for column, _, kind in kinds if not column] + ["none"] * raw_dense
+    whole = [kind for column, _, kind in kinds if not column]
     config = PrepareConfig(
         ids=ids,
         buckets=buckets,

@@ -63,8 +63,6 @@ def export(
 
         quantize_(module, 8 if bits == "8" else 4)
     if to_file:
-        if num_dense is not None and not isinstance(module, Network):
-            raise ValueError(f"{model} is a run with a network of your own, whose code no file holds: export a graph")
         save(module, out)
         size, written, inputs = out.stat().st_size, "safetensors", ""
     else:

@@ -2,6 +2,7 @@
 
 import runpy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -33,6 +34,10 @@ def plan(
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="Dtype of rows in training, for prepared data; auto: bfloat16 if float32 rows are too few."),
     ] = "auto",
+    state_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "log8"],
+        typer.Option(help="Dtype of Adagrad's state for rows; auto: log8, one byte, if bfloat16 rows are too few."),
+    ] = "auto",
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Also print what full tables and the plan cost on so many GPUs.")
     ] = None,
@@ -58,14 +63,12 @@ def plan(
             raise ValueError("--search needs prepared data to train on, not a model")
         if row_dtype != "auto":
             raise ValueError(f"--row-dtype {row_dtype} needs prepared data: a model has the dtypes of its tables")
-        planned = planner.plan(model_in(target), budget, optimizer=state)
+        planned = planner.plan(model_in(target), budget, optimizer=state, state_dtype=state_dtype)
     else:
         prepared = Prepared(target)
         dtypes = planning.TRIED_DTYPES if row_dtype == "auto" else (getattr(torch, row_dtype),)
-        if search:
-            planned = planning.search(prepared, budget, dim, optimizer=state, dtypes=dtypes, say=typer.echo)
-        else:
-            planned = planning.plan(prepared, budget, dim, optimizer=state, dtypes=dtypes)
+        make = partial(planning.search, say=typer.echo) if search else planning.plan
+        planned = make(prepared, budget, dim, optimizer=state, dtypes=dtypes, state_dtype=state_dtype)
     typer.echo(str(planned))
     if world_size is not None:
         full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]

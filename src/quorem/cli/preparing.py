@@ -49,25 +49,14 @@ def bar(console: Console) -> Iterator[Report]:
     with bars(console) as show_bar:
 
         def report(stage: str, done: float, rows: int) -> None:
-            seconds, counted = monotonic(), rows_of(stage, done, rows)
-            parts = [f"{counted:,} rows", rate(counted, seconds - began.setdefault(stage, seconds))]
-            show_bar(stage, done, " ".join(parts), ", ".join(filter(None, [f"{done:.0%}", *parts])))
+            seconds = monotonic() - began.setdefault(stage, monotonic())
+            counted = rows if stage in ("parse", "draw") else round(done * rows)  # those two do not know the total
+            parts = [f"{counted:,} rows"]
+            if seconds >= RATE_SECONDS:
+                parts.append(f"{counted / seconds:,.0f} rows/s")
+            show_bar(stage, done, " ".join(parts), ", ".join([f"{done:.0%}", *parts]))
 
         yield report
-
-
-def rows_of(stage: str, done: float, rows: int) -> int:
-    """Rows that a stage has finished. Parsing and drawing report this as ``rows``, since they do not know the total."""
-    return rows if stage in ("parse", "draw") else round(done * rows)
-
-
-def rate(rows: int, seconds: float) -> str:
-    """Rows per second as text; empty while the time is too short to measure.
-
-    >>> rate(50_000, 2.0), rate(50_000, 0.001)
-    ('25,000 rows/s', '')
-    """
-    return f"{rows / seconds:,.0f} rows/s" if seconds >= RATE_SECONDS else ""
 
 
 def features(prepared: Prepared, console: Console) -> None:

@@ -1,17 +1,12 @@
 """Progress of runs, stages and sweeps: bars on a terminal, otherwise a plain line at intervals."""
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from ..experiments import words
 from ..experiments.sweep import Sweep
 from ..training.config import RunConfig
 from ..training.loop import Status
@@ -97,91 +92,29 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def watching_sweep(console: Console, sweep: Sweep) -> Iterator[Callable[[str, int, Any], None]]:
-    """Show a sweep until the block ends; yields a function for the ``report`` argument of ``sweep.run``.
+def watching_sweep(console: Console, sweep: Sweep) -> Iterator[Callable[[], None]]:
+    """Show how many runs of a sweep are done until the block ends; yields the ``report`` argument of ``sweep.run``.
 
-    Without a terminal, a line is printed at the beginning, every ``LINE_SECONDS`` if it has changed, and at the end.
+    The counts come from the folder, and include the runs of other processes.
     """
-    view = SweepView(sweep)
-    live = Live(Text(view.summary()), console=console, refresh_per_second=4) if console.is_terminal else None
-    printed, printed_at = "", float("-inf")
+    configs = [config for group in sweep.runs for config in group]
+    began, surveyed = time.monotonic(), float("-inf")
+    done_before = sum(map(sweep.is_done, configs))
 
-    def show() -> None:
-        nonlocal printed, printed_at
-        if live is not None:
-            live.update(Text("\n".join([view.summary(), *view.lines()])))
-        elif (text := view.summary()) != printed:
-            printed, printed_at = text, time.monotonic()
-            console.print(text, soft_wrap=True)
+    def show_counts() -> None:
+        done, failed = sum(map(sweep.is_done, configs)), sum(map(sweep.has_failed, configs))
+        text = f"{done} of {len(configs)} done" + (f", {failed} failed" if failed else "")
+        left = len(configs) - done - failed
+        if left and done > done_before:
+            text += f", {clock((time.monotonic() - began) / (done - done_before) * left)} left"
+        show("runs", (done + failed) / len(configs), text, text)
 
-    def report(kind: str, worker: int, value: Any) -> None:
-        view.take(kind, worker, value)
-        if live is not None or time.monotonic() - printed_at >= LINE_SECONDS:
-            show()
+    def report() -> None:
+        nonlocal surveyed
+        if time.monotonic() - surveyed >= SURVEY_SECONDS:
+            show_counts()
+            surveyed = time.monotonic()
 
-    with live or nullcontext():
-        show()
+    with bars(console, ["runs"]) as show:
         yield report
-        view.survey()
-        show()
-
-
-class SweepView:
-    """The state of a sweep: counts from its folder, which include other processes' runs, and reports of own workers."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        self.sweep = sweep
-        self.open = [config for group in sweep.runs for config in group]
-        self.total = len(self.open)
-        self.running: dict[int, dict[RunConfig, Status]] = {}
-        self.failed: list[RunConfig] = []
-        self.began = time.monotonic()
-        self.survey()
-        self.done_before = self.done
-
-    def take(self, kind: str, worker: int, value: Any) -> None:
-        """Handle one report of a worker."""
-        runs = self.running.setdefault(worker, {})
-        if kind == "status":
-            runs[value.config] = value
-        elif kind == "settled":
-            runs.pop(value, None)
-        elif kind == "ended":
-            runs.clear()  # whether it succeeded or not, its runs are no longer running
-        if time.monotonic() - self.surveyed > SURVEY_SECONDS:
-            self.survey()
-
-    def survey(self) -> None:
-        """Update the counts from the folder."""
-        self.open = [config for config in self.open if not self.sweep.is_done(config)]
-        self.failed = [config for config in self.open if self.sweep.has_failed(config)]
-        self.done = self.total - len(self.open)
-        self.surveyed = time.monotonic()
-
-    def summary(self) -> str:
-        """Counts and the time left at the rate so far, in one line."""
-        running = sum(map(len, self.running.values()))
-        to_do = max(0, len(self.open) - len(self.failed) - running)
-        text = f"{self.done} of {self.total} runs done, {running} running, {to_do} to do"
-        if self.failed:
-            text += f", {len(self.failed)} failed"
-        if (trained := self.done - self.done_before) and to_do + running:
-            left = (time.monotonic() - self.began) / trained * (len(self.open) - len(self.failed))
-            text += f", {clock(left)} left"
-        return text
-
-    def lines(self) -> list[str]:
-        """A line for each run that workers of this process train."""
-        statuses = {config: status for runs in self.running.values() for config, status in runs.items()}
-        return [f"  {name_of(config)}: {line(status)}" for config, status in statuses.items()]
-
-
-def name_of(config: RunConfig) -> str:
-    """A run in a few words.
-
-    >>> name_of(RunConfig(data="log", threshold=200, seed=3))
-    'dlrm QR(num_collisions=4) threshold 200 adagrad seed 3'
-    """
-    threshold = f" threshold {config.threshold}" if config.threshold else ""
-    scheme = repr(config.scheme) if config.plan is None else words.scheme(json.loads(config.to_json()))
-    return f"{config.network} {scheme}{threshold} {config.optimizer} seed {config.seed}"
+        show_counts()

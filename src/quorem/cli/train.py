@@ -42,8 +42,9 @@ def train(
         typer.Option(help="Dtype of the rows in training; by default the plan's, else float32."),
     ] = None,
     state_dtype: Annotated[
-        StateDtype, typer.Option(help="Dtype of the optimizer's state for the rows; adagrad takes all three.")
-    ] = "float32",
+        StateDtype | None,
+        typer.Option(help="Dtype of Adagrad's state for the rows; by default the plan's, else float32."),
+    ] = None,
     unknown: Annotated[
         Literal["error", "rest", "hash"],
         typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
@@ -78,6 +79,8 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
+    import torch
+
     from .. import models
     from ..data.prepared import Prepared
     from ..paper.schemes import QR
@@ -91,7 +94,7 @@ def train(
     if budget is not None:
         if plan is not None:
             raise ValueError("--budget makes a plan: leave out --plan")
-        planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype)
+        planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype, state_dtype)
     if planned and (scheme is not None or collisions is not None or threshold or force):
         raise ValueError("a plan says how tables are stored: leave out --scheme, --collisions, --threshold and --force")
     bits_after: Literal[8, 4] | None = planned.get("bits") if bits is None else 8 if bits == "8" else 4
@@ -102,7 +105,7 @@ def train(
         plan=planned.get("plan"),
         bits=bits_after,
         row_dtype=row_dtype or planned.get("row_dtype", "float32"),
-        state_dtype=state_dtype,
+        state_dtype=state_dtype or planned.get("state_dtype", "float32"),
         unknown=unknown,
         network=models.pinned(network),
         preset=preset,
@@ -121,5 +124,8 @@ def train(
         max_rows=rows,
     )
     options = Options(checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
-    execution = training.Execution(device=device, threads=threads, deterministic=deterministic, options=options)
-    training.run(config, prepared, out, execution)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    training.run(config, prepared, out, device, options)

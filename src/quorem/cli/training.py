@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..experiments.conditions import Conditions, describe
 from ..files import atomic as files
 from ..modules.collection import EmbeddingCollection
 from ..ops import cpu
-from ..optimizer_names import Optimizer
+from ..optimizer_names import Optimizer, StateDtype
 from ..paper import schemes
 from ..paper.schemes import Scheme
 from ..planner import Plan
@@ -86,77 +86,48 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, An
 
 
 def plan_for(
-    budget: str, prepared: Prepared, embedding_dim: int, optimizer: Optimizer, row_dtype: str | None
+    budget: str,
+    prepared: Prepared,
+    embedding_dim: int,
+    optimizer: Optimizer,
+    row_dtype: str | None,
+    state_dtype: StateDtype | None,
 ) -> dict[str, Any]:
     """The options of ``RunConfig`` of the plan that ``quorem plan`` would make; prints the plan."""
     dtypes = planning.TRIED_DTYPES if row_dtype is None else (getattr(torch, row_dtype),)
-    planned = planning.plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes)
+    planned = planning.plan(
+        prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, state_dtype=state_dtype or "auto"
+    )
     if os.environ.get("RANK", "0") == "0":
         terminal().print(str(planned), soft_wrap=True, markup=False, highlight=False)
     return planning.options_of(planned)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How a run is carried out.
-
-    Args:
-        device: device to train on.
-        threads: number of torch's threads; None does not change it.
-        deterministic: use torch's deterministic algorithms.
-        options: checkpoints and TensorBoard.
-    """
-
-    device: str
-    threads: int | None = None
-    deterministic: bool = False
-    options: Options = Options()  # noqa: RUF009 - frozen
-
-
-def run(config: RunConfig, prepared: Prepared, out: Path, execution: Execution) -> None:
+def run(config: RunConfig, prepared: Prepared, out: Path, device: str, options: Options) -> None:
     """Train one run, show progress and print the results; continues an interrupted run in ``out``.
 
     The processes that ``torchrun`` has started train it together; only the first writes to the folder and the terminal.
-
-    Args:
-        config: configuration of the run.
-        prepared: its data.
-        out: the run's folder.
-        execution: how it is carried out.
     """
-    _set_torch(execution)
     if (out / "result.json").exists():
         if os.environ.get("RANK", "0") == "0":
-            _run(config, prepared, out, execution)
+            _run(config, prepared, out, device, options)
         return
-    with process_group(execution.device) as device:
-        execution = replace(execution, device=device)
+    with process_group(device) as own_device:
         if is_first():
-            _run(config, prepared, out, execution)
+            _run(config, prepared, out, own_device, options)
         else:
             with stop_on_signal() as stop:
-                train(config, prepared, out, device=device, stop=stop)
+                train(config, prepared, out, device=own_device, stop=stop)
 
 
-def _set_torch(execution: Execution) -> None:
-    if execution.threads is not None:
-        torch.set_num_threads(execution.threads)
-    if execution.deterministic:
-        torch.use_deterministic_algorithms(True)
-
-
-def _run(config: RunConfig, prepared: Prepared, out: Path, execution: Execution) -> None:
-    device, console = execution.device, terminal()
-    finished = (out / "result.json").exists()
+def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options: Options) -> None:
+    finished, console = (out / "result.json").exists(), terminal()
     for line in header(config, prepared, device):
         console.print(line, soft_wrap=True)
-    if not finished and (hint := busy_hint(device, execution.threads)):
-        console.print(hint, soft_wrap=True)
     compiled_before = cpu.compile_seconds()
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
-        options = replace(execution.options, report=report)
         try:
-            result = train(config, prepared, out, device=device, options=options, stop=stop)
+            result = train(config, prepared, out, device=device, options=replace(options, report=report), stop=stop)
         except KeyboardInterrupt:
             message = f"interrupted; the same command goes on from the checkpoint in {out}"
             raise KeyboardInterrupt(message) from None
@@ -165,15 +136,14 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, execution: Execution)
     if "best_epoch" in result:
         console.print(f"Kept: epoch {result['best_epoch']} of {config.epochs}, the best by validation loss.")
     for split in ("validation", "test"):
-        console.print(words.metrics(split, result[split]), soft_wrap=True)
+        text = "log loss {log_loss:.5f}, AUC {auc:.5f}, accuracy {accuracy:.4f}, calibration {calibration:.4f}"
+        console.print(f"{split}: {text.format(**result[split])}", soft_wrap=True)
     if not finished:
         compiling = cpu.compile_seconds() - compiled_before
-        once = (
-            f", {compiling:,.1f} s of them to compile CPU kernels, which are kept for later runs"
-            if compiling >= 1
-            else ""
-        )
-        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s{once}")
+        text = f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s"
+        if compiling >= 1:
+            text += f", {compiling:,.1f} s of them to compile CPU kernels, which are kept for later runs"
+        console.print(text)
     console.print(f"Next: {command('report', out)}", soft_wrap=True)
 
 
@@ -185,31 +155,22 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     size = sum(p.nbytes for p in tables.parameters())
     full_size = sum(4 * spec.num_embeddings * spec.embedding_dim for spec in tables.specs)  # float32
     about = describe(prepared, config.data)
-    rows = min(config.max_rows or about["rows"]["train"], about["rows"]["train"])
+    rows = min(config.max_rows or about.rows["train"], about.rows["train"])
     conditions = Conditions(config.data, rows, config.epochs, config.batch_size)
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
     hardware = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
+    smaller = f", {full_size / size:,.3g} times smaller than full float32 tables" if full_size > 1.01 * size else ""
     dtype = "" if config.row_dtype == "float32" else f", {config.row_dtype}"
     state = "" if config.state_dtype == "float32" else f" state in {config.state_dtype},"
     return [
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {parameters:,} parameters",
         f"tables    {scheme}, D = {config.embedding_dim}{dtype}: {tables.num_parameters:,} parameters,"
-        f" {words.size(size)}, {full_size / size:,.3g} times smaller than full float32 tables",
+        f" {words.size(size)}{smaller}",
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
         f"training  {conditions.text()}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
         f"{state} seed {config.seed}",
         f"device    {device}, {hardware}",
     ]
-
-
-def busy_hint(device: str, threads: int | None) -> str:
-    """A hint to use ``--threads`` if other processes keep the cores busy; empty otherwise."""
-    if device != "cpu" or threads is not None or torch.get_num_threads() == 1 or not hasattr(os, "getloadavg"):
-        return ""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load < 0.75 * cores:
-        return ""
-    return f"Other processes are busy (load {load:.1f} on {cores} cores): --threads 1 may be faster."

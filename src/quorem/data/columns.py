@@ -92,7 +92,8 @@ def choose_columns(
     taken = {*named.all, *named.bags, *drop}
     source.check_present(taken)
     others = [name for name in source.schema if name not in taken]
-    dense, categorical, bags = named.dense, named.categorical, named.bags
+    dense, bags = named.dense, named.bags
+    categorical = tuple(dict.fromkeys(named.categorical + bags))
     if infer_others or not (dense or categorical):
         if others:
             inferred = infer(source.first_rows(others, ROWS), named.multi_separator, named.missing)
@@ -105,8 +106,6 @@ def choose_columns(
             )
     if not categorical:
         raise ValueError("categorical must name at least one column")
-    if extra := sorted(set(bags) - set(categorical)):
-        raise ValueError(f"multi ({', '.join(extra)}) must be among the categorical columns")
     bags = tuple(name for name in categorical if name in bags or source.schema[name] in (pl.List, pl.Array))
     columns = replace(named, dense=dense, categorical=categorical, bags=bags)
     return ChosenColumns(columns, inferred, [] if inferred else others)

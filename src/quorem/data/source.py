@@ -92,7 +92,7 @@ def open_source(path: Path, separator: str | None = None, label: str | None = No
     Args:
         path: the file.
         separator: separator between the fields of a CSV file; None means the first of ``, ; tab |`` with which
-            ``label`` is a column, or a comma if none is.
+            ``label`` is a column, or if none is, the one that makes the most columns.
         label: name of a column.
         size: bytes of text that are parsed at a time.
 
@@ -107,7 +107,9 @@ def open_source(path: Path, separator: str | None = None, label: str | None = No
         if text.head.data.startswith(magic):
             raise ValueError(f"{path} is {kind} file, but must be CSV, or Parquet with a name that ends in .parquet")
     if separator is None:
-        separator = next((s for s in SEPARATORS if _is_column(text, s, label)), SEPARATORS[0])
+        headers = {separator: _header(text, separator) for separator in SEPARATORS}
+        most = max(SEPARATORS, key=lambda separator: max(len(headers[separator]), 1))
+        separator = next((separator for separator in SEPARATORS if label in headers[separator]), most)
     check_separator("separator", separator)
     names, header_lines = text.header(separator)
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
@@ -115,11 +117,11 @@ def open_source(path: Path, separator: str | None = None, label: str | None = No
     return Source(path, dict.fromkeys(names, pl.String()), separator, text, header_lines)
 
 
-def _is_column(text: TextFile, separator: str, name: str | None) -> bool:
+def _header(text: TextFile, separator: str) -> list[str]:
     try:
-        return name in text.header(separator)[0]
+        return text.header(separator)[0]
     except ValueError:  # quotes that make no sense with this separator
-        return False
+        return []
 
 
 def check_separator(name: str, value: str) -> None:

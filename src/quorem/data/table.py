@@ -108,7 +108,10 @@ def _with_clicks(source: Source, columns: Columns, rows: Iterator[ParsedRows]) -
         assert columns.label is not None
         values = source.first_rows([columns.label], 1000)[columns.label].unique(maintain_order=True).to_list()
         shown = ", ".join(map(repr, values[:5])) + ", ..." * (len(values) > 5)
-        raise ValueError(f"positive ({columns.positive!r}) must be a value of {columns.label}, which has {shown}")
+        raise ValueError(
+            f"positive ({columns.positive!r}) must be a value of {columns.label}, or a bound such as '>=4' that some of"
+            f" its values reach; it has {shown}"
+        )
 
 
 def read_columns(source: Source, columns: Columns, malformed: Malformed) -> Iterator[ParsedRows]:

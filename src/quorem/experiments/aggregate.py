@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import models
-from ..files.atomic import read, write
+from ..files.atomic import write
 from ..paper.schemes import to_json
 from ..training.config import RunConfig
 from ..training.model import collection_of
-from ..training.run import read_metrics, read_result
+from ..training.run import read_config, read_metrics, read_result
 from ..training.tables import tables_of_run
 from . import words
 from .conditions import conditions_of
-from .figures import Axes, Figure, FigurePlan, Point, Result, grouped
+from .figures import Axes, CurvePoint, Dataset, Figure, FigurePlan, Made, PlannedPoint, Result, grouped
 
 
 def aggregate(plan: FigurePlan, folder: Path) -> Figure:
@@ -30,20 +30,20 @@ def aggregate(plan: FigurePlan, folder: Path) -> Figure:
 
     A point without a finished run is left out, unless the figure only counts parameters.
     """
-    points, made = [], dict(plan.made)
-    for point, configs in zip(plan.points, plan.runs, strict=True):
-        runs = [folder / "runs" / config.key() for config in configs]
-        finished = [run for config, path in zip(configs, runs, strict=True) if (run := finished_run(config, path))]
-        data = plan.made["datasets"][configs[0].data]
+    points, made = [], plan.made
+    for point in plan.points:
+        runs = [(config, folder / "runs" / config.key()) for config in point.runs]
+        finished = [run for config, path in runs if (run := finished_run(config, path))]
+        data = made.datasets[point.runs[0].data]
         if finished:
-            made |= {name: finished[0].result[name] for name in ("device", "versions", "commit")}
-            trained = result_of(point.series, point.x, finished, data["path"])
+            made = dataclasses.replace(made, **facts_of(finished[0]))
+            trained = result_of(point.series, point.x, finished, data.path)
             if plan.axes.y != "parameters":
-                failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in configs)
-                trained = dataclasses.replace(trained, missing=len(configs) - len(finished), failed=failed)
+                failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in point.runs)
+                trained = dataclasses.replace(trained, missing=len(runs) - len(finished), failed=failed)
             points.append(trained)
         elif plan.axes.y == "parameters":
-            points.append(counted(point, configs[0], data))
+            points.append(counted(point, data))
     return Figure(axes=plan.axes, made=made, points=points)
 
 
@@ -68,6 +68,11 @@ def finished_run(config: RunConfig, folder: Path) -> FinishedRun | None:
         return FinishedRun(config, read_result(path), folder)
     except ValueError as error:
         raise ValueError(f"{error}; remove it, and the next command trains the run again") from None
+
+
+def facts_of(run: FinishedRun) -> dict[str, Any]:
+    """Device, versions and commit of a run, for ``Made``."""
+    return {name: run.result[name] for name in ("device", "versions", "commit")}
 
 
 def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: str) -> Result:
@@ -113,24 +118,23 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
     )
 
 
-def counted(point: Point, config: RunConfig, data: dict[str, Any]) -> Result:
+def counted(point: PlannedPoint, data: Dataset) -> Result:
     """A point without trained runs, for which only the parameters are counted."""
-    tables = tables_of_run(config, data["cardinalities"])
-    embeddings = collection_of(tables, config.row_dtype, "meta")
+    config = point.runs[0]
+    embeddings = collection_of(tables_of_run(config, data.cardinalities), config.row_dtype, "meta")
     model = models.build(
-        config.network, embeddings, preset=config.preset, num_dense=data["num_dense"], device=torch.device("meta")
+        config.network, embeddings, preset=config.preset, num_dense=data.num_dense, device=torch.device("meta")
     )
-    parameters = sum(p.numel() for p in model.parameters())
     return Result(
         network=config.network,
         series=point.series,
         x=point.x,
-        parameters=parameters,
+        parameters=sum(p.numel() for p in model.parameters()),
         bytes=sum(p.nbytes for p in model.parameters()),
         embedding_parameters=embeddings.num_parameters,
         embedding_bytes=sum(p.nbytes for p in embeddings.parameters()),
         config=without_seed(config),
-        command=command_of(config, data["path"]),
+        command=command_of(config, data.path),
     )
 
 
@@ -140,28 +144,17 @@ def figure_of_run(folder: Path) -> Figure:
     Raises:
         ValueError: if the run is not finished, or a file of it is damaged.
     """
-    config = RunConfig.from_json(read(folder / "run.json"))
+    config = read_config(folder / "run.json")
     run = finished_run(config, folder)
     if run is None:
         raise ValueError(f"{folder} holds a run that is not finished: the command that started it resumes it")
     point = result_of(words.scheme(without_seed(config)), None, [run], "DATA")
     y_label = "validation log loss"
     if not point.curve:  # the run was not validated during training
-        losses = [
-            [line["step"], line["loss"], None]
-            for line in read_metrics(folder / "metrics.jsonl").lines
-            if "loss" in line
-        ]
+        metrics = read_metrics(folder / "metrics.jsonl").lines
+        losses: list[CurvePoint] = [(line["step"], line["loss"], None) for line in metrics if "loss" in line]
         point, y_label = dataclasses.replace(point, curve=losses), "training log loss, mean of 100 steps"
-    made = {
-        "command": point.command,
-        "data": {
-            "name": folder.absolute().name,
-            "identity": config.data,
-            "rows": {"train": _rows(run)},
-        },
-        **{name: run.result[name] for name in ("device", "versions", "commit")},
-    }
+    made = Made(command=point.command, data=_dataset(run, folder.absolute().name), **facts_of(run))
     axes = Axes(name="run", title="One run", x="step", x_label="iterations", y="validation", y_label=y_label)
     return Figure(axes=axes, made=made, points=[point])
 
@@ -175,33 +168,24 @@ def figure_of_runs(folder: Path) -> Figure | None:
         ValueError: if a file of a run is damaged.
     """
     paths = sorted(path.parent for path in folder.rglob("run.json"))
-    runs = [run for path in paths if (run := finished_run(RunConfig.from_json(read(path / "run.json")), path))]
+    runs = [run for path in paths if (run := finished_run(read_config(path / "run.json"), path))]
     if not runs:
         return None
     points = []
     for members in grouped(runs, lambda run: dataclasses.replace(run.config, seed=0)).values():
-        config = without_seed(members[0].config)
-        point = result_of(words.method(config), None, members, "DATA")
+        point = result_of(words.method(without_seed(members[0].config)), None, members, "DATA")
         points.append(dataclasses.replace(point, runs=[str(run.folder.relative_to(folder)) for run in members]))
-    datasets = {
-        run.config.data: {"name": run.config.data[:8], "identity": run.config.data, "rows": {"train": _rows(run)}}
-        for run in runs
-    }
-    made = {"command": f"quorem report {folder}", "data": next(iter(datasets.values())), "datasets": datasets}
-    made |= {name: runs[0].result[name] for name in ("device", "versions", "commit")}
-    axes = Axes(
-        name="runs",
-        title="Finished runs",
-        x="embedding_bytes",
-        x_label="bytes of the embedding tables",
-        x_log=True,
-    )
+    datasets = {run.config.data: _dataset(run, run.config.data[:8]) for run in runs}
+    data = datasets[runs[0].config.data]
+    made = Made(command=f"quorem report {folder}", data=data, datasets=datasets, **facts_of(runs[0]))
+    label = "bytes of the embedding tables"
+    axes = Axes(name="runs", title="Finished runs", x="embedding_bytes", x_label=label, x_log=True)
     return Figure(axes=axes, made=made, points=points)
 
 
-def _rows(run: FinishedRun) -> int:
-    """The training rows of an epoch."""
-    return int(run.result["rows"]) // run.config.epochs
+def _dataset(run: FinishedRun, name: str) -> Dataset:
+    """The data of a run, of which its folder knows the training rows of an epoch only."""
+    return Dataset(name=name, identity=run.config.data, rows={"train": int(run.result["rows"]) // run.config.epochs})
 
 
 def without_seed(config: RunConfig) -> dict[str, Any]:
@@ -218,8 +202,8 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     return mean(values), stdev(values) if len(values) > 1 else None
 
 
-def curve(metrics: Sequence[Path]) -> list[list[float | None]]:
-    """``[step, mean, deviation]`` of the validation loss at the steps where every trial has one."""
+def curve(metrics: Sequence[Path]) -> list[CurvePoint]:
+    """Step, mean and deviation of the validation loss at the steps where every trial has one."""
     trials = []
     for path in metrics:
         lines, damaged, is_final = read_metrics(path)
@@ -229,7 +213,7 @@ def curve(metrics: Sequence[Path]) -> list[list[float | None]]:
     steps = sorted(set.intersection(*map(set, trials)))
     if len(steps) < 2:  # the final validation alone does not make a curve
         return []
-    return [[step, *mean_and_deviation([trial[step] for trial in trials])] for step in steps]
+    return [(step, *mean_and_deviation([trial[step] for trial in trials])) for step in steps]
 
 
 def command_of(config: RunConfig, data: str) -> str:
@@ -258,16 +242,10 @@ CSV_COLUMNS = (
 def write_csv(figure: Figure, path: Path) -> None:
     """Write one line for each point; the deviation of a single trial is empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for point in figure.points:
-        values = vars(point) | conditions_of(point, figure.made)._asdict()
-        values |= {
-            "figure": figure.axes.name,
-            "scheme": json.dumps(point.config["scheme"]),
-            "threshold": point.config["threshold"],
-        }
-        if point.trials < 2:
-            values |= dict.fromkeys(("test_sd", "validation_sd", "auc_sd"))
-        writer.writerow(["" if values[name] is None else values[name] for name in CSV_COLUMNS])
+        scheme = {"scheme": json.dumps(point.config["scheme"]), "threshold": point.config["threshold"]}
+        conditions = conditions_of(point, figure.made)._asdict()
+        writer.writerow({"figure": figure.axes.name, **vars(point), **conditions, **scheme})
     write(path, text.getvalue())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..paper.schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
 from .figures import Axes, Point
-from .settings import Study
+from .paper_figures import Study
 
 SHARES = (4, 16, 60, 250, 1000)  # rows of the full table for each stored row
 AXES = Axes(
@@ -17,7 +17,6 @@ AXES = Axes(
     title="Beyond the paper: 2, 3 and 4 tables at equal budgets",
     x="embedding_bytes",
     x_label="bytes of the embedding tables",
-    x_column="1 /",
     x_log=True,
     paper="Not in the paper, whose experiments have two tables, one of them large.",
     baseline="full",

@@ -1,18 +1,18 @@
 """The conditions that runs must share to be compared: data, number of rows and epochs, and batch size."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..data.prepared import Prepared
-from .figures import Figure, Result, grouped
+from .figures import Dataset, Figure, Made, Result, grouped
 
 
 class Conditions(NamedTuple):
-    """The data by its identity, the training rows of an epoch (None if unknown), the epochs and the batch size."""
+    """The data by its identity, the training rows of an epoch, the epochs and the batch size."""
 
     data: str
-    rows: int | None
+    rows: int
     epochs: int
     batch_size: int
 
@@ -22,8 +22,7 @@ class Conditions(NamedTuple):
         >>> Conditions("log", 3000, 1, 128).text()
         '3,000 rows, 1 epoch, batch 128'
         """
-        rows = "an unknown number of rows" if self.rows is None else f"{self.rows:,} rows"
-        return f"{rows}, {self.epochs} epoch{'s' * (self.epochs != 1)}, batch {self.batch_size}"
+        return f"{self.rows:,} rows, {self.epochs} epoch{'s' * (self.epochs != 1)}, batch {self.batch_size}"
 
     def file_suffix(self) -> str:
         """A suffix for file names that differ only by the conditions.
@@ -31,42 +30,27 @@ class Conditions(NamedTuple):
         >>> Conditions("log", 3000, 2, 128).file_suffix()
         '-3000-rows-2-epochs-batch-128-log'
         """
-        rows = "unknown" if self.rows is None else str(self.rows)
-        return f"-{rows}-rows-{self.epochs}-epochs-batch-{self.batch_size}-{self.data[:8]}"
+        return f"-{self.rows}-rows-{self.epochs}-epochs-batch-{self.batch_size}-{self.data[:8]}"
 
 
-def describe(prepared: Prepared, identity: str) -> dict[str, Any]:
+def describe(prepared: Prepared, identity: str) -> Dataset:
     """What the page says about prepared data."""
-    return {
-        "name": prepared.path.absolute().name,
-        "path": str(prepared.path),
-        "identity": identity,
-        "rows": {name: len(prepared.split(name, check=False)) for name in ("train", "validation", "test")},
-        "num_dense": len(prepared.dense_names),
-        "cardinalities": list(prepared.cardinalities),
-    }
+    return Dataset(
+        name=prepared.path.absolute().name,
+        path=str(prepared.path),
+        identity=identity,
+        rows={name: len(prepared.split(name, check=False)) for name in ("train", "validation", "test")},
+        num_dense=len(prepared.dense_names),
+        cardinalities=list(prepared.cardinalities),
+    )
 
 
-def dataset_of(made: Mapping[str, Any], identity: str | None) -> Mapping[str, Any]:
-    """The description of the data with that identity; or of the figure's only data, if there is no such entry."""
-    datasets = made.get("datasets")
-    if isinstance(datasets, Mapping) and isinstance(dataset := datasets.get(identity), Mapping):
-        return dataset
-    data = made.get("data")
-    return data if isinstance(data, Mapping) else {"name": data or "data"}
-
-
-def conditions_of(point: Result, made: Mapping[str, Any]) -> Conditions:
+def conditions_of(point: Result, made: Made) -> Conditions:
     """The conditions under which a point was trained."""
-    config = point.config
-    data = dataset_of(made, config.get("data"))
-    splits = data.get("rows")
-    rows = splits.get("train") if isinstance(splits, Mapping) else None
-    limit = config.get("max_rows")
-    if isinstance(limit, int):
-        rows = limit if not isinstance(rows, int) else min(limit, rows)
-    identity = str(data.get("identity", data.get("name", "data")))
-    return Conditions(identity, rows, int(config.get("epochs", 1)), int(config.get("batch_size", 128)))
+    config, data = point.config, made.dataset(point.config.get("data"))
+    rows, limit = data.rows["train"], config.get("max_rows")
+    rows = min(limit, rows) if isinstance(limit, int) else rows
+    return Conditions(data.identity, rows, int(config.get("epochs", 1)), int(config.get("batch_size", 128)))
 
 
 def all_conditions(figure: Figure) -> list[Conditions]:
@@ -85,12 +69,11 @@ def split(figure: Figure) -> list[Figure]:
     along_x = None not in xs and figure.axes.x == "x" and len(xs) == len(set(xs))  # each x has one of the conditions
     if len(parts) < 2 or along_x:
         return [figure]
-    return [dataclasses.replace(figure, made=_made_of(figure, points), points=points) for points in parts.values()]
-
-
-def _made_of(figure: Figure, points: Sequence[Result]) -> dict[str, Any]:
-    """``made`` for a part of a figure: that of the figure, with the part's own data."""
-    return {**figure.made, "data": dict(dataset_of(figure.made, points[0].config.get("data")))}
+    data = [figure.made.dataset(points[0].config.get("data")) for points in parts.values()]
+    return [
+        dataclasses.replace(figure, made=dataclasses.replace(figure.made, data=own), points=points)
+        for own, points in zip(data, parts.values(), strict=True)
+    ]
 
 
 def file_names(figures: Sequence[Figure]) -> list[str]:

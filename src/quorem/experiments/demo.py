@@ -16,11 +16,11 @@ from ..training.config import RunConfig
 from ..training.loop import Options, Status, stop_on_signal, train_many
 from ..training.model import data_identity
 from ..training.tables import counted_tables, tables_of
-from . import figure4, words
-from .aggregate import FinishedRun, result_of
+from . import words
+from .aggregate import FinishedRun, facts_of, result_of
 from .conditions import describe
-from .figures import Figure, Result
-from .settings import validation_interval
+from .figures import Figure, Made, Result
+from .paper_figures import FIGURE4, validation_interval
 
 ROWS, SCALE = 100_000, 0.002  # rows of the synthetic log, and its cardinalities relative to Criteo's
 POINTS = 12  # points of a curve
@@ -34,7 +34,7 @@ SCHEMES: dict[str, Scheme] = {
     "hash, 60 collisions": Hash(60),
     "mult, 60 collisions": QR(60),
 }
-AXES = replace(figure4.AXES, name="demo", title="Validation loss while training", paper="")
+AXES = replace(FIGURE4, name="demo", title="Validation loss while training", paper="")
 
 
 def make_log(out: Path, seed: int, num_rows: int = ROWS) -> Prepared:
@@ -78,15 +78,9 @@ def train_all(
     workers = WORKERS if device == "cpu" else 1
     with stop_on_signal() as stop:
         results = train_many(list(configs), prepared, outs, device=device, options=options, stop=stop, workers=workers)
-    points = [
-        result_of(name, None, [FinishedRun(config, result, out)], str(prepared.path))
-        for (config, name), result, out in zip(configs.items(), results, outs, strict=True)
-    ]
-    made = {
-        "command": "quorem demo",
-        "data": describe(prepared, next(iter(configs)).data),
-        **{name: results[0][name] for name in ("device", "versions", "commit")},
-    }
+    runs = [FinishedRun(*parts) for parts in zip(configs, results, outs, strict=True)]
+    points = [result_of(configs[run.config], None, [run], str(prepared.path)) for run in runs]
+    made = Made(command="quorem demo", data=describe(prepared, runs[0].config.data), **facts_of(runs[0]))
     return Figure(axes=AXES, made=made, points=sorted(points, key=lambda p: -p.embedding_bytes))
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,7 +18,7 @@ from ..files.checked_json import build
 from ..training.config import RunConfig
 
 PLAN_FORMAT = "quorem-plan-1"
-
+CurvePoint = tuple[float, float | None, float | None]  # step, mean and deviation of the loss
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -34,7 +34,6 @@ class Axes:
         x: the x axis: ``"x"`` (of the point), ``"parameters"``, ``"embedding_bytes"`` or ``"step"``, which draws the
             curves of validation loss over training.
         x_label: label of the x axis.
-        x_column: text before a value of x in the column heads of tables.
         y: the y axis: ``"test"`` or ``"validation"`` (log loss, with its deviation), or ``"parameters"``.
         y_label: label of the y axis.
         x_log: whether the x axis is logarithmic.
@@ -53,7 +52,6 @@ class Axes:
     title: str
     x: Literal["x", "parameters", "embedding_bytes", "step"] = "x"
     x_label: str
-    x_column: str = "x ="
     y: Literal["test", "validation", "parameters"] = "test"
     y_label: str = "test log loss"
     x_log: bool = False
@@ -82,7 +80,7 @@ class Point:
         data: folder of prepared data, if it is not that of the sweep.
 
     Raises:
-        ValueError: if one of the first three is something else.
+        ValueError: if ``x`` or ``options`` is something else.
 
     >>> from quorem import QR
     >>> Point(series="mult", x=4, options={"network": "dcn", "scheme": QR(4)}).options["scheme"]
@@ -96,8 +94,6 @@ class Point:
 
     def __post_init__(self) -> None:
         """Check the fields: a point that could not be drawn is not trained."""
-        if not isinstance(self.series, str):
-            raise ValueError(f"series ({self.series!r}) must be text")
         if self.x is not None and not (isinstance(self.x, int | float) and math.isfinite(self.x)):
             raise ValueError(f"x ({self.x!r}) of point {self.series!r} must be a finite number, or None")
         if not isinstance(self.options, Mapping):
@@ -112,7 +108,7 @@ class Result:
         optimizer: the chosen optimizer, with the lower mean validation loss.
         others: mean validation and test loss with each optimizer, including the chosen one.
         test_losses: test loss of each trial.
-        curve: ``[step, mean, deviation]`` of the validation loss during training; empty if it was not measured.
+        curve: step, mean and deviation of the validation loss during training; empty if it was not measured.
             As in ``test_sd``, ``validation_sd`` and ``auc_sd``, the deviation of a single trial is None.
         trials: number of finished trials. ``missing`` trials (with any optimizer) are not finished, of which
             ``failed`` failed. Without finished trials, as in a figure that only counts parameters, means and
@@ -145,14 +141,9 @@ class Result:
     runs: list[str] = field(default_factory=list)
     command: str
     test_losses: list[float] = field(default_factory=list)
-    curve: list[list[float | None]] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
     missing: int = 0
     failed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the curve."""
-        if wrong := next((row for row in self.curve if len(row) != 3), None):
-            raise ValueError(f"curve ({wrong}) must have rows of three numbers")
 
     def loss(self, split: str) -> tuple[float | None, float | None]:
         """Mean and deviation of the log loss on a split, ``"test"`` or ``"validation"``."""
@@ -168,11 +159,55 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Prepared data: ``rows`` of each split, and the number of ids of each categorical feature."""
+
+    name: str
+    identity: str
+    rows: dict[str, int]
+    path: str = ""
+    num_dense: int = 0
+    cardinalities: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Check that the training rows are counted."""
+        if "train" not in self.rows:
+            raise ValueError(f"rows ({self.rows}) must have those of train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """How the numbers of a figure were made.
+
+    Args:
+        command: the command that made them.
+        data: the figure's data, or the first of them.
+        datasets: all its data, by identity; empty if there is only one.
+        trials: seeds of each setting.
+        optimizers: optimizers of each setting.
+    """
+
+    command: str
+    data: Dataset
+    datasets: dict[str, Dataset] = field(default_factory=dict)
+    date: str = ""
+    trials: int = 1
+    optimizers: list[str] = field(default_factory=list)
+    device: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+
+    def dataset(self, identity: str | None) -> Dataset:
+        """The data with that identity; the figure's only data, if there is no such entry."""
+        return self.datasets.get(identity or "", self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure with its numbers; ``made`` says how they were made: command, data, device, versions, commit, trials."""
+    """A figure with its numbers."""
 
     axes: Axes
-    made: dict[str, Any]
+    made: Made
     points: list[Result]
 
     def write(self, path: Path) -> None:
@@ -193,55 +228,37 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class _PlannedPoint:
-    """A point of a plan's file."""
+class PlannedPoint:
+    """A point with its runs: a configuration for every optimizer and seed."""
 
     series: str
     x: float | None
     runs: list[RunConfig]
 
 
-@dataclass(frozen=True)
-class _PlanFile:
-    """The contents of a plan's file."""
+@dataclass(frozen=True, kw_only=True)
+class FigurePlan:
+    """A figure and the runs for each of its points."""
 
-    format: str
     axes: Axes
-    made: dict[str, Any]
-    points: list[_PlannedPoint]
+    made: Made
+    points: list[PlannedPoint]
+    format: str = PLAN_FORMAT
 
     def __post_init__(self) -> None:
         """Check that each point has runs, and each run its data."""
         if self.format != PLAN_FORMAT:
             raise ValueError(f"format ({self.format!r}) must be {PLAN_FORMAT!r}")
-        datasets = self.made.get("datasets")
-        if not isinstance(datasets, dict) or not all(isinstance(about, dict) for about in datasets.values()):
-            raise ValueError("made.datasets must be an object of objects")
         for point in self.points:
-            if not point.runs or not all(config.data in datasets for config in point.runs):
+            if not point.runs or not all(config.data in self.made.datasets for config in point.runs):
                 raise ValueError(f"point {point.series!r} must have runs on data of made.datasets")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FigurePlan:
-    """A figure and the runs for each of its points; ``made`` is as in ``Figure``.
-
-    ``runs[i]`` are the configurations for ``points[i]``, with every optimizer and seed.
-    """
-
-    axes: Axes
-    made: dict[str, Any]
-    points: Sequence[Point]
-    runs: Sequence[Sequence[RunConfig]]
 
     def write(self, path: Path) -> None:
         """Write as JSON."""
-        points = [
-            {"series": p.series, "x": p.x, "runs": [json.loads(config.to_json()) for config in runs]}
-            for p, runs in zip(self.points, self.runs, strict=True)
-        ]
-        contents = {"axes": dataclasses.asdict(self.axes), "made": self.made, "points": points}
-        files.write_json(path, {"format": PLAN_FORMAT, **contents})
+        runs = [[json.loads(config.to_json()) for config in point.runs] for point in self.points]
+        points = [{"series": p.series, "x": p.x, "runs": r} for p, r in zip(self.points, runs, strict=True)]
+        contents = {"axes": dataclasses.asdict(self.axes), "made": dataclasses.asdict(self.made), "points": points}
+        files.write_json(path, {"format": self.format, **contents})
 
     @classmethod
     def read(cls, path: Path) -> "FigurePlan":
@@ -252,8 +269,6 @@ class FigurePlan:
         """
         try:
             converters = {RunConfig: lambda run: RunConfig.from_json(json.dumps(run))}
-            values = build(_PlanFile, files.read_json(path), converters=converters)
-            points = [Point(series=point.series, x=point.x, options={}) for point in values.points]
+            return build(cls, files.read_json(path), converters=converters)
         except ValueError as error:
             raise ValueError(f"{path} does not hold a plan: {error}") from None
-        return cls(axes=values.axes, made=values.made, points=points, runs=[point.runs for point in values.points])

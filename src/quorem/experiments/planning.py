@@ -1,19 +1,20 @@
 """``quorem plan`` for prepared data: plan by the counts in its training rows, or search for a plan by training."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from ..checks import dtype_name
 from ..data.prepared import Prepared
-from ..optimizer_names import Optimizer
-from ..planner import Plan, Rule, modules_of, plan_modules
+from ..optimizer_names import Optimizer, StateDtype
+from ..planner import NARROWING, Plan, Rule, modules_of, plan_modules
 from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
 from ..training.tables import counted_tables
 
-PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), Rule(kept_per_row=3), Rule(rarely=5))
+PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), *(Rule(times_narrower=n) for n in NARROWING))
 TRIED_DTYPES = (torch.float32, torch.bfloat16)  # the second if not all ids seen more than once get a row in the first
 SEARCH_ROWS = 200_000  # the most rows of a search, which also uses at most half of the training rows
 WORKERS = 2  # models that train at a time
@@ -26,6 +27,7 @@ def plan(
     *,
     optimizer: Optimizer | None,
     dtypes: Sequence[torch.dtype] = TRIED_DTYPES,
+    state_dtype: StateDtype | Literal["auto"] = "auto",
     rule: Rule = Rule(),  # noqa: B008
 ) -> Plan:
     """Plan the tables of prepared data by how often ids occur in the training rows.
@@ -36,17 +38,23 @@ def plan(
         embedding_dim: width of a row.
         optimizer: the optimizer whose state counts; None plans for serving, with rows in float32, 8 bits or 4 bits.
         dtypes: dtypes that rows may have in training.
+        state_dtype: dtype of the optimizer's state for rows; ``"auto"`` is log8 if rows in bfloat16 are too few.
         rule: how the budget is divided.
     """
     dtypes = dtypes if optimizer is not None else dtypes[:1]
     modules = modules_of(counted_tables(prepared, embedding_dim), dtypes[0])
-    return plan_modules(modules, budget, optimizer=optimizer, dtypes=dtypes, rule=rule)
+    return plan_modules(modules, budget, optimizer=optimizer, dtypes=dtypes, state_dtype=state_dtype, rule=rule)
 
 
 def options_of(planned: Plan) -> dict[str, Any]:
     """The options of ``RunConfig`` that a plan determines."""
-    dtype = planned.tables[0].dtype
-    return {"plan": dict(planned), "row_dtype": str(dtype).removeprefix("torch."), "bits": planned.bits}
+    row_dtype = dtype_name(planned.tables[0].dtype)
+    return {
+        "plan": dict(planned),
+        "row_dtype": row_dtype,
+        "state_dtype": planned.state_dtype,
+        "bits": planned.bits,
+    }
 
 
 def search(
@@ -56,6 +64,7 @@ def search(
     *,
     optimizer: Optimizer | None,
     dtypes: Sequence[torch.dtype] = TRIED_DTYPES,
+    state_dtype: StateDtype | Literal["auto"] = "auto",
     say: Callable[[str], None],
 ) -> Plan:
     """The best of a few plans with different rules: DLRM is trained on a part of the rows, and validation decides.
@@ -64,7 +73,14 @@ def search(
     """
     plans: dict[Rule, Plan] = {}
     for rule in PLAN_RULES:
-        planned = plan(prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, rule=rule)
+        try:
+            planned = plan(
+                prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, state_dtype=state_dtype, rule=rule
+            )
+        except ValueError:  # the first rule gives a plan wherever there is one
+            if not plans:
+                raise
+            continue
         if planned not in plans.values():
             plans[rule] = planned
     if len(plans) == 1:
@@ -81,7 +97,7 @@ def search(
     results = train_many(configs, prepared, workers=WORKERS)
     losses = {rule: float(r["validation"]["log_loss"]) for rule, r in zip(plans, results, strict=True)}
     for rule, loss in losses.items():
-        about = f"pool of at most {rule.pool_share:.0%} of the rows, {rule.kept_per_row:g} ids a row"
-        about += f", seen more than {rule.rarely} time{'s' * (rule.rarely > 1)}"
+        width = min(scheme.width or embedding_dim for scheme in plans[rule].values())
+        about = f"rows of {width} numbers, pool of at most {rule.pool_share:.0%} of the rows"
         say(f"  {about}: validation log loss {loss:.5f}")
     return plans[min(losses, key=losses.__getitem__)]

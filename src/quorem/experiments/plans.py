@@ -11,7 +11,7 @@ from ..paper.schemes import QR, Hash
 from ..planner import plan
 from . import budgets
 from .figures import Point
-from .settings import Study
+from .paper_figures import Study
 
 DIM = 16
 AXES = replace(

@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import json
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ from .. import models
 from ..data.prepared import Prepared
 from ..training.config import DEFAULT_LRS, RunConfig
 from ..training.model import data_identity
-from . import budgets, figure4, figure5, figure6, figure7, plans, sweep, table1
+from . import budgets, paper_figures, plans, sweep
 from .aggregate import aggregate, figure_of_run, figure_of_runs, write_csv
 from .conditions import describe, file_names, split
-from .figures import Axes, Figure, FigurePlan, Point
+from .figures import Axes, Dataset, Figure, FigurePlan, Made, PlannedPoint, Point
+from .paper_figures import PaperFigure
 
-PAPER = {module.AXES.name: module for module in (figure4, figure5, figure6, figure7, table1)}
-FIGURES = PAPER | {"budgets": budgets, "plans": plans}
+FIGURES = paper_figures.FIGURES | {
+    "budgets": PaperFigure(budgets.AXES, budgets.points),
+    "plans": PaperFigure(plans.AXES, plans.points),
+}
 
 
 def plan(
@@ -36,34 +39,31 @@ def plan(
         if name not in DEFAULT_LRS:
             raise ValueError(f"optimizers ({name!r}) must be of {', '.join(DEFAULT_LRS)}")
     every_trial: list[dict[str, Any]] = [{"optimizer": o, "seed": seed} for o in optimizers for seed in range(trials)]
-    datasets: dict[Path, dict[str, Any]] = {}
-    runs = []
+    datasets: dict[Path, Dataset] = {}
+    planned = []
     for point in points:
         if (folder := Path(point.data) if point.data else data) is None:
             raise ValueError(f"point {point.series!r} has no data: give --data, or data= of the point")
         if folder not in datasets:
             prepared = Prepared(folder)
             datasets[folder] = describe(prepared, data_identity(prepared))
-        data_name, options = datasets[folder]["identity"], _pinned(point.options)
+        identity, options = datasets[folder].identity, dict(point.options)
+        if isinstance(network := options.get("network"), str):
+            options["network"] = models.pinned(network)  # with a digest of the user's file, if it names one
         try:
-            runs.append([RunConfig(data=data_name, **trial, **options) for trial in every_trial])
+            runs = [RunConfig(data=identity, **trial, **options) for trial in every_trial]
         except TypeError as error:
             raise ValueError(f"options of point {point.series!r} at {point.x}: {error}") from None
-    made = {
-        "command": command,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "data": next(iter(datasets.values()), {}),
-        "datasets": {dataset["identity"]: dataset for dataset in datasets.values()},
-        "trials": trials,
-        "optimizers": list(optimizers),
-    }
-    return FigurePlan(axes=axes, made=made, points=points, runs=runs)
-
-
-def _pinned(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a point; if the network comes from a user's file, its name gets a digest of the file."""
-    network = options.get("network")
-    return {**options, "network": models.pinned(network)} if isinstance(network, str) else dict(options)
+        planned.append(PlannedPoint(point.series, point.x, runs))
+    made = Made(
+        command=command,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        data=next(iter(datasets.values())),
+        datasets={dataset.identity: dataset for dataset in datasets.values()},
+        trials=trials,
+        optimizers=list(optimizers),
+    )
+    return FigurePlan(axes=axes, made=made, points=planned)
 
 
 def from_file(path: Path, data: Path | None, *, trials: int, optimizers: Sequence[str], command: str) -> FigurePlan:
@@ -98,14 +98,14 @@ def begin(plans: Sequence[FigurePlan], out: Path, device: str) -> sweep.Sweep:
         earlier = None
         with suppress(FileNotFoundError, ValueError):  # an unreadable file is replaced
             earlier = FigurePlan.read(path)
-        if earlier is not None and earlier.made["datasets"].keys() != plan.made["datasets"].keys():
+        if earlier is not None and earlier.made.datasets.keys() != plan.made.datasets.keys():
             raise ValueError(f"{path} is on other data: take another folder for each data")
         files[path] = plan if earlier is None else joined(earlier, plan)
     (out / "plans").mkdir(parents=True, exist_ok=True)
     for path, plan in files.items():
         plan.write(path)
-    runs = [runs for plan in plans if plan.axes.y != "parameters" for runs in plan.runs]
-    data = {name: Path(about["path"]) for plan in plans for name, about in plan.made["datasets"].items()}
+    runs = [point.runs for plan in plans if plan.axes.y != "parameters" for point in plan.points]
+    data = {name: Path(about.path) for plan in plans for name, about in plan.made.datasets.items()}
     return sweep.new(out, in_turns(runs, device), data, device)
 
 
@@ -122,15 +122,14 @@ def joined(earlier: FigurePlan, new: FigurePlan) -> FigurePlan:
     (``conditions.split``).
     """
 
-    def setting(configs: Sequence[RunConfig]) -> RunConfig:
-        return dataclasses.replace(configs[0], optimizer="adagrad", seed=0)
+    def setting(point: PlannedPoint) -> RunConfig:
+        return dataclasses.replace(point.runs[0], optimizer="adagrad", seed=0)
 
-    points = {setting(configs): (point, list(configs)) for point, configs in zip(new.points, new.runs, strict=True)}
-    for point, configs in zip(earlier.points, earlier.runs, strict=True):
-        _, runs = points.setdefault(setting(configs), (point, []))
-        runs += [config for config in configs if config not in runs]
-    pairs = list(points.values())
-    return dataclasses.replace(new, points=[point for point, _ in pairs], runs=[runs for _, runs in pairs])
+    points = {setting(point): point for point in new.points}
+    for point in earlier.points:
+        first = points.setdefault(setting(point), point)
+        points[setting(point)] = dataclasses.replace(first, runs=list(dict.fromkeys((*first.runs, *point.runs))))
+    return dataclasses.replace(new, points=list(points.values()))
 
 
 def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunConfig]]:

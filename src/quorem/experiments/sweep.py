@@ -7,17 +7,15 @@ errors/KEY.json    why a run failed; the next sweep tries it again
 import json
 import multiprocessing
 import os
-import pickle
 import signal
+import sys
 import threading
+import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,15 +39,12 @@ class Sweep:
         runs: configurations, in the order of training; those of one inner list may share a GPU.
         data: folders of prepared data, by the identity of the data.
         device: device of the runs.
-        failed_before: text of the errors, by key of the run, that existed when the sweep began; those runs are tried
-            again. Times of files are not compared, since a clock may be set back.
     """
 
     folder: Path
     runs: Sequence[Sequence[RunConfig]]
     data: Mapping[str, Path]
     device: str
-    failed_before: Mapping[str, str]
 
     def is_done(self, config: RunConfig) -> bool:
         """Whether a run is finished."""
@@ -60,9 +55,8 @@ class Sweep:
         return self.folder / "runs" / config.key()
 
     def has_failed(self, config: RunConfig) -> bool:
-        """Whether a run failed since the sweep began."""
-        text = _text(self.error(config))
-        return text is not None and text != self.failed_before.get(config.key())
+        """Whether a run failed."""
+        return self.error(config).exists()
 
     def error(self, config: RunConfig) -> Path:
         """The file in which a failure of a run is written."""
@@ -71,6 +65,22 @@ class Sweep:
     def is_settled(self, config: RunConfig) -> bool:
         """Whether nothing is left to do for a run."""
         return self.is_done(config) or self.has_failed(config)
+
+
+def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Path], device: str) -> Sweep:
+    """A sweep that begins now: what is listed twice is trained once, and what failed before is tried again."""
+    seen: set[RunConfig] = set()
+    groups = []
+    for group in runs:
+        fresh = [config for config in dict.fromkeys(group) if config not in seen]
+        seen |= set(fresh)
+        if fresh:
+            groups.append(fresh)
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep = Sweep(folder=folder, runs=groups, data=data, device=device)
+    for config in seen:
+        sweep.error(config).unlink(missing_ok=True)
+    return sweep
 
 
 @contextmanager
@@ -92,47 +102,39 @@ def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunFold
         yield folders
 
 
-def work(sweep: Sweep, threads: int, report: Callable[[str, Any], None], stop: threading.Event) -> None:
+def work(sweep: Sweep, stop: threading.Event) -> None:
     """Train until all runs are settled; wait for the runs of other processes, and take them over if these die.
 
     Args:
         sweep: what to train.
-        threads: number of torch's threads.
-        report: called with ``"status"`` and a ``Status``, or ``"settled"`` and a configuration.
         stop: once it is set, runs in training are saved and the function returns.
     """
-    torch.set_num_threads(threads)
     feeds: dict[str, Feed] = {}
     open_groups = [list(group) for group in sweep.runs]
     while open_groups and not stop.is_set():
         any_claimed = False
         for group in open_groups:
-            if stop.is_set():
+            if stop.is_set() or _is_orphan():
                 return
             with claimed(sweep, group) as folders:
                 any_claimed = any_claimed or bool(folders)
                 at_once = len(folders) if sweep.device.startswith("cuda") else 1
                 for first in range(0, len(folders), at_once or 1):
-                    _train(sweep, folders[first : first + at_once], feeds, report, stop)
+                    _train(sweep, folders[first : first + at_once], feeds, stop)
         open_groups = [group for group in open_groups if not all(map(sweep.is_settled, group))]
         if open_groups and not any_claimed:
             stop.wait(WAIT)
 
 
-def _train(
-    sweep: Sweep,
-    folders: Sequence[RunFolder],
-    feeds: dict[str, Feed],
-    report: Callable[[str, Any], None],
-    stop: threading.Event,
-) -> None:
+def _train(sweep: Sweep, folders: Sequence[RunFolder], feeds: dict[str, Feed], stop: threading.Event) -> None:
     """Train claimed runs together; if one of several fails, train each alone to find out which."""
-    stopping = threading.Event()
+    stopping = threading.Event()  # train_many sets it when one of several runs fails
 
-    def watch(status: Status) -> None:
+    def watch(_: Status) -> None:
+        if _is_orphan():
+            stop.set()
         if stop.is_set():
             stopping.set()
-        report("status", status)
 
     options = Options(report=watch, keep_model=False)
     configs = [folder.config for folder in folders]
@@ -144,121 +146,67 @@ def _train(
         train_many(configs, feeds[data], folders, options=options, stop=stopping, workers=len(configs))
     except KeyboardInterrupt:
         stop.set()
-        return
     except Exception as error:
         if stop.is_set():
             return
         if len(configs) > 1:
             for folder in folders:
                 if not sweep.is_done(folder.config) and not stop.is_set():
-                    _train(sweep, [folder], feeds, report, stop)
+                    _train(sweep, [folder], feeds, stop)
             return
         sweep.error(configs[0]).parent.mkdir(exist_ok=True)
         about = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        about |= {"config": configs[0].to_json(), "attempt": uuid.uuid4().hex}  # failures must differ in text
-        write(sweep.error(configs[0]), json.dumps(about, indent=1) + "\n")
-    for config in configs:
-        if sweep.is_done(config):
-            sweep.error(config).unlink(missing_ok=True)
-        report("settled", config)
+        write(sweep.error(configs[0]), json.dumps(about | {"config": configs[0].to_json()}, indent=1) + "\n")
 
 
-def _process(sweep: Sweep, threads: int, pipe: Connection) -> None:
-    """A worker process. It has its own pipe: a shared one would stay locked if one of the workers were killed."""
+def _is_orphan() -> bool:
+    """Whether the main process was killed, so that it cannot stop this worker."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
+def _process(sweep: Sweep) -> None:
+    """A worker process."""
     os.environ["QUOREM_QUIET"] = "1"  # else each worker would say that it compiles kernels
-    sending = threading.Lock()  # several runs may report at once
+    torch.set_num_threads(THREADS)
     with stop_on_signal() as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process stops the workers
-
-        def report(kind: str, value: Any) -> None:
-            try:
-                with sending:
-                    pipe.send((kind, value))
-            except OSError:  # the main process has died, and cannot stop this one
-                stop.set()
-
         try:
-            work(sweep, threads, report, stop)
-        except KeyboardInterrupt:
-            pass
+            work(sweep, stop)
         except OSError as error:  # such as a full disk
-            report("error", str(error))
+            sys.exit(f"quorem: {error}; what is finished is kept, and the same command goes on")
 
 
-def run(sweep: Sweep, *, workers: int, report: Callable[[str, int, Any], None] | None = None) -> None:
+def run(sweep: Sweep, *, workers: int, report: Callable[[], None] = lambda: None) -> None:
     """Train all runs with several processes; on Ctrl-C each saves its runs.
 
     Args:
         sweep: what to train.
         workers: number of processes.
-        report: called in this process as ``report(kind, worker, value)`` for each report of a worker, with
-            ``("ended", worker, None)`` when a worker ends for any reason, and regularly with ``("tick", 0, None)``.
+        report: called every ``WAIT`` seconds.
 
     Raises:
         KeyboardInterrupt: if interrupted.
-        OSError: if a worker could not write, for example to a full disk.
-        RuntimeError: if a worker died.
+        RuntimeError: if a worker died, or could not write.
     """
     context = multiprocessing.get_context("spawn")
-    report = report or (lambda *_: None)
-    processes, pipes, errors = [], {}, []
     with stop_on_signal() as stop:
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by workers while they start
-        for worker in range(workers):
-            reader, writer = context.Pipe(duplex=False)
-            processes.append(context.Process(target=_process, args=(sweep, THREADS, writer), daemon=False))
-            processes[-1].start()
-            writer.close()  # so that the pipe ends when the worker closes its end
-            pipes[reader] = worker
+        processes = [context.Process(target=_process, args=(sweep,)) for _ in range(workers)]
+        for process in processes:
+            process.start()
         signal.signal(signal.SIGINT, handler)
         terminated = False
-        while pipes:
+        while any(process.is_alive() for process in processes):
             if stop.is_set() and not terminated:
-                terminated = True
+                terminated = True  # a second signal would interrupt them at once
                 for process in processes:
                     process.terminate()  # each saves its runs, then ends
-            for ready in wait(list(pipes), timeout=WAIT):
-                assert isinstance(ready, Connection)
-                try:
-                    kind, value = ready.recv()
-                except (EOFError, OSError, pickle.UnpicklingError):  # ended, or killed in the middle of a report
-                    kind, value = "ended", None
-                if kind == "error":
-                    errors.append(value)
-                else:
-                    report(kind, pipes[ready], value)
-                if kind == "ended":
-                    del pipes[ready]
-                    ready.close()
-            report("tick", 0, None)
+            report()
+            time.sleep(WAIT / 5)
         for process in processes:
             process.join()
         if stop.is_set():
             raise KeyboardInterrupt
-    if errors:
-        raise OSError(f"{errors[0]}; what is finished is kept, and the same command goes on")
     if died := [process.exitcode for process in processes if process.exitcode]:
         raise RuntimeError(f"{len(died)} of {workers} workers died (exit code {died[0]}); the same command goes on")
-
-
-def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Path], device: str) -> Sweep:
-    """A sweep that begins now; a run that is listed twice is trained once."""
-    seen: set[RunConfig] = set()
-    groups = []
-    for group in runs:
-        fresh = [config for config in dict.fromkeys(group) if config not in seen]
-        seen |= set(fresh)
-        if fresh:
-            groups.append(fresh)
-    folder.mkdir(parents=True, exist_ok=True)
-    errors = {path.stem: _text(path) for path in (folder / "errors").glob("*.json")}
-    failed_before = {key: text for key, text in errors.items() if text is not None}
-    return Sweep(folder=folder, runs=groups, data=data, device=device, failed_before=failed_before)
-
-
-def _text(path: Path) -> str | None:
-    """The text of a file; None if the file does not exist."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..paper import schemes
-from .figures import Result
+from .figures import Dataset, Result
 
 NETWORK_NAMES = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
 OPTIMIZER_NAMES = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
@@ -48,41 +48,18 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, "|" + "---|" * len(rows[0]), *body]
 
 
-def metrics(split: str, values: Mapping[str, float]) -> str:
-    """The metrics of a split in one line.
-
-    >>> metrics("test", {"log_loss": 0.45, "auc": 0.75, "accuracy": 0.8, "calibration": 1.01})
-    'test: log loss 0.45000, AUC 0.75000, accuracy 0.8000, calibration 1.0100'
-    """
-    return (
-        f"{split}: log loss {values['log_loss']:.5f}, AUC {values['auc']:.5f},"
-        f" accuracy {values['accuracy']:.4f}, calibration {values['calibration']:.4f}"
-    )
-
-
 def count(value: float, unit: str = "") -> str:
     """A number with three digits and a prefix for its power of 1000.
 
     >>> count(135_746_273), count(960), count(2_160_805_824, "B")
     ('136 M', '960', '2.16 GB')
     """
-    for size, prefix in PREFIXES:
-        if abs(value) >= size * 0.9995:
-            return f"{_digits(value / size)} {prefix}{unit}"
-    return f"{_digits(value)} {unit}".strip()
-
-
-def counts(values: Sequence[float], unit: str = "") -> list[str]:
-    """Numbers that are shown together, such as the marks of an axis, all with the same prefix.
-
-    >>> counts([500_000, 1_000_000, 2_500_000]), counts([0, 250, 500]), counts([3e4, 1e6], "B")
-    (['0.5 M', '1 M', '2.5 M'], ['0', '250', '500'], ['0.03 MB', '1 MB'])
-    """
-    least = min((abs(value) for value in values if value), default=0.0)
-    most = max(map(abs, values), default=0.0)
-    sizes = [(size, prefix) for size, prefix in (*PREFIXES, (1.0, "")) if most >= size and least >= 0.001 * size]
-    size, prefix = sizes[0] if sizes else (1.0, "")
-    return ["0" if not value else f"{value / size:,.6g} {prefix}{unit}".strip() for value in values]
+    for size, prefix in (*PREFIXES, (1, "")):
+        if abs(value) >= size * 0.9995 or size == 1:
+            scaled = value / size
+            digits = f"{scaled:.3g}" if scaled == int(scaled) else f"{scaled:#.3g}".rstrip(".")
+            return f"{digits} {prefix}{unit}".strip()
+    raise AssertionError("the last size is 1")
 
 
 def size(value: float) -> str:
@@ -92,12 +69,6 @@ def size(value: float) -> str:
     '2.16 GB'
     """
     return count(value, "B")
-
-
-def _digits(value: float) -> str:
-    if value == int(value) and abs(value) < 1000:
-        return str(int(value))
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def network(name: str) -> str:
@@ -124,7 +95,7 @@ def scheme(config: Mapping[str, Any]) -> str:
     if isinstance(plan := config.get("plan"), Mapping):
         full = sum(isinstance(table, Mapping) and table.get("scheme") == "Full" for table in plan.values())
         bits = f", {config['bits']} bits" if config.get("bits") else ""
-        return f"plan of {len(plan)} tables, {full} of them full{bits}"
+        return f"plan of {len(plan)} table{'s' * (len(plan) != 1)}, {full} of them full{bits}"
     try:
         text = repr(schemes.from_dict(description))
     except (TypeError, ValueError, KeyError):
@@ -160,43 +131,15 @@ def finished(point: Result) -> int:
     return sum(int(other.get("trials", 0)) for other in point.others.values()) or point.trials
 
 
-def facts(made: Mapping[str, Any]) -> str:
-    """The entries of a mapping in one line, including nested ones.
-
-    >>> facts({"rows": 1000000, "versions": {"torch": "2.13.0"}})
-    'rows 1,000,000, versions (torch 2.13.0)'
-    """
-    return ", ".join(f"{str(name).replace('_', ' ')} {value_text(value)}" for name, value in made.items())
-
-
-def data(dataset: Mapping[str, Any]) -> str:
+def data(dataset: Dataset) -> str:
     """What is known about a dataset, in one line.
 
-    >>> data({"name": "log", "rows": {"train": 1200, "test": 100}, "num_dense": 2, "cardinalities": [30, 1000]})
+    >>> data(Dataset(name="a", identity="1", rows={"train": 1200, "test": 100}, num_dense=2, cardinalities=[30, 1000]))
     '1,200 train and 100 test rows; 2 dense and 2 categorical features with 1,030 categories'
     """
-    entries = {name: value for name, value in dataset.items() if name not in ("name", "path", "identity")}
-    parts = []
-    if isinstance(rows := entries.get("rows"), Mapping) and rows:
-        *first, last = [f"{value_text(number)} {split}" for split, number in entries.pop("rows").items()]
-        parts.append((", ".join(first) + " and " if first else "") + f"{last} rows")
-    if isinstance(sizes := entries.get("cardinalities"), list) and all(isinstance(size, int) for size in sizes):
-        del entries["cardinalities"]
-        dense = f"{entries.pop('num_dense')} dense and " if "num_dense" in entries else ""
-        parts.append(f"{dense}{len(sizes)} categorical features with {sum(sizes):,} categories")
-    return "; ".join([*parts, *([facts(entries)] if entries else [])])
-
-
-def value_text(value: Any) -> str:
-    """Any value from a file as text."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "unknown"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, Mapping):
-        return f"({facts(value)})"
-    if isinstance(value, list | tuple):
-        if len(value) > 8 and all(isinstance(entry, int) for entry in value):
-            return f"{len(value)} numbers, {sum(value):,} together"
-        return ", ".join(map(value_text, value))
-    return str(value)
+    *first, last = [f"{number:,} {split}" for split, number in dataset.rows.items()]
+    rows = (", ".join(first) + " and " if first else "") + f"{last} rows"
+    if not dataset.cardinalities:
+        return rows
+    num_dense, sizes = dataset.num_dense, dataset.cardinalities
+    return f"{rows}; {num_dense} dense and {len(sizes)} categorical features with {sum(sizes):,} categories"

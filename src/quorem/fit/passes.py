@@ -89,13 +89,12 @@ class _Pass:
     def _best_rows(self, blocks: Iterable[Block], num_rows: int) -> Tensor:
         """The best rows ``[num_rows, D]`` of the largest table in one range of buckets: weighted means."""
         scale = self.target.scale
-        one, sums = scale.new_ones(1, 1, 1), scale.new_zeros(num_rows, len(scale))
+        one, sums = scale.new_ones(1, 1), scale.new_zeros(num_rows, len(scale))
         weights = torch.zeros_like(sums if self.operation == "mult" else sums[:, :1])
         for block in blocks:
             rest, factor = self._split(block)
-            rest = block.weighted(rest)
             block.sum_into_(sums, 0, rest if factor is None else rest * factor)
-            block.sum_weighted_into_(weights, 0, one if factor is None else factor * factor)
+            block.sum_into_(weights, 0, one if factor is None else factor * factor)
         return torch.where(weights > 0, sums / weights, 0)
 
     def _add_terms_(self, terms: ErrorTerms, block: Block, rows: Tensor) -> None:
@@ -103,21 +102,21 @@ class _Pass:
         rest, factor = self._split(block)
         row = F.embedding(block.buckets[0], rows)
         rest = rest - (row if factor is None else row * factor)
-        weighted = block.weighted(rest)
-        terms.error.add_((weighted * rest).sum((0, 1)))
+        squares = rest * rest
+        terms.error.add_((squares if block.weights is None else squares * block.weights).sum(0))
         for j, gradient, curvature in zip(self.wanted, terms.gradients, terms.curvatures, strict=True):
             if self.operation == "add":
-                block.sum_into_(gradient, 1 + j, weighted)
-                block.sum_weighted_into_(curvature, 1 + j, row.new_ones(1, 1, 1))
+                block.sum_into_(gradient, 1 + j, rest)
+                block.sum_into_(curvature, 1 + j, row.new_ones(1, 1))
                 continue
             pairs = enumerate(zip(self.small, block.buckets[1:], strict=True))
             slope = reduce(torch.mul, (F.embedding(bucket, table) for i, (table, bucket) in pairs if i != j), row)
-            block.sum_into_(gradient, 1 + j, weighted * slope)
-            block.sum_weighted_into_(curvature, 1 + j, slope * slope)
+            block.sum_into_(gradient, 1 + j, rest * slope)
+            block.sum_into_(curvature, 1 + j, slope * slope)
 
     def _split(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """What the largest table has to fit, and the factors that its rows are multiplied by (None: one)."""
-        rows = block.rows.new_zeros(1, 1, 1) if self.of_zeros else block.rows
+        rows = block.rows.new_zeros(1, 1) if self.of_zeros else block.rows
         others = [F.embedding(bucket, table) for table, bucket in zip(self.small, block.buckets[1:], strict=True)]
         if self.operation == "mult":
             return rows, reduce(torch.mul, others) if others else None

@@ -135,8 +135,7 @@ def _eigenvectors(target: Target) -> Tensor:
     for first, last in target.ranges():
         grid = gram.new_zeros((last - first) * size, d)
         for block in target.blocks(first, last):
-            cell = (block.buckets[0] * size + block.buckets[1]).flatten()
-            grid.index_add_(0, cell, block.rows.flatten(0, 1))
+            grid.index_add_(0, block.buckets[0] * size + block.buckets[1], block.rows)
         grid = grid.view(last - first, size, d).permute(2, 1, 0)
         gram.baddbmm_(grid, grid.transpose(1, 2))
     return torch.linalg.eigh(gram).eigenvectors[:, :, -1].T.contiguous()

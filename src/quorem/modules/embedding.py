@@ -322,8 +322,11 @@ class Embedding(Tables):
             if options.get(name) is None and hasattr(embeddings, name):
                 options[name] = getattr(embeddings, name)
         table = trained_table(embeddings)
-        options = {"device": table.device, "dtype": table.dtype, "frequencies": frequencies} | options
-        module = cls(*table.shape, scheme, **options)
+        options = {**options, "frequencies": frequencies}
+        options.setdefault("device", table.device)
+        options.setdefault("dtype", table.dtype)
+        num_embeddings, embedding_dim = table.shape
+        module = cls(num_embeddings, embedding_dim, scheme, **options)
         module.fit_(table, frequencies)
         module.requires_grad_(not freeze)
         return module

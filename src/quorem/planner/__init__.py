@@ -7,30 +7,41 @@ How a budget becomes a plan, and the file of each step:
 3. Where the ids of all tables are counted, ``counted``: the same thresholds on counts divide the ids of all tables
    into those with rows of their own, those that share a pool, and the rest (``by_count``). Otherwise ``evenly``: all
    tables that shrink have the same number of collisions.
-4. ``plan_modules`` repeats step 3 for each dtype, or number of bits, that rows may have, and takes the best plan.
+4. ``plan_modules`` repeats step 3 for each dtype, or number of bits, that rows may have, then for narrower rows, and
+   takes the best plan.
 5. ``planned``: the plan as a value, to and from JSON. ``printed`` is its text.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, check_mapping
+from ..checks import FLOAT_DTYPES, check_choice, check_mapping
 from ..modules.collection import Table
 from ..ops.codes import BITS
-from ..optimizer_names import Optimizer, check_optimizer
+from ..ops.state import RULES, check_state_dtype
+from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from .budget import parse_bytes, show_bytes
-from .by_count import Rule
-from .counted import plan_counted
+from .by_count import NARROWING, Rule
+from .counted import plan_counted, tally
 from .evenly import plan_evenly
-from .footprint import StoredModules
+from .footprint import Form, StoredModules
 from .modules import Module, joined_modules, modules_of, with_frequencies
-from .planned import Plan, PlannedPool, PlannedTable
+from .planned import Candidate, Plan, PlannedPool, PlannedTable
 
-__all__ = ["Plan", "PlannedPool", "PlannedTable", "Rule", "joined_modules", "modules_of", "plan", "plan_modules"]
+__all__ = [
+    "NARROWING",
+    "Plan",
+    "PlannedPool",
+    "PlannedTable",
+    "Rule",
+    "joined_modules",
+    "modules_of",
+    "plan",
+    "plan_modules",
+]
 
 
 def plan(
@@ -41,11 +52,13 @@ def plan(
     frequencies: Mapping[str, Tensor] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     bits: Sequence[Literal[8, 4]] | None = None,
+    state_dtype: StateDtype | Literal["auto"] = "auto",
 ) -> Plan:
     """Choose a scheme for each table, so that all tables fit a budget and lose as little quality as possible.
 
     Where the frequencies of all ids are known, the most frequent ids of all tables have rows of their own, less
     frequent ids share one pool of rows, and the rarest ids of each table share one row (``quorem.planner.by_count``).
+    Where that would leave too much traffic to shared rows, rows are 2, 4 or 8 times narrower than vectors (``width``).
     Otherwise small tables stay full, and all tables that shrink have the same number of collisions: one large and one
     small table each where the budget allows it, and three or four tables of equal size below that
     (``quorem.planner.evenly``). No table becomes larger than it was.
@@ -65,6 +78,9 @@ def plan(
             listed one loses less.
         bits: numbers of bits that ``quantize_`` may store a weight in after training: any of 8 and 4. By default both,
             where ``optimizer`` is None and frequencies are known, and none otherwise.
+        state_dtype: dtype of the optimizer's state for rows that are updated one by one: ``"float32"``, or for Adagrad
+            ``"bfloat16"`` or ``"log8"`` (``quorem.optim.Adagrad(state_dtype=...)``). ``"auto"`` is ``"log8"`` where
+            rows in bfloat16 or float16 would be too few otherwise, else ``"float32"``.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -86,7 +102,15 @@ def plan(
     modules = modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
     if not modules:
         raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")
-    return plan_modules(modules, budget, optimizer=optimizer, frequencies=frequencies, dtypes=dtypes, bits=bits)
+    return plan_modules(
+        modules,
+        budget,
+        optimizer=optimizer,
+        frequencies=frequencies,
+        dtypes=dtypes,
+        bits=bits,
+        state_dtype=state_dtype,
+    )
 
 
 def plan_modules(
@@ -97,6 +121,7 @@ def plan_modules(
     frequencies: Mapping[str, Tensor] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     bits: Sequence[Literal[8, 4]] | None = None,
+    state_dtype: StateDtype | Literal["auto"] = "auto",
     reserved: int = 0,
     rule: Rule = Rule(),  # noqa: B008 - frozen
 ) -> Plan:
@@ -109,6 +134,7 @@ def plan_modules(
         frequencies: as in ``plan``.
         dtypes: as in ``plan``.
         bits: as in ``plan``.
+        state_dtype: as in ``plan``.
         reserved: bytes of the budget that are used already, for tables that cannot be planned.
         rule: how the budget is divided among counted tables.
     """
@@ -126,32 +152,72 @@ def plan_modules(
         bits = BITS if counted and optimizer is None else ()
     elif bits and (not counted or optimizer is not None):
         raise ValueError(f"bits ({tuple(bits)}) must go with frequencies of every table and optimizer=None")
+    if state_dtype != "auto":
+        check_choice("state_dtype", state_dtype, StateDtype)
     if wrong := sorted(set(bits) - set(BITS)):
         raise ValueError(f"bits ({wrong[0]!r}) must be 8 or 4")
-    forms = [(itemsize, 0) for itemsize in sorted({dtype.itemsize for dtype in dtypes}, reverse=True)]
-    forms += [(max(size for size, _ in forms), number) for number in sorted(set(bits), reverse=True)]
-    candidates = []
-    for itemsize, number in forms:
-        narrowed = [_narrowed(module, dtypes, itemsize) for module in modules]
-        stored = StoredModules(modules, narrowed, optimizer, number)
-        left = size - reserved
-        candidates.append(plan_counted(stored, left, rule) if counted else plan_evenly(stored, left))
-    plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
-    if not plans:
-        least = min(candidate.least for candidate in candidates) + reserved
+    forms = _forms(modules, optimizer, dtypes, bits, state_dtype)
+    tallies = [tally(table) for table in tables] if counted else []
+    tried: list[Candidate] = []
+
+    def attempt(form: Form, times_narrower: int = 1) -> Candidate:
+        stored, left = StoredModules(modules, optimizer, form, dtypes, times_narrower), size - reserved
+        tried.append(plan_counted(stored, tallies, left, rule) if counted else plan_evenly(stored, left))
+        return tried[-1]
+
+    if counted:
+        best = _best_counted(attempt, forms, rule)
+    else:
+        plans = [candidate.plan for candidate in map(attempt, forms) if candidate.plan is not None]
+        best = min(plans, key=lambda planned: planned.cost, default=None)
+    if best is None:
+        least = min(candidate.least for candidate in tried) + reserved
         state = "" if optimizer is None else f", {optimizer}'s state included"
         others = f" and {reserved} bytes that cannot be compressed" if reserved else ""
         raise ValueError(
             f"budget ({budget!r}) must be at least {least} bytes ({show_bytes(least)})"
             f" for {len(tables)} tables{others}{state}"
         )
-    if counted:  # sharing rows loses much more than fewer bits: the widest plan that shares none, else the fewest bits
-        return next((c.plan for c in candidates if c.plan is not None and c.gives_rows_to_all), plans[-1])
-    return min(plans, key=lambda planned: planned.cost)
+    return best
 
 
-def _narrowed(module: Module, dtypes: Sequence[torch.dtype], itemsize: int) -> Module:
-    """The module with the first of ``dtypes`` that has ``itemsize`` bytes, if that is allowed and narrower."""
-    if module.dtype not in dtypes or itemsize >= module.dtype.itemsize:
-        return module
-    return replace(module, dtype=next(dtype for dtype in dtypes if dtype.itemsize == itemsize))
+def _forms(
+    modules: Sequence[Module],
+    optimizer: Optimizer | None,
+    dtypes: Sequence[torch.dtype],
+    bits: Sequence[int],
+    state_dtype: StateDtype | Literal["auto"],
+) -> list[Form]:
+    """How numbers may be stored, from the most bytes to the fewest."""
+    given: StateDtype = "float32" if state_dtype == "auto" else state_dtype
+    if given != "float32":
+        if optimizer is None or not all(module.sparse for module in modules):
+            raise ValueError(f"state_dtype ({given!r}) must go with an optimizer that updates rows one by one")
+        for module in modules:
+            check_state_dtype(optimizer, module.dtype, given)
+    sizes = sorted({dtype.itemsize for dtype in dtypes}, reverse=True)
+    forms = [Form(itemsize, given) for itemsize in sizes]
+    codes = optimizer is not None and "log8" in RULES[optimizer].state_dtypes
+    if state_dtype == "auto" and codes and sizes[-1] == 2 and all(module.sparse for module in modules):
+        forms.append(Form(2, "log8"))
+    return forms + [Form(sizes[0], bits=number) for number in sorted(set(bits), reverse=True)]
+
+
+def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], rule: Rule) -> Plan | None:
+    """The widest form that gives rows to all ids that count; else the fewest bits, and the best width.
+
+    Fewer bits of a number lose next to nothing.
+    """
+    candidates = {}
+    if rule.times_narrower in (None, 1):
+        for form in forms:
+            candidates[1] = attempt(form)
+            if candidates[1].gives_rows_to_all:
+                return candidates[1].plan
+    for times in NARROWING:
+        if times > 1 and rule.times_narrower in (None, times):
+            candidates[times] = attempt(forms[-1], times)
+    found = {times: candidate for times, candidate in candidates.items() if candidate.plan is not None}
+    if not found:
+        return None
+    return found[min(found, key=lambda times: found[times].shared + NARROWING[times])].plan

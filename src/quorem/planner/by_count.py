@@ -9,7 +9,9 @@ in each table. The ids between are *cold* and share one pool. Let R be the numbe
 2. If the other ids all fit, they are hot, and the remaining rows go to further ids by falling count.
 3. Otherwise the pool takes ``pool_share`` of the rows, or less if fewer ids than that are without a row.
 
-Everything is counted in bytes, so that tables may differ in width. ``docs/choosing.md`` has the measured results.
+Everything is counted in bytes, so that tables may differ in width. The narrower rows are, the more ids have their own,
+but a row of fewer numbers says less: of the widths in ``NARROWING`` the plan takes the one for which the traffic of ids
+that share rows, and that which the width is worth, are the least together. ``docs/choosing.md`` has measured results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,8 @@ from ..paper.sizes import coprime_sizes, coprime_sizes_for_rows
 Integers = NDArray[np.int64]
 PARTITIONS = 2  # rows of the pool that a cold id sums
 SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a row before rows are served in fewer bits
+# D / d, where rows have d numbers instead of D; and the share of the traffic whose rows may as well be shared.
+NARROWING = {1: 0.0, 2: 0.0125, 4: 0.03, 8: 0.07}
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
 
 
@@ -38,14 +42,16 @@ class Rule:
         pool_share: the largest share of the rows that the pool may take.
         kept_per_row: the most hot and cold ids for each row that the budget pays for.
         rarely: ids seen at most this often are the rest, if not all ids that occur twice can have a row.
+        times_narrower: how many times narrower than vectors rows are: 1, 2, 4 or 8. None chooses it (``NARROWING``).
 
     >>> Rule(pool_share=0.3)
-    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2)
+    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2, times_narrower=None)
     """
 
     pool_share: float = 0.6
     kept_per_row: float = 8.0
     rarely: int = 2
+    times_narrower: int | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -55,36 +61,24 @@ class Rule:
             raise ValueError(f"kept_per_row ({self.kept_per_row}) must be at least 1")
         if not self.rarely >= 1:
             raise ValueError(f"rarely ({self.rarely}) must be at least 1")
+        if self.times_narrower not in (None, *NARROWING):
+            raise ValueError(f"times_narrower ({self.times_narrower}) must be None, 1, 2, 4 or 8")
 
 
-@dataclass(frozen=True, eq=False)
-class CountedTable:
-    """One table, and how many of its ids have each count.
+class Tally(NamedTuple):
+    """How often the ids of a table occur."""
 
-    Args:
-        size: number of ids.
-        values: the distinct counts, falling.
-        ids: how many ids have each of them.
-        row: bytes of a row, with the optimizer's state.
-        listed: bytes of an entry in the lists of hot and cold ids; 0 where ids are in order of frequency.
-        group: number of the pool that the table's cold ids would share.
-    """
-
-    size: int
-    values: NDArray[np.float64]
-    ids: Integers
-    row: int
-    listed: int
-    group: int
+    size: int  # number of ids, of which at most MOST_UNSEEN do not occur
+    counts: NDArray[Any]  # of all ids, or of those that occur
+    visits: float  # sum of the counts
+    values: NDArray[np.float64]  # the distinct counts, falling
+    ids: Integers  # how many ids have each of them
+    in_order: bool  # whether ids are in order of frequency: the hot ids are the first ones
 
     @classmethod
-    def of(
-        cls, counts: NDArray[Any], row: int, listed: int, group: int, *, in_order: bool, unseen: int = 0
-    ) -> "CountedTable":
-        """Make it from how often each id occurs; with ``in_order``, the hot ids are the first ones.
-
-        A further ``unseen`` ids, which ``counts`` does not list, do not occur at all.
-        """
+    def of(cls, counts: NDArray[Any], *, in_order: bool, unseen: int = 0) -> "Tally":
+        """Make it from the counts of ids; a further ``unseen`` ids, which ``counts`` does not list, do not occur."""
+        given = counts
         if unseen:  # with them count the ids that ``counts`` lists with 0
             seen = counts[counts > 0]
             unseen, counts = min(unseen + len(counts) - len(seen), MOST_UNSEEN), seen
@@ -98,10 +92,12 @@ class CountedTable:
             values, ids = (array[::-1] for array in np.unique(counts, return_counts=True))
         if unseen:
             values, ids = np.append(values, 0), np.append(ids, unseen)
-        return cls(len(counts) + unseen, values.astype(np.float64), ids, row, 0 if in_order else listed, group)
+        return cls(int(ids.sum()), given, float(given.sum()), values.astype(np.float64), ids, in_order)
 
     def visits_of_first(self, number: int) -> float:
         """How often the ``number`` most frequent ids occur."""
+        if self.in_order:
+            return float(self.counts[:number].sum())
         whole = int(np.searchsorted(np.cumsum(self.ids), number, side="right"))
         visits = float((self.values[:whole] * self.ids[:whole]).sum())
         left = number - int(self.ids[:whole].sum())
@@ -173,17 +169,24 @@ class CountedTables:
 
     Args:
         tables: in order.
-        num_groups: the largest possible number of pools.
+        row: bytes of a row of each table, with the optimizer's state.
+        listed: bytes of an entry in the lists of hot and cold ids; 0 for tables whose ids are in order of frequency.
+        group: number of the pool that the cold ids of each table would share.
         overhead: gives the bytes of a division that are neither rows nor lists of ids.
     """
 
-    def __init__(self, tables: Sequence[CountedTable], num_groups: int, overhead: Callable[[Division], int]) -> None:
-        self.size = np.array([table.size for table in tables])
-        self.row = np.array([table.row for table in tables])
-        self.listed = np.array([table.listed for table in tables])
-        self.group, self.num_groups = np.array([table.group for table in tables]), num_groups
-        self.group_row = np.ones(num_groups, np.int64)
-        self.group_row[self.group] = self.row  # equal in all tables of a group
+    def __init__(
+        self,
+        tables: Sequence[Tally],
+        row: Integers,
+        listed: Integers,
+        group: Integers,
+        overhead: Callable[[Division], int],
+    ) -> None:
+        self.size, self.row, self.listed, self.group = np.array([table.size for table in tables]), row, listed, group
+        self.num_groups = int(group.max()) + 1
+        self.group_row = np.ones(self.num_groups, np.int64)
+        self.group_row[group] = row  # equal in all tables of a group
         self.overhead = overhead
         number = np.repeat(np.arange(len(tables)), [len(table.values) for table in tables])
         value = np.concatenate([table.values for table in tables])
@@ -191,6 +194,11 @@ class CountedTables:
         self.number, self.value = number[order], value[order]
         self.ids = np.concatenate([table.ids for table in tables])[order]
         self.ends = np.cumsum(self.ids)
+
+    def share_up_to(self, count: float) -> float:
+        """Share of the visits that go to ids seen at most ``count`` times."""
+        visits = self.value * self.ids
+        return float(visits[self.value <= count].sum()) / (float(visits.sum()) or 1.0)
 
     def full(self) -> Division:
         """Every table is stored in full."""

@@ -1,51 +1,52 @@
 """Plans for tables whose ids are all counted: ``by_count`` over the tables of all modules."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..ops.layout import SLOT_COLUMNS
 from ..paper.schemes import Full, HotCold, Pool, Scheme
 from ..paper.schemes.frequency import comes_by_frequency
 from .by_count import (
     PARTITIONS,
-    CountedTable,
     CountedTables,
     Division,
     Integers,
     Rule,
+    Tally,
     divide,
     gives_rows_to_all,
     most_index_bytes,
+    noise,
 )
 from .footprint import StoredModules
+from .modules import TableToPlan
 from .planned import Candidate, PlannedPool
 
 Shares = tuple[float, float, float]  # of a table's traffic: to hot, cold and rest ids
 
 
-class _Counted(NamedTuple):
-    """One table: its counts, and the same as ``by_count`` takes them."""
+def tally(table: TableToPlan) -> Tally:
+    """How often the ids of a table occur, counted by value."""
+    assert table.frequencies is not None
+    counts = (table.frequencies.double() if table.frequencies.is_floating_point() else table.frequencies).numpy()
+    unseen = table.num_embeddings - len(counts)
+    return Tally.of(counts, in_order=not unseen and comes_by_frequency(table.frequencies), unseen=unseen)
 
-    counts: NDArray[np.generic]
-    visits: float  # their sum
-    by_count: CountedTable
-    in_order: bool  # whether ids are in order of frequency
 
-
-def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
+def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int, rule: Rule) -> Candidate:
     """Plan tables whose ids are all counted.
 
     Args:
-        stored: the tables, with frequencies of each.
+        stored: the tables.
+        tallies: the ``tally`` of each.
         budget: bytes.
         rule: how the budget is divided.
     """
-    groups = [(m, table.embedding_dim) for m, table in zip(stored.module_of.tolist(), stored.tables, strict=True)]
+    groups = list(zip(stored.module_of.tolist(), stored.widths, strict=True))
     number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}  # by module and width
-    counted = [_counted(stored, t, number_of[group]) for t, group in enumerate(groups)]
+    group_of = np.array([number_of[group] for group in groups])
+    listed = np.array([_listed_bytes(stored, t, table.in_order) for t, table in enumerate(tallies)])
     pool_state = np.array([stored.table_state[stored.module_of == m].max() for m, _ in number_of])
 
     def partitions(division: Division) -> Integers:
@@ -54,34 +55,34 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
     def overhead(division: Division) -> int:
         of_pools = (pool_state * PARTITIONS * (division.pools > 0)).sum()
         of_tables = (stored.table_state * (division.own > 0)).sum()
-        return sum(stored.shared(partitions(division))) + int(of_tables + of_pools) + index_bytes(division)
+        shared = sum(stored.shared(partitions(division))) + stored.matrix_bytes
+        return shared + int(of_tables + of_pools) + index_bytes(division)
 
     copies = np.array([module.tables[0].num_modules for module in stored.modules])
     slot_bytes = np.array([8 * SLOT_COLUMNS * storage.num_slots for storage in stored.storages])
-    has_lists = np.array([table.by_count.listed > 0 for table in counted])
 
     def index_bytes(division: Division) -> int:
         """Bytes of the indices over lists that devices make at the first lookup (``ops.words``)."""
-        lists = [np.where(has_lists, lengths, -1) for lengths in division.lists]
+        lists = [np.where(listed > 0, lengths, -1) for lengths in division.lists]
         most = most_index_bytes(lists, tables.size, stored.module_of)
         return int(((most + slot_bytes * (most > 0)) * copies).sum())  # with words go slots that point to them
 
-    tables = CountedTables([table.by_count for table in counted], len(number_of), overhead)
+    tables = CountedTables(tallies, stored.row, listed, group_of, overhead)
     least = tables.bytes(tables.without_pool(0))  # one row for each table
     division = divide(tables, budget, rule)
     if division is None:
         return Candidate(None, least)
     pools = _pools(division)
-    traffics = [_traffic(table, division, t) for t, table in enumerate(counted)]
-    average = sum(table.visits for table in counted) / len(counted) or 1.0
+    traffics = [_traffic(table, division, t) for t, table in enumerate(tallies)]
+    average = sum(table.visits for table in tallies) / len(tallies) or 1.0
     entries = []
-    for t, (table, traffic) in enumerate(zip(counted, traffics, strict=True)):
+    for t, (table, traffic) in enumerate(zip(tallies, traffics, strict=True)):
         n, own = stored.tables[t].num_embeddings, int(division.own[t])
         hot, cold = (n, 0) if division.is_full[t] else (int(division.hot[t]), int(division.cold[t]))
-        rest, list_bytes = n - hot - cold, int(table.by_count.listed * division.listed[t])
+        rest, list_bytes = n - hot - cold, int(listed[t] * division.listed[t])
         scheme: Scheme = Full()
         if hot < n:
-            scheme = HotCold(hot, cold=pools[table.by_count.group] if cold else Full(), num_rest=rest)
+            scheme = HotCold(hot, cold=pools[group_of[t]] if cold else Full(), num_rest=rest)
         entries.append(
             stored.planned_table(
                 t,
@@ -96,9 +97,30 @@ def plan_counted(stored: StoredModules, budget: int, rule: Rule) -> Candidate:
                 ranked=list_bytes > 0,
             )
         )
-    planned_pools = list(_planned_pools(stored, counted, division, pools, traffics))
+    visits = average * len(tallies)
+    planned_pools = []
+    for group, pool in pools.items():
+        members = np.flatnonzero((group_of == group) & (division.cold > 0)).tolist()
+        rate = stored.rates[members[0]]
+        planned_pools.append(
+            PlannedPool(
+                name=pool.name,
+                tables=tuple(stored.tables[t].name for t in members),
+                width=stored.widths[members[0]],
+                num_rows=pool.num_rows,
+                num_ids=int(division.cold[members].sum()),
+                bytes=pool.num_rows * rate.row,
+                state_bytes=pool.num_rows * rate.row_state + PARTITIONS * rate.table_state,
+                traffic=sum(traffics[t][1] * tallies[t].visits for t in members) / visits,
+            )
+        )
     planned = stored.plan(entries, budget, partitions(division), planned_pools, index_bytes(division))
-    return Candidate(planned, least, gives_rows_to_all(tables, division, serving=stored.optimizer is None))
+    return Candidate(
+        planned,
+        least,
+        gives_rows_to_all(tables, division, serving=stored.optimizer is None),
+        max(0.0, 1 - planned.traffic[0] - tables.share_up_to(rule.rarely if noise(tables) else 0)),
+    )
 
 
 def _pools(division: Division) -> dict[int, Pool]:
@@ -108,53 +130,22 @@ def _pools(division: Division) -> dict[int, Pool]:
     return {g: Pool(int(division.pools[g]), PARTITIONS, name=name) for g, name in zip(used, names, strict=True)}
 
 
-def _planned_pools(
-    stored: StoredModules,
-    counted: Sequence[_Counted],
-    division: Division,
-    pools: Mapping[int, Pool],
-    traffics: Sequence[Shares],
-) -> Iterator[PlannedPool]:
-    visits = sum(table.visits for table in counted) or 1.0
-    for number, pool in pools.items():
-        members = [t for t, table in enumerate(counted) if table.by_count.group == number and division.cold[t]]
-        rate = stored.rates[members[0]]
-        yield PlannedPool(
-            name=pool.name,
-            tables=tuple(stored.tables[t].name for t in members),
-            embedding_dim=stored.tables[members[0]].embedding_dim,
-            num_rows=pool.num_rows,
-            num_ids=int(sum(division.cold[t] for t in members)),
-            bytes=pool.num_rows * rate.row,
-            state_bytes=pool.num_rows * rate.row_state + PARTITIONS * rate.table_state,
-            traffic=sum(traffics[t][1] * counted[t].visits for t in members) / visits,
-        )
-
-
-def _counted(stored: StoredModules, t: int, group: int) -> _Counted:
-    table, module = stored.tables[t], stored.modules[stored.module_of[t]]
-    assert table.frequencies is not None
-    counts = (table.frequencies.double() if table.frequencies.is_floating_point() else table.frequencies).numpy()
-    unseen = table.num_embeddings - len(counts)
-    in_order = not unseen and comes_by_frequency(table.frequencies)
+def _listed_bytes(stored: StoredModules, t: int, in_order: bool) -> int:
+    """Bytes of an entry in the lists of table ``t``; 0 if it has none."""
+    module = stored.modules[stored.module_of[t]]
     # The lists of all tables of a module are stored in one tensor, so they have one dtype.
-    listed = 8 if any(other.num_embeddings >= 2**31 for other in module.tables) else 4
-    listed *= table.num_modules
-    by_count = CountedTable.of(counts, int(stored.row[t]), listed, group, in_order=in_order, unseen=unseen)
-    return _Counted(counts, float(counts.sum()), by_count, in_order)
+    entry = 8 if any(table.num_embeddings >= 2**31 for table in module.tables) else 4
+    return 0 if in_order else entry * stored.tables[t].num_modules
 
 
-def _traffic(table: _Counted, division: Division, t: int) -> Shares:
+def _traffic(table: Tally, division: Division, t: int) -> Shares:
     """Shares of a table's traffic that go to its hot, cold and rest ids."""
-    counts, total, hot, cold = table.counts, table.visits, int(division.hot[t]), int(division.cold[t])
-    if not total or division.is_full[t] or hot == len(counts):
+    hot, cold = int(division.hot[t]), int(division.cold[t])
+    if not table.visits or division.is_full[t] or hot == len(table.counts):
         return (1.0, 0.0, 0.0)
-    if table.in_order:
-        first, second = float(counts[:hot].sum()) / total, float(counts[hot : hot + cold].sum()) / total
-    else:
-        most_frequent = table.by_count.visits_of_first(hot)
-        first, second = most_frequent / total, (table.by_count.visits_of_first(hot + cold) - most_frequent) / total
-    first, second = min(first, 1.0), min(second, 1.0)  # rounding may give sums above 1
+    of_hot = table.visits_of_first(hot)
+    first = min(of_hot / table.visits, 1.0)  # rounding may give sums above 1
+    second = min((table.visits_of_first(hot + cold) - of_hot) / table.visits, 1.0)
     return (first, second, max(0.0, 1 - first - second))
 
 

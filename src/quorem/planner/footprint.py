@@ -1,12 +1,13 @@
 """The bytes that tables take in a module, and the bytes that an optimizer keeps for them.
 
-The bytes of a module are those of all its tensors: rows, path networks, maps, and the integers of its layout. The bytes
-of an optimizer are those of its state for the module's parameters. Tables with sparse gradients, or updated within the
-backward pass, have the row-wise state of ``quorem.optim``; tables with dense gradients have that of ``torch.optim``.
+The bytes of a module are those of all its tensors: rows, lists of ids, matrices of narrow rows, and the integers of its
+layout. The bytes of an optimizer are those of its state for the module's parameters. Tables with sparse gradients, or
+updated within the backward pass, have the row-wise state of ``quorem.optim``; tables with dense gradients, and the
+matrices of narrow rows, have that of ``torch.optim``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
@@ -17,16 +18,14 @@ import torch
 from ..modules import meaning
 from ..modules.id_rules import RULE_COLUMNS
 from ..ops import replay
-from ..ops.codes import code_bytes
+from ..ops.codes import row_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
-from ..ops.state import HISTORY, MOMENT_COLUMNS, RULES, row_state_bytes
-from ..optimizer_names import Optimizer
+from ..ops.state import RULES, row_state_bytes
+from ..optimizer_names import Optimizer, StateDtype
 from ..paper.schemes import Scheme
 from .by_count import Integers
 from .modules import Module
 from .planned import Plan, PlannedPool, PlannedTable
-
-BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
 
 
 class Rate(NamedTuple):
@@ -42,7 +41,7 @@ class TrainedStorage:
     """How the tables of one module are stored and trained.
 
     Args:
-        widths: ``embedding_dim`` of each table.
+        widths: width of the rows of each table.
         num_features: number of features that read each table.
         dtype: dtype of the rows.
         sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
@@ -50,6 +49,7 @@ class TrainedStorage:
         bits: bits of a stored number, where rows are quantized after training; else 0.
         has_id_rules: whether a table takes raw or unknown ids: then each feature has a rule (``modules.id_rules``).
         lags: whether rows may lag behind, under an optimizer of ``quorem.optim``.
+        state_dtype: dtype of the optimizer's state of rows that are updated one by one.
     """
 
     widths: tuple[int, ...]
@@ -60,6 +60,7 @@ class TrainedStorage:
     bits: int = 0
     has_id_rules: bool = False
     lags: bool = True
+    state_dtype: StateDtype = "float32"
 
     @cached_property
     def width(self) -> int:
@@ -71,18 +72,24 @@ class TrainedStorage:
         """Number of slots of the layout."""
         return sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
 
-    def rate(self, embedding_dim: int) -> Rate:
-        """The bytes of a table of width ``embedding_dim``, for each row and each stored table."""
+    def rate(self, width: int) -> Rate:
+        """The bytes of a table with rows of ``width`` numbers, for each row and each stored table."""
         number = self.dtype.itemsize
-        rows = embedding_dim // self.width  # rows of the parameter that make up one row of the table
-        row = rows * (code_bytes(self.width, self.bits) + 4) if self.bits else embedding_dim * number
+        rows = width // self.width  # rows of the parameter that make up one row of the table
+        row = rows * row_bytes(self.width, self.bits) if self.bits else width * number
         if self.bits or self.optimizer is None:
             return Rate(row, 0, 0)
         rule = RULES[self.optimizer]
         if not self.sparse:  # the state of torch.optim
-            return Rate(row, embedding_dim * number * len(rule.averages), 0)
-        row_state = row_state_bytes(self.optimizer, self.width, self.dtype, lags=self.lags)
+            return Rate(row, width * number * len(rule.averages), 0)
+        row_state = row_state_bytes(self.optimizer, self.width, self.dtype, self.state_dtype, self.lags)
         return Rate(row, rows * row_state, 16 if rule.by_row else 0)
+
+    def matrix(self, width: int, embedding_dim: int) -> Rate:
+        """The bytes of the matrix that turns narrow rows into vectors; its state has a number for each of its own."""
+        dense = replace(self, sparse=False, bits=0)
+        row, row_state, _ = dense.rate(embedding_dim)
+        return Rate(width * row, width * row_state, dense.shared_state())
 
     def shared_state(self) -> int:
         """Bytes of the optimizer's state that do not depend on the rows."""
@@ -92,11 +99,7 @@ class TrainedStorage:
             return 4 if RULES[self.optimizer].averages else 0  # torch's step
         if not self.lags or not RULES[self.optimizer].lags:
             return 8
-        constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
-        history = max(HISTORY, 2 * int(constants.window))
-        moments = 0 if self.dtype == torch.float64 else MOMENT_COLUMNS
-        decays = 1 if self.optimizer == "adamw" else 0
-        return 8 + 8 * history * (1 + moments + decays)
+        return 8 + replay.history_bytes(self.optimizer, self.dtype)
 
     def layout(self, most_partitions: int) -> int:
         """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""
@@ -108,39 +111,60 @@ class TrainedStorage:
         return 8 * (slots * per_slot + per_table * len(self.widths) + shared)
 
 
+class Form(NamedTuple):
+    """How the numbers of rows are stored."""
+
+    itemsize: int  # bytes of a number in training; modules whose dtype is narrower, or not to be changed, keep theirs
+    state_dtype: StateDtype = "float32"
+    bits: int = 0  # of a number after training; 0 keeps the dtype
+
+
 class StoredModules:
     """The tables of all modules, in order, and the bytes that they take.
 
     Args:
         modules: the modules before planning.
-        narrowed: the same modules, with the dtypes that rows are to have.
         optimizer: the optimizer whose state counts; None for none.
-        bits: bits of a stored number after training; 0 keeps the dtypes.
+        form: how the numbers of rows are stored.
+        dtypes: dtypes that rows may have.
+        times_narrower: D / d, where rows have d numbers instead of D.
     """
 
     def __init__(
-        self, modules: Sequence[Module], narrowed: Sequence[Module], optimizer: Optimizer | None, bits: int = 0
+        self,
+        modules: Sequence[Module],
+        optimizer: Optimizer | None,
+        form: Form,
+        dtypes: Sequence[torch.dtype] = (),
+        times_narrower: int = 1,
     ) -> None:
-        self.modules, self.narrowed, self.optimizer, self.bits = modules, narrowed, optimizer, bits
+        self.modules, self.optimizer, self.form, self.times_narrower = modules, optimizer, form, times_narrower
         self.tables = [table for module in modules for table in module.tables]
         self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
+        widths = [module.widths(times_narrower) for module in modules]
+        self.widths = [width for of_module in widths for width in of_module]
         self.storages = [
             TrainedStorage(
-                tuple(table.embedding_dim for table in module.tables),
+                tuple(of_module),
                 tuple(table.num_features for table in module.tables),
-                module.dtype,
+                module.row_dtype(dtypes, form.itemsize),
                 module.sparse,
                 optimizer,
-                bits,
+                form.bits,
                 module.has_id_rules,
                 module.lags,
+                form.state_dtype if module.sparse else "float32",
             )
-            for module in narrowed
+            for module, of_module in zip(modules, widths, strict=True)
         ]
-        pairs = zip(self.module_of.tolist(), self.tables, strict=True)
-        self.rates = [self.storages[m].rate(table.embedding_dim) for m, table in pairs]
+        self.rates, self.matrices = [], []
+        for m, table, width in zip(self.module_of.tolist(), self.tables, self.widths, strict=True):
+            storage, dim = self.storages[m], table.embedding_dim
+            self.rates.append(storage.rate(width))
+            self.matrices.append(storage.matrix(width, dim) if width < dim else Rate(0, 0, 0))
         self.row = np.array([rate.row + rate.row_state for rate in self.rates])  # bytes, the state included
         self.table_state = np.array([rate.table_state for rate in self.rates])
+        self.matrix_bytes = sum(map(sum, self.matrices))
 
     def shared(self, partitions: Integers) -> tuple[int, int]:
         """Bytes of the modules, and of the state, that belong to no single table.
@@ -159,16 +183,21 @@ class StoredModules:
         self, t: int, scheme: Scheme, rows: int, stored_tables: int, *, list_bytes: int = 0, **more: Any
     ) -> PlannedTable:
         """The plan's entry for table ``t``, stored in so many rows and stored tables of its own."""
-        table, rate, m = self.tables[t], self.rates[t], self.module_of[t]
+        table, rate, m, matrix = self.tables[t], self.rates[t], self.module_of[t], self.matrices[t]
+        if self.widths[t] < table.embedding_dim:
+            scheme = replace(scheme, width=self.widths[t])
         return PlannedTable(
             name=table.name,
             num_embeddings=table.num_embeddings,
             embedding_dim=table.embedding_dim,
             scheme=scheme,
-            dtype=self.narrowed[m].dtype,
+            dtype=self.storages[m].dtype,
             bytes_before=table.num_embeddings * table.embedding_dim * self.modules[m].dtype.itemsize,
-            bytes=rows * rate.row + list_bytes,
-            state_bytes=rows * rate.row_state + stored_tables * rate.table_state,
+            bytes=rows * rate.row + list_bytes + matrix.row,
+            state_bytes=rows * rate.row_state
+            + stored_tables * rate.table_state
+            + matrix.row_state
+            + matrix.table_state,
             **more,
         )
 
@@ -186,9 +215,10 @@ class StoredModules:
             tables=tuple(tables),
             budget=budget,
             optimizer=self.optimizer,
+            state_dtype=self.form.state_dtype,
             shared_bytes=layout,
             index_bytes=index_bytes,
             shared_state_bytes=state,
             pools=tuple(pools),
-            bits=self.bits or None,
+            bits=self.form.bits or None,
         )

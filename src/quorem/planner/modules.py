@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from ..modules.collection import Table
 from ..modules.lookup import Tables
 from ..paper.schemes import Full, RawCounts
 from ..paper.schemes.frequency import check_frequencies, counts_by_id
+
+FEW = 50  # ids of a table whose rows are as wide as vectors, since they cost next to nothing
 
 
 class TableToPlan(NamedTuple):
@@ -34,6 +37,26 @@ class Module:
     sparse: bool
     has_id_rules: bool = False  # whether a table takes raw or unknown ids
     lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
+    row_multiple: int = 1  # the width of narrow rows must be a multiple of this: of 4 for TorchRec's kernels
+
+    def widths(self, times_narrower: int) -> list[int]:
+        """Width of the rows of each table that is to be so many times narrower.
+
+        Rows have at least 2 numbers. A table of few ids, or one that would not shrink, its matrix counted, keeps its
+        width.
+        """
+        dims = [table.embedding_dim for table in self.tables]
+        common = gcd(*dims)
+        if common % times_narrower or common // times_narrower < 2 or common // times_narrower % self.row_multiple:
+            return dims
+        widths = [(dim // times_narrower, table.num_embeddings) for dim, table in zip(dims, self.tables, strict=True)]
+        return [d if n > FEW and n * d + d * dim < n * dim else dim for dim, (d, n) in zip(dims, widths, strict=True)]
+
+    def row_dtype(self, dtypes: Sequence[torch.dtype], itemsize: int) -> torch.dtype:
+        """The first of ``dtypes`` that has ``itemsize`` bytes, if that is allowed and narrower than the own dtype."""
+        if self.dtype not in dtypes or itemsize >= self.dtype.itemsize:
+            return self.dtype
+        return next(dtype for dtype in dtypes if dtype.itemsize == itemsize)
 
 
 def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list[Module]:
@@ -87,11 +110,13 @@ def held_by(module: Module, number: int) -> Module:
 def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> list[Module]:
     """Join modules of one table each into one module where ``holders`` maps their tables to the same number.
 
-    Such tables will be held by one collection and updated in the backward pass, so they may share a pool.
+    Such tables will be held by one collection of TorchRec's and updated in the backward pass, so they may share a pool.
     """
     joined: dict[Any, Module] = {}
     for module in modules:
         holder = holders.get(module.tables[0].name, module)
+        if holder is not module:
+            module = replace(module, row_multiple=4)
         if (first := joined.get(holder)) is not None:
             module = replace(first, tables=first.tables + module.tables, sparse=True, lags=False)
         joined[holder] = module

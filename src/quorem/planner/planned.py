@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks import FLOAT_DTYPES, check_int, check_unique, dtype_name
+from ..checks import FLOAT_DTYPES, check_choice, check_int, check_unique, dtype_name
 from ..files import atomic as files
 from ..files.checked_json import build
 from ..modules.collection import Table
 from ..ops.codes import BITS
-from ..optimizer_names import Optimizer, check_optimizer
+from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from ..paper import schemes
 from ..paper.schemes import Scheme
 from ..paper.schemes.frequency import Ranking
@@ -85,7 +85,7 @@ class PlannedPool:
     Args:
         name: name of the pool.
         tables: names of the tables that share it.
-        embedding_dim: width of these tables.
+        width: width of its rows.
         num_rows: number of rows.
         num_ids: number of cold ids of all its tables.
         bytes: bytes of its rows.
@@ -101,7 +101,7 @@ class PlannedPool:
 
     name: str
     tables: tuple[str, ...]
-    embedding_dim: int
+    width: int
     num_rows: int
     num_ids: int
     bytes: int
@@ -110,7 +110,7 @@ class PlannedPool:
 
     def __post_init__(self) -> None:
         """Check the ranges of fields, which may come from a file."""
-        for name in ("embedding_dim", "num_rows", "num_ids"):
+        for name in ("width", "num_rows", "num_ids"):
             check_int(name, getattr(self, name), 1)
         for name in ("bytes", "state_bytes"):
             check_int(name, getattr(self, name), 0)
@@ -126,6 +126,7 @@ class Plan(Mapping[str, Scheme]):
         tables: the planned tables, in the order of the model.
         budget: the budget in bytes.
         optimizer: the optimizer whose state counts; None for none.
+        state_dtype: dtype of its state for rows (``quorem.optim.Adagrad(..., state_dtype=...)``).
         shared_bytes: bytes that belong to no single table: the integers of layouts.
         shared_state_bytes: bytes of the optimizer's state that belong to no single table.
         index_bytes: the most bytes of indices over lists of ids, which a device makes at the first lookup.
@@ -141,6 +142,7 @@ class Plan(Mapping[str, Scheme]):
     tables: tuple[PlannedTable, ...]
     budget: int
     optimizer: Optimizer | None
+    state_dtype: StateDtype = "float32"
     shared_bytes: int = 0
     shared_state_bytes: int = 0
     index_bytes: int = 0
@@ -152,6 +154,7 @@ class Plan(Mapping[str, Scheme]):
         check_unique("names", [table.name for table in self.tables])
         check_int("budget", self.budget, 1)
         check_optimizer(self.optimizer)
+        check_choice("state_dtype", self.state_dtype, StateDtype)
         for name in ("shared_bytes", "shared_state_bytes", "index_bytes"):
             check_int(name, getattr(self, name), 0)
         if self.bits not in (None, *BITS):
@@ -274,6 +277,7 @@ class Candidate(NamedTuple):
     plan: Plan | None  # None if the budget is too small
     least: int  # bytes of the smallest possible budget
     gives_rows_to_all: bool = False  # whether each id that is known to count has a row of its own
+    shared: float = 0.0  # share of the traffic that goes to ids without a row of their own which were not seen rarely
 
 
 def _row_dtype(name: Any) -> torch.dtype:

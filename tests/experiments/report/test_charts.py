@@ -15,13 +15,13 @@ import matplotlib.image
 from made_up_results import figure, result, sweep
 
 from quorem.experiments import words
+from quorem.experiments.paper_figures import TABLE_1_LOSSES
 from quorem.experiments.report import draw
 from quorem.experiments.report.charts import drawing, figure_svgs
 from quorem.experiments.report.lines import coinciding, end_of, panels, span
 from quorem.experiments.report.page import html
 from quorem.experiments.report.styles import FIXED, OTHERS, styles
 from quorem.experiments.reproduce import publish
-from quorem.experiments.table1 import LOSSES
 
 KILLED = """
 import os, signal, sys
@@ -97,7 +97,7 @@ def test_a_drawing_has_a_panel_a_network_and_a_line_a_series():
     for panel in (left, right):
         assert (panel.get_xscale(), panel.get_yscale()) == ("log", "linear")
         assert (panel.get_xlabel(), panel.get_ylabel()) == ("threshold", "test log loss")
-        assert len(panel.containers) == 3  # error bars: hash, feature, mult
+        assert len(panel.collections) == 3  # error bars: hash, feature, mult
         level = next(line for line in panel.lines if line.get_linestyle() == "--")
         assert list(level.get_ydata()) == [0.44, 0.44] and level.get_color() == FIXED["full"].light
     (legend,) = left.figure.legends
@@ -115,10 +115,11 @@ def test_a_panel_has_the_numbers_of_its_network():
     shown = sweep(series=("hash", "feature", "mult"))
     for panel, network in zip(drawing(shown).axes, ("dcn", "dlrm"), strict=True):
         lines = {line.get_gid(): line for line in panel.lines}
+        numbers = {name: k for k, name in enumerate(("full", "hash", "feature", "mult"))}
         for series in ("hash", "feature", "mult"):
             points = [p for p in shown.points if p.network == network and p.series == series]
-            assert list(lines[f"points:{series}"].get_xdata()) == [p.x for p in points]
-            assert list(lines[f"points:{series}"].get_ydata()) == [p.test_mean for p in points]
+            assert list(lines[f"points:{numbers[series]}"].get_xdata()) == [p.x for p in points]
+            assert list(lines[f"points:{numbers[series]}"].get_ydata()) == [p.test_mean for p in points]
         assert list(panel.get_xticks()) == [1, 20, 200]
         low, high = panel.get_xlim()
         assert low < 1 < 200 < high
@@ -177,9 +178,9 @@ def test_series_that_coincide_are_told():
     near = [result("hash", x, loss=0.45001 + x / 100) for x in (1, 2)]
     apart = [result("concat", x, loss=0.455 + x / 100) for x in (1, 2)]
     shown = figure([*near, *same, *apart])
-    assert coinciding(panels(shown)["dcn"]) == ["hash ≈ add = mult"]
-    assert "Drawn on top of each other: hash ≈ add = mult (DCN)." in html([shown])
-    assert [text.get_text() for text in drawing(shown).axes[0].texts] == ["hash ≈ add = mult"]
+    assert coinciding(panels(shown)["dcn"]) == ["hash ≈ add ≈ mult"]
+    assert "Drawn on top of each other: hash ≈ add ≈ mult (DCN)." in html([shown])
+    assert [text.get_text() for text in drawing(shown).axes[0].texts] == ["hash ≈ add ≈ mult"]
     assert "on top of each other" not in html([sweep()])
 
 
@@ -226,7 +227,7 @@ def test_series_look_the_same_everywhere_and_different_from_each_other():
 def test_table_1_is_a_table_too():
     points = [
         result("path", hidden, loss=loss, sd=0.00002, network=network)
-        for network, values in LOSSES.items()
+        for network, values in TABLE_1_LOSSES.items()
         for hidden, loss in values.items()
     ]
     text = html([figure(points, name="table1", title="Table 1", x_label="hidden layer", x_log=True)])

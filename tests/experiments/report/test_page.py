@@ -1,5 +1,6 @@
 """The HTML page: one file with every point and number, and nothing from a file becomes markup."""
 
+import dataclasses
 import json
 import re
 
@@ -64,7 +65,9 @@ def test_claim_numbers_and_makers_are_on_the_page():
 
 def test_what_comes_from_files_is_text_and_never_markup():
     point = result(EVIL, 1, command=EVIL, optimizer=EVIL, network=EVIL)
-    text = html([figure([point], {"name": EVIL, EVIL: EVIL}, name="evil", title=EVIL, x_label=EVIL, paper=EVIL)])
+    text = html(
+        [figure([point], dataclasses.replace(DATA, name=EVIL), name="evil", title=EVIL, x_label=EVIL, paper=EVIL)]
+    )
     read = Reader(text)
     assert EVIL not in text
     assert sum(tag == "script" for tag, _ in read.tags) == 1
@@ -87,10 +90,10 @@ def test_missing_and_failed_trials_are_said():
 
 
 def test_figures_stand_by_their_data():
-    other = {**DATA, "identity": "2"}
-    figures = [sweep(), sweep(data=other), sweep(data={**DATA, "path": "elsewhere"}), sweep(data=None)]
+    changes = [{}, {"identity": "2"}, {"path": "elsewhere"}, {"name": "data", "identity": "3"}]
+    figures = [sweep(data=dataclasses.replace(DATA, **change)) for change in changes]
     assert {name: [figures.index(f) for f in found] for name, found in sections(figures).items()} == {
-        "made-up": [0, 2],
+        "made-up (1)": [0, 2],
         "made-up (2)": [1],
         "data": [3],
     }

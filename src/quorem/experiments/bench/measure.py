@@ -38,14 +38,12 @@ class Call:
         run: the function.
         count: the number of operations that one run performs.
         graph: whether it replays a CUDA graph.
-        peak: the most GPU memory of an operation, see ``peak_extra_bytes``; None if not measured.
     """
 
     name: str
     run: Callable[[], Any]
     count: int = 1
     graph: bool = False
-    peak: int | None = None
     seconds: list[float] = field(default_factory=list)  # seconds of one operation, for each sample
     inner: int = 1
     samples: int = 1
@@ -113,16 +111,6 @@ def captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], None]:
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay
-
-
-def peak_extra_bytes(run: Callable[[], Any]) -> int:
-    """The most GPU memory that ``run`` used beyond what was in use before it."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None) -> float:

@@ -99,7 +99,6 @@ def rows(grids: Sequence[Grid], device: torch.device, *, quick: bool, say: Say, 
                     graph=int(call.graph),
                     optimizer=contenders[call.name].optimizer,
                     setting=contenders[call.name].setting,
-                    peak_extra_bytes="" if call.peak is None else call.peak,
                     stored_bytes=4 * sum(spec.num_parameters for spec in specs),
                     **_times(call, measure.bytes_to_move(specs, ids, group.mode), speed),
                     **facts,
@@ -169,11 +168,9 @@ def _calls(contenders: dict[str, Contender], group: Group, ids: list[Tensor], sa
         try:
             for run in runs:
                 run()
-            cuda = ids[0].is_cuda
-            peak = measure.peak_extra_bytes(runs[0]) if cuda and group.mode == "step" else None
-            calls.append(measure.Call(provider, rotation(runs), peak=peak))
-            if cuda and (group.mode == "forward" or contender.captures_step):
-                calls.append(measure.Call(provider, measure.captured(runs), count=len(runs), graph=True, peak=peak))
+            calls.append(measure.Call(provider, rotation(runs)))
+            if ids[0].is_cuda and (group.mode == "forward" or contender.captures_step):
+                calls.append(measure.Call(provider, measure.captured(runs), count=len(runs), graph=True))
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             _say_skipped(provider, group, error, say, f" at B = {len(ids[0])}")
             _free(ids[0].device)

@@ -5,25 +5,24 @@ Means have bars or bands of one standard deviation. Each network has a panel of 
 
 import io
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from ...files.atomic import replacing
 from .. import words
 from ..conditions import all_conditions
-from ..figures import Axes, Figure, Result, grouped
-from .lines import Line, by_network, coinciding, end_of, line_of, panels, span
+from ..figures import Axes, Figure, Result
+from .lines import Line, coinciding, end_of, panels, span
 from .styles import Style, styles
 from .tradeoff import front
 
@@ -31,7 +30,6 @@ PANEL = (4.0, 3.1)  # inches
 TEXT, EDGE, GRID, FRONT = "#5b6573", "#dedad1", "#ebe8e1", "#8d95a1"  # on a light background
 DARK = {TEXT: "#9ba6b4", EDGE: "#303844", GRID: "#272e38", FRONT: "#77818f"}
 TRADEOFF = Axes(name="tradeoff", title="", x="embedding_bytes", x_label="embedding tables", x_log=True)
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def draw(figure: Figure, out_stem: Path) -> None:
@@ -84,25 +82,13 @@ def drawing(figure: Figure) -> Canvas:
 
 
 def figure_svgs(figure: Figure, looks: Mapping[str, Style], *, whole: bool = False) -> dict[str, str]:
-    """An SVG for each network; ``whole`` shows all of a training instead of its end."""
+    """An SVG for each network; ``whole`` shows all of a training instead of its end.
+
+    The trade-off has no lines between its points, but a broad one through those that no other beats.
+    """
     lines_by_network = panels(figure)
     every = [line for lines in lines_by_network.values() for line in lines]
     return {name: _svg(figure.axes, lines, every, looks, whole=whole) for name, lines in lines_by_network.items()}
-
-
-def tradeoff_svgs(points: Sequence[Result], looks: Mapping[str, Style]) -> dict[str, str]:
-    """An SVG for each network: test loss against bytes, and a broad line through the points that no other beats."""
-    every = _clouds(points)
-    return {
-        name: _svg(TRADEOFF, _clouds(members), every, looks, best=front(members))
-        for name, members in by_network(points).items()
-    }
-
-
-def _clouds(points: Sequence[Result]) -> list[Line]:
-    """The points of each series, by the bytes of their tables."""
-    series = grouped(points, lambda point: point.series)
-    return [line_of(TRADEOFF, name, "points", members) for name, members in series.items()]
 
 
 def _canvas(num_panels: int) -> Canvas:
@@ -120,13 +106,14 @@ def _fill(
     looks: Mapping[str, Style],
     *,
     whole: bool = False,
-    joined: bool = True,
 ) -> dict[str, Any]:
     """Draw the lines of one panel, whose x axis spans ``every`` line; returns a handle for each series."""
     handles: dict[str, Any] = {}
     end = None if whole else end_of(lines)
+    numbers = {name: number for number, name in enumerate(looks)}
     for line in lines:
-        handles.setdefault(line.series, _draw(panel, line, looks[line.series], joined, end))
+        handle = _draw(panel, line, looks[line.series], numbers[line.series], axes is not TRADEOFF, end)
+        handles.setdefault(line.series, handle)
     log = axes.x_log and axes.x != "step"
     marks = sorted({x for line in every if line.kind == "points" for x in line.x}) if axes.x == "x" else []
     panel.set(xscale="log" if log else "linear", xlim=span(every, log=log))
@@ -149,29 +136,26 @@ def _fill(
     return handles
 
 
-def _draw(panel: Any, line: Line, look: Style, joined: bool, end: Sequence[float] | None) -> Any:
+def _draw(panel: Any, line: Line, look: Style, number: int, joined: bool, end: Sequence[float] | None) -> Any:
     """Draw one line, and return its handle for the legend. The page finds what belongs to a series by its gid."""
-    name, low = f"series:{line.series}", [y - s for y, s in zip(line.y, line.deviation, strict=True)]
+    low = [y - s for y, s in zip(line.y, line.deviation, strict=True)]
     high = [y + s for y, s in zip(line.y, line.deviation, strict=True)]
-    colour = {"color": look.light}
+    own, dots = {"color": look.light, "gid": f"series:{number}"}, {"color": look.light, "gid": f"points:{number}"}
+    spread = any(line.deviation)
     if line.kind == "level":
-        if any(line.deviation):
-            panel.axhspan(low[0], high[0], alpha=0.15, lw=0, gid=name, **colour)
-        return panel.axhline(line.y[0], ls="--", lw=1.4, gid=name, **colour)
+        if spread:
+            panel.axhspan(low[0], high[0], alpha=0.15, lw=0, **own)
+        return panel.axhline(line.y[0], ls="--", lw=1.4, **own)
     if line.kind == "curve":
-        if any(line.deviation):
-            panel.fill_between(line.x, low, high, alpha=0.18, lw=0, gid=name, **colour)
-        dots = _within(line, end)
-        panel.plot(dots.x, dots.y, lw=0, marker="o", ms=2.5, gid=f"points:{line.series}", **colour)
-        return panel.plot(line.x, line.y, lw=1.5, gid=name, **colour)[0]
+        if spread:
+            panel.fill_between(line.x, low, high, alpha=0.18, lw=0, **own)
+        shown = _within(line, end)
+        panel.plot(shown.x, shown.y, lw=0, marker="o", ms=2.5, **dots)
+        return panel.plot(line.x, line.y, lw=1.5, **own)[0]
+    if spread:
+        panel.vlines(line.x, low, high, lw=1, **own)
     mark = {"marker": look.marker, "ms": 8 if look.marker == "*" else 5, "lw": 1.3 if joined else 0}
-    if any(line.deviation):
-        bars = panel.errorbar(
-            line.x, line.y, yerr=list(line.deviation), fmt="none", elinewidth=1, capsize=2.5, **colour
-        )
-        for part in (*bars.lines[1], *bars.lines[2]):
-            part.set_gid(name)
-    return panel.plot(line.x, line.y, gid=f"points:{line.series}", **mark, **colour)[0]
+    return panel.plot(line.x, line.y, **mark, **dots)[0]
 
 
 def _within(line: Line, reach: Sequence[float] | None) -> Line:
@@ -192,13 +176,9 @@ def _ticks(axis: Any, *, unit: str = "", marks: Sequence[float] = (), log: bool 
     elif log and high > 8 * low:
         axis.set_major_locator(LogLocator(subs=(1, 3) if high < 3000 * low else (1,)))
     else:
-        axis.set_major_locator(AutoLocator())
-        axis.get_major_locator().set_params(nbins=6)
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axis.set_minor_locator(NullLocator())
-    if unit or high >= 1e4:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: words.counts([value], unit)[0]))
-    else:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_major_formatter(EngFormatter(unit) if unit or high >= 1e4 else StrMethodFormatter("{x:,.6g}"))
 
 
 def _svg(
@@ -208,25 +188,31 @@ def _svg(
     looks: Mapping[str, Style],
     *,
     whole: bool = False,
-    best: Sequence[Result] = (),
 ) -> str:
     """One panel as SVG: colours are variables, a group has its series, and a point the text that the page shows."""
     canvas, file = _canvas(1), io.StringIO()
     panel = canvas.subplots()
-    _fill(panel, axes, lines, every, looks, whole=whole, joined=not best)
-    if best:
+    _fill(panel, axes, lines, every, looks, whole=whole)
+    if axes is TRADEOFF:
+        best = front(point for line in lines for point in line.points)
         x = [*(point.embedding_bytes for point in best), panel.get_xlim()[1]]
         y = [words.or_nan(point.test_mean) for point in (*best, best[-1])]
         panel.step(x, y, where="post", lw=5, color=FRONT, alpha=0.35, zorder=1)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "quorem"}):
-        canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    salt = repr((axes, lines, whole))  # several SVGs in one page must not share ids
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        canvas.savefig(file, format="svg", transparent=True, metadata=nothing)
     end = None if whole else end_of(lines)
-    series = grouped((_within(line, end) for line in lines if line.kind != "level"), lambda line: line.series)
-    texts = {name: iter([text for line in members for text in _texts(line, axes)]) for name, members in series.items()}
-    return _themed(file.getvalue(), looks, texts)
+    texts = [
+        iter([text for line in lines if line.series == name for text in _texts(_within(line, end), axes)])
+        for name in looks
+    ]
+    return _themed(file.getvalue(), texts)
 
 
 def _texts(line: Line, axes: Axes) -> list[str]:
+    if line.kind == "level":
+        return []
     if line.kind == "points":
         return [about(point, axes) for point in line.points]
     point = line.points[0]
@@ -264,34 +250,23 @@ def variable(colour: str) -> str:
     return f"--c{colour[1:]}"
 
 
-def _themed(text: str, looks: Mapping[str, Style], texts: Mapping[str, Iterator[str]]) -> str:
-    ET.register_namespace("", SVG[1:-1])
-    ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = ET.fromstring(text)
-    used = {name for name in re.findall(r"#(\w+)", text) if len(name) > 6}
-    salt = f"x{zlib.crc32(text.encode()):x}"  # several SVGs in one page must not share ids
-    to_variable: Callable[[re.Match[str]], str] = lambda match: f"var({variable(match[0])})"  # noqa: E731
-    names = list(looks)
-    for element in root.iter():
-        kind, _, series = element.get("id", "").partition(":")
-        if kind in ("series", "points"):
-            element.set("data-series", str(names.index(series)))
-            if kind == "points":
-                for use in element.iter(f"{SVG}use"):
-                    use.set("data-about", next(texts[series]))
-        name = element.attrib.pop("id", "")
-        if name in used:
-            element.set("id", f"{name}{salt}")
-        for attribute, value in element.attrib.items():
-            if attribute == "style":
-                element.set(attribute, re.sub(r"#[0-9a-f]{6}\b", to_variable, value))
-            elif "#" in value and attribute != "data-about":
-                element.set(attribute, re.sub(r"#(\w+)", rf"#\1{salt}", value))
-    for size in ("width", "height"):
-        root.attrib.pop(size)
-    for metadata in root.findall(f"{SVG}metadata"):
-        root.remove(metadata)
-    return ET.tostring(root, encoding="unicode")
+def _themed(svg: str, texts: Sequence[Iterator[str]]) -> str:
+    """The SVG as an element of the page: colours are variables, groups have their series, and points their texts."""
+    about: Iterator[str] = iter(())  # texts of the points of the group that is being read
+
+    def labelled(match: re.Match[str]) -> str:
+        nonlocal about
+        if match["kind"]:
+            about = texts[int(match["number"])] if match["kind"] == "points" else iter(())
+            return f' data-series="{match["number"]}"'
+        text = next(about, None)
+        return "<use" if text is None else '<use data-about="' + escape(text).replace("\n", "&#10;") + '"'
+
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda colour: f"var({variable(colour[0])})", svg)
+    svg = re.sub(r' id="[A-Za-z0-9]+_\d+"', "", svg)  # matplotlib's own names, to which nothing refers
+    return re.sub(r' id="(?P<kind>series|points):(?P<number>\d+)"|<use', labelled, svg)
 
 
 def _plain(text: str) -> str:

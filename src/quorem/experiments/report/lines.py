@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from ..figures import Axes, Figure, Result, grouped
@@ -46,8 +45,8 @@ def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
         levels = [point for point in members if _is_level(axes, point)]
         along_x = [p for p in members if not _is_level(axes, p) and (_x(axes, p) > 0 or not axes.x_log)]
         if along_x:
-            lines.append(line_of(axes, series, "points", sorted(along_x, key=lambda p: _x(axes, p))))
-        lines += [line_of(axes, series, "level", [point]) for point in levels]
+            lines.append(_line(axes, series, "points", sorted(along_x, key=lambda p: _x(axes, p))))
+        lines += [_line(axes, series, "level", [point]) for point in levels]
     return lines
 
 
@@ -55,15 +54,14 @@ def _is_level(axes: Axes, point: Result) -> bool:
     return point.x is None and (axes.x == "x" or point.series == axes.baseline)
 
 
-def line_of(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
-    """The points of a series along the axes, or one point as a level across all x."""
+def _line(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
     y, deviation = zip(*(_y(axes, point) for point in points), strict=True)
     x = [_x(axes, point) for point in points] if kind == "points" else []
     return Line(series=series, kind=kind, points=points, x=x, y=y, deviation=deviation)
 
 
 def _curve(point: Result) -> Line:
-    rows = [(or_nan(step), mean, _finite(sd)) for step, loss, sd in point.curve if math.isfinite(mean := or_nan(loss))]
+    rows = [(step, mean, _finite(sd)) for step, loss, sd in point.curve if math.isfinite(mean := or_nan(loss))]
     x, y, deviation = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
     return Line(series=point.series, kind="curve", points=[point], x=x, y=y, deviation=deviation)
 
@@ -112,9 +110,9 @@ def end_of(lines: Iterable[Line]) -> list[float] | None:
 
 
 def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
-    """Series that are drawn on top of each other: ``"add = mult"`` for equal numbers, ``"add ≈ mult"`` for close ones.
+    """Series that are drawn on top of each other, such as ``"add ≈ mult"``.
 
-    Close means within 0.4% of the height of the plot at every x.
+    Their distance is at most 0.4% of the height of the plot at every x.
     """
     low, high = span(lines, log=log, values="y")
     height = math.log(high / low) if log else high - low
@@ -122,14 +120,8 @@ def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
     for line in lines:
         group = next((g for g in groups if _distance(g[0], line, log) <= 0.004 * height), None)
         groups.append([line]) if group is None else group.append(line)
-    texts = []
-    for group in groups:
-        if len({line.series for line in group}) > 1:
-            text = group[0].series
-            for one, other in pairwise(group):
-                text += f" {'=' if _distance(one, other, log) == 0 else '≈'} {other.series}"
-            texts.append(text)
-    return texts
+    names = [dict.fromkeys(line.series for line in group) for group in groups]
+    return [" ≈ ".join(series) for series in names if len(series) > 1]
 
 
 def _distance(one: Line, other: Line, log: bool) -> float:

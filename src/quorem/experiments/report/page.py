@@ -1,19 +1,17 @@
 """The page: each figure beside what the paper says about it, loss against bytes, and each point with its command."""
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from ...files.atomic import write
 from .. import words
-from ..conditions import Conditions, all_conditions, conditions_of, dataset_of, split
-from ..figures import Figure, Result, grouped
-from .charts import DARK, figure_svgs, tradeoff_svgs, variable
+from ..conditions import all_conditions, conditions_of, split
+from ..figures import Figure, Made, Result, grouped
+from .charts import DARK, TRADEOFF, figure_svgs, variable
 from .lines import by_network, coinciding, end_of, panels
 from .styles import Style, styles
 from .tables import PointRow, all_points, copyable, hidden_layers, swatch, winners_table
@@ -96,27 +94,23 @@ def _colours(looks: Mapping[str, Style]) -> str:
 def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
     """Groups of figures that may be compared, by heading: those of one dataset, trained under the same conditions.
 
-    Datasets with equal names get a number; a heading names the conditions if a dataset has several.
+    A heading names the conditions if a dataset has several, and a part of the identity if datasets have equal names.
     """
-    names: dict[str, str] = {}  # names of datasets, by identity
-    groups: dict[tuple[str, tuple[Conditions, ...]], list[Figure]] = {}
+    groups = grouped([f for f in figures if f.points], lambda f: (f.made.data.identity, tuple(all_conditions(f))))
     for figure in figures:
-        data = dataset_of(figure.made, figure.points[0].config.get("data") if figure.points else None)
-        identity = json.dumps(data.get("identity", data), sort_keys=True, default=str)
-        if identity not in names:
-            name = str(data.get("name", "data"))
-            same = sum(re.fullmatch(re.escape(name) + r"( \(\d+\))?", other) is not None for other in names.values())
-            names[identity] = f"{name} ({same + 1})" if same else name
-        groups.setdefault((names[identity], tuple(all_conditions(figure))), []).append(figure)
-    for name, conditions in [key for key in groups if not key[1]]:  # figures without points join others of their data
-        for other in groups:
-            if other[0] == name and other[1]:
-                groups[other] += groups.pop((name, conditions))
-                break
-    several = {name for name in names.values() if sum(key[0] == name for key in groups) > 1}
-    return {
-        f"{name}: {_trained_on(members)}" if name in several else name: members for (name, _), members in groups.items()
-    }
+        if not figure.points:  # it joins others of its data
+            identity = figure.made.data.identity
+            groups.setdefault(next((key for key in groups if key[0] == identity), (identity, ())), []).append(figure)
+    names = {identity: members[0].made.data.name for (identity, _), members in groups.items()}
+    headings = {}
+    for (identity, _), members in groups.items():
+        heading = names[identity]
+        if list(names.values()).count(heading) > 1:
+            heading += f" ({identity[:8]})"
+        if sum(key[0] == identity for key in groups) > 1:
+            heading += f": {_trained_on(members)}"
+        headings[heading] = members
+    return headings
 
 
 def _trained_on(figures: Sequence[Figure]) -> str:
@@ -131,11 +125,10 @@ def short_name(figure: Figure) -> str:
 
 
 def _section(number: int, name: str, figures: Sequence[Figure], looks: Mapping[str, Style]) -> str:
-    data = figures[0].made.get("data")
-    facts = [words.data(data)] if isinstance(data, Mapping) else []
+    facts = [words.data(figures[0].made.data)]
     if any(figure.points for figure in figures):
         facts.append(f"trained on {_trained_on(figures)}")
-    about = f'<p class="quiet">{escape("; ".join(filter(None, facts)))}</p>' if any(facts) else ""
+    about = f'<p class="quiet">{escape("; ".join(facts))}</p>'
     inner = _tradeoff(number, figures, looks) if _is_compared(figures) else ""
     inner += "".join(_figure(f"d{number}f{k}", figure, looks) for k, figure in enumerate(figures))
     head = f'<h2 id="d{number}h">{escape(name)}</h2>{about}'
@@ -154,15 +147,15 @@ def _is_compared(figures: Sequence[Figure]) -> bool:
 
 def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]) -> str:
     points = distinct(figures)
-    table = winners_table(points, looks)
+    drawn = figure_svgs(Figure(axes=TRADEOFF, made=figures[0].made, points=points), looks)
     return (
         f'<article class="card" id="d{number}t"><header><h3>What a byte buys</h3></header>'
         "<p>Every setting of every figure, by the bytes of its embedding tables. "
         "Along the broad line no other setting is both as small and better.</p>"
-        f"{_legend(points, looks)}{_panels(tradeoff_svgs(points, looks), 'Test log loss against bytes')}"
+        f"{_legend(points, looks)}{_panels(drawn, 'Test log loss against bytes')}"
         "<h4>Which method wins at which size</h4>"
         '<p class="quiet">Sizes are powers of two of the full tables; a point belongs to the nearest. A difference'
-        f" counts where it is more than both deviations together.</p>{table}</article>"
+        f" counts where it is more than both deviations together.</p>{winners_table(points, looks)}</article>"
     )
 
 
@@ -173,16 +166,13 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style]) -> str:
     text = _claim(figure) + _measured(figure)
     aside = f'<div class="aside">{text}</div>' if text else ""
     lines = [line for lines in panels(figure).values() for line in lines]
-    if not figure.points:
-        body = '<p class="note">No point of this figure is trained yet.</p>'
-    else:
-        body = _notes(figure)
-        if any(line.points for line in lines):
-            drawn = _panels(figure_svgs(figure, looks), f"{name}: {title}")
-            if end_of(lines):
-                whole = _panels(figure_svgs(figure, looks, whole=True), f"{name}: {title}, all of training")
-                drawn += f"<details><summary>Show all of training</summary>{whole}</details>"
-            body = _legend(figure.points, looks) + drawn + body
+    body = _notes(figure) if figure.points else '<p class="note">No point of this figure is trained yet.</p>'
+    if any(line.points for line in lines):
+        drawn = _panels(figure_svgs(figure, looks), f"{name}: {title}")
+        if end_of(lines):
+            whole = _panels(figure_svgs(figure, looks, whole=True), f"{name}: {title}, all of training")
+            drawn += f"<details><summary>Show all of training</summary>{whole}</details>"
+        body = _legend(figure.points, looks) + drawn + body
     table = hidden_layers(figure) if axes.name == "table1" and figure.points else ""
     return (
         f'<article class="card figure" id="{key}"><header><p class="kicker">{escape(name)}</p>'
@@ -296,16 +286,23 @@ def _links(groups: Mapping[str, Sequence[Figure]]) -> str:
 def _made(figures: Sequence[Figure]) -> str:
     """How each figure was made; figures that were made in the same way share an entry."""
     parts = []
-    for members in grouped(figures, lambda figure: json.dumps(figure.made, sort_keys=True, default=str)).values():
-        made: Mapping[str, Any] = members[0].made
-        command = copyable(str(made["command"])) if made.get("command") else ""
-        shown = {
-            name: words.value_text(value).strip("()")
-            for name, value in made.items()
-            if name not in ("command", "datasets")
-        }
-        if isinstance(data := made.get("data"), Mapping):
-            shown["data"] = f"{data.get('name', '')}: {words.data(data)}"
-        listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in shown.items())
-        parts.append(f"<h3>{escape(', '.join(map(short_name, members)))}</h3>{command}<dl>{listed}</dl>")
+    for members in grouped(figures, lambda figure: repr(figure.made)).values():
+        made = members[0].made
+        listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in _facts(made))
+        names = escape(", ".join(dict.fromkeys(map(short_name, members))))
+        parts.append(f"<h3>{names}</h3>{copyable(made.command)}<dl>{listed}</dl>")
     return "".join(parts)
+
+
+def _facts(made: Made) -> list[tuple[str, str]]:
+    """Name and text of what is known about the making of a figure."""
+    facts = {
+        "date": made.date,
+        "data": f"{made.data.name}: {words.data(made.data)}",
+        "trials": str(made.trials),
+        "optimizers": ", ".join(made.optimizers),
+        "device": made.device,
+        "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
+        "commit": made.commit or "",
+    }
+    return [(name, text) for name, text in facts.items() if text]

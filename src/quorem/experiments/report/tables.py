@@ -8,27 +8,15 @@ from typing import NamedTuple
 
 from .. import words
 from ..figures import Figure, Result
-from ..table1 import LOSSES
+from ..paper_figures import TABLE_1_LOSSES
 from .charts import variable
 from .lines import by_network
 from .styles import Style
 from .tradeoff import Win, is_clear, winners
 
 WIN_COLUMNS = ("size of the tables", "best", "test log loss", "next best", "difference", "beyond the deviations?")
-TEXT_COLUMNS = (  # others have numbers
-    *(
-        "figure",
-        "data",
-        "network",
-        "series",
-        "optimizer",
-        "best",
-        "next best",
-        "hidden layer",
-        "beyond the deviations?",
-    ),
-    "size of the tables",
-)
+TEXT_COLUMNS = {"figure", "data", "network", "series", "optimizer", "best", "next best", "hidden layer"}
+TEXT_COLUMNS |= {"beyond the deviations?", "size of the tables"}  # others have numbers
 
 
 class PointRow(NamedTuple):
@@ -36,7 +24,7 @@ class PointRow(NamedTuple):
 
     figure: str
     data: str
-    rows: int | None
+    rows: int
     point: Result
 
 
@@ -79,7 +67,7 @@ def hidden_layers(figure: Figure) -> str:
         name = escape(words.network(network))
         rows.append([name, "parameters", *(f"{p.parameters:,}" if p else words.NONE for p in results)])
         rows.append([name, "test log loss", *(_path_loss(p, best) for p in results)])
-        if printed := LOSSES.get(network, {}):
+        if printed := TABLE_1_LOSSES.get(network, {}):
             texts = {width: words.loss(loss) for width, loss in printed.items()}
             least = min(printed, key=printed.__getitem__)
             texts[least] = f"<strong>{texts[least]}</strong>"
@@ -100,10 +88,9 @@ def all_points(rows: Sequence[PointRow], several_data: bool, looks: Mapping[str,
     """The table of all points, which the page's script sorts and searches."""
     if not rows:
         return ""
-    hidden = {"data"} if not several_data else set()
-    hidden |= {"rows"} if len({row.rows for row in rows}) < 2 else set()
-    hidden |= {"x"} if all(row.point.x is None for row in rows) else set()
-    columns = [name for name in _values(rows[0], looks) if name not in hidden]
+    varies = {"data": several_data, "rows": len({row.rows for row in rows}) > 1}
+    varies["x"] = any(row.point.x is not None for row in rows)
+    columns = [name for name in _values(rows[0], looks) if varies.get(name, True)]
     heads = "".join(
         f'<th scope="col" class="{_kind(name)}" aria-sort="none"><button type="button">{escape(name)}'
         '<span class="arrow" aria-hidden="true"></span></button></th>'
@@ -134,7 +121,7 @@ def _values(row: PointRow, looks: Mapping[str, Style]) -> dict[str, tuple[str, s
     return {
         "figure": (escape(row.figure), row.figure),
         "data": (escape(row.data), row.data),
-        "rows": (words.NONE if row.rows is None else f"{row.rows:,}", row.rows),
+        "rows": (f"{row.rows:,}", row.rows),
         "network": (escape(words.network(point.network)), point.network),
         "series": (swatch(point.series, looks), point.series),
         "x": (words.NONE if point.x is None else f"{point.x:,.6g}", point.x),
