@@ -46,8 +46,8 @@ def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | Sequence[Ten
         values, ids = queries.new_zeros(shape), torch.zeros(shape, dtype=torch.int64, device=queries.device)
         for start in range(0, len(flat), size):
             block = slice(start, start + size)
-            best = _best(module, flat[block], k, None if excluded is None else excluded[block])
-            values.view(-1, k)[block], ids.view(-1, k)[block] = best
+            found = _best(module, flat[block], k, None if excluded is None else excluded[block])
+            values.view(-1, k)[block], ids.view(-1, k)[block] = found
         return values, ids
 
 
