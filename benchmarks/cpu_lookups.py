@@ -3,11 +3,12 @@
     python benchmarks/cpu_lookups.py --out benchmarks/results/cpu_lookups.json
 
 The 26 Criteo Kaggle features at D = 16, Zipf ids; ``small`` tables have a hundredth of the ids, so that they fit in the
-cache. Three parts, of which each is measured in turns, so that all its providers see the same disturbances:
+cache. Four parts, of which each is measured in turns, so that all its providers see the same disturbances:
 
     pool     QR(4) and HotCold tables of as many rows, an eighth of each table's ids hot, one pool: lookup and step of
              Adagrad, with ids by frequency and with lists of hot ids; and what a batch moves at least: distinct rows
              and cache lines, each counted once a pass
+    state    QR(4): step of Adagrad with sums of squares in float32, bfloat16 and log8
     bits     QR(4) in float32, 8 and 4 bits: lookup
     latency  p50 and p99 of a lookup of QR(4), of the same in 8 bits, and of one full nn.EmbeddingBag a feature
 """
@@ -16,7 +17,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import result_file
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table, optim, quantize_
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments.bench import grid, run
+from quorem.optimizer_names import StateDtype
 
 DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up to SMALL ids stay full
 Call = Callable[[int], Any]  # with the number of a batch
@@ -130,6 +132,11 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
         base, batches = "qr", (2048, 65536)
         counted = {kind: collection(cardinalities, kind, sparse=True) for kind in ("qr", "pool")}
+    elif part == "state":
+        modules = {dtype: collection(cardinalities, "qr") for dtype in get_args(StateDtype)}
+        for dtype, module in modules.items():
+            optim.apply_in_backward(module, optim.Adagrad, lr=0.01, state_dtype=dtype)
+        base, batches = "float32", (2048, 65536)
     else:
         modules = {"float32": collection(cardinalities, "qr")}
         bits = (8, 4) if part == "bits" else (8,)
@@ -141,14 +148,16 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
     for batch in batches:
         ids = [grid.draw_ids("zipf", cardinalities, batch, seed=seed) for seed in range(BATCHES)]
         setting, seconds = {"tables": size, "batch": batch}, 1.2 if part == "latency" else 2.0
-        calls = {name: lookup(module, ids) for name, module in modules.items()}
-        rows += rows_of(part, {**setting, "mode": "lookup"}, in_turns(calls, seconds, 5), base)
+        if part != "state":
+            calls = {name: lookup(module, ids) for name, module in modules.items()}
+            rows += rows_of(part, {**setting, "mode": "lookup"}, in_turns(calls, seconds, 5), base)
         if part == "pool":
             for kind, module in counted.items():
                 distinct = distinct_rows(module, ids[0])
                 row = {"part": part, **setting, "provider": kind, "distinct_rows": distinct}
                 rows.append(row | least_lines(ids[0], distinct))
                 print(*row.values(), flush=True)
+        if part in ("pool", "state"):
             calls = {name: step(module, ids) for name, module in modules.items()}
             rows += rows_of(part, {**setting, "mode": "step"}, in_turns(calls, seconds, 5), base)
     return rows
@@ -161,7 +170,7 @@ def main() -> None:
     command = "python benchmarks/cpu_lookups.py"
     results: dict[str, Any] = {"facts": run.facts_of_run(torch.device("cpu"), command, None), "rows": []}
     for size in ("small", "full"):
-        for part in ("latency", "bits", "pool"):
+        for part in ("latency", "bits", "pool", "state"):
             results["rows"] += measured(part, size)
             result_file.write(options.out, results)
 

@@ -10,7 +10,7 @@ from quorem import QR, ChineseRemainder, Custom, Embedding, Full, GeneralizedQR,
 from quorem.modules import scores, topk
 from quorem.paper.partitions import ExplicitPartition, Partition
 from quorem.paper.renumbering import Mixing, Permutation
-from quorem.paper.schemes.frequency import places
+from quorem.paper.schemes.frequency import cold_ids, first_of_rest, places
 
 N, D = 257, 12
 COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(5))
@@ -275,10 +275,13 @@ def test_refused(call, error, message):
 
 @pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if isinstance(scheme, HotCold)])
 @pytest.mark.parametrize("ranked", [False, True])
-def test_the_place_of_one_id(name, ranked):
-    module = made(name, ranked=ranked)
-    expected = places(module.specs[0], module.ranks_of[0]).tolist()
-    assert [scores.place_of(module, i) for i in range(N)] == expected
+def test_ids_of_places(name, ranked):
+    spec, ranks = (module := made(name, ranked=ranked)).specs[0], module.ranks_of[0]
+    place = places(spec, ranks)
+    expected = [int((place == spec.num_own + nth).nonzero()) for nth in range(spec.num_composed)]
+    assert cold_ids(torch.arange(spec.num_composed), spec, ranks).tolist() == expected
+    if spec.num_rest:
+        assert first_of_rest(spec, ranks, 7).tolist() == (place == spec.num_hot).nonzero().flatten().tolist()[:7]
 
 
 @pytest.mark.parametrize("bits", [1, 2, 7, 20, 62])

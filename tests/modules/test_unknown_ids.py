@@ -181,7 +181,7 @@ def test_errors() -> None:
         EmbeddingCollection([Table("a", N, D, QR(4), unknown="rest")])
     with pytest.raises(ValueError, match=r"unknown \('hash'\) must be 'error' or 'rest': no id .* is composed"):
         Embedding(N, D, HotCold(20, cold=Full(), num_rest=40, force=True), unknown="hash")
-    with pytest.raises(ValueError, match=r"must be 'error': the only id of the rest of HotCold.* is padding"):
+    with pytest.raises(ValueError, match=r"must be 'error': the only rest of HotCold.* is padding"):
         Embedding(N, D, HotCold(9, cold=QR(4), num_rest=1, force=True), padding_idx=-1, unknown="rest")
     with pytest.raises(ValueError, match=r"must be 'error': the only composed id of HotCold.* is padding"):
         Embedding(N, D, HotCold(20, cold=Full(), num_rest=N - 21, force=True), padding_idx=20, unknown="hash")

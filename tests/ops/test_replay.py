@@ -89,7 +89,8 @@ def test_the_sum_is_what_dense_adam_does_without_gradients(amsgrad, since):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("betas", [*BETAS, (0.0, 0.999), (0.99, 0.999)])
 def test_the_window_leaves_out_what_cannot_be_seen(betas, dtype, amsgrad):
-    beta1, beta2, _, window, _ = replay.adam_constants(*betas, 1e-8, dtype, amsgrad)
+    constants = replay.adam_constants(*betas, 1e-8, dtype, amsgrad)
+    beta1, beta2, window = constants.beta1, constants.beta2, constants.window
     ratio = beta1 if amsgrad else beta1 / math.sqrt(beta2)
     assert ratio**window <= (1e-18 if dtype == torch.float64 else 1e-10) or ratio == 0 == window
 

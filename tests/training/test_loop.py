@@ -275,9 +275,10 @@ def test_a_log_without_rows_to_test_on_is_refused_before_training(tmp_path):
         train(small_run(tiny), tiny, tmp_path / "run")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "adagrad in bfloat16", "adagrad in log8"])
 def test_of_several_epochs_the_best_is_kept_also_when_resumed(log, tmp_path, optimizer):
-    options = {"optimizer": optimizer, "lr": 0.05, "shuffle": True}
+    optimizer, _, state_dtype = optimizer.partition(" in ")
+    options = {"optimizer": optimizer, "lr": 0.05, "shuffle": True, "state_dtype": state_dtype or "float32"}
     single = [train(small_run(log, epochs=n, **options), log)["validation"]["log_loss"] for n in (1, 2)]
     config = small_run(log, epochs=6, patience=2, **options)
     result = train(config, log, tmp_path / "whole")

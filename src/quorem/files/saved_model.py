@@ -27,22 +27,12 @@ from .saved_table import Known, SavedTable, description_of, lists_of, ranks_of, 
 from .tensors import FileKind, TensorFile, write_tensors
 
 KIND = FileKind("quorem-model", 1)
-EMBEDDINGS = "embeddings."  # prefix of a network's tables
 NETWORKS = {"DLRM": DLRM, "DCN": DCN, "DeepFM": DeepFM}
-# Options that some classes have and others have not.
-OPTIONS: dict[str, set[str]] = {
-    "Embedding": set(),
-    "EmbeddingBag": {"mode", "include_last_offset"},
-    "EmbeddingCollection": {"mode"},
-    "DLRM": {"raw_dense", "bottom", "top"},
-    "DCN": {"deep", "num_cross"},
-    "DeepFM": {"deep"},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedTables:
-    """The module that holds the tables: its class and options."""
+    """The module that holds the tables: its class and options, None where it has no such option."""
 
     type: Literal["Embedding", "EmbeddingBag", "EmbeddingCollection"]
     sparse: bool
@@ -52,10 +42,6 @@ class SavedTables:
     tables: tuple[SavedTable, ...]
     mode: Literal["sum", "mean", "max"] | None = None
     include_last_offset: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the class has the options, and all of them are given."""
-        _check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +56,6 @@ class SavedNetwork:
     top: tuple[int, ...] | None = None
     deep: tuple[int, ...] | None = None
     num_cross: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the class has the options, and all of them are given."""
-        _check_options(self)
-
-
-def _check_options(saved: SavedTables | SavedNetwork) -> None:
-    optional = set().union(*OPTIONS.values())
-    given = {name for name, value in vars(saved).items() if value is not None and name in optional}
-    if wrong := sorted(given ^ OPTIONS[saved.type]):
-        raise ValueError(f"{wrong[0]} must {'not be given' if wrong[0] in given else 'be given'} for {saved.type}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +120,7 @@ def load(path: str | os.PathLike[str], *, table: str | None = None, verify: bool
         file.verify()
     try:
         model = _model(build(SavedModel, file.description), file.tensors)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch raises the last two for absurd sizes
+    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:  # the last three: absurd sizes
         text = str(error).partition("\n")[0]  # torch appends a stack trace
         raise ValueError(f"{file.path} is damaged: {text}") from None
     if table is None:
@@ -206,23 +181,11 @@ def _widths(layers: nn.Module) -> tuple[int, ...]:
 
 def _model(saved: SavedModel, tensors: Mapping[str, Tensor]) -> nn.Module:
     """The model, whose parameters are ``tensors``; raises ValueError unless it has these names and shapes."""
-    prefix = "" if saved.network is None else EMBEDDINGS
-    stored = tensors.get(f"{prefix}stored", torch.empty(0))
-    matrices = sum(each.numel() for name, each in tensors.items() if name.startswith(f"{prefix}projections."))
-    most = 2 * stored.numel() + matrices  # a byte holds two numbers of 4 bits
-    tables = _empty_tables(saved.embeddings, tensors, most)
-    if stored.dtype != tables.live_stored.dtype:
-        raise ValueError(f"{prefix}stored is {stored.dtype} and must be {tables.live_stored.dtype}")
-    model: nn.Module = tables
-    if saved.network is not None:
-        top = tensors.get("top.0.weight", torch.empty(0, 0))
-        num_vectors = len(saved.network.embedding_dims)
-        if saved.network.type == "DLRM" and top[:1].numel() < num_vectors * (num_vectors - 1) // 2:
-            raise ValueError(f"top.0.weight is too small for the dot products of {num_vectors} vectors")
-        model = _network(saved.network, tables, "meta")
+    tables = _empty_tables(saved.embeddings, tensors)
+    model: nn.Module = tables if saved.network is None else _network(saved.network, tables, "meta")
     _check(dict(model.named_parameters()), lists_of(tables), tensors)
-    if saved.network is not None:
-        with torch.random.fork_rng(devices=[]):  # its initial values are replaced below
+    if saved.network is not None:  # again, for its buffers; its initial values are replaced below
+        with torch.random.fork_rng(devices=[]):
             model = _network(saved.network, tables, None)
     for name, _ in list(model.named_parameters()):
         _assign(model, name, tensors[name], name not in saved.frozen)
@@ -230,14 +193,14 @@ def _model(saved: SavedModel, tensors: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _empty_tables(saved: SavedTables, tensors: Mapping[str, Tensor], most: int) -> Tables:
+def _empty_tables(saved: SavedTables, tensors: Mapping[str, Tensor]) -> Tables:
     """The module of the tables, on the meta device."""
     options: dict[str, Any] = {"sparse": saved.sparse, "on_invalid_id": saved.on_invalid_id}
     options |= {"dtype": FLOAT_DTYPES[saved.dtype], "device": "meta"}
     options |= {name: v for name in ("mode", "include_last_offset") if (v := getattr(saved, name)) is not None}
     arguments: list[dict[str, Any]] = []
     for t, table in enumerate(saved.tables):
-        spec = spec_of(table, t, tensors, most)
+        spec = spec_of(table, t, tensors)
         own = {name: getattr(table, name) for name in ("num_embeddings", "embedding_dim", "padding_idx", "raw_ids")}
         own |= {"unknown": table.unknown, "frequencies": ranks_of(table, t, spec, tensors)}
         arguments.append(own | {"scheme": Known(table=spec)})

@@ -19,7 +19,6 @@ from ..paper.operations import Operation
 from ..paper.partitions import ExplicitPartition, Partition
 from ..paper.schemes import Custom, Full, HotCold, Ranks, Scheme, TableSpec
 
-MOST_PARTITIONS = 1024  # of a scheme in a file; sizes for more are slow to compute
 MOST_COLD = 2**24  # cold ids of a pool whose rows are listed: 128 MB for each partition of the pool
 
 
@@ -85,14 +84,8 @@ def lists_of(tables: Tables) -> dict[str, Tensor]:
     return lists
 
 
-def spec_of(table: SavedTable, t: int, tensors: Mapping[str, Tensor], most: int) -> TableSpec:
-    """The spec that ``description_of`` described. Nothing is allocated, whatever sizes the description declares.
-
-    Args:
-        table: the description.
-        t: position of the table.
-        tensors: the tensors of the file.
-        most: an upper limit of the numbers that all tables of the file hold.
+def spec_of(table: SavedTable, t: int, tensors: Mapping[str, Tensor]) -> TableSpec:
+    """The spec of the ``t``-th table, which ``description_of`` described.
 
     Raises:
         ValueError: if it does not describe a table.
@@ -105,16 +98,10 @@ def spec_of(table: SavedTable, t: int, tensors: Mapping[str, Tensor], most: int)
             raise ValueError(f"maps.{t}.{j} of {title} must be a list of integers")
         partitions.append(Partition(stride, size) if index is None or stride else ExplicitPartition(index))
     scheme = schemes.from_dict(table.scheme, partitions or (Partition(1, 1),))
-    for owner in (scheme, getattr(scheme, "cold", scheme)):
-        for name, limit in (("num_partitions", MOST_PARTITIONS), ("num_rows", most), ("num_hot", most)):
-            if (number := getattr(owner, name, None) or 0) > limit:
-                raise ValueError(f"{name} ({number}) of {title} must be at most {limit}")
     spec = _unchecked(scheme).spec(table.num_embeddings, table.embedding_dim)
     spec = replace(spec, scheme=scheme, operation=table.operation if isinstance(scheme, Full) else spec.operation)
     if spec.fallback is not None or spec.operation != table.operation:
         raise ValueError(f"scheme ({scheme}) of {title} does not fit its sizes or its operation")
-    if max(table.embedding_dim, sum(rows * width for rows, width in spec.shapes)) > most:
-        raise ValueError(f"{title} needs more numbers than the file has")
     if _integers(spec) != (table.partitions, table.permutation):
         saved, own = (table.partitions, table.permutation), _integers(spec)
         raise ValueError(f"{title} has partitions and permutation {saved} in the file and {own} by its scheme")

@@ -209,7 +209,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
     policies = (collection.raw_ids, collection.unknown, collection.ranks_of, collection.padding)
-    rules, hashed = id_rules.rules_of(collection.specs, *policies, collection.table_of)
+    rules, hashed = id_rules.rules_of(collection.specs, *policies, collection.table_of, layout)
     listed = {each.feature: each for each in hashed}
     features: list[Feature] = []
     for f, (name, t) in enumerate(zip(collection.features, collection.table_of, strict=True)):

@@ -9,22 +9,17 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..checks import check_choice, check_int
 from .embedding import Embedding
 from .scores import (
-    Composed,
-    Parts,
-    are_digits,
     block_scores,
-    block_size,
     checked_queries,
-    composed_of,
-    has_partial_scores,
+    composed_are_digits,
+    id_ranges,
     partial_scores,
-    parts_of,
-    place_of,
+    recomputed,
+    scores_by_partition,
     sums_of,
     vectors_of,
 )
@@ -101,34 +96,29 @@ def cross_entropy(
 
 def _log_sum_exp(module: Embedding, queries: Tensor) -> Tensor:
     """The logarithm of the sum of exponentials of all scores, ``[B]``."""
-    spec, pad = module.specs[0], module.padding[0]
-    if not has_partial_scores(module):
-        blocks = torch.arange(spec.num_embeddings, device=queries.device).split(block_size(len(queries)))
-        sums = [checkpoint(_block_log_sum, module, queries, ids, use_reentrant=False) for ids in blocks]
-        return torch.stack(sums).logsumexp(0)
-    own, partial = partial_scores(parts := parts_of(module), queries)
-    padded = -1 if pad is None else place_of(module, pad)
-    sums = [] if pad is None else [torch.zeros_like(queries[:, 0])]
-    if spec.num_hot:
-        sums.append(_without(own[: spec.num_hot], padded).logsumexp(0))
-    if (num_rest := spec.num_rest - (spec.num_rest > 0 and padded == spec.num_hot)) > 0:
-        sums.append(own[spec.num_hot] + math.log(num_rest))
-    if parts.rows:
-        sums.append(_composed_log_sum(parts, composed_of(module), partial, padded - spec.num_own))
+    partial, pad = partial_scores(module, queries), module.padding[0]
+    if partial is not None and composed_are_digits(module):
+        total = _row_log_sum(module, partial)
+        if pad is None:
+            return total
+        share = (sums_of(module, partial, torch.tensor([pad], device=queries.device), of_padding=True)[0] - total).exp()
+        if float(share.detach().max()) < MOST_SUBTRACTED:  # in its place comes the score 0
+            return torch.logaddexp(total + torch.log1p(-share), torch.zeros_like(total))
+    sums = [recomputed(_block_log_sum, module, queries, partial, *ids) for ids in id_ranges(module, queries)]
     return torch.stack(sums).logsumexp(0)
 
 
-def _composed_log_sum(parts: Parts, composed: Composed, partial: list[Tensor], left_out: int) -> Tensor:
-    """``_log_sum_exp`` of the composed ids but the ``left_out``-th, -1 or less for none."""
-    if composed.fills_space and are_digits(parts.partitions, composed.num_ids):
-        total = _digits_log_sum([scores.T for scores in partial], composed.num_ids)
-        if left_out < 0:
-            return total
-        share = (sums_of(parts, composed, partial, torch.tensor([left_out]))[0] - total).exp()
-        if float(share.detach().max()) < MOST_SUBTRACTED:
-            return total + torch.log1p(-share)
-    blocks = torch.arange(composed.num_ids, device=partial[0].device).split(block_size(partial[0].shape[1]))
-    sums = [checkpoint(_block_sums_log_sum, parts, composed, partial, n, left_out, use_reentrant=False) for n in blocks]
+def _row_log_sum(module: Embedding, partial: Tensor) -> Tensor:
+    """``_log_sum_exp`` by rows alone: hot ids, the rest, and composed ids that are digits."""
+    spec = module.specs[0]
+    own, tables = scores_by_partition(module, partial)
+    sums = []
+    if spec.num_hot:
+        sums.append(own[: spec.num_hot].logsumexp(0))
+    if spec.num_rest:
+        sums.append(own[spec.num_hot] + math.log(spec.num_rest))
+    if spec.num_composed:
+        sums.append(_digits_log_sum([scores.T for scores in tables], spec.num_composed))
     return torch.stack(sums).logsumexp(0)
 
 
@@ -150,16 +140,5 @@ def _digits_log_sum(partial: list[Tensor], count: int) -> Tensor:
     return torch.stack(sums).logsumexp(0)
 
 
-def _block_sums_log_sum(parts: Parts, composed: Composed, partial: list[Tensor], nth: Tensor, left_out: int) -> Tensor:
-    return _without(sums_of(parts, composed, partial, nth), left_out - int(nth[0])).logsumexp(0)
-
-
-def _without(scores: Tensor, row: int) -> Tensor:
-    """``scores`` with minus infinity in a row, if there is such a row."""
-    if not 0 <= row < len(scores):
-        return scores
-    return scores.index_fill(0, torch.tensor([row], device=scores.device), -math.inf)
-
-
-def _block_log_sum(module: Embedding, queries: Tensor, ids: Tensor) -> Tensor:
-    return block_scores(module, queries, ids).logsumexp(1)
+def _block_log_sum(module: Embedding, queries: Tensor, partial: Tensor | None, first: int, last: int) -> Tensor:
+    return block_scores(module, queries, partial, first, last).logsumexp(1)

@@ -16,7 +16,7 @@ from ..ops.layout import pool_key
 from ..ops.rounding import converted_state
 from ..ops.state import NARROW
 from ..paper import init
-from ..paper.partitions import Partition, is_complementary
+from ..paper.partitions import Partition, are_digits, is_complementary
 from ..paper.renumbering import Mixing
 from ..paper.schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
 
@@ -68,7 +68,7 @@ def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -
         raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
     grown, old = list(partitions), spec.num_composed
     is_grown = isinstance(scheme, Custom)  # a table that grew before has become custom
-    if isinstance(scheme, QR | GeneralizedQR) or (is_grown and _are_digits(grown, old)):
+    if isinstance(scheme, QR | GeneralizedQR) or (is_grown and are_digits(grown, old)):
         last = max(range(len(grown)), key=lambda j: (grown[j].stride, grown[j].size))  # digits of size 1 share a stride
         grown[last] = Partition(grown[last].stride, max(grown[last].size, -(-n // grown[last].stride)))
     elif isinstance(scheme, ChineseRemainder):
@@ -79,20 +79,6 @@ def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -
     widths = tuple(width for _, width in spec.shapes[len(spec.shapes) - len(grown) :])
     dims = widths if spec.operation == "concat" else None
     return Custom(tuple(grown), check=False, operation=spec.operation, dims=dims, force=True, width=scheme.width)
-
-
-def _are_digits(partitions: Sequence[Partition], n: int) -> bool:
-    """Whether the buckets of a number below ``n`` are its digits, as for ``QR`` and ``GeneralizedQR``.
-
-    >>> _are_digits([Partition(1, 4), Partition(4, 3)], 12), _are_digits([Partition(1, 4), Partition(1, 3)], 12)
-    (True, False)
-    """
-    place = 1
-    for part in sorted(partitions, key=lambda part: (part.stride, part.size)):
-        if part.stride != place:
-            return False
-        place *= part.size
-    return place >= n
 
 
 def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | None) -> None:

@@ -18,9 +18,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.layout import Layout
+from ..ops.rows import places
 from ..paper.hashing import mixed_ids
 from ..paper.schemes import TableSpec
-from ..paper.schemes.frequency import Ranks
+from ..paper.schemes.frequency import Ranks, cold_ids, first_of_rest
 
 UnknownIds = Literal["error", "rest", "hash"]
 RULE_COLUMNS = 4
@@ -30,14 +32,11 @@ ALL, FIRST, COUNT, SKIPPED = range(RULE_COLUMNS)
 
 
 class Listed(NamedTuple):
-    """A feature whose unknown ids are hashed to cold ids, and the list that defines these.
-
-    The list holds the cold ids (``is_cold``), or the hot ids; in that case every id that is not listed is cold.
-    """
+    """A feature whose unknown ids are hashed to cold ids, and the lists that define these."""
 
     feature: int
-    is_cold: bool
-    ids: Tensor
+    spec: TableSpec
+    ranks: Ranks
 
 
 def check_unknown(unknown: str, spec: TableSpec, raw_ids: bool, name: str = "") -> None:
@@ -60,6 +59,7 @@ def rules_of(
     ranks: Sequence[Ranks | None],
     padding: Sequence[int | None],
     table_of: Sequence[int],
+    layout: Layout,
 ) -> tuple[Tensor | None, list[Listed]]:
     """The rule of each feature, int64 ``[F, 4]``, or None if there is none; and which hash to listed cold ids.
 
@@ -74,14 +74,20 @@ def rules_of(
         if raw_ids[t]:
             rule = [1, 0, spec.num_embeddings, -1]
         elif unknown[t] == "rest":
-            rule = [0, _rest_id(spec, lists, padding[t]), 1, -1]
+            rest = [i for i in first_of_rest(spec, lists, 2).tolist() if i != padding[t]]
+            if not rest:
+                raise ValueError(f"unknown ('rest') must be 'error': the only rest of {spec.scheme} is padding")
+            rule = [0, rest[0], 1, -1]
         elif unknown[t] == "hash":
-            skipped = _composed_number(padding[t], spec, lists)
+            skipped = -1
+            if (pad := padding[t]) is not None:
+                slot = layout.slots[layout.spans[feature, 0]]
+                skipped = max(int(places(torch.tensor(pad, device="cpu"), slot, layout.ranks)) - spec.num_own, -1)
             if skipped == 0 and spec.num_composed == 1:
                 raise ValueError(f"unknown ('hash') must be 'error': the only composed id of {spec.scheme} is padding")
             rule = [0, spec.num_hot if lists is None else 0, spec.num_composed, skipped]
             if lists is not None:
-                listed.append(Listed(feature, spec.num_rest > 0, lists.cold if spec.num_rest else lists.hot))
+                listed.append(Listed(feature, spec, lists))
         rules.append(rule)
     return torch.tensor(rules, device="cpu"), listed
 
@@ -111,49 +117,7 @@ def replaced_ids(
     target = own_rules[..., FIRST] + number
     for other in listed:
         column = torch.arange(len(rules), device=ids.device) if feature is None else feature
-        target = torch.where(column == other.feature, _listed(number, other), target)
+        cold = cold_ids(number.clamp(max=other.spec.num_composed - 1), other.spec, other.ranks)
+        target = torch.where(column == other.feature, cold, target)
     is_unknown = (wide < 0) | (wide >= limit) | (own_rules[..., ALL] > 0)
     return torch.where(is_unknown & (own_rules[..., COUNT] > 0), target, wide)
-
-
-def _listed(number: Tensor, listed: Listed) -> Tensor:
-    """The ``number``-th cold id, counted from 0: in the list if it holds cold ids, else among the ids not in it."""
-    ids = listed.ids.to(number.device).long()
-    if listed.is_cold:
-        return ids[number.clamp(max=len(ids) - 1)]
-    before = ids - torch.arange(len(ids), device=ids.device)  # for each listed id, how many unlisted ids are below it
-    return number + torch.searchsorted(before, number, right=True)
-
-
-def _composed_number(i: int | None, spec: TableSpec, lists: Ranks | None) -> int:
-    """The number of an id among the composed ids of its table; -1 if it is none of them."""
-    if i is None:
-        return -1
-    if lists is None:
-        return i - spec.num_hot if spec.num_hot <= i < spec.num_hot + spec.num_composed else -1
-    ids = lists.cold if spec.num_rest else lists.hot
-    below = int((ids < i).sum())
-    is_listed = bool((ids == i).any())
-    if spec.num_rest:
-        return below if is_listed else -1
-    return -1 if is_listed else i - below
-
-
-def _rest_id(spec: TableSpec, lists: Ranks | None, padding: int | None) -> int:
-    """An id of the rest that is not the padding id.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if lists is None:
-        first = spec.num_embeddings - spec.num_rest
-        candidate = first + (padding == first)
-    else:
-        listed = torch.cat([lists.hot, lists.cold]).long()
-        taken = listed if padding is None else torch.cat([listed, listed.new_tensor([padding])])
-        taken = taken.unique()
-        gaps = (taken != torch.arange(len(taken), device=taken.device)).nonzero()
-        candidate = int(gaps[0]) if len(gaps) else len(taken)
-    if candidate == spec.num_embeddings:
-        raise ValueError(f"unknown ('rest') must be 'error': the only id of the rest of {spec.scheme} is padding")
-    return candidate

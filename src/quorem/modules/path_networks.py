@@ -74,7 +74,8 @@ class PathNetworks(nn.Module):
         columns = [spans[f][0] + slot for f in members for slot in range(spans[f][1])]
         others = [c for c in range(len(layout.slots)) if c not in columns]
         integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
-        integers |= {"all_columns": columns + others, "network_parts": [levels[table_of[f]] for f in members]}
+        self.levels = [levels[table_of[f]] for f in members]  # ``network_parts`` as Python integers
+        integers |= {"all_columns": columns + others, "network_parts": self.levels}
         self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
         self.register_integers(self.weights[0].device, layout)
         self.reset_parameters()

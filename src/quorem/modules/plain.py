@@ -1,7 +1,7 @@
 """Lookups in plain torch operators, for graphs that are exported: none of quorem's ops, partitions as constants.
 
-Features whose tables are stored alike form a group, and go through one chain of operators with one constant for each
-feature. ``ops.rows`` defines what every step computes.
+Features whose tables are stored alike form a group, and go through one chain of operators, whose constants are the
+group's integers of the layout. ``ops.rows`` defines what every step computes; steps that change nothing are left out.
 
 An id outside its table gives NaN, or what ``Tables.exported_unknown`` says, unless ``unknown`` of the table has a rule.
 It is clamped into the table before any arithmetic: -1 would read the last row, and an id past n could alias another.
@@ -18,24 +18,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.layout import pool_key
+from ..ops import layout as column
+from ..ops.codes import FIRST_SCALE, NARROW, code_bytes
 from ..ops.rows import IdBatch, accumulator
 from ..paper.hashing import mixed_ids
-from ..paper.partitions import ExplicitPartition, Partition
 from ..paper.renumbering import MIXING_FACTORS
-from ..paper.schemes import TableSpec
 from .id_rules import SKIPPED
-from .path_networks import path_scheme
 
 if TYPE_CHECKING:
     from .lookup import Tables
 
-# The finite float16 numbers from 0, by their bits. One tensor, so that a graph has one copy.
+# The finite float16 numbers from 0, by their bits; and the scales of narrow rows, by their byte. One tensor each, so
+# that a graph has one copy.
 HALVES = torch.from_numpy(np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32))[:, None]
+NARROW_SCALES = ((torch.arange(256, dtype=torch.int32) << 20) + FIRST_SCALE).view(torch.float32)[:, None]
 
 
 class Group:
-    """Features whose tables are stored alike.
+    """Features whose tables are stored alike: their integers of the layout, as constants.
 
     Args:
         tables: the module.
@@ -45,16 +45,36 @@ class Group:
 
     def __init__(self, tables: "Tables", features: Sequence[int], member: Tensor | None = None) -> None:
         self.tables, self.features, self.member = tables, list(features), member
-        self.members = [tables.table_of[f] for f in features]
-        self.specs = [tables.specs[t] for t in self.members]
-        self.spec = self.specs[0]
+        spans = [tables.lists["spans"][f] for f in features]
+        self.slots = [tables.lists["slots"][first] for first, _ in spans]
+        self.parts = [tables.lists["parts"][first : first + count] for first, count in spans]
+        self.num_slots, self.has_own = spans[0][1], self.slots[0][column.OWN] > 0
+        self.composed_parts = range(self.has_own, sum(part[column.BASE] != column.UNUSED for part in self.parts[0][0]))
 
-    def constant(self, values: Sequence[int]) -> Any:
-        """One integer for each feature, to be used with ids ``[...]``; a single one where all are equal."""
-        if len(set(values)) == 1:
-            return values[0]
+    def constant(self, values: Sequence[Any]) -> Any:
+        """Integers of each feature, to be used with ids ``[...]``; a single one where all are equal."""
+        flat = {i for value in values for i in (value if isinstance(value, list) else [value])}
+        if len(flat) == 1:
+            return flat.pop()
         constants = torch.tensor(values, device=self.tables.live_stored.device)
         return constants if self.member is None else constants.index_select(0, self.member)
+
+    def slot(self, name: int) -> Any:
+        """A column of ``layout.slots``."""
+        return self.constant([slot[name] for slot in self.slots])
+
+    def part(self, k: int, name: int) -> Any:
+        """A column of the k-th part of ``layout.parts``, for each slot if there are several."""
+        values = [[slot[k][name] for slot in slots] for slots in self.parts]
+        return self.constant(values if self.num_slots > 1 else [value for (value,) in values])
+
+    def by_slot(self, values: Tensor) -> Tensor:
+        """Values ``[...]`` for use with ``part``: ``[..., 1]`` where a feature has several slots."""
+        return values[..., None] if self.num_slots > 1 else values
+
+    def hot(self) -> list[int]:
+        """Number of hot ids of each feature."""
+        return [slot[column.OWN] - (slot[column.REST] < slot[column.LIMIT]) for slot in self.slots]
 
 
 class Vectors(NamedTuple):
@@ -82,49 +102,45 @@ def lookup(tables: "Tables", batch: IdBatch, *, maximum: bool = False, checks: b
             part = part if sound is None else part * sound.to(part.dtype)
             if maximum:
                 return _cast(part, tables.dtype)
-        slots = sum(_num_slots(tables, f) for f in features)
+        slots = sum(tables.lists["spans"][f][1] for f in features)
         parts.append(_cast(part, tables.dtype).reshape(part.shape[0], slots, tables.width))
     together = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     order = [f for features in groups for f in features]
     if order == sorted(order):
         return together
-    starts, first = {}, 0
-    for f in order:
-        starts[f], first = first, first + _num_slots(tables, f)
-    slots_in_order = [starts[f] + i for f in sorted(order) for i in range(_num_slots(tables, f))]
-    return together.index_select(1, torch.tensor(slots_in_order, device=ids.device))
+    spans = tables.lists["spans"]  # the slots of the groups one after another, as positions in the output
+    slots_of_groups = [first + i for first, count in (spans[f] for f in order) for i in range(count)]
+    in_order = sorted(range(len(slots_of_groups)), key=slots_of_groups.__getitem__)
+    return together.index_select(1, torch.tensor(in_order, device=ids.device))
 
 
 def composed(group: Group, ids: Tensor) -> Vectors:
     """Vectors of int64 ids ``[...]`` of one group; ids out of range give the vector of another id."""
-    tables, spec, t = group.tables, group.spec, group.members[0]
-    limits, policy = [each.num_embeddings for each in group.specs], tables.unknown[t]
+    tables, t = group.tables, group.tables.table_of[group.features[0]]
+    policy = tables.unknown[t]
     known: Any = None
     if tables.raw_ids[t]:
-        number = ids = mixed_ids(ids, group.constant(limits))
+        number = ids = mixed_ids(ids, group.slot(column.LIMIT))
     else:
-        last = group.constant([limit - 1 for limit in limits])
+        last = group.constant([slot[column.LIMIT] - 1 for slot in group.slots])
         number = ids.clamp(0, last) if isinstance(last, int) else torch.minimum(ids.clamp(min=0), last)
         known = number == ids
-    pads = [tables.padding[t] for t in group.members]
-    padding = [-1 if pad is None else pad for pad in pads]  # an id of the table, even if ids are raw
-    counted: Any = ids != group.constant(padding) if max(padding) >= 0 else None
-    if counted is not None and policy != "error":
+    has_padding = any(slot[column.PADDING] != column.NO_PADDING for slot in group.slots)
+    counted: Any = ids != group.slot(column.PADDING) if has_padding else None
+    if counted is not None and known is not None and policy != "error":
         counted = counted | ~known  # the id -1 is not padding
     replacement = None if policy == "error" or known is None else _replacement(group, ids, policy)
-    if not spec.num_own:
+    if not group.has_own:
         if replacement is not None:
             number = torch.where(known, number, replacement)
         vectors = _cold(group, number)
     else:
-        own = group.constant([each.num_own for each in group.specs])
-        place = _place(group, number)
+        own, place = group.slot(column.OWN), _place(group, number)
         if replacement is not None:
             place = torch.where(known, place, replacement + (own if policy == "hash" else 0))
         is_composed = place >= own
-        base = group.constant([tables.extents[t][0].base for t in group.members])
-        (vectors,) = _read(tables, [torch.where(is_composed, 0, place)], [base], [tables.extents[t][0].pitch])
-        if spec.num_composed:
+        (vectors,) = _read(group, [_row(group, 0, group.by_slot(torch.where(is_composed, 0, place)))])
+        if group.composed_parts:
             cold = _cold(group, torch.where(is_composed, place - own, 0))
             vectors = torch.where(is_composed[..., None], cold, vectors)
     return Vectors(vectors, known if policy == "error" else None, counted)
@@ -208,38 +224,34 @@ def _alike(tables: "Tables") -> list[list[int]]:
     """The features in groups of tables that are stored alike, ordered by their first features."""
     groups: dict[object, list[int]] = {}
     for feature, t in enumerate(tables.table_of):
-        spec, path = tables.specs[t], path_scheme(tables.specs[t])
-        kinds = tuple(isinstance(part, ExplicitPartition) for part in spec.partitions)
-        operation = spec.operation if len(spec.partitions) > 1 else "one table"
-        own_rows = (spec.num_own > 0, tables.ranks_of[t] is not None, spec.num_composed > 0)
-        networks = None if path is None else (path.hidden, path.activation)
-        rule = (tables.raw_ids[t], tables.unknown[t])
-        widths = tuple(width for _, width in spec.shapes)
-        key = (operation, kinds, widths, own_rows, pool_key(tables.pools, spec), networks, rule)
-        groups.setdefault(key, []).append(feature)
+        group = Group(tables, [feature])
+        ((slot,), (parts,)) = group.slots, group.parts
+        kinds = tuple(
+            tuple(part[column.MAP] >= 0 for part in each if part[column.BASE] != column.UNUSED) for each in parts
+        )
+        operation = slot[column.OPERATION] if len(group.composed_parts) > 1 else None
+        rows = (kinds, operation, group.has_own, slot[column.HOT] != column.NO_RANKS, slot[column.BITS])
+        networks = tuple(feature in each.members for each in tables.networks())
+        groups.setdefault((rows, networks, tables.raw_ids[t], tables.unknown[t]), []).append(feature)
     return list(groups.values())
 
 
-def _num_slots(tables: "Tables", feature: int) -> int:
-    spec = tables.specs[tables.table_of[feature]]
-    return spec.width * spec.num_vectors // tables.width
+def _row(group: Group, k: int, bucket: Tensor) -> Tensor:
+    """The rows of ``stored`` for buckets of the k-th part, ``[...]``, or ``[..., P]`` where a feature has P slots."""
+    pitch = group.part(k, column.PITCH)
+    return (bucket if isinstance(pitch, int) and pitch == 1 else bucket * pitch) + group.part(k, column.BASE)
 
 
-def _read(
-    tables: "Tables", rows: Sequence[Tensor], bases: Sequence[Tensor | int], pitches: Sequence[int]
-) -> list[Tensor]:
-    """Rows ``[...]`` of tables that start at ``bases``: ``[..., pitch * W]``, in the accumulator's dtype."""
-    stored, width, bits, found = tables.live_stored, tables.width, tables.bits, []
-    for row, base, pitch in zip(rows, bases, pitches, strict=True):
-        units = row + base if pitch == 1 else (row * pitch + base)[..., None] + torch.arange(pitch, device=row.device)
-        found.append(units)
+def _read(group: Group, rows: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of ``stored`` in the accumulator's dtype, ``[..., W]``; those of several slots side by side."""
+    stored, width, bits = group.tables.live_stored, group.tables.width, group.tables.bits
     if not bits:
-        numbers = [_cast(F.embedding(units, stored), accumulator(stored)) for units in found]
-    elif len(set(pitches)) == 1 and len(rows) > 1:  # fewer operators
-        numbers = list(_dequantized(F.embedding(torch.stack(found), stored), width, bits).unbind())
+        numbers = [_cast(F.embedding(each, stored), accumulator(stored)) for each in rows]
+    elif len(rows) > 1:  # fewer operators
+        numbers = list(_dequantized(F.embedding(torch.stack(list(rows)), stored), width, bits).unbind())
     else:
-        numbers = [_dequantized(F.embedding(units, stored), width, bits) for units in found]
-    return [each if pitch == 1 else each.flatten(-2) for each, pitch in zip(numbers, pitches, strict=True)]
+        numbers = [_dequantized(F.embedding(rows[0], stored), width, bits)]
+    return numbers if group.num_slots == 1 else [each.flatten(-2) for each in numbers]
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -252,70 +264,66 @@ def _dequantized(rows: Tensor, width: int, bits: int) -> Tensor:
 
     Products with small matrices are exact here, and ONNX Runtime broadcasts last axes more slowly.
     """
-    size, device = rows.shape[-1] - 4, rows.device
-    codes, ends = rows[..., :size].float(), rows[..., size:].float()
-    bits_of_scale = (ends @ torch.tensor([[1.0], [256.0], [0.0], [0.0]], device=device))[..., 0].long()
-    scale = F.embedding(bits_of_scale, HALVES.to(device))
+    size, device = code_bytes(width, bits), rows.device
+    codes, ends = rows[..., :size].float(), rows[..., size:]
     if bits == 4:
         high = (codes / 16).floor()
         codes = torch.stack([codes - high * 16, high], -1).flatten(-2)
+    if width <= NARROW:
+        return (codes[..., :width] - 2 ** (bits - 1)) * F.embedding(ends[..., 0].long(), NARROW_SCALES.to(device))
+    ends = ends.float()
+    bits_of_scale = (ends @ torch.tensor([[1.0], [256.0], [0.0], [0.0]], device=device))[..., 0].long()
+    scale = F.embedding(bits_of_scale, HALVES.to(device))
     zero = ends @ torch.tensor([[0.0], [0.0], [1.0], [0.0]], device=device).expand(4, width)
     return (codes[..., :width] - zero) * scale
 
 
 def _cold(group: Group, number: Tensor) -> Tensor:
-    """Composed vectors of numbers, the arguments of the partitions."""
-    tables, spec, specs = group.tables, group.spec, group.specs
-    permutations = [each.permutation for each in specs]
-    if any(permutations):
-        multipliers = group.constant([p.multiplier if p else 1 for p in permutations])
-        shifts = group.constant([p.shift if p else 0 for p in permutations])
-        number = (number * multipliers + shifts) % group.constant([max(each.num_composed, 1) for each in specs])
-    if spec.pool is not None:
-        numberings = [tables.pool_numbering(t) for t in group.members]
-        number = _mixed(number + group.constant([first for first, _ in numberings]), numberings[0][1].bits)
-        extents = [tables.pools[pool_key(tables.pools, spec)]] * len(group.members)
-        partitions: list[Any] = [[Partition(1, extent.rows) for extent in each] for each in extents]
-    else:
-        extents = [tables.extents[t][spec.num_own > 0 :] for t in group.members]
-        partitions = [each.partitions for each in specs]
-    stored = range(len(extents[0]))
-    buckets = [_bucket(group, number, [each[j] for each in partitions], j) for j in stored]
-    bases = [group.constant([each[j].base for each in extents]) for j in stored]
-    rows = _read(tables, buckets, bases, [extent.pitch for extent in extents[0]])
-    if spec.operation in ("concat", "feature"):
-        return torch.cat(rows, -1)
+    """Composed vectors of numbers, the arguments of the partitions (``ops.rows.numbers_of`` and ``buckets_of``)."""
+    bits = group.slots[0][column.BITS]
+    if any((slot[column.MULTIPLIER], slot[column.SHIFT]) != (1, 0) for slot in group.slots):
+        number = (number * group.slot(column.MULTIPLIER) + group.slot(column.SHIFT)) % group.slot(column.COMPOSED)
+    if bits:
+        number = _mixed(number + group.slot(column.OFFSET), bits)
+    rows = _read(group, [_row(group, k, _bucket(group, group.by_slot(number), k)) for k in group.composed_parts])
     vectors = rows[0]
     for row in rows[1:]:
-        vectors = vectors * row if spec.operation == "mult" else vectors + row
-    return vectors if path_scheme(spec) is None else _through_networks(group, number, vectors)
+        vectors = vectors * row if group.slots[0][column.OPERATION] == column.MULT else vectors + row
+    return vectors if not group.tables.networks() else _through_networks(group, number, vectors)
 
 
-def _bucket(group: Group, number: Tensor, partitions: Sequence[Partition | ExplicitPartition], j: int) -> Tensor:
-    """The bucket of each number under the j-th partition of each feature."""
-    if isinstance(partitions[0], ExplicitPartition):
-        return group.tables.maps[number + group.constant([_map_start(group.tables, t, j) for t in group.members])]
-    closed = [each for each in partitions if isinstance(each, Partition)]
-    if max(each.stride for each in closed) > 1:
-        number = number // group.constant([each.stride for each in closed])
-    pairs = zip(closed, group.specs, strict=True)
-    if group.spec.pool is None and all(part.stride * part.size >= spec.num_composed for part, spec in pairs):
-        return number
-    return number % group.constant([each.size for each in closed])
+def _bucket(group: Group, number: Tensor, k: int) -> Tensor:
+    """The bucket of each number under the k-th part of each feature."""
+    pairs = zip(group.slots, group.parts, strict=True)
+    parts = [(slot, each[k]) for slot, slots in pairs for each in slots]
+    start, have_maps = group.part(k, column.MAP), {part[column.MAP] >= 0 for _, part in parts}
+    if have_maps == {True}:
+        return group.tables.maps[number + start]
+    bucket = number
+    if any(part[column.STRIDE] > 1 for _, part in parts):
+        bucket = number // group.part(k, column.STRIDE)
+    covered = all(part[column.STRIDE] * part[column.SIZE] >= slot[column.COMPOSED] for slot, part in parts)
+    if group.slots[0][column.BITS] or not covered:
+        bucket = bucket % group.part(k, column.SIZE)
+    if True in have_maps:  # of some slots: rows are concatenated
+        maps = group.tables.maps
+        bucket = torch.where(start >= 0, maps[(number + start).clamp(0, maps.shape[0] - 1)], bucket)
+    return bucket
 
 
 def _through_networks(group: Group, number: Tensor, vectors: Tensor) -> Tensor:
-    """Path networks (section 4.1); the weights of each id's networks are gathered."""
-    tables = group.tables
-    networks = next(each for each in tables.networks() if group.features[0] in each.members)
+    """Path networks (section 4.1), if the group has some; the weights of each id's networks are gathered."""
+    networks = next((each for each in group.tables.networks() if group.features[0] in each.members), None)
+    if networks is None:
+        return vectors
     act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[networks.activation]
-    names = list(networks.tables)
     vectors = _cast(vectors, networks.weights[0].dtype)
     for level in range(len(networks.counts)):
-        sizes = [networks.tables[name][level] for name in names]
-        firsts = [sum(sizes[: names.index(tables.names[t])]) for t in group.members]
-        network = _bucket(group, number, [each.partitions[level + 1] for each in group.specs], level + 1)
-        network = network + group.constant(firsts)
+        parts = [networks.levels[networks.members.index(f)][level] for f in group.features]
+        stride, size, base = (
+            group.constant([part[name] for part in parts]) for name in (column.STRIDE, column.SIZE, column.BASE)
+        )
+        network = number // stride % size + base
         for i in networks.layers_of(level):
             vectors = vectors if i == networks.layers_of(level)[0] else act(vectors)
             product = (vectors[..., None, :] @ networks.weights[i][network])[..., 0, :]
@@ -324,32 +332,31 @@ def _through_networks(group: Group, number: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _place(group: Group, ids: Tensor) -> Tensor:
-    """The place of each id in its ``HotCold`` table, where own rows come first (``ops.rows``)."""
-    specs, t = group.specs, group.members[0]
-    hot = group.constant([each.num_hot for each in specs])
-    rest = group.constant([int(each.num_rest > 0) for each in specs])
-    if group.tables.ranks_of[t] is None:
-        place = torch.where(ids < hot, ids, ids + rest)
-        return torch.where(ids >= group.constant([_first_rest(each) for each in specs]), hot, place)
-    starts = [_rank_starts(group.tables, t) for t in group.members]
-    listed = [each.num_composed if each.num_rest else 0 for each in specs]
-    below_hot, is_hot = _search(group, ids, [hot for hot, _ in starts], [each.num_hot for each in specs])
-    below_cold, is_cold = _search(group, ids, [cold for _, cold in starts], listed)
-    own = group.constant([each.num_own for each in specs])
-    with_rest = torch.where(is_cold, below_cold + own, hot)
-    if all(each.num_rest for each in specs):
-        cold = with_rest
-    else:
-        cold = torch.where(torch.as_tensor(rest, device=ids.device) > 0, with_rest, ids - below_hot + own)
+    """The place of each id in its ``HotCold`` table, where own rows come first (``ops.rows.places``)."""
+    have_rest, hot, own = (
+        [slot[column.REST] < slot[column.LIMIT] for slot in group.slots],
+        group.hot(),
+        group.slot(column.OWN),
+    )
+    if group.slots[0][column.HOT] == column.NO_RANKS:
+        place = torch.where(ids < group.constant(hot), ids, ids + group.constant([int(rest) for rest in have_rest]))
+        return torch.where(ids >= group.slot(column.REST), group.constant(hot), place)
+    triples = zip(group.slots, hot, have_rest, strict=True)
+    listed = [slot[column.REST] - number if rest else 0 for slot, number, rest in triples]
+    below_hot, is_hot = _search(group, ids, group.slot(column.HOT), hot)
+    below_cold, is_cold = _search(group, ids, group.slot(column.COLD), listed)
+    cold = torch.where(is_cold, below_cold + own, group.constant(hot))
+    if not all(have_rest):
+        cold = torch.where(torch.as_tensor(group.constant(have_rest), device=ids.device), cold, ids - below_hot + own)
     return torch.where(is_hot, below_hot, cold)
 
 
-def _search(group: Group, ids: Tensor, starts: list[int], lengths: list[int]) -> tuple[Tensor, Tensor]:
+def _search(group: Group, ids: Tensor, start: Any, lengths: list[int]) -> tuple[Tensor, Tensor]:
     """For each id, how many entries of its sorted list are below it, and whether the list has it; by bisection."""
     below, ranks = torch.zeros_like(ids), group.tables.ranks
     if not max(lengths):
         return below, below > 0
-    start, length, last = group.constant(starts), group.constant(lengths), ranks.shape[0] - 1
+    length, last = group.constant(lengths), ranks.shape[0] - 1
     for step in reversed(range(max(lengths).bit_length())):
         further = below + 2**step
         entry = ranks[(further + start - 1).clamp(max=last)]
@@ -360,8 +367,8 @@ def _search(group: Group, ids: Tensor, starts: list[int], lengths: list[int]) ->
 def _replacement(group: Group, ids: Tensor, policy: str) -> Any:
     """What unknown ids become: the place of the rest, or the number of a composed id, never that of padding."""
     if policy == "rest":
-        return group.constant([each.num_hot for each in group.specs])
-    count = group.constant([each.num_composed for each in group.specs])
+        return group.constant(group.hot())
+    count = group.slot(column.COMPOSED)
     number = mixed_ids(ids, count)
     skipped = [group.tables.rules[f][SKIPPED] for f in group.features]
     if max(skipped) < 0:
@@ -375,23 +382,3 @@ def _mixed(number: Tensor, bits: int) -> Tensor:
     for factor in MIXING_FACTORS:
         number = ((number ^ (number // divisor)) * factor) & (2**bits - 1)
     return number ^ (number // divisor)
-
-
-def _first_rest(spec: TableSpec) -> int:
-    return spec.num_embeddings - spec.num_rest
-
-
-def _map_start(tables: "Tables", table: int, j: int) -> int:
-    """Where the index map of a table's j-th partition starts in ``maps``, which holds those of all tables in order."""
-    before = [(t, i) for t, spec in enumerate(tables.specs) for i, p in enumerate(spec.partitions)]
-    maps = [(key, tables.specs[key[0]].partitions[key[1]]) for key in before if key < (table, j)]
-    return sum(part.index.shape[0] for _, part in maps if isinstance(part, ExplicitPartition))
-
-
-def _rank_starts(tables: "Tables", table: int) -> tuple[int, int]:
-    """Where a table's lists of hot and of cold ids start in ``ranks``, which holds those of all tables in order."""
-    before = [ranks for ranks in tables.ranks_of[:table] if ranks is not None]
-    start = sum(ranks.hot.shape[0] + ranks.cold.shape[0] for ranks in before)
-    ranks = tables.ranks_of[table]
-    assert ranks is not None
-    return start, start + ranks.hot.shape[0]

@@ -163,11 +163,8 @@ class StoredTables(nn.Module):
         """The features that read a table."""
         return [name for name, t in zip(self.features, self.table_of, strict=True) if t == table]
 
-    def reset_parameters(self, method: init.Method = "matched") -> None:
-        """Draw new initial values for all tables, path networks and matrices.
-
-        Args:
-            method: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``).
+    def reset_parameters(self) -> None:
+        """Draw new initial values for all tables, path networks and matrices (see ``quorem.init``).
 
         Raises:
             ValueError: if rows are quantized.
@@ -175,7 +172,7 @@ class StoredTables(nn.Module):
         self._check_writable()
         self.register_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
-            init.init_(self.tables(t), spec, method, std=self.start_std([t]))
+            init.init_(self.tables(t), spec, std=self.start_std([t]))
             if spec.is_naive and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for name, extents in self.pools.items():
@@ -301,11 +298,15 @@ class StoredTables(nn.Module):
         integers["meaning"] = meaning_of(self, [ranks is not None for ranks in self._ranks])
         saved = {"meaning", *(["ranks"] if any(self._ranks) else [])}  # tools take empty tensors for shared ones
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        rules, listed = rules_of(self.specs, self.raw_ids, self.unknown, self._ranks, self.padding, self.table_of)
-        self.rules: list[list[int]] = []  # the same as Python integers, for exported programs
+        options = (self.specs, self.raw_ids, self.unknown, self._ranks, self.padding, self.table_of)
+        rules, listed = rules_of(*options, layout)
+        # The same as Python integers, which exported programs have as constants.
+        self.rules: list[list[int]] = []
+        self.lists: dict[str, Any] = {name: getattr(layout, name).tolist() for name in ("slots", "parts", "spans")}
         if rules is not None:
             integers["id_rules"], self.rules = rules, rules.tolist()
-        self._listed = [each._replace(ids=each.ids.to(self.stored.device)) for each in listed]
+        device = self.live_stored.device
+        self._listed = [each._replace(ranks=Ranks(*(ids.to(device) for ids in each.ranks))) for each in listed]
         for name, values in integers.items():
             self.register_buffer(name, values.to(self.live_stored.device), persistent=name in saved)
         ready = not self.slots.is_meta and all(ranks is None or are_known(ranks) for ranks in self._ranks)

@@ -5,28 +5,24 @@ partial scores of each of two partitions, tries these pairs, and asks the partit
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..checks import check_int
 from ..paper.partitions import Partition
+from ..paper.schemes.frequency import cold_ids, first_of_rest
 from .lookup import Tables
 from .scores import (
     BLOCK_NUMBERS,
     FEWEST_IDS,
-    Composed,
-    Parts,
     block_scores,
-    block_size,
     checked_queries,
-    composed_of,
-    composed_scores,
-    has_partial_scores,
+    id_ranges,
     partial_scores,
-    parts_of,
     score,
+    scores_by_partition,
 )
 
 SPARE_PAIRS = 64  # pairs that are tried beyond those expected to hold enough ids
@@ -56,27 +52,25 @@ def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | Sequence[Ten
 
 
 def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The best k of the candidates from hot ids, the rest and the composed ids."""
-    spec, pad = module.specs[0], module.padding[0]
+    """The best k of candidates: the best of hot ids, of the rest and of composed ids; or of all ids in blocks."""
+    spec, ranks, pad = module.specs[0], module.ranks_of[0], module.padding[0]
     wanted = k + (0 if excluded is None else excluded.shape[1]) + (pad is not None)
+    partial, pairs = partial_scores(module, queries), None
+    own, tables = (queries, []) if partial is None else scores_by_partition(module, partial)
+    if partial is not None and spec.num_composed:
+        pairs = _best_pairs(module, tables, min(wanted, spec.num_composed))
     found: list[tuple[Tensor, Tensor]] = []
-    if has_partial_scores(module):
-        own, partial = partial_scores(parts := parts_of(module), queries)
-        ranks = module.ranks_of[0]
+    if pairs is not None:
+        found.append((pairs[0], cold_ids(pairs[1], spec, ranks)))
+    if partial is None or (spec.num_composed and pairs is None):
+        found.append(_best_of_blocks(module, queries, partial, wanted))
+    else:
         if spec.num_hot:
             values, nth = own[: spec.num_hot].T.topk(min(wanted, spec.num_hot))
             found.append((values, nth if ranks is None else ranks.hot.to(nth.device).long()[nth]))
         if spec.num_rest:
-            rest = _first_of_rest(module, min(wanted, spec.num_rest)).to(queries.device)
+            rest = first_of_rest(spec, ranks, wanted).to(queries.device)
             found.append((own[spec.num_hot][:, None].expand(-1, len(rest)), rest.expand(len(queries), -1)))
-        if parts.rows:
-            composed = composed_of(module)
-            best = _best_pairs(parts, composed, partial, wanted)
-            values, nth = best or _best_of_blocks(composed_scores(parts, composed, partial), len(queries), wanted)
-            found.append((values, _ids_of(module, nth)))
-    else:
-        blocks = torch.arange(spec.num_embeddings, device=queries.device).split(block_size(len(queries)))
-        found.append(_best_of_blocks((block_scores(module, queries, ids) for ids in blocks), len(queries), wanted))
     if pad is not None:  # its vector is zero, whatever its rows are
         found = [(values.masked_fill(ids == pad, -math.inf), ids) for values, ids in found]
         zero = queries.new_zeros(len(queries), 1)
@@ -88,37 +82,48 @@ def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor | None) -> t
     return best_values, ids.gather(1, position)
 
 
-def _best_pairs(parts: Parts, composed: Composed, partial: list[Tensor], wanted: int) -> tuple[Tensor, Tensor] | None:
-    """The best composed ids, from the pairs of rows with the highest sums; None where blocks are quicker.
+def _best_pairs(module: Tables, partial: list[Tensor], wanted: int) -> tuple[Tensor, Tensor] | None:
+    """The best ``wanted`` composed ids, counted from 0, by the pairs of rows with the highest sums.
 
     The m-th best pair of two falling lists has ranks, counted from 1, whose product is at most m. So these are tried,
-    for an m that should contain enough pairs that belong to an id, or else a larger one.
+    for an m that should contain enough pairs that belong to an id, or else a larger one. None where blocks are quicker.
     """
+    spec, count = module.specs[0], module.specs[0].num_composed
+    nth_of, space = _numbering(module)
     if len(partial) == 1:
-        if partial[0].shape[0] < composed.num_ids:  # several ids read one row
+        if partial[0].shape[0] < count:  # several ids read one row
             return None
-        values, number = partial[0].T.topk(min(wanted, composed.num_ids))
-        return values, composed.nth(number)
-    number_of = _number_of_pair(parts.partitions)
-    if len(partial) != 2 or number_of is None:
+        values, number = partial[0].T.topk(wanted)
+        return values, nth_of(number)
+    partitions = [Partition(1, len(each)) for each in partial] if spec.pool is not None else list(spec.partitions)
+    number_of = _number_of_pair(partitions)
+    if number_of is None:
         return None
     rows, columns = (len(scores) for scores in partial)
-    wanted = min(wanted, composed.num_ids)
-    most = wanted * rows * columns // composed.num_ids + SPARE_PAIRS
+    most = wanted * rows * columns // count + SPARE_PAIRS
     while True:
         most = min(2 * most, rows * columns)
         i, j = _ranks_below(most, rows, columns)
-        if len(i) > composed.num_ids:
+        if len(i) > count:
             return None
         x, y = (scores.T.topk(min(most, len(scores))) for scores in partial)
         i, j = i.to(x.values.device), j.to(x.values.device)
         sums, position = (x.values[:, i] + y.values[:, j]).topk(min(most, len(i)))
         number = number_of(x.indices.gather(1, i[position]), y.indices.gather(1, j[position]))
-        nth = composed.nth(number)
-        exists = (number < parts.space) & (nth >= 0) & (nth < composed.num_ids)
+        nth = nth_of(number)
+        exists = (number < space) & (nth >= 0) & (nth < count)
         if most == rows * columns or int(exists.sum(1).min()) >= wanted:
             values, position = sums.masked_fill(~exists, -math.inf).topk(wanted)
             return values, torch.where(exists, nth, 0).gather(1, position)
+
+
+def _numbering(module: Tables) -> tuple[Callable[[Tensor], Tensor], int]:
+    """From the numbers that partitions divide to composed ids, counted from 0; and how many numbers there are."""
+    spec = module.specs[0]
+    if spec.pool is not None:
+        mixing = module.pool_numbering(0)[1]
+        return mixing.inverse, 2**mixing.bits
+    return Tensor.long if spec.permutation is None else spec.permutation.inverse, spec.num_composed
 
 
 def _ranks_below(most: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -132,11 +137,12 @@ def _ranks_below(most: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return i, torch.arange(len(i)) - (lengths.cumsum(0) - lengths)[i]
 
 
-def _number_of_pair(partitions: Sequence[Partition]) -> Callable[[Tensor, Tensor], Tensor] | None:
+def _number_of_pair(partitions: Sequence[object]) -> Callable[[Tensor, Tensor], Tensor] | None:
     """The function from two buckets to the number that falls into both; None if that is not known."""
-    if len(partitions) != 2:
+    closed = [(p.stride, p.size) for p in partitions if isinstance(p, Partition)]
+    if len(partitions) != 2 or len(closed) != 2:
         return None
-    (stride, m), (other_stride, size) = ((p.stride, p.size) for p in partitions)
+    (stride, m), (other_stride, size) = closed
     if (stride, other_stride) == (1, m):
         return lambda a, b: a + m * b
     if (stride, other_stride) == (1, 1) and math.gcd(m, size) == 1 and m * size < 2**62 and size < 2**31:
@@ -145,42 +151,16 @@ def _number_of_pair(partitions: Sequence[Partition]) -> Callable[[Tensor, Tensor
     return None
 
 
-def _best_of_blocks(blocks: Iterator[Tensor], size: int, wanted: int) -> tuple[Tensor, Tensor]:
-    """The best ``wanted`` scores of blocks ``[B, block]`` that follow each other, and their positions."""
-    best: tuple[Tensor, Tensor] | None = None
-    begin = 0
-    for scores in blocks:
-        values, position = scores.topk(min(wanted, scores.shape[1]))
-        position = position + begin
-        begin += scores.shape[1]
-        if best is not None:
-            values, position = torch.cat([best[0], values], 1), torch.cat([best[1], position], 1)
-            values, kept = values.topk(min(wanted, values.shape[1]))
-            position = position.gather(1, kept)
-        best = values, position
-    assert best is not None
+def _best_of_blocks(module: Tables, queries: Tensor, partial: Tensor | None, wanted: int) -> tuple[Tensor, Tensor]:
+    """The best ``wanted`` scores of all ids, and the ids."""
+    best = queries.new_zeros(len(queries), 0), torch.zeros(len(queries), 0, dtype=torch.int64, device=queries.device)
+    for first, last in id_ranges(module, queries):
+        scores = block_scores(module, queries, partial, first, last)
+        values, position = scores.topk(min(wanted, last - first))
+        values, known = torch.cat([best[0], values], 1), torch.cat([best[1], position + first], 1)
+        values, position = values.topk(min(wanted, values.shape[1]))
+        best = values, known.gather(1, position)
     return best
-
-
-def _ids_of(module: Tables, nth: Tensor) -> Tensor:
-    """The ids of the ``nth`` composed ids, counted from 0."""
-    spec, ranks = module.specs[0], module.ranks_of[0]
-    if ranks is None:
-        return nth + spec.num_hot
-    if spec.num_rest:
-        return ranks.cold.to(nth.device).long()[nth]
-    hot = ranks.hot.to(nth.device).long()
-    return nth + torch.searchsorted(hot - torch.arange(len(hot), device=nth.device), nth, right=True)
-
-
-def _first_of_rest(module: Tables, count: int) -> Tensor:
-    """The lowest ``count`` ids of the rest."""
-    spec, ranks = module.specs[0], module.ranks_of[0]
-    if ranks is None:
-        return torch.arange(spec.num_embeddings - spec.num_rest, spec.num_embeddings)[:count]
-    ids = torch.arange(min(spec.num_embeddings, count + spec.num_hot + spec.num_composed))
-    listed = torch.cat([each.cpu().long() for each in ranks])
-    return ids[~torch.isin(ids, listed)][:count]
 
 
 def _excluded(exclude: Tensor | Sequence[Tensor] | None, queries: Tensor, n: int) -> Tensor | None:

@@ -36,11 +36,7 @@ from .state import (
     NODE_COLUMN,
     AdamConstants,
     AdamState,
-    AdamWConstants,
-    AdamWState,
     CatchUpOptions,
-    LaggingConstants,
-    LaggingState,
 )
 
 TERMS_AT_ONCE = 32  # terms added at a time
@@ -50,13 +46,13 @@ SPREAD_TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err
 
 
 def catch_up_(
-    batch: IdBatch, stored: Tensor, state: LaggingState, layout: Layout, **options: Unpack[CatchUpOptions]
+    batch: IdBatch, stored: Tensor, state: AdamState, layout: Layout, **options: Unpack[CatchUpOptions]
 ) -> None:
     """Bring the rows that a lookup will read up to date; rows that are already do not change."""
     rows_catch_up_(rows_read(batch_reads(batch, layout)[0]), stored, state, **options)
 
 
-def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: LaggingState, **options: Unpack[CatchUpOptions]) -> None:
+def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **options: Unpack[CatchUpOptions]) -> None:
     """Take the steps that ``rows`` missed, repeated or not; every row if None. Rows below 0 are left out."""
     if rows is None:
         for chunk in torch.arange(len(stored), device=stored.device).split(CHUNK):
@@ -65,52 +61,48 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: LaggingState, **o
     rows = rows[rows >= 0]
     since = state.last[rows]
     behind = since < state.step
-    if isinstance(state, AdamState):
+    if state.decays is None:
         behind &= since > 0  # 0: no gradient has reached this row, so it does not move
     rows, since = rows[behind], since[behind].long()
     if not len(rows):
         return
     constants, seed = options["constants"], options.get("rounding_seed")
     rounding = None if seed is None else Rounding(~seed, state.step)  # other bits than the step's own
-    assert isinstance(constants, LaggingConstants)
+    assert isinstance(constants, AdamConstants)
     change = _missed_change(rows, since, stored, state, constants)
     _decay_(rows, since, state, constants)
     subtract_(stored, rows, change, rounding)
     state.last[rows] = state.step.to(state.last.dtype)
 
 
-def _missed_change(
-    rows: Tensor, since: Tensor, stored: Tensor, state: LaggingState, constants: LaggingConstants
-) -> Tensor:
+def _missed_change(rows: Tensor, since: Tensor, stored: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
     """What the steps after ``since`` subtract from ``rows``."""
     highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
     exp_avg, root = state.exp_avg[rows], highest[rows].sqrt()
     change = exp_avg * missed(root, since, state, constants)
-    if isinstance(state, AdamWState):
+    if state.decays is not None:
         log_decay = (_log_decay(state.step, state) - _log_decay(since, state))[:, None]
         row = stored[rows].to(exp_avg.dtype)
         change = (log_decay.exp() * change - torch.expm1(log_decay) * row).to(exp_avg.dtype)
     return change
 
 
-def keep_rows_(state: LaggingState, constants: LaggingConstants) -> None:
+def keep_rows_(state: AdamState, constants: AdamConstants) -> None:
     """Count every row as up to date: its averages decay by the steps that it missed, the row itself does not change."""
     for rows in (state.last < state.step).nonzero()[:, 0].split(CHUNK):
         _decay_(rows, state.last[rows].long(), state, constants)
-    if isinstance(state, AdamState):
-        state.last[:] = torch.where(state.last > 0, state.step, 0)
-    else:
-        state.last.copy_(state.step.expand_as(state.last))
+    current = state.step.to(state.last.dtype).expand_as(state.last)
+    state.last.copy_(torch.where(state.last > 0, current, 0) if state.decays is None else current)
 
 
-def _decay_(rows: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> None:
+def _decay_(rows: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> None:
     """Decay the averages of ``rows`` by the steps after ``since``."""
     gap = (state.step - since).double()[:, None]
     for average, factor in ((state.exp_avg, constants.beta1), (state.exp_avg_sq, constants.beta2)):
         average[rows] = (average[rows] * factor**gap).to(average.dtype)
 
 
-def rows_in_turn(stored: Tensor, state: LaggingState) -> Tensor:
+def rows_in_turn(stored: Tensor, state: AdamState) -> Tensor:
     """The next few rows in turn, touched or not, so that no row lags behind further than the history goes back."""
     count = -(-2 * len(stored) // len(state.lrs))
     return (state.step * count + torch.arange(count, device=stored.device)) % len(stored)
@@ -149,20 +141,28 @@ def _settled(beta1: float, beta2: float, amsgrad: bool) -> float:
     return NEVER if tolerable <= 1 else math.ceil(-math.log1p(-1 / tolerable) / rate)
 
 
-def empty_history(device: torch.device, constants: LaggingConstants, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def empty_history(device: torch.device, constants: AdamConstants, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``lrs`` and ``moments`` for rows of ``dtype`` that have missed nothing."""
     length = max(HISTORY, 2 * int(constants.window))
     lrs = torch.zeros(length, dtype=torch.float64, device=device)
     return lrs, lrs.new_zeros(0 if dtype == torch.float64 or not constants.window else length, MOMENT_COLUMNS)
 
 
-def advance_(lr: Tensor, state: LaggingState, constants: LaggingConstants) -> None:
+def history_bytes(optimizer: str, dtype: torch.dtype) -> int:
+    """Bytes of an optimizer's history of steps for rows of ``dtype``, with Adam's default betas."""
+    constants = adam_constants(0.9, 0.999, 1e-8, dtype, optimizer == "amsgrad")
+    lrs, moments = empty_history(torch.device("meta"), constants, dtype)
+    decays = lrs.nbytes if optimizer == "adamw" else 0
+    return lrs.nbytes + moments.nbytes + decays
+
+
+def advance_(lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
     """Count one more step, taken at ``lr``."""
     step, lrs, moments = state.step, state.lrs, state.moments
     amsgrad = state.max_exp_avg_sq is not None
     step += 1
     lrs[step % len(lrs)] = lr.double()
-    if isinstance(state, AdamWState) and isinstance(constants, AdamWConstants):
+    if state.decays is not None:
         decay = torch.log1p(-lr.double() * constants.weight_decay)
         state.decays[step % len(lrs)] = _log_decay(step - 1, state) + decay
     if len(moments):
@@ -176,7 +176,7 @@ def advance_(lr: Tensor, state: LaggingState, constants: LaggingConstants) -> No
         moments[step % len(moments)] = 0
 
 
-def missed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> Tensor:
+def missed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
     """Sum ``[N, W]`` of ``a_j d_j / (root + eps d_j)`` over the steps after ``since`` ``[N]``."""
     if not len(state.moments):
         return summed(root, since, state, constants)
@@ -187,7 +187,7 @@ def missed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingC
     return total
 
 
-def summed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> Tensor:
+def summed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
     """``missed``, term by term."""
     amsgrad = state.max_exp_avg_sq is not None
     gap = (state.step - since).clamp(max=int(constants.window))
@@ -204,13 +204,13 @@ def summed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingC
     return total
 
 
-def closed(root: Tensor, since: Tensor, state: LaggingState, constants: LaggingConstants) -> Tensor:
+def closed(root: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> Tensor:
     """``missed``, by two nodes with the first four moments of the terms."""
     a, d, b, e = state.moments[since % len(state.moments), NODE_COLUMN:].to(root.dtype)[..., None].unbind(1)
     return a * d / (root + constants.eps * d) + b * e / (root + constants.eps * e)
 
 
-def nodes(moments: Tensor, since: Tensor, constants: LaggingConstants, amsgrad: bool) -> Tensor:
+def nodes(moments: Tensor, since: Tensor, constants: AdamConstants, amsgrad: bool) -> Tensor:
     """Two terms ``(a, d)`` that have the ``moments`` ``[N, 4]`` of the terms after ``since``; ``[N, 4]``."""
     total, *rest = moments.unbind(1)
     mean, second, third = (torch.where(total > 0, moment / total, 0) for moment in rest)
@@ -226,24 +226,23 @@ def nodes(moments: Tensor, since: Tensor, constants: LaggingConstants, amsgrad: 
     return torch.stack(both, 1)
 
 
-def _terms(
-    j: Tensor, t: Tensor, state: LaggingState, constants: LaggingConstants, amsgrad: bool
-) -> tuple[Tensor, Tensor]:
+def _terms(j: Tensor, t: Tensor, state: AdamState, constants: AdamConstants, amsgrad: bool) -> tuple[Tensor, Tensor]:
     """a_j and d_j in float64, of step ``t``."""
     beta1, beta2 = constants.beta1, constants.beta2
     a = state.lrs[t % len(state.lrs)] * beta1 ** j.double() / (1 - beta1 ** t.double())
-    if isinstance(state, AdamWState):
+    if state.decays is not None:
         a = a * (_log_decay(t - j, state) - _log_decay(t, state)).exp()
     d = (1 - beta2 ** t.double()).sqrt()
     return a, d if amsgrad else d * beta2 ** (-0.5 * j.double())
 
 
-def _scale(since: Tensor, constants: LaggingConstants, amsgrad: bool) -> Tensor:
+def _scale(since: Tensor, constants: AdamConstants, amsgrad: bool) -> Tensor:
     """d_1: the moments are those of ``d_j / d_1 - 1``."""
     d = (1 - constants.beta2 ** (since.double() + 1)).sqrt()
     return d if amsgrad else d * constants.beta2**-0.5
 
 
-def _log_decay(t: Tensor, state: AdamWState) -> Tensor:
+def _log_decay(t: Tensor, state: AdamState) -> Tensor:
     """The logarithm of P_t."""
+    assert state.decays is not None
     return state.decays[t % len(state.decays)]

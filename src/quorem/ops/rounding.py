@@ -92,7 +92,7 @@ def log8(numbers: Tensor, bits: Tensor) -> Tensor:
     table = log8_numbers(numbers.device)[: LOG8_LAST + 1]
     low = torch.searchsorted(table, numbers.contiguous(), right=True) - 1
     below, above = table[low.clamp(0, LOG8_LAST)], table[(low + 1).clamp(0, LOG8_LAST)]
-    draw = ((bits >> 9) * 2 + 1).float() * 2.0**-24  # in (0, 1)
+    draw = ((bits >> 8) | 1).float() * 2.0**-24  # in (0, 1)
     codes = (low + (draw * (above - below) < numbers - below)).clamp(max=LOG8_LAST)
     codes = torch.where(numbers.isinf(), LOG8_INFINITY, codes)
     return torch.where(numbers.isnan(), LOG8_NAN, codes).to(torch.uint8)

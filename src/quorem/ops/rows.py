@@ -113,7 +113,7 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     """What the partitions of a table divide: the id, or its number among the composed ids, permuted or mixed."""
     i = ids.long()
     valid = ~out_of_range(i, slots[..., column.LIMIT]) & (i != slots[..., column.PADDING])
-    place, own = _places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
+    place, own = places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
     composed = place >= own
     number = torch.where(composed, place - own, 0)
     number = (slots[..., column.MULTIPLIER] * number + slots[..., column.SHIFT]) % slots[..., column.COMPOSED]
@@ -121,7 +121,7 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
 
-def _places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
+def places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
     """The place of each id in its table: ids with rows of their own first (hot, then the rest), then the composed ids.
 
     Without lists of ids, hot ids are the lowest and the rest are the highest (``frequency`` explains the ranges).

@@ -21,12 +21,12 @@ from .layout import Layout, extents_of
 from .rounding import Rounding, read_state, write_state_
 from .rows import IdBatch, accumulator, subtract_
 from .state import (
+    RULES,
     AdagradConstants,
     AdagradState,
-    AdamWConstants,
+    AdamConstants,
+    AdamState,
     Constants,
-    LaggingConstants,
-    LaggingState,
     RowWiseAdagradState,
     SGDConstants,
     SGDState,
@@ -85,12 +85,12 @@ def rows_update_(
     values = values.flatten(0, -2).to(accumulator(stored))
     rows, sums = gradients.sum_by_row(rows.flatten(), values, clip_value, loss_scale, extents)
     rounding = None if rounding_seed is None else Rounding(rounding_seed, state.step)
-    if isinstance(state, LaggingState):
+    if isinstance(state, AdamState):
         due = torch.cat([rows, replay.rows_in_turn(stored, state)])
         replay.rows_catch_up_(due, stored, state, rule=rule, constants=constants, rounding_seed=rounding_seed)
-    STEP_OF_RULE[rule](TouchedRows(rows, sums, stored, lr, rounding), state, constants)
-    if isinstance(state, LaggingState):
-        assert isinstance(constants, LaggingConstants)
+    STEPS[RULES[rule].kernel](TouchedRows(rows, sums, stored, lr, rounding), state, constants)
+    if isinstance(state, AdamState):
+        assert isinstance(constants, AdamConstants)
         replay.advance_(lr, state, constants)
         state.last[rows] = state.step.to(state.last.dtype)
 
@@ -123,28 +123,21 @@ def rowwise_adagrad(touched: TouchedRows, state: RowWiseAdagradState, constants:
     state.step.add_(1)
 
 
-def adam(touched: TouchedRows, state: LaggingState, constants: LaggingConstants) -> None:
+def adam(touched: TouchedRows, state: AdamState, constants: AdamConstants) -> None:
     """``torch.optim.Adam`` or ``AdamW`` on the dense gradient, which is zero in other rows: these lag behind."""
     exp_avg, root = _averaged(touched, state, constants)
     t = (state.step + 1).double()
     denominator = root / (1 - constants.beta2**t).sqrt() + constants.eps
     change = touched.lr / (1 - constants.beta1**t) * exp_avg / denominator
-    if isinstance(constants, AdamWConstants):
+    if constants.weight_decay:
         change = change + touched.lr * constants.weight_decay * touched.stored[touched.rows].to(change.dtype)
     touched.subtract_(change)
 
 
-STEP_OF_RULE: dict[str, Callable[..., None]] = {
-    "sgd": sgd,
-    "adagrad": adagrad,
-    "rowwise_adagrad": rowwise_adagrad,
-    "adam": adam,
-    "amsgrad": adam,
-    "adamw": adam,
-}
+STEPS: dict[str, Callable[..., None]] = {step.__name__: step for step in (sgd, adagrad, rowwise_adagrad, adam)}
 
 
-def _averaged(touched: TouchedRows, state: LaggingState, constants: LaggingConstants) -> tuple[Tensor, Tensor]:
+def _averaged(touched: TouchedRows, state: AdamState, constants: AdamConstants) -> tuple[Tensor, Tensor]:
     """Update the averages with the gradient; returns the first, and the root of the second or of its maximum."""
     rows, grad = touched.rows, touched.grad
     exp_avg = state.exp_avg[rows].lerp(grad, 1 - constants.beta1)

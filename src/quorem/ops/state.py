@@ -6,6 +6,7 @@ The sums of adagrad may also be bfloat16, or uint8 codes on a logarithmic scale 
 so that a CUDA graph can advance them.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, NotRequired, TypedDict, get_args
 
 import torch
@@ -46,28 +47,16 @@ class RowWiseAdagradState(NamedTuple):
 
 
 class AdamState(NamedTuple):
-    """State of ``adam`` and ``amsgrad``, where rows that a step does not touch lag behind (see ``replay``)."""
+    """State of ``adam``, ``amsgrad`` and ``adamw``, where rows that a step does not touch lag behind (``replay``)."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
-    last: Tensor  # int32 [R]: the step a row is up to date with; 0 if it never had a gradient
+    last: Tensor  # int32 [R]: the step a row is up to date with; 0 if it never had a gradient and does not decay
     step: Tensor
     lrs: Tensor  # float64 [H]: the learning rate of step t at t % H
     moments: Tensor  # float64 [H, 8] of the steps after each possible ``last``; [0, 8] where they are not used
     max_exp_avg_sq: Tensor | None = None  # of amsgrad
-
-
-class AdamWState(NamedTuple):
-    """State of ``adamw``: that of ``adam``, and how far rows have decayed."""
-
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    last: Tensor  # int32 [R]: the step a row is up to date with
-    step: Tensor
-    lrs: Tensor
-    moments: Tensor
-    decays: Tensor  # float64 [H]: the sum of log(1 - lr * weight_decay) over the steps up to t, at t % H
-    max_exp_avg_sq: None = None
+    decays: Tensor | None = None  # of adamw, float64 [H]: sum of log(1 - lr * weight_decay) up to step t, at t % H
 
 
 class SGDConstants(NamedTuple):
@@ -82,30 +71,18 @@ class AdagradConstants(NamedTuple):
 
 
 class AdamConstants(NamedTuple):
-    """Constants of ``adam`` and ``amsgrad``."""
+    """Constants of ``adam``, ``amsgrad`` and ``adamw``."""
 
     beta1: float
     beta2: float
     eps: float
     window: float  # how many missed steps count
     settled: float  # the step from which on missed steps have a closed form
+    weight_decay: float = 0.0  # of adamw
 
 
-class AdamWConstants(NamedTuple):
-    """Constants of ``adamw``."""
-
-    beta1: float
-    beta2: float
-    eps: float
-    window: float
-    settled: float
-    weight_decay: float
-
-
-LaggingState = AdamState | AdamWState
-LaggingConstants = AdamConstants | AdamWConstants
-State = SGDState | AdagradState | RowWiseAdagradState | LaggingState
-Constants = SGDConstants | AdagradConstants | LaggingConstants
+State = SGDState | AdagradState | RowWiseAdagradState | AdamState
+Constants = SGDConstants | AdagradConstants | AdamConstants
 
 
 class CatchUpOptions(TypedDict):
@@ -124,24 +101,34 @@ class StepOptions(CatchUpOptions):
 
 
 class Rule(NamedTuple):
-    """What is known of an optimizer by its name, but for its arithmetic (``rules``, ``cpu.rules``, ``gpu.rules``)."""
+    """What is known of an optimizer by its name: its state, the bytes of it, and who does its arithmetic.
 
-    state: type
+    ``kernel`` is the name of a function in ``ops.rules``, the truth, and of a kernel in ``cpu.rules``. The kernel in
+    ``gpu.rules`` takes the name of the optimizer.
+    """
+
+    kernel: str
+    state: Callable[..., State]  # from its tensors
     constants: type
     averages: tuple[str, ...] = ()  # names of its tensors with a number for each weight, as in ``torch.optim``
     by_row: bool = False  # whether these have one number for each row instead
     lags: bool = False  # whether rows that no gradient reaches move too
+    fused: bool = True  # whether devices have kernels for it
     state_dtypes: tuple[StateDtype, ...] = ("float32",)  # that the averages may have
+
+
+def _adamw_state(*tensors: Tensor) -> AdamState:
+    return AdamState(*tensors[:-1])._replace(decays=tensors[-1])
 
 
 _ADAM = ("exp_avg", "exp_avg_sq")
 RULES: dict[str, Rule] = {
-    "sgd": Rule(SGDState, SGDConstants),
-    "adagrad": Rule(AdagradState, AdagradConstants, ("sum",), state_dtypes=get_args(StateDtype)),
-    "rowwise_adagrad": Rule(RowWiseAdagradState, AdagradConstants, ("sum",), by_row=True),
-    "adam": Rule(AdamState, AdamConstants, _ADAM, lags=True),
-    "amsgrad": Rule(AdamState, AdamConstants, (*_ADAM, "max_exp_avg_sq"), lags=True),
-    "adamw": Rule(AdamWState, AdamWConstants, _ADAM, lags=True),
+    "sgd": Rule("sgd", SGDState, SGDConstants),
+    "adagrad": Rule("adagrad", AdagradState, AdagradConstants, ("sum",), state_dtypes=get_args(StateDtype)),
+    "rowwise_adagrad": Rule("rowwise_adagrad", RowWiseAdagradState, AdagradConstants, ("sum",), by_row=True),
+    "adam": Rule("adam", AdamState, AdamConstants, _ADAM, lags=True),
+    "amsgrad": Rule("adam", AdamState, AdamConstants, (*_ADAM, "max_exp_avg_sq"), lags=True),
+    "adamw": Rule("adam", _adamw_state, AdamConstants, _ADAM, lags=True, fused=False),
 }
 CATCHES_UP = tuple(name for name, rule in RULES.items() if rule.lags)
 
@@ -181,9 +168,9 @@ def row_state_bytes(
     return numbers * number + (4 if rule.lags and lags else 0)
 
 
-def present(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors of a state: only its last field may be None."""
-    return state[:-1] if state[-1] is None else state
+def present(state: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The tensors of a state, in the order in which ``Rule.state`` takes them."""
+    return tuple(tensor for tensor in state if tensor is not None)
 
 
 class DeviceScalar:

@@ -17,7 +17,7 @@ from . import declare, replay
 from .lagging import unwatch, unwatched, watch
 from .layout import Layout
 from .rows import IdBatch, accumulator
-from .state import CATCHES_UP, Constants, DeviceScalar, LaggingConstants, LaggingState, State, StepOptions
+from .state import RULES, AdamConstants, AdamState, Constants, DeviceScalar, State, StepOptions
 
 if TYPE_CHECKING:
     from .in_backward import Collector
@@ -50,7 +50,7 @@ class RowRule:
         if self.written == (stored._version, stored.data_ptr()):
             return
         if self.written is not None:
-            assert isinstance(self.state, LaggingState) and isinstance(self.constants, LaggingConstants)
+            assert isinstance(self.state, AdamState) and isinstance(self.constants, AdamConstants)
             replay.keep_rows_(self.state, self.constants)
         self.note_rows(stored)
 
@@ -259,7 +259,7 @@ def update_(
         options = {**options, "clip_value": clip_value, "loss_scale": loss_scale}
     read, grad = reads[0] if len(reads) == 1 else joined(reads, stored)
     lr, state = row_rule.lr.tensor, row_rule.state
-    with declare.moving if (lags := row_rule.rule in CATCHES_UP) else _NOTHING:
+    with declare.moving if (lags := RULES[row_rule.rule].lags) else _NOTHING:
         if lags:
             row_rule.keep_what_was_written_(stored)
         if isinstance(read, Lookup):

@@ -13,6 +13,10 @@ from .in_backward import apply_in_backward
 from .optimizers import SGD, Adagrad, Adam, AdamW, AMSGrad, RowWiseAdagrad
 from .row_optimizer import RowOptimizer
 
+CLASSES: dict[str, type[RowOptimizer]] = {
+    each.rule: each for each in (SGD, Adagrad, RowWiseAdagrad, Adam, AMSGrad, AdamW)
+}
+
 __all__ = [
     "SGD",
     "Adagrad",

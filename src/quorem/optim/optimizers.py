@@ -8,24 +8,17 @@ from torch.optim.optimizer import ParamsT
 
 from ..modules.lookup import module_of
 from ..ops import replay
-from ..ops.rounding import converted_state
-from ..ops.rows import accumulator
 from ..ops.state import (
     NARROW,
     AdagradConstants,
-    AdamConstants,
     AdamState,
-    AdamWConstants,
-    AdamWState,
     Constants,
-    RowWiseAdagradState,
     SGDConstants,
-    SGDState,
     State,
     check_state_dtype,
 )
 from ..optimizer_names import StateDtype
-from .row_optimizer import RowOptimizer, table_extents
+from .row_optimizer import RowOptimizer
 
 
 class SGD(RowOptimizer):
@@ -59,13 +52,6 @@ class SGD(RowOptimizer):
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         return SGDConstants()
-
-    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        rounded = accumulator(p) != p.dtype  # only then is a step needed: the random bits follow from it
-        return super()._initial_state(group, p) if rounded else {}
-
-    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        return SGDState(state["step"] if "step" in state else torch.zeros((), dtype=torch.int64, device=p.device))
 
 
 class Adagrad(RowOptimizer):
@@ -117,20 +103,11 @@ class Adagrad(RowOptimizer):
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         return AdagradConstants(float(group["lr_decay"]), float(group["eps"]))
 
-    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        state, start = super()._initial_state(group, p), group["initial_accumulator_value"]
-        if self.state_dtype == "float32":
-            state["sum"] += start
-        elif start:
-            numbers = torch.tensor(float(start), device=p.device).expand(p.shape)
-            state["sum"] = converted_state(numbers, self._average_dtype(p), self.rounding_seed)
-        return state
-
     def _is_by_row(self, p: Tensor) -> bool:
         total = self.state.get(p, {}).get("sum")  # a loaded one may be what torch does not have
-        by_row = total is not None and (total.shape != p.shape or total.dtype in NARROW and total.dtype != p.dtype)
+        loaded = total is not None and (total.shape != p.shape or total.dtype in {*NARROW} - {p.dtype})
         narrow = self.state_dtype != "float32" and module_of(p) is not None
-        return super()._is_by_row(p) or by_row or narrow
+        return super()._is_by_row(p) or loaded or narrow
 
     def _start_dense(self, p: Tensor) -> None:
         self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])
@@ -148,6 +125,7 @@ class RowWiseAdagrad(Adagrad):
         weight_decay: for parameters with dense gradients; must be 0 for tables.
         initial_accumulator_value: initial value of the sums.
         eps: added to the denominator.
+        state_dtype: must be ``"float32"``.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -155,15 +133,6 @@ class RowWiseAdagrad(Adagrad):
     """
 
     rule = "rowwise_adagrad"
-
-    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        return super()._initial_state(group, p[:, 0])
-
-    def _state_shape(self, p: Tensor) -> torch.Size:
-        return p.shape[:1]
-
-    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        return RowWiseAdagradState(state["sum"], state["step"], table_extents(p))
 
 
 class Adam(RowOptimizer):
@@ -184,7 +153,7 @@ class Adam(RowOptimizer):
     >>> optimizer = Adam(table.parameters(), lr=0.001)
     """
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    torch_class: ClassVar[Any] = torch.optim.Adam
     rule = "adam"
     options = ("lr", "betas", "eps", "weight_decay")
 
@@ -196,18 +165,12 @@ class Adam(RowOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0,
     ) -> None:
-        amsgrad = "max_exp_avg_sq" in self.averages
+        amsgrad = self.rule == "amsgrad"
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         beta1, beta2 = map(float, group["betas"])
         return replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, self.rule == "amsgrad")
-
-    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: AdamConstants) -> State:
-        last = state["step"].to(torch.int32).expand(len(p)).clone()
-        lrs, moments = replay.empty_history(p.device, constants, p.dtype)
-        averages = {name: state[name] for name in self.averages}
-        return AdamState(**averages, last=last, step=state["step"], lrs=lrs, moments=moments)
 
 
 class AMSGrad(Adam):
@@ -266,9 +229,9 @@ class AdamW(Adam):
             raise ValueError(f"lr * weight_decay ({float(lr)} * {decay}) must be below 1 for tables")
         beta1, beta2 = map(float, group["betas"])
         constants = replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, amsgrad=False)
-        return AdamWConstants(**constants._asdict(), weight_decay=decay)
+        return constants._replace(weight_decay=decay)
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        shared = super()._row_state(state, p, constants)
-        assert isinstance(shared, AdamState)
-        return AdamWState(**shared._asdict(), decays=torch.zeros_like(shared.lrs))
+        row_state = super()._row_state(state, p, constants)
+        assert isinstance(row_state, AdamState)
+        return row_state._replace(decays=torch.zeros_like(row_state.lrs))

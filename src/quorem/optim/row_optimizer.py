@@ -1,6 +1,5 @@
 """The base class of the optimizers."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -9,19 +8,23 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from ..modules.lookup import module_of
+from ..modules.storage import is_sharded
+from ..ops import replay
 from ..ops.cpu.pages import in_huge_pages
 from ..ops.lagging import LaggingParameter, unwatched
 from ..ops.rounding import converted_state
 from ..ops.rows import accumulator
 from ..ops.state import (
-    CATCHES_UP,
     NARROW,
     RULES,
     STATE_DTYPES,
+    AdamState,
     Constants,
     DeviceScalar,
+    Rule,
     State,
     check_state_dtype,
+    present,
 )
 from ..ops.updates import RowRule, Updates, update_, updates_of
 from ..optimizer_names import StateDtype
@@ -45,15 +48,10 @@ class RowOptimizer(torch.optim.Optimizer):
     True
     """
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
-    rule: ClassVar[str]
-    averages: ClassVar[tuple[str, ...]]  # names of the rows' state tensors, as in torch_class
+    torch_class: ClassVar[Any]  # the class of torch.optim
+    rule: ClassVar[str]  # a key of ``RULES``
     options: ClassVar[tuple[str, ...]]  # options of torch_class that may be set
     moves_every_row: ClassVar[tuple[str, ...]] = ("weight_decay",)  # options that must be 0 for tables
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.averages = RULES[cls.rule].averages
 
     clip_value: float | None = None
     loss_scale: float | Tensor | None = None
@@ -62,24 +60,28 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self._updates: dict[Tensor, Updates] = {}  # of the parameters that are updated row by row
-        self._start(defaults)
-        super().__init__(params, self._dense.defaults)
+        self._start()
+        super().__init__(params, self.torch_class([torch.empty(0)], **defaults).defaults)
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def _start(self) -> None:
         self._row_rules: dict[Tensor, RowRule] = {}
         self._sparse_tables: dict[Tensor, bool] = {}
-        self._dense = self.torch_class([torch.empty(0)], **options)
+        self._dense = self.torch_class([torch.empty(0)])  # takes the steps of parameters with dense gradients
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_updates", {})
-        accepted = inspect.signature(self.torch_class).parameters  # AdamW adds a default that it does not accept
-        self._start({name: value for name, value in self.defaults.items() if name in accepted})
+        self._start()
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
         options = ("clip_value", "loss_scale", "rounding_seed", "state_dtype")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in options}}
+
+    @property
+    def entry(self) -> Rule:
+        """What is known of the rule."""
+        return RULES[self.rule]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own, as in ``torch.optim``.
@@ -100,6 +102,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 name = type(self).__name__
                 raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
         for p in group["params"]:
+            if self.state_dtype != "float32" and is_sharded(p):
+                raise ValueError(f"state_dtype ({self.state_dtype!r}) must be 'float32' for sharded parameters")
             if is_sparse_table(p):
                 self._check_rows(group, p)
 
@@ -117,13 +121,13 @@ class RowOptimizer(torch.optim.Optimizer):
             raise ValueError(f"rounding_seed (None) must be an integer where state_dtype is {self.state_dtype!r}")
         if p.dim() != 2:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
-        if self.rule in CATCHES_UP and module_of(p) is None:
+        if self.entry.lags and module_of(p) is None:
             raise ValueError(
                 f"a parameter {tuple(p.shape)} with a sparse gradient must belong to a quorem module: under {name} rows"
                 " lag behind, and only such a module brings them up to date before it reads; use"
                 " torch.optim.SparseAdam instead"
             )
-        if self.rule in CATCHES_UP and type(p) not in (nn.Parameter, LaggingParameter):
+        if self.entry.lags and type(p) not in (nn.Parameter, LaggingParameter):
             raise ValueError(
                 f"a table's parameter ({type(p).__name__}) must be an nn.Parameter: under {name} rows lag behind, and"
                 " reads of another class would not be noticed"
@@ -134,23 +138,28 @@ class RowOptimizer(torch.optim.Optimizer):
         """The rule's constants."""
         raise NotImplementedError
 
-    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
-        dtype = self._average_dtype(p)
-        zeros = {name: in_huge_pages(torch.empty_like(p, dtype=dtype)).zero_() for name in self.averages}
-        return {"step": torch.tensor(0, device="cpu"), **zeros}
-
     def _average_dtype(self, p: Tensor) -> torch.dtype:
         return accumulator(p) if self.state_dtype == "float32" else STATE_DTYPES[self.state_dtype]
 
-    def _state_shape(self, p: Tensor) -> torch.Size:
-        """The shape of each average of ``p``."""
-        return p.shape
+    def _initial_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        """The state of ``p`` before its first step, as the ``torch.optim`` class names it."""
+        like, dtype = p[:, 0] if self.entry.by_row else p, self._average_dtype(p)
+        zeros = {name: in_huge_pages(torch.empty_like(like, dtype=dtype)).zero_() for name in self.entry.averages}
+        if start := group.get("initial_accumulator_value"):
+            numbers = torch.tensor(start, dtype=accumulator(p), device=p.device).expand(like.shape)
+            zeros["sum"] = converted_state(numbers, dtype, self.rounding_seed)
+        return {"step": torch.tensor(0, device="cpu"), **zeros}
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
         """The rule's state, made from the optimizer's state of ``p``."""
-        row_state: State = RULES[self.rule].state(step=state["step"], **{name: state[name] for name in self.averages})
-        return row_state
+        tensors = {name: state[name] for name in ("step", *self.entry.averages)}
+        if self.entry.lags:
+            last = state["step"].to(torch.int32).expand(len(p)).clone()
+            lrs, moments = replay.empty_history(p.device, constants, p.dtype)
+            return AdamState(**tensors, last=last, lrs=lrs, moments=moments)
+        if self.entry.by_row:
+            tensors["extents"] = table_extents(p)
+        return self.entry.state(**tensors)
 
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
         """The rule of ``p``; made from the optimizer's state if there is none yet with the group's constants."""
@@ -161,26 +170,24 @@ class RowOptimizer(torch.optim.Optimizer):
             updates = updates_of(p) or Updates(p)
             updates.flush_()  # rows may lag behind under other constants or another optimizer
             state = self.state[p]
-            if not state or any(state.get(name) is None for name in self.averages):
+            if any(state.get(name) is None for name in ("step", *self.entry.averages)):
                 known = {name: value for name, value in state.items() if value is not None}
                 state.update({**self._initial_state(group, p), **known})
-            shape = self._state_shape(p)
-            for name, value in state.items():
-                if name in self.averages and value.shape != shape:
+            state["step"] = torch.as_tensor(state["step"], dtype=torch.int64, device=p.device)
+            shape, dtype = p.shape[:1] if self.entry.by_row else p.shape, self._average_dtype(p)
+            for name in self.entry.averages:
+                average = state[name].to(p.device).contiguous()
+                if average.shape != shape:
                     rule = f"must be {tuple(shape)}, as the table's rows: it was saved under another scheme or size"
-                    raise ValueError(f"{name} {tuple(value.shape)} of the optimizer's state {rule}")
-                if name == "step":
-                    state[name] = torch.as_tensor(value, dtype=torch.int64, device=p.device)
-                elif name in self.averages:
-                    value, dtype = value.to(p.device), self._average_dtype(p)
-                    same = value.dtype == dtype
-                    state[name] = value if same else converted_state(value, dtype, self.rounding_seed)
+                    raise ValueError(f"{name} {tuple(average.shape)} of the optimizer's state {rule}")
+                same = average.dtype == dtype
+                state[name] = average if same else converted_state(average, dtype, self.rounding_seed)
             row_state = self._row_state(state, p, constants)
             row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
             row_rule.kind = (p.dtype, p.device)
             self._row_rules[p], self._updates[p] = row_rule, updates
         updates = self._updates[p]
-        lagging = row_rule if row_rule.rule in CATCHES_UP else None
+        lagging = row_rule if self.entry.lags else None
         if updates.lagging is not lagging:
             updates.lag_under(lagging)
         row_rule.lr.set(group["lr"])
@@ -248,17 +255,12 @@ class RowOptimizer(torch.optim.Optimizer):
             updates.flush_()
 
     def live_state(self) -> dict[Tensor, list[Tensor]]:
-        """The tensors of the rule's state for each parameter that is updated row by row, averages first.
+        """The tensors of the rule's state for each parameter that is updated row by row.
 
         Rows are not brought up to date first. A run that is resumed from these tensors and ``stored`` continues bit by
         bit as if it had not stopped.
         """
-        tensors = {}
-        for p, row_rule in self._row_rules.items():
-            state = {name: tensor for name, tensor in row_rule.state._asdict().items() if tensor is not None}
-            first = [state.pop(name) for name in self.averages if name in state]
-            tensors[p] = [*first, *state.values()]
-        return tensors
+        return {p: [*present(row_rule.state)] for p, row_rule in self._row_rules.items()}
 
     def note_rows(self) -> None:
         """Treat ``stored`` as written by this optimizer; call it after copying back what ``live_state`` returned."""
@@ -283,7 +285,7 @@ class RowOptimizer(torch.optim.Optimizer):
             for p, i in zip(group["params"], saved["params"], strict=True):
                 for name, value in state_dict["state"].get(i, {}).items():
                     # torch has converted it to the parameter's dtype
-                    if name in self.averages and (accumulator(p) != p.dtype or value.dtype in NARROW):
+                    if name in self.entry.averages and (accumulator(p) != p.dtype or value.dtype in NARROW):
                         self.state[p][name] = value.to(p.device)
 
     @property

@@ -235,6 +235,20 @@ def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partit
     return tuple(map(Partition, strides, sizes))
 
 
+def are_digits(parts: Sequence[Partition | ExplicitPartition], n: int) -> bool:
+    """Whether the buckets of each number below ``n`` are its digits, least significant first.
+
+    >>> are_digits(quotient_remainder(10, 4), 10), are_digits(chinese_remainder(12, (4, 3)), 12)
+    (True, False)
+    """
+    place = 1
+    for part in parts:
+        if not isinstance(part, Partition) or part.stride != place:
+            return False
+        place *= part.size
+    return place >= n
+
+
 def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> bool:
     """Whether any two of the ``n`` categories differ in some partition (section 3, definition 1); exact.
 

@@ -15,14 +15,6 @@ from torch.nn import functional as F
 from .. import optim
 from .config import RunConfig
 
-OPTIMIZER_CLASSES: dict[str, type[optim.RowOptimizer]] = {
-    "sgd": optim.SGD,
-    "adagrad": optim.Adagrad,
-    "rowwise_adagrad": optim.RowWiseAdagrad,
-    "adam": optim.Adam,
-    "amsgrad": optim.AMSGrad,
-    "adamw": optim.AdamW,
-}
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -40,14 +32,14 @@ def compiled_loss(model: nn.Module) -> Loss | None:
 
 def dense_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """torch's optimizer for parameters with dense gradients. On a GPU ``update_`` takes its step."""
-    torch_class, lr = OPTIMIZER_CLASSES[config.optimizer].torch_class, config.learning_rate
+    torch_class, lr = optim.CLASSES[config.optimizer].torch_class, config.learning_rate
     on_gpu = any(p.is_cuda for p in parameters)
     if torch_class is torch.optim.SGD:
         return torch.optim.SGD(parameters, lr=lr, fused=True)
     if torch_class is torch.optim.Adagrad:
         return torch.optim.Adagrad(parameters, lr=lr, fused=not on_gpu)
     options: dict[str, Any] = {"amsgrad": config.optimizer == "amsgrad", "fused": True, "capturable": on_gpu}
-    return torch_class(parameters, lr=lr, **options)  # type: ignore[call-arg]
+    return torch_class(parameters, lr=lr, **options)
 
 
 def update_(optimizer: torch.optim.Optimizer) -> None:

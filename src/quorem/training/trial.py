@@ -16,7 +16,7 @@ from ..modules.lookup import Tables
 from ..modules.quantize import quantize_
 from ..ops.lagging import in_memory
 from .config import RunConfig
-from .layers import OPTIMIZER_CLASSES, compiled_loss, dense_optimizer, update_
+from .layers import compiled_loss, dense_optimizer, update_
 from .model import autocast, logits_of
 from .processes import add_up_, average_gradients_, num_processes, share_of
 
@@ -60,7 +60,7 @@ class Trial:
         options: dict[str, Any] = {"lr": config.learning_rate}
         if config.state_dtype != "float32":
             options["state_dtype"] = config.state_dtype
-        self.tables = optim.apply_in_backward(self.embeddings, OPTIMIZER_CLASSES[config.optimizer], **options)
+        self.tables = optim.apply_in_backward(self.embeddings, optim.CLASSES[config.optimizer], **options)
         self.layers = [p for p in model.parameters() if p is not self.embeddings.stored]
         self.dense = dense_optimizer(config, self.layers)
         self.steps = 0
@@ -131,8 +131,7 @@ class Trial:
     def quantize_(self, bits: int) -> None:
         """Store the rows of the tables in 8 or 4 bits; no step may follow."""
         self.tables.remove()
-        if self.embeddings.bits != bits:
-            quantize_(self.embeddings, 8 if bits == 8 else 4)
+        quantize_(self.embeddings, 8 if bits == 8 else 4)
 
     def keep_best(self) -> None:
         """Remember the model as it is."""

@@ -3,7 +3,7 @@
 From the inside out: ``memory`` and ``vector`` (loads and stores), ``codes``, ``rounding``, ``source`` (the layout),
 ``rows``, ``lookup``, ``areas`` (summed gradients), ``gradients``, ``replay`` and ``rules`` are compiled. ``launch``
 turns tensors into what these take, ``scratch`` gives memory, and ``sharing`` says which slots are summed together.
-``launch_lookup``, ``launch_gradients``, ``launch_replay`` and ``launch_rules`` are the ops. ``unique`` and ``search``
+``launch_lookup``, ``launch_gradients`` and ``launch_rules`` are the ops. ``unique`` and ``search``
 stand by themselves.
 """
 
@@ -37,7 +37,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
         if getattr(config, "DISABLE_JIT", False):
             return {}
-        from . import launch_gradients, launch_lookup, launch_replay, launch_rules
+        from . import launch_gradients, launch_lookup, launch_rules
     except ImportError:
         return {}
     ops: tuple[Callable[..., Any], ...] = (
@@ -47,7 +47,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
         launch_gradients.sample_weights_backward,
         launch_rules.update_,
         launch_rules.rows_update_,
-        launch_replay.catch_up_,
-        launch_replay.rows_catch_up_,
+        launch_rules.catch_up_,
+        launch_rules.rows_catch_up_,
     )
     return {op.__name__: op for op in ops}

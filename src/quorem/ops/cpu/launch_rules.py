@@ -1,4 +1,4 @@
-"""Steps of optimizers on a CPU."""
+"""Steps of optimizers on a CPU, and the steps that rows missed."""
 
 import math
 from collections.abc import Callable
@@ -12,8 +12,10 @@ from torch import Tensor
 from ..layout import PITCH, Layout
 from ..rows import IdBatch, accumulator
 from ..state import (
+    RULES,
     AdagradState,
     AdamState,
+    CatchUpOptions,
     RowWiseAdagradState,
     SGDState,
     State,
@@ -23,11 +25,12 @@ from . import gradients, replay, rules
 from .areas import Areas, area_bytes
 from .launch import KINDS, kernel_input
 from .launch_gradients import Apply, sum_by_row
-from .launch_replay import averages_of, checked_rows, history_of, missed_rounding, state_fits
+from .replay import Averages, History
 from .rounding import rounding_by
 from .rules import AdamFactors, GradientOptions
 from .scratch import Scratch
-from .threads import run_tasks, threads_for
+from .sharing import sharing_of
+from .threads import STEP_COST, run_tasks, threads_for
 
 SUM_KINDS = {**KINDS, torch.uint8: np.uint8(0)}  # of Adagrad's sums
 _ONE_AREA = torch.zeros(1, dtype=torch.int64, device="cpu")  # its slot, and where it starts
@@ -51,7 +54,7 @@ def update_(
 ) -> None:
     """``ops.rules.update_``."""
     inputs = kernel_input(batch, stored, layout, grad)
-    if inputs is None or not state_fits(stored, state):
+    if inputs is None or not _fits(stored, state, options):
         return NotImplemented
     step = _step(stored, float(lr), state, options)
     # Here a row of a table that is several rows of ``stored`` is looked at as a whole, so its slots come together.
@@ -73,13 +76,13 @@ def rows_update_(
     **options: Unpack[StepOptions],
 ) -> None:
     """``ops.rules.rows_update_``."""
-    if stored.dtype not in KINDS or not state_fits(stored, state):
+    if not _fits(stored, state, options):
         return NotImplemented
     if extents is None and isinstance(state, RowWiseAdagradState):
         extents = state.extents
     if extents is not None and int(extents[:, 1].max()) > 1:
         return NotImplemented  # the rows of ``stored`` that make up a row of a table need not come together
-    rows = checked_rows(rows, stored)
+    rows = _checked_rows(rows, stored)
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
     step = _step(stored, float(lr), state, options)
     n, (num_rows, width) = len(rows), stored.shape
@@ -92,9 +95,48 @@ def rows_update_(
         gradients.sum_rows(*fixed, areas, share, shares)
         step.apply(areas)
 
-    with threads_for("rows", n * width) as threads:
-        run_tasks(lambda: update_share, [(share, threads) for share in range(threads)], threads)
+    threads = threads_for(STEP_COST * n * width)
+    run_tasks(lambda: update_share, [(share, threads) for share in range(threads)], threads)
     step.finish()
+    return None
+
+
+def catch_up_(
+    batch: IdBatch, stored: Tensor, state: AdamState, layout: Layout, **options: Unpack[CatchUpOptions]
+) -> None:
+    """``ops.replay.catch_up_``."""
+    inputs = kernel_input(IdBatch(batch.ids, batch.offsets), stored, layout)
+    if inputs is None or not _fits(stored, state, options):
+        return NotImplemented
+    slots, partitions, _ = layout.parts.shape
+    run = partial(replay.catch_up_slots, KINDS[stored.dtype], inputs.source, *_lagging(state, options))
+    threads = threads_for(inputs.longest * slots * partitions * stored.shape[1])
+    if threads > 1 and sharing_of(layout).largest_group > 1:  # no two threads may move the same row
+        shares, step = 2 * threads, slots
+    else:
+        shares = -(-2 * threads // slots) if threads > 1 else 1
+        step = slots if threads == 1 else max(1, slots // (4 * threads))
+    ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
+    tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
+    run_tasks(lambda: run, tasks, threads)
+    return None
+
+
+def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **options: Unpack[CatchUpOptions]) -> None:
+    """``ops.replay.rows_catch_up_``."""
+    if not _fits(stored, state, options):
+        return NotImplemented
+    num_rows, width = stored.shape
+    rows = None if rows is None else _checked_rows(rows, stored)
+    fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, 0 if rows is None else rows.data_ptr())
+    run = partial(replay.catch_up_rows, *fixed, *_lagging(state, options))
+    threads = threads_for(STEP_COST * (stored.numel() if rows is None else len(rows) * width))
+    if rows is None:
+        step = -(-num_rows // (4 * threads))
+        tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
+    else:
+        tasks = [(0, len(rows), share, threads) for share in range(threads)]
+    run_tasks(lambda: run, tasks, threads)
     return None
 
 
@@ -104,44 +146,61 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
     loss_scale, clip_value = options.get("loss_scale"), options.get("clip_value")
     scale = 0.0 if loss_scale is None else float(loss_scale)
     gradient_options = tuple(GradientOptions(scale, math.inf if clip_value is None else float(clip_value)))
-    if isinstance(state, AdamState):
-        return _adam_step(stored, lr, state, constants, gradient_options, options.get("rounding_seed"))
     step = int(state.step)
-    finish = partial(rules.count_step, state.step.data_ptr())
     rounding = rounding_by(options.get("rounding_seed"), step)
-    if isinstance(state, SGDState):
-        return KernelStep(lambda areas: rules.sgd(kind, areas, gradient_options, address, lr, rounding), finish)
-    assert isinstance(state, AdagradState | RowWiseAdagradState)
-    rate = lr / (1 + step * constants.lr_decay)
-    fixed = (address, state.sum.data_ptr(), rate, constants.eps, rounding)
-    if isinstance(state, RowWiseAdagradState):
-        return KernelStep(lambda areas: rules.rowwise_adagrad(kind, areas, gradient_options, *fixed), finish)
-    sum_kind = SUM_KINDS[state.sum.dtype]
-    return KernelStep(lambda areas: rules.adagrad(kind, areas, gradient_options, sum_kind, *fixed), finish)
+    if isinstance(state, AdamState):
+        beta1, beta2, t = constants.beta1, constants.beta2, step + 1
+        rate, divisor = lr / (1 - beta1**t), math.sqrt(1 - beta2**t)
+        factors = tuple(AdamFactors(1 - beta1, beta2, 1 - beta2, rate, divisor, constants.eps))
+        *lagging, missed_rounding = _lagging(state, options)
+        fixed: tuple[Any, ...] = (address, factors, *lagging, rounding, missed_rounding)
+        finish = partial(_finish_adam, stored, lr, state, options)
+    else:
+        finish = partial(rules.count_step, state.step.data_ptr())
+        if isinstance(state, SGDState):
+            fixed = (address, lr, rounding)
+        else:
+            rate = lr / (1 + step * constants.lr_decay)
+            fixed = (address, state.sum.data_ptr(), rate, constants.eps, rounding)
+            if isinstance(state, AdagradState):
+                fixed = (SUM_KINDS[state.sum.dtype], *fixed)
+    kernel = getattr(rules, RULES[options["rule"]].kernel)
+    return KernelStep(lambda areas: kernel(kind, areas, gradient_options, *fixed), finish)
 
 
-def _adam_step(
-    stored: Tensor,
-    lr: float,
-    state: AdamState,
-    constants: Any,
-    gradient_options: tuple[float, ...],
-    seed: int | None,
-) -> KernelStep:
-    kind, address, (num_rows, width) = KINDS[stored.dtype], stored.data_ptr(), stored.shape
-    t, averages = int(state.step) + 1, averages_of(state)
-    beta1, beta2, eps = constants.beta1, constants.beta2, constants.eps
-    rate, divisor = lr / (1 - beta1**t), math.sqrt(1 - beta2**t)
-    lagging = (history_of(state), tuple(constants))
-    roundings = (rounding_by(seed, t - 1), missed_rounding(seed, state))
-    factors = tuple(AdamFactors(1 - beta1, beta2, 1 - beta2, rate, divisor, eps))
-    fixed = (gradient_options, address, averages, factors, *lagging, *roundings)
+def _finish_adam(stored: Tensor, lr: float, state: AdamState, options: CatchUpOptions) -> None:
+    """Count the step; before, bring a few rows in turn up to date, so that none lags too far (see ``ops.replay``)."""
+    (num_rows, width), step = stored.shape, int(state.step)
+    averages, *lagging, rounding = _lagging(state, options)
+    count = -(-2 * num_rows // len(state.lrs))
+    fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, 0, averages, *lagging, rounding)
+    replay.catch_up_rows(*fixed, step * count, (step + 1) * count, 0, 1)
+    replay.advance(state.step.data_ptr(), lr, *lagging, state.max_exp_avg_sq is not None)
 
-    def finish() -> None:
-        # A few rows in turn, so that none lags behind further than ``lrs`` remembers (see ``ops.replay``).
-        count = -(-2 * num_rows // len(state.lrs))
-        turn = (roundings[1], (t - 1) * count, t * count, 0, 1)
-        replay.catch_up_rows(kind, address, width, num_rows, 0, averages, *lagging, *turn)
-        replay.advance(state.step.data_ptr(), lr, *lagging, state.max_exp_avg_sq is not None)
 
-    return KernelStep(lambda areas: rules.adam(kind, areas, *fixed), finish)
+def _lagging(state: AdamState, options: CatchUpOptions) -> tuple[tuple[float, ...], ...]:
+    """Averages, history, constants and rounding of rows that lag behind, as kernels take them."""
+    largest = 0 if state.max_exp_avg_sq is None else state.max_exp_avg_sq.data_ptr()
+    averages = Averages(state.exp_avg.data_ptr(), state.exp_avg_sq.data_ptr(), largest, state.last.data_ptr())
+    step, seed = int(state.step), options.get("rounding_seed")
+    history = History(step, state.lrs.data_ptr(), len(state.lrs), state.moments.data_ptr() if len(state.moments) else 0)
+    rounding = rounding_by(None if seed is None else ~seed, step)  # other bits than the step's own
+    return tuple(averages), tuple(history), tuple(options["constants"]), rounding
+
+
+def _fits(stored: Tensor, state: State, options: CatchUpOptions) -> bool:
+    """Whether there are kernels for the rule, and they can change ``stored`` and ``state`` in place."""
+    rule = RULES[options["rule"]]
+    if not rule.fused or stored.dtype not in KINDS or not stored.is_contiguous():
+        return False
+    shape = stored.shape[:1] if rule.by_row else stored.shape
+    averages = [getattr(state, name) for name in rule.averages]
+    return all(average.shape == shape and average.is_contiguous() for average in averages)
+
+
+def _checked_rows(rows: Tensor, stored: Tensor) -> Tensor:
+    """``rows`` ``[N]`` as the kernels take them, or IndexError."""
+    rows = rows.flatten().long().contiguous()
+    if len(rows) and int(rows.max()) >= len(stored):
+        raise IndexError(f"rows ({int(rows.max())}) must be below the number of rows ({len(stored)})")
+    return rows

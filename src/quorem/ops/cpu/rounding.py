@@ -3,6 +3,7 @@
 Sums have a kind as rows have (see ``vector``): here uint8 is ``log8``.
 """
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -16,6 +17,8 @@ from .vector import load_numbers, narrowed, splat_value, store
 
 _INT8, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _LOW = 0xFFFFFFFF
+# From each code of an octave to the next, in units of a float32's last bit, divided by the number of draws.
+_GAPS = [(high - low) * 2.0**-24 for low, high in pairwise(LOG8_MANTISSAS)]
 
 
 class Rounding(NamedTuple):
@@ -100,11 +103,11 @@ def _log8_pattern(builder: Any, code: Any) -> Any:
     wide = code.type
     place = builder.sub(code, _all(wide, 1))
     octave = builder.add(builder.lshr(place, _all(wide, 2)), _all(wide, 127 + LOG8_LOWEST))
-    quarter = builder.and_(place, _all(wide, 3))
-    mantissa = _all(wide, LOG8_MANTISSAS[3])
-    for i in (2, 1, 0):
-        mantissa = builder.select(builder.icmp_unsigned("==", quarter, _all(wide, i)), _of(wide, i), mantissa)
-    pattern = builder.add(builder.shl(octave, _all(wide, 23)), mantissa)
+    odd, upper = (
+        builder.trunc(builder.lshr(place, _all(wide, i)), ir.VectorType(ir.IntType(1), wide.count)) for i in (0, 1)
+    )
+    halves = [builder.select(odd, *(_all(wide, LOG8_MANTISSAS[i]) for i in pair)) for pair in ((3, 2), (1, 0))]
+    pattern = builder.add(builder.shl(octave, _all(wide, 23)), builder.select(upper, *halves))
     for special, bits in ((0, 0), (LOG8_INFINITY, 0x7F800000), (LOG8_NAN, 0x7FC00000)):
         pattern = builder.select(builder.icmp_unsigned("==", code, _all(wide, special)), _all(wide, bits), pattern)
     return pattern
@@ -116,22 +119,21 @@ def _log8(builder: Any, value: Any, bits: Any) -> Any:
     pattern = builder.bitcast(value, wide)
     octave = builder.lshr(pattern, _all(wide, 23))
     mantissa = builder.and_(pattern, _all(wide, 0x7FFFFF))
-    quarter, low, high = _all(wide, 0), _of(wide, 0), _of(wide, 1)
+    quarter, low, gap = _all(wide, 1), _all(wide, 0), _all(shape, _GAPS[0])
     for i in (1, 2, 3):
-        reached = builder.icmp_unsigned(">=", mantissa, _of(wide, i))
-        quarter = builder.select(reached, _all(wide, i), quarter)
-        low, high = builder.select(reached, _of(wide, i), low), builder.select(reached, _of(wide, i + 1), high)
-    base = builder.and_(pattern, _all(wide, 0xFF800000))
+        reached = builder.icmp_unsigned(">=", mantissa, _all(wide, LOG8_MANTISSAS[i]))
+        quarter = builder.add(quarter, builder.zext(reached, wide))
+        low = builder.select(reached, _all(wide, LOG8_MANTISSAS[i]), low)
+        gap = builder.select(reached, _all(shape, _GAPS[i]), gap)
+    above = builder.sitofp(builder.sub(mantissa, low), shape)  # above the code below, in units of the last bit
     code = builder.shl(builder.sub(octave, _all(wide, 127 + LOG8_LOWEST)), _all(wide, 2))
-    code = builder.add(builder.add(code, quarter), _all(wide, 1))
+    code = builder.add(code, quarter)
     small = builder.icmp_unsigned("<", octave, _all(wide, 127 + LOG8_LOWEST))  # less than code 1
     code = builder.select(small, _all(wide, 0), code)
-    below = builder.bitcast(builder.select(small, _all(wide, 0), builder.add(base, low)), shape)
-    above = builder.select(small, _all(wide, 127 + LOG8_LOWEST << 23), builder.add(base, high))
-    draw = builder.or_(builder.shl(builder.lshr(bits, _all(wide, 9)), _all(wide, 1)), _all(wide, 1))
-    draw = builder.fmul(builder.sitofp(draw, shape), _all(shape, 2.0**-24))
-    reach = builder.fmul(draw, builder.fsub(builder.bitcast(above, shape), below))
-    up = builder.fcmp_ordered("<", reach, builder.fsub(value, below))
+    above = builder.select(small, value, above)
+    gap = builder.select(small, _all(shape, 2.0 ** (LOG8_LOWEST - 24)), gap)
+    draw = builder.or_(builder.lshr(bits, _all(wide, 8)), _all(wide, 1))
+    up = builder.fcmp_ordered("<", builder.fmul(builder.sitofp(draw, shape), gap), above)
     code = builder.add(code, builder.zext(up, wide))
     code = builder.select(builder.icmp_signed(">", code, _all(wide, LOG8_LAST)), _all(wide, LOG8_LAST), code)
     infinite = builder.icmp_unsigned("==", pattern, _all(wide, 0x7F800000))
@@ -139,15 +141,14 @@ def _log8(builder: Any, value: Any, bits: Any) -> Any:
     return builder.select(builder.fcmp_unordered("uno", value, value), _all(wide, LOG8_NAN), code)
 
 
-def _of(shape: Any, i: int) -> Any:
-    return _all(shape, LOG8_MANTISSAS[i])
-
-
 def _random_bits(builder: Any, lanes: int, position: Any, first: Any, second: Any) -> Any:
     """``ops.rounding.random_bits`` of the numbers from ``position`` on."""
-    wide, long = ir.VectorType(_INT32, lanes), ir.VectorType(_INT64, lanes)
-    positions = builder.add(splat_value(builder, position, long), ir.Constant(long, [*range(lanes)]))
-    low, high = builder.trunc(positions, wide), builder.trunc(builder.lshr(positions, _all(long, 32)), wide)
+    wide = ir.VectorType(_INT32, lanes)
+    start, high = (
+        splat_value(builder, builder.trunc(p, _INT32), wide) for p in (position, builder.lshr(position, _INT64(32)))
+    )
+    low = builder.add(start, ir.Constant(wide, [*range(lanes)]))
+    high = builder.add(high, builder.zext(builder.icmp_unsigned("<", low, start), wide))  # where ``low`` has overflowed
     keys = [splat_value(builder, builder.trunc(key, _INT32), wide) for key in (first, second)]
     bits = _mix(builder, builder.xor(low, keys[0]))
     return _mix(builder, builder.xor(builder.xor(bits, high), keys[1]))

@@ -184,7 +184,7 @@ def _adam_columns(zero, j, kind, stored, start, exp_avg, exp_avg_sq, max_exp_avg
 
 
 @_over_rows
-def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants, rounding, missed_rounding):
+def _adam(kind, W, r, ahead, grad, stored, factors, averages, history, constants, rounding, missed_rounding):
     size = W * size_of(accumulator(kind))
     exp_avg, exp_avg_sq, max_exp_avg_sq = averages.exp_avg, averages.exp_avg_sq, averages.max_exp_avg_sq
     prefetch(exp_avg + ahead * size)
@@ -200,12 +200,12 @@ def _adam(kind, W, r, ahead, grad, stored, averages, factors, history, constants
 
 
 @kernel
-def adam(kind, areas, options, stored, averages, factors, history, constants, rounding, missed_rounding):
+def adam(kind, areas, options, stored, factors, averages, history, constants, rounding, missed_rounding):
     """``rules.adam``."""
     areas, options, factors = Areas(*areas), GradientOptions(*options), AdamFactors(*factors)
     averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
     rounding, missed_rounding = Rounding(*rounding), Rounding(*missed_rounding)
-    _adam(kind, areas, options, stored, averages, factors, history, constants, rounding, missed_rounding)
+    _adam(kind, areas, options, stored, factors, averages, history, constants, rounding, missed_rounding)
 
 
 @kernel

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import state as state_columns
 from ..layout import Layout
 from ..rows import IdBatch
-from ..state import AdamConstants, AdamState, present
+from ..state import RULES, AdamConstants, AdamState, present
 from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH, on_device, power
 from .fast_launch import planned, scratch
 from .host import check_state, fused_layout
@@ -214,19 +214,6 @@ def advance(
     tl.store(step, t)
 
 
-@triton.jit
-def advance_kernel(
-    lr, step, lrs, moments, constants, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
-):  # fmt: skip
-    """One program: ``advance`` alone."""
-    advance(lr, step, lrs, moments, constants, H, WINDOW, AMSGRAD, CLOSED)
-
-
-def advance_(advanced: Advance) -> None:
-    """``ops.replay.advance_`` in one launch, for a step without gradients."""
-    launch(advance_kernel, (1,), *advanced.tensors, advanced.history, **advanced.flags)
-
-
 def catch_up_(
     batch: IdBatch,
     stored: Tensor,
@@ -238,7 +225,7 @@ def catch_up_(
     rounding_seed: int | None = None,
 ) -> Any:
     """``ops.replay.catch_up_`` in one launch, including the rows that each step brings up to date in turn."""
-    host = fused_layout(stored, layout, whole_rows=True) if isinstance(state, AdamState) else None
+    host = fused_layout(stored, layout, whole_rows=True) if RULES[rule].fused else None
     if host is None:
         return NotImplemented
     batch = batch.contiguous()

@@ -100,7 +100,7 @@ def log8(h, bits):
     code = tl.where(small, 0, (octave - FIRST_OCTAVE) * 4 + quarter + 1)
     below = tl.where(small, 0, (octave << 23) + low).to(tl.float32, bitcast=True)
     above = tl.where(small, FIRST_OCTAVE << 23, (octave << 23) + high).to(tl.float32, bitcast=True)
-    draw = (((bits >> 9) * 2 + 1).to(tl.int32)).to(tl.float32) * 5.9604644775390625e-08
+    draw = ((bits >> 8) | 1).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
     code += (draw * (above - below) < h - below).to(tl.int32)
     code = tl.where(h == float("inf"), INFINITY, tl.minimum(code, LAST))
     return tl.where(h != h, NAN, code)

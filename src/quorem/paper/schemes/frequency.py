@@ -270,6 +270,37 @@ def composed_ids(place: Tensor, spec: TableSpec) -> Tensor:
     return torch.empty_like(ids).index_copy_(0, place[ids] - spec.num_own, ids)
 
 
+def cold_ids(nth: Tensor, spec: TableSpec, ranks: Ranks | None) -> Tensor:
+    """The ``nth`` composed ids of a table, counted from 0: the inverse of ``places``, without the ids of all places.
+
+    >>> from quorem import Full
+    >>> spec = HotCold(2, cold=Full(), force=True).spec(6, 4)
+    >>> cold_ids(torch.tensor([0, 3]), spec, None), cold_ids(torch.arange(4), spec, rank(torch.arange(6), spec))
+    (tensor([2, 5]), tensor([0, 1, 2, 3]))
+    """
+    if ranks is None:
+        return nth + spec.num_hot
+    if spec.num_rest:
+        return ranks.cold.to(nth.device).long()[nth]
+    hot = ranks.hot.to(nth.device).long()
+    cold_below = hot - torch.arange(len(hot), device=nth.device)  # for each hot id, how many cold ids are below it
+    return nth + torch.searchsorted(cold_below, nth, right=True)
+
+
+def first_of_rest(spec: TableSpec, ranks: Ranks | None, count: int) -> Tensor:
+    """The lowest ids of the rest, at most ``count``.
+
+    >>> from quorem import Full
+    >>> first_of_rest(HotCold(2, cold=Full(), num_rest=2).spec(6, 4), None, 5)
+    tensor([4, 5])
+    """
+    n = spec.num_embeddings
+    if ranks is None:
+        return torch.arange(n - spec.num_rest, min(n, n - spec.num_rest + count), device="cpu")
+    ids = torch.arange(min(n, count + spec.num_hot + spec.num_composed), device="cpu")
+    return ids[~torch.isin(ids, torch.cat([each.cpu().long() for each in ranks]))][:count]
+
+
 def counts_by_id(frequencies: RawCounts, n: int) -> tuple[Tensor, Tensor]:
     """The ids in ``[0, n)`` that raw ids map to, rising, and how often each occurs.
 
