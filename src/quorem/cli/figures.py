@@ -106,22 +106,12 @@ def report(
         typer.Argument(help="Folder of reproduce, of sweep, of any finished runs, or of figures.", exists=True),
     ],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
-    table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
 ) -> None:
     """Write one page about the runs that are finished: figures, trade-offs, and every point with its command."""
     from ..experiments import reproduce
-    from ..experiments.markdown import markdown
-
-    figures = reproduce.figures_in(runs)
-    if table is not None:
-        texts = [markdown(figure) for figure in figures if figure.axes.name == table]
-        if not texts:
-            names = ", ".join(dict.fromkeys(figure.axes.name for figure in figures))
-            raise ValueError(f"table ({table!r}) must be one of {names}")
-        typer.echo("\n".join(texts), nl=False)
-        return
     from ..experiments.report import page
 
+    figures = reproduce.figures_in(runs)
     if out is None and (runs / "plans").exists():
         reproduce.publish(figures, runs / "results")
     for figure in figures:

@@ -8,13 +8,13 @@ import torch
 from ..checks import dtype_name
 from ..data.prepared import Prepared
 from ..optimizer_names import Optimizer, StateDtype
-from ..planner import TIMES_NARROWER, Plan, Rule, modules_of, plan_modules
+from ..planner import NARROWING, Plan, Rule, modules_of, plan_modules
 from ..training.config import RunConfig
 from ..training.loop import train_many
 from ..training.model import data_identity
 from ..training.tables import counted_tables
 
-PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), *(Rule(times_narrower=n) for n in TIMES_NARROWER))
+PLAN_RULES = (Rule(), Rule(pool_share=0.3), Rule(pool_share=0.8), *(Rule(times_narrower=n) for n in NARROWING))
 TRIED_DTYPES = (torch.float32, torch.bfloat16)  # the second if not all ids seen more than once get a row in the first
 SEARCH_ROWS = 200_000  # the most rows of a search, which also uses at most half of the training rows
 WORKERS = 2  # models that train at a time

@@ -18,7 +18,7 @@ import torch
 from ..modules import meaning
 from ..modules.id_rules import RULE_COLUMNS
 from ..ops import replay
-from ..ops.codes import code_bytes
+from ..ops.codes import row_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
 from ..ops.state import RULES, row_state_bytes
 from ..optimizer_names import Optimizer, StateDtype
@@ -76,7 +76,7 @@ class TrainedStorage:
         """The bytes of a table with rows of ``width`` numbers, for each row and each stored table."""
         number = self.dtype.itemsize
         rows = width // self.width  # rows of the parameter that make up one row of the table
-        row = rows * (code_bytes(self.width, self.bits) + 4) if self.bits else width * number
+        row = rows * row_bytes(self.width, self.bits) if self.bits else width * number
         if self.bits or self.optimizer is None:
             return Rate(row, 0, 0)
         rule = RULES[self.optimizer]

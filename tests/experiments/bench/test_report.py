@@ -64,7 +64,7 @@ def shown_tables() -> list[tuple[str, str, str]]:
     cells = []
     for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         text = path.read_text(encoding="utf-8")
-        pattern = r"<!-- (quorem (?:bench|report) (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n(.*?)<!-- end -->\n"
+        pattern = r"<!-- (quorem bench (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n(.*?)<!-- end -->\n"
         cells += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
     return cells
 
