@@ -47,7 +47,7 @@ HOT_COLD: list[tuple[Scheme, int, int | None]] = [
 HOT_COLD_FEATURES = [0, 1, 2, 3, 6, 4, 7, 5, 6, 8, 9, 9]
 
 
-TRUTHS = {op.truth.__name__: op.truth for op in OPS.values()}
+TRUTHS = {name: op.truth for name, op in OPS.items()}
 
 
 class Case:

@@ -54,7 +54,7 @@ def test_jagged_ids_are_counted_by_their_own_table() -> None:
     tables = module("warn")
     ids, offsets = torch.tensor([49, 50, 6, 7, 8, 99]), torch.tensor([0, 2, 2, 4, 5])
     with pytest.warns(UserWarning, match="3 ids"):  # 50 of 50; 7 and 8 of 7; the last is in no bag
-        torch.ops.quorem.count_invalid_(ids, offsets, tables.invalid_ids, *tables.layout)
+        torch.ops.quorem.count_invalid_(ids, offsets, None, tables.invalid_ids, *tables.layout, mean=False)
         tables._report_invalid()
 
 

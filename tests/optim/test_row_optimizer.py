@@ -42,7 +42,7 @@ def test_a_loaded_run_continues_bit_for_bit(name, dtype):
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AMSGrad"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "RowWiseAdagrad"])
 def test_checkpoints_pass_between_torch_and_quorem(name):
     module, dense, straight = collection(), twin(collection()), twin(collection())
     ours, theirs, reference = (
@@ -152,9 +152,9 @@ def test_dense_parameters_are_left_to_torch_in_groups(name):
 
         got = ours.step(lambda: closure(module, ours))
         expected = theirs.step(lambda: closure(dense, theirs))
-        if name in ("SGD", "Adagrad", "Adam", "AMSGrad"):
+        if name != "RowWiseAdagrad":
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
-    if name in ("SGD", "Adagrad", "Adam", "AMSGrad"):
+    if name != "RowWiseAdagrad":
         ours.flush()
         for (key, a), (_, b) in zip(module.named_parameters(), dense.named_parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
@@ -194,7 +194,7 @@ def test_a_copied_pair_of_module_and_optimizer_trains_on_alone():
     assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
 
 
-@pytest.mark.parametrize("name", [*CLASSES, "AdamW"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_copied_optimizer_has_all_options(name):
     module = quorem.Embedding(50, 4, quorem.QR(4))
     kind = getattr(optim, name)

@@ -11,8 +11,6 @@ from .terminal import command, terminal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from ..experiments.figures import Figure, FigurePlan
 
 commands = typer.Typer()
@@ -108,33 +106,23 @@ def report(
         typer.Argument(help="Folder of reproduce, of sweep, of any finished runs, or of figures.", exists=True),
     ],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
-    table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
 ) -> None:
     """Write one page about the runs that are finished: figures, trade-offs, and every point with its command."""
     from ..experiments import reproduce
-    from ..experiments.markdown import markdown
-
-    figures = reproduce.figures_in(runs)
-    if table is not None:
-        texts = [markdown(figure) for figure in figures if figure.axes.name == table]
-        if not texts:
-            names = ", ".join(dict.fromkeys(figure.axes.name for figure in figures))
-            raise ValueError(f"table ({table!r}) must be one of {names}")
-        typer.echo("\n".join(texts), nl=False)
-        return
     from ..experiments.report import page
 
+    figures = reproduce.figures_in(runs)
     if out is None and (runs / "plans").exists():
         reproduce.publish(figures, runs / "results")
     for figure in figures:
         if figure.axes.name == "runs":
-            terminal().print(_table_of_runs(figure))
+            _print_runs(figure)
     page(figures, out := out or runs / "report.html")
     typer.echo(out)
 
 
-def _table_of_runs(figure: "Figure") -> "Table":
-    """A line for each setting: its runs, scheme, metrics on the test rows, bytes and time."""
+def _print_runs(figure: "Figure") -> None:
+    """Print a line for each setting: its runs, scheme, metrics on the test rows, bytes and time."""
     from rich.table import Table
 
     from ..experiments import words
@@ -152,7 +140,7 @@ def _table_of_runs(figure: "Figure") -> "Table":
             words.size(point.embedding_bytes),
             f"{point.seconds:,.1f} s",
         )
-    return table
+    terminal().print(table)
 
 
 def _run(plans: "Sequence[FigurePlan]", out: Path, *, device: str, workers: int | None, train_only: bool) -> None:

@@ -95,7 +95,7 @@ def scheme(config: Mapping[str, Any]) -> str:
     if isinstance(plan := config.get("plan"), Mapping):
         full = sum(isinstance(table, Mapping) and table.get("scheme") == "Full" for table in plan.values())
         bits = f", {config['bits']} bits" if config.get("bits") else ""
-        return f"plan of {len(plan)} tables, {full} of them full{bits}"
+        return f"plan of {len(plan)} table{'s' * (len(plan) != 1)}, {full} of them full{bits}"
     try:
         text = repr(schemes.from_dict(description))
     except (TypeError, ValueError, KeyError):

@@ -55,20 +55,20 @@ def lookup(
     if updates.lagging is not None:
         updates.catch_up_(batch, stored, layout)
     eager, collector = is_eager(), updates.collector
-    # No op counts and pools, and transforms take no op that writes into an argument.
-    if invalid is not None and (batch.offsets is not None or (not eager and _transformed())):
+    if invalid is not None and (batch.offsets is not None or not eager):  # no kernel counts and pools
         call("count_invalid_", batch, invalid, layout)
         invalid = None
     if collector is not None and not (eager and stored is updates.stored):
         collector = updates.collector_of(stored)
-    args = (batch, stored, layout) if invalid is None else (batch, stored, layout, invalid)
+    args = (batch, stored, layout)
+    counted = {} if invalid is None else {"invalid": invalid}
     if collector is not None:
         read = Lookup(batch, layout)
         if weights is None or not _differentiated(weights, eager=eager):
-            return collector.read(partial(call, "lookup", *args, eager=eager, **options), read)
+            return collector.read(partial(call, "lookup", *args, eager=eager, **options, **counted), read)
         return collector.read(_Lookup.apply(*batch, stored.detach(), *layout, None, options["names"], False), read)
     if "bits" in options or not _differentiated(stored, weights, eager=eager):
-        return call("lookup", *args, eager=eager, **options)
+        return call("lookup", *args, eager=eager, **options, **counted)
     is_sparse = sparse and _may_be_sparse()
     function = _Lookup.apply
     if is_sparse and torch.compiler.is_dynamo_compiling() and _enters_graph():
@@ -129,20 +129,15 @@ def _may_be_sparse() -> bool:
     return active_ddp() is None
 
 
-def _transformed() -> bool:
-    """Whether the compiler or a transform such as ``torch.vmap`` runs this code."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
 class _Lookup(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         ids, offsets, sample_weights, mean, stored, *layout, invalid, names, _ = inputs
-        counted = () if invalid is None else (invalid,)
+        counted = {} if invalid is None else {"invalid": invalid}
         batch = IdBatch(ids, offsets, sample_weights, mean)
-        return call("lookup", batch, stored, Layout(*layout), *counted, names=names)
+        return call("lookup", batch, stored, Layout(*layout), names=names, **counted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from ..modules.lookup import module_of
+from ..modules.storage import is_sharded
 from ..ops import replay
 from ..ops.cpu.pages import in_huge_pages
 from ..ops.lagging import LaggingParameter, unwatched
@@ -101,6 +102,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 name = type(self).__name__
                 raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
         for p in group["params"]:
+            if self.state_dtype != "float32" and is_sharded(p):
+                raise ValueError(f"state_dtype ({self.state_dtype!r}) must be 'float32' for sharded parameters")
             if is_sparse_table(p):
                 self._check_rows(group, p)
 

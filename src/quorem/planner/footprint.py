@@ -20,14 +20,12 @@ from ..modules.id_rules import RULE_COLUMNS
 from ..ops import replay
 from ..ops.codes import row_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
-from ..ops.state import HISTORY, MOMENT_COLUMNS, RULES, row_state_bytes
+from ..ops.state import RULES, row_state_bytes
 from ..optimizer_names import Optimizer, StateDtype
 from ..paper.schemes import Scheme
 from .by_count import Integers
 from .modules import Module
 from .planned import Plan, PlannedPool, PlannedTable
-
-BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
 
 
 class Rate(NamedTuple):
@@ -101,11 +99,7 @@ class TrainedStorage:
             return 4 if RULES[self.optimizer].averages else 0  # torch's step
         if not self.lags or not RULES[self.optimizer].lags:
             return 8
-        constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
-        history = max(HISTORY, 2 * int(constants.window))
-        moments = 0 if self.dtype == torch.float64 else MOMENT_COLUMNS
-        decays = 1 if self.optimizer == "adamw" else 0
-        return 8 + 8 * history * (1 + moments + decays)
+        return 8 + replay.history_bytes(self.optimizer, self.dtype)
 
     def layout(self, most_partitions: int) -> int:
         """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""

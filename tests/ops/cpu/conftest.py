@@ -25,7 +25,6 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     before = torch.get_num_threads()
     monkeypatch.setattr(threads, "GRAIN", 1)
-    monkeypatch.setattr(threads, "CHOOSES", False)
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)

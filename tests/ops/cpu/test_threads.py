@@ -60,9 +60,9 @@ def test_calls_from_several_threads(many_threads):
 
 
 def test_work_does_not_wait_for_a_thread_that_has_not_woken(monkeypatch):
-    helpers, finished = threads._Helpers(), Event()
-    monkeypatch.setattr(threads, "_helpers", [helpers])
-    helpers.invite([threads._Invitation(lambda: int(finished.wait(60)))])  # the only other thread has other work
+    pool, finished = ThreadPoolExecutor(1), Event()
+    monkeypatch.setattr(threads, "_pool", [pool])
+    pool.submit(finished.wait, 60)  # the only other thread has other work
     tasks = [(i,) for i in range(5)]
     assert threads.run_tasks(lambda: lambda i: i, tasks, 2) == 4 and not finished.is_set()
     finished.set()
@@ -81,53 +81,13 @@ def test_an_exception_on_another_thread_is_raised():
         threads.run_tasks(lambda: run, [(0,), (1,)], 2)
 
 
-@pytest.mark.parametrize("gain, chosen", [(0.5, 4), (0.95, 1), (3.0, 1)])
-def test_several_threads_are_taken_where_they_were_quicker(gain, chosen, monkeypatch):
-    work, taken = clocked_work(monkeypatch), []
-    for _ in range(40):
-        taken.append(work(lambda number: gain if number == 4 else 1.0))
-    assert taken[:8] == [1, 4] * 4 and set(taken[8:]) == {chosen}
-    for _ in range(600):  # the machine's load changes
-        taken.append(work(lambda number: 1.0 if number == 4 else gain))
-    assert taken[-1] == (1 if chosen == 4 else 4 if gain > 1.2 else 1)
-
-
-def test_calls_that_became_slower_are_tried_the_other_way_at_once(monkeypatch):
-    work = clocked_work(monkeypatch)
-    for _ in range(300):
-        work(lambda number: 0.6 if number == 4 else 1.0)
-    taken = [work(lambda number: 3.0 if number == 4 else 1.0) for _ in range(40)]
-    assert set(taken[:16]) == {4} and set(taken[21:]) == {1}
-
-
-def test_sometimes_late_threads_are_not_taken(monkeypatch):
-    """The median of their times is short, the mean is not."""
-    work, late = clocked_work(monkeypatch), iter([0.5, 0.5, 0.5, 4.0] * 1000)
-    taken = [work(lambda number: next(late) if number == 4 else 1.0) for _ in range(600)]
-    assert taken.count(4) < 200
-
-
-def clocked_work(monkeypatch):
-    """A function that does some work, with a given number of seconds for a number of threads; returns the number."""
-    clock = [0.0]
-    monkeypatch.setattr(threads.time, "perf_counter", lambda: clock[0])
-    choice = threads.ThreadChoice(4)
-
-    def work(seconds):
-        with threads._Call(choice, 1000) as number:
-            clock[0] += seconds(number)
-        return number
-
-    return work
-
-
 def test_kernels_survive_a_fork():
     """In a process of its own, since a test runner may have threads that a fork would lose."""
     code = """
         import os, torch
         from quorem import QR, Embedding
         from quorem.ops.cpu import threads
-        threads.GRAIN, threads.CHOOSES = 1, False
+        threads.GRAIN = 1
         torch.set_num_threads(2)
         table = Embedding(1000, 16, QR(4))
         ids = torch.arange(1000)

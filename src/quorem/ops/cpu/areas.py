@@ -20,7 +20,7 @@ them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` 
 from typing import NamedTuple
 
 from ..layout import BASE, FEATURE, PART_COLUMNS, PITCH, SIZE
-from .compiled import inner
+from .compiled import helper
 from .memory import INT32, INT64, item, put, size_of
 from .rows import rows_bytes
 from .source import BLOCK, part_item, partitions_of, slot_item
@@ -59,19 +59,19 @@ def area_bytes(capacities: list[int], width: int, float_bytes: int) -> int:
     return (size // 64 + 1) * 64
 
 
-@inner
+@helper
 def slot_of(areas, a):
     """The slot of an area."""
     return item(INT64, areas.order, areas.first + a)
 
 
-@inner
+@helper
 def area_of(areas, a):
     """The address of an area."""
     return areas.address + item(INT64, areas.offsets, slot_of(areas, a))
 
 
-@inner
+@helper
 def pitch_of(areas, a, k):
     """How many areas, from ``a`` on, hold the sums of the same rows of tables, ``width`` columns each."""
     if not areas.parts:
@@ -80,19 +80,19 @@ def pitch_of(areas, a, k):
     return item(INT64, part, PITCH) if item(INT64, part, BASE) >= 0 else 1
 
 
-@inner
+@helper
 def header(area, K, field, k):
     """A field of the header of part ``k``."""
     return item(INT64, area, field * K + k)
 
 
-@inner
+@helper
 def block_of(area, K):
     """The address of the rows of the block."""
     return area + HEADER * K * 8
 
 
-@inner
+@helper
 def init_part(kind, area, K, W, k, num_rows, start):
     """Fill the header of part ``k`` for its capacity, with memory from ``start`` on; returns where that ends."""
     capacity, entries = header(area, K, CAPACITY, k), 64
@@ -110,13 +110,13 @@ def init_part(kind, area, K, W, k, num_rows, start):
     return sums + (capacity * W * size_of(accumulator(kind)) + 7) // 8 * 8
 
 
-@inner
+@helper
 def num_rows_of(source, s, k):
     """Rows of ``stored`` from a partition's first to its last."""
     return part_item(source, s, k, SIZE) * part_item(source, s, k, PITCH)
 
 
-@inner
+@helper
 def slot_ids(source, s):
     """The first and the last (excluded) id of a slot's feature, counted within the feature for a lookup."""
     f, B = slot_item(source, s, FEATURE), source.batch_size
@@ -125,7 +125,7 @@ def slot_ids(source, s):
     return begin, end
 
 
-@inner
+@helper
 def owner_area(areas, a, k):
     """The area, and the part of it, that has the sums of part ``k`` of area ``a``."""
     owner = item(INT64, areas.owners, slot_of(areas, a) * areas.num_partitions + k)
@@ -133,7 +133,7 @@ def owner_area(areas, a, k):
     return areas.address + item(INT64, areas.offsets, slot), owner - slot * areas.num_partitions
 
 
-@inner
+@helper
 def is_taken(areas, s, k):
     """Whether part ``k`` of a slot is summed."""
     if areas.parts_taken == ALL_PARTS:
@@ -142,7 +142,7 @@ def is_taken(areas, s, k):
     return is_private == (areas.parts_taken == PRIVATE_PARTS)
 
 
-@inner
+@helper
 def init_areas(kind, source, areas, num_shares):
     """Fill the headers of all areas: a part has room for the ids of all slots that add to it."""
     K = source.num_partitions

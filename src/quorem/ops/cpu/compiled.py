@@ -5,19 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.extending import register_jitable
 
 from ...paper import renumbering
 from .. import codes, layout, rounding, state
-from . import inlining
 from .notice import notice
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-_INNER: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
-
-
-def inner(function: Callable[..., Any]) -> Any:
-    """Compile a function that only kernels call, into each of them."""
-    return inlining.inlined(function, _INNER) if inlining.enabled() else numba.njit(function, **_INNER)
+_PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
+# Functions that only kernels call. ``njit`` would compile them anew for each constant that they are called with.
+helper = register_jitable(**_PART)  # the compiler decides whether it is inlined
+inner = register_jitable(forceinline=True, **_PART)  # it is: for loops over columns, which are slower otherwise
 
 
 def kernel(function: Callable[..., Any]) -> Any:

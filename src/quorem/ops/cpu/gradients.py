@@ -31,7 +31,7 @@ from .areas import (
     slot_of,
 )
 from .codes import load_row
-from .compiled import inner, kernel
+from .compiled import helper, inner, kernel
 from .lookup import compose
 from .memory import INT32, INT64, item, prefetch, put, reserve, size_of
 from .rows import block_rows, prefetch_rows, prefetch_words, rows_bytes, rows_to_compose
@@ -41,7 +41,7 @@ from .vector import accumulator, load, over_columns, splat, store, total
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 
-@inner
+@helper
 def _positions(rows, n, positions):
     """Fill ``positions`` with the positions of the block's ``n`` rows that are not -1; returns how many there are."""
     count = 0
@@ -56,7 +56,7 @@ def _clear(zero, j, kind, sum_):
     store(accumulator(kind), sum_, j, zero)
 
 
-@inner
+@helper
 def _index_rows(kind, area, K, W, k, base, num_rows, share, num_shares, positions, num_ids, rows, indices):
     """Fill ``indices`` for the block's rows at ``positions``; -1 for a row of another thread's share.
 
@@ -128,7 +128,7 @@ def _add_block(zero, j, kind, source, grad, starts, factors, positions, num_ids,
             _add_id(zero, j, kind, source, grad, starts, factors, p, i, rows, num_parts, mult, indices, sums)
 
 
-@inner
+@helper
 def _sum_parts(kind, source, grad, areas, a, first, last, share, num_shares, sums):
     """Sum the gradients of the ids of a slot that read parts ``first`` to ``last``."""
     S, K, W = source.num_slots, source.num_partitions, source.width

@@ -16,7 +16,7 @@ from .launch_lookup import ranges
 from .pages import in_huge_pages
 from .scratch import Scratch
 from .sharing import Sharing, Unit, sharing_of
-from .threads import run_tasks, threads_for
+from .threads import STEP_COST, run_tasks, threads_for
 
 Apply = Callable[[tuple[int, ...]], None]  # what is done to summed gradients, given in ``Areas``
 
@@ -63,9 +63,9 @@ def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout
     run = partial(gradients.sample_weights, KINDS[stored.dtype], inputs.source, out.data_ptr(), grad.data_ptr())
     starts = offsets[:: inputs.size].tolist() if inputs.size else [0] * (features + 1)
     bounds = enumerate(pairwise(starts))
-    with threads_for("sample weights", inputs.num_ids * len(layout.slots) // features * stored.shape[1]) as threads:
-        tasks = [(f, *ids) for f, (start, end) in bounds for ids in ranges(end - start, threads, start)]
-        run_tasks(lambda: run, tasks, threads)
+    threads = threads_for(inputs.num_ids * len(layout.slots) // features * stored.shape[1])
+    tasks = [(f, *ids) for f, (start, end) in bounds for ids in ranges(end - start, threads, start)]
+    run_tasks(lambda: run, tasks, threads)
     return out.to(grad.dtype)
 
 
@@ -89,9 +89,9 @@ def sum_by_row(
     # Parts that several slots read are summed over all these slots before one of their rows changes: last, so that the
     # sums of all other parts are used while they are in the cache.
     passes = (PRIVATE_PARTS, SHARED_PARTS) if sharing.splits and not all_at_once else (ALL_PARTS,)
-    with threads_for("gradients", elements) as threads:
-        for parts_taken in passes:
-            _sum_parts(grad, stored, inputs, layout, sharing, apply, parts_taken, 0 if all_at_once else threads)
+    threads = threads_for(STEP_COST * elements)
+    for parts_taken in passes:
+        _sum_parts(grad, stored, inputs, layout, sharing, apply, parts_taken, 0 if all_at_once else threads)
 
 
 def _sum_parts(

@@ -54,11 +54,11 @@ def _write_vectors(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
     address, row = out.data_ptr(), out.shape[2] * out.itemsize
     streamed = out.nbytes >= STREAMED and (address | row) % 64 == 0
     fixed = (inputs.kind, inputs.source, KINDS[out.dtype], address, streamed)
-    with threads_for("lookup", out.numel() * layout.parts.shape[1]) as threads:
-        if threads == 1:
-            status: int = kernels.lookup(*fixed, 0, inputs.size)
-        else:
-            status = run_tasks(lambda: partial(kernels.lookup, *fixed), ranges(inputs.size, threads), threads)
+    threads = threads_for(out.numel() * layout.parts.shape[1])
+    if threads == 1:
+        status: int = kernels.lookup(*fixed, 0, inputs.size)
+    else:
+        status = run_tasks(lambda: partial(kernels.lookup, *fixed), ranges(inputs.size, threads), threads)
     if status == MISFIT:
         raise_misfit(inputs.source)
     return status
@@ -73,8 +73,8 @@ def _write_pooled(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
         carry = out.new_empty(width, dtype=accumulator(out))
         return lambda first, last: kernels.bag(*fixed, carry.data_ptr(), first, last)
 
-    with threads_for("bag", inputs.num_ids * slots // len(layout.spans) * width * partitions) as threads:
-        return run_tasks(worker, ranges(inputs.size, threads), threads)
+    threads = threads_for(inputs.num_ids * slots // len(layout.spans) * width * partitions)
+    return run_tasks(worker, ranges(inputs.size, threads), threads)
 
 
 def ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:

@@ -30,7 +30,7 @@ from .rounding import rounding_by
 from .rules import AdamFactors, GradientOptions
 from .scratch import Scratch
 from .sharing import sharing_of
-from .threads import run_tasks, threads_for
+from .threads import STEP_COST, run_tasks, threads_for
 
 SUM_KINDS = {**KINDS, torch.uint8: np.uint8(0)}  # of Adagrad's sums
 _ONE_AREA = torch.zeros(1, dtype=torch.int64, device="cpu")  # its slot, and where it starts
@@ -95,8 +95,8 @@ def rows_update_(
         gradients.sum_rows(*fixed, areas, share, shares)
         step.apply(areas)
 
-    with threads_for("rows", n * width) as threads:
-        run_tasks(lambda: update_share, [(share, threads) for share in range(threads)], threads)
+    threads = threads_for(STEP_COST * n * width)
+    run_tasks(lambda: update_share, [(share, threads) for share in range(threads)], threads)
     step.finish()
     return None
 
@@ -110,15 +110,15 @@ def catch_up_(
         return NotImplemented
     slots, partitions, _ = layout.parts.shape
     run = partial(replay.catch_up_slots, KINDS[stored.dtype], inputs.source, *_lagging(state, options))
-    with threads_for("catch up", inputs.longest * slots * partitions * stored.shape[1] // 4) as threads:
-        if threads > 1 and sharing_of(layout).largest_group > 1:  # no two threads may move the same row
-            shares, step = 2 * threads, slots
-        else:
-            shares = -(-2 * threads // slots) if threads > 1 else 1
-            step = slots if threads == 1 else max(1, slots // (4 * threads))
-        ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
-        tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
-        run_tasks(lambda: run, tasks, threads)
+    threads = threads_for(inputs.longest * slots * partitions * stored.shape[1])
+    if threads > 1 and sharing_of(layout).largest_group > 1:  # no two threads may move the same row
+        shares, step = 2 * threads, slots
+    else:
+        shares = -(-2 * threads // slots) if threads > 1 else 1
+        step = slots if threads == 1 else max(1, slots // (4 * threads))
+    ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
+    tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
+    run_tasks(lambda: run, tasks, threads)
     return None
 
 
@@ -130,13 +130,13 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **opti
     rows = None if rows is None else _checked_rows(rows, stored)
     fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, 0 if rows is None else rows.data_ptr())
     run = partial(replay.catch_up_rows, *fixed, *_lagging(state, options))
-    with threads_for("catch up rows", stored.numel() if rows is None else len(rows) * width) as threads:
-        if rows is None:
-            step = -(-num_rows // (4 * threads))
-            tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
-        else:
-            tasks = [(0, len(rows), share, threads) for share in range(threads)]
-        run_tasks(lambda: run, tasks, threads)
+    threads = threads_for(STEP_COST * (stored.numel() if rows is None else len(rows) * width))
+    if rows is None:
+        step = -(-num_rows // (4 * threads))
+        tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
+    else:
+        tasks = [(0, len(rows), share, threads) for share in range(threads)]
+    run_tasks(lambda: run, tasks, threads)
     return None
 
 

@@ -33,7 +33,7 @@ from ..layout import (
 )
 from ..words import DIGIT
 from .codes import row_bytes
-from .compiled import inner
+from .compiled import helper
 from .memory import INT32, INT64, item, num_bits, prefetch, put
 from .source import BLOCK, has_both, id_item, num_hot, num_numbers, part_item, partitions_of, slot_item
 
@@ -42,13 +42,13 @@ _FEW_WORDS = 512  # of a list, which are not prefetched
 _FACTOR_1, _FACTOR_2, _FACTOR_3 = (np.uint64(factor) for factor in MIXING_FACTORS)
 
 
-@inner
+@helper
 def rows_bytes(source):
     """Memory that ``block_rows`` needs: rows ``[K, BLOCK]`` and scratch ``[2, BLOCK]``."""
     return (source.num_partitions + 2) * BLOCK * 8
 
 
-@inner
+@helper
 def block_rows(source, s, first, n, begin, end, rows):
     """Fill ``rows`` ``[K, BLOCK]`` with what ids ``first`` to ``first + n`` of slot ``s`` read, -1 where nothing.
 
@@ -70,7 +70,7 @@ def block_rows(source, s, first, n, begin, end, rows):
     return any_invalid
 
 
-@inner
+@helper
 def prefetch_words(source, s, first, n):
     """Prefetch the words in which ``block_rows`` will search the same ids, unless they are few."""
     shift = DIGIT * source.levels
@@ -83,7 +83,7 @@ def prefetch_words(source, s, first, n):
         prefetch(words + (id_item(source, start + i * step) >> shift) * 8)
 
 
-@inner
+@helper
 def prefetch_rows(kind, source, s, k, n, rows):
     """Prefetch ``n`` rows of part ``k``, unless the part is small."""
     if part_item(source, s, k, SIZE) > BLOCK:
@@ -95,7 +95,7 @@ def prefetch_rows(kind, source, s, k, n, rows):
                 prefetch(row + size - 1)  # it may begin in one cache line and end in the next
 
 
-@inner
+@helper
 def rows_to_compose(kind, source, s, first, n, rows):
     """``block_rows`` of all parts, prefetched. Ids with rows of their own have these in the other parts as well.
 
@@ -113,7 +113,7 @@ def rows_to_compose(kind, source, s, first, n, rows):
     return any_invalid
 
 
-@inner
+@helper
 def _read_ids(source, s, first, n, ids):
     """Fill ``ids``, with -1 for padding and for ids out of range.
 
@@ -136,7 +136,7 @@ def _read_ids(source, s, first, n, ids):
     return any_invalid
 
 
-@inner
+@helper
 def _find_own(source, s, n, ids, rows):
     """Fill ``rows`` with rows of ids' own, -1 for other ids. Ids become numbers, negative for ids that have none.
 
@@ -169,13 +169,13 @@ def _find_own(source, s, n, ids, rows):
             _put_place(x if x < 0 else place, i, num_own, base, pitch, ids, rows)
 
 
-@inner
+@helper
 def _put_place(place, i, num_own, base, pitch, numbers, rows):
     put(INT64, rows, i, base + place * pitch if np.uint64(place) < np.uint64(num_own) else -1)
     put(INT64, numbers, i, place - num_own)
 
 
-@inner
+@helper
 def _rank(source, position):
     """An entry of ``ranks``."""
     if source.ranks_are_int64:
@@ -183,7 +183,7 @@ def _rank(source, position):
     return np.int64(item(INT32, source.ranks, position))
 
 
-@inner
+@helper
 def _search(source, s, column, length, n, ids, places):
     """Fill ``places`` with twice how many of ``length`` listed ids are below each id, plus 1 if it is one of them.
 
@@ -197,7 +197,7 @@ def _search(source, s, column, length, n, ids, places):
         _bisect(source, slot_item(source, s, column), length, n, ids, places)
 
 
-@inner
+@helper
 def _search_words(source, start, n, ids, places):
     """``_search`` in the words at ``start``, one word a level."""
     shift = DIGIT * (source.levels - 1)
@@ -213,7 +213,7 @@ def _search_words(source, start, n, ids, places):
             put(INT64, places, i, _place_in_word(word, item(INT64, ids, i) >> shift, place & 1))
 
 
-@inner
+@helper
 def _place_in_word(word, number, stored):
     """Twice the number of entries (or stored words) before ``number``, plus 1 if ``number`` has a bit in ``word``.
 
@@ -223,7 +223,7 @@ def _place_in_word(word, number, stored):
     return 2 * ((word >> 32) + num_bits(word & ((stored << digit) - stored))) + (stored & (word >> digit))
 
 
-@inner
+@helper
 def _bisect(source, start, length, n, ids, places):
     """``_search`` in ``ranks``, by bisection for all ids at once."""
     for i in range(n):
@@ -241,7 +241,7 @@ def _bisect(source, start, length, n, ids, places):
         put(INT64, places, i, 2 * low + inside)
 
 
-@inner
+@helper
 def _permute(source, s, n, numbers):
     """Permute or mix the numbers, as the slot says; -1 stays."""
     multiplier, shift = slot_item(source, s, MULTIPLIER), slot_item(source, s, SHIFT)
@@ -261,7 +261,7 @@ def _permute(source, s, n, numbers):
             put(INT64, numbers, i, -1 if item(INT64, numbers, i) < 0 else np.int64(x ^ (x >> half)))
 
 
-@inner
+@helper
 def _partition_rows(source, s, k, n, numbers, rows):
     """Fill ``rows`` with the row of each number in partition ``k``, -1 where the number is negative."""
     stride, size = part_item(source, s, k, STRIDE), part_item(source, s, k, SIZE)

@@ -24,7 +24,7 @@ from ..layout import (
     SLOT_COLUMNS,
     STRIDE,
 )
-from .compiled import inner, kernel
+from .compiled import helper, kernel
 from .memory import INT32, INT64, item
 
 VALID, INVALID_IDS, MISFIT = range(3)  # what a kernel returns: the last if the layout names rows that do not exist
@@ -65,7 +65,7 @@ class Source(NamedTuple):
     factors: int = 0  # [V], in the accumulator's dtype: what each jagged id's vector is multiplied by
 
 
-@inner
+@helper
 def id_item(source, position):
     """An id of the batch."""
     if source.ids_are_int64:
@@ -73,19 +73,19 @@ def id_item(source, position):
     return np.int64(item(INT32, source.ids, position))
 
 
-@inner
+@helper
 def slot_item(source, s, column):
     """An entry of ``slots``."""
     return item(INT64, source.slots, s * SLOT_COLUMNS + column)
 
 
-@inner
+@helper
 def part_item(source, s, k, column):
     """An entry of ``parts``."""
     return item(INT64, source.parts, (s * source.num_partitions + k) * PART_COLUMNS + column)
 
 
-@inner
+@helper
 def partitions_of(source, s):
     """Number of partitions of a slot."""
     count = 0
@@ -94,32 +94,32 @@ def partitions_of(source, s):
     return count
 
 
-@inner
+@helper
 def multiplies(source, s):
     """Whether a slot's operation is the product."""
     return slot_item(source, s, OPERATION) == MULT
 
 
-@inner
+@helper
 def num_numbers(source, s):
     """How many numbers the partitions of a slot divide."""
     bits = slot_item(source, s, BITS)
     return 1 << bits if bits > 0 else slot_item(source, s, COMPOSED)
 
 
-@inner
+@helper
 def num_hot(source, s):
     """How many of a slot's ids have a row that no other id has."""
     return slot_item(source, s, OWN) - (1 if slot_item(source, s, REST) < slot_item(source, s, LIMIT) else 0)
 
 
-@inner
+@helper
 def has_both(source, s):
     """Whether some ids of a slot have rows of their own, which are its first part, and others are composed."""
     return slot_item(source, s, OWN) > 0 and partitions_of(source, s) > 1
 
 
-@inner
+@helper
 def fits(source):
     """Whether every row that the layout names is one of ``stored``.
 
@@ -145,7 +145,7 @@ def fits(source):
     return True
 
 
-@inner
+@helper
 def _slot_fits(source, s):
     """``fits`` for a row of ``slots``."""
     feature, limit, num_own = slot_item(source, s, FEATURE), slot_item(source, s, LIMIT), slot_item(source, s, OWN)
